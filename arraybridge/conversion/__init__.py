@@ -1,0 +1,1 @@
+"""How an array travels from one framework to another."""

@@ -1,0 +1,432 @@
+"""`convert_memory` and its short forms, `detect_memory_type`, `convert_tree` and `explain`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
+
+from arraybridge.conversion import trace
+from arraybridge.conversion.routes import Request, Route, decide, find_source
+from arraybridge.conversion.table import cell
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Fallback
+from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
+
+if TYPE_CHECKING:
+    import cupy
+    import jax
+    import numpy
+    import tensorflow
+    import torch
+
+__all__ = [
+    "convert_memory",
+    "convert_tree",
+    "detect_memory_type",
+    "device_of",
+    "explain",
+    "to_cpu",
+    "to_cupy",
+    "to_gpu",
+    "to_jax",
+    "to_numpy",
+    "to_pyclesperanto",
+    "to_tensorflow",
+    "to_torch",
+]
+
+T = TypeVar("T")
+Grad = Literal["error", "detach"]
+_Numpy = Literal["numpy", MemoryType.NUMPY]
+_Cupy = Literal["cupy", MemoryType.CUPY]
+_Torch = Literal["torch", MemoryType.TORCH]
+_Jax = Literal["jax", MemoryType.JAX]
+_Tensorflow = Literal["tensorflow", MemoryType.TENSORFLOW]
+
+# The plan cache: target → type of the array → the function that converts it. It holds only functions that
+# need no options, and that raise one of `_declined` for an array which has to be looked at.
+_plans: dict[Any, dict[type, Callable[[Any], Any]]] = {}
+_declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError)
+_MAX_TYPES = 512
+
+
+def _forget_plans() -> None:
+    _plans.clear()
+
+
+registry.on_register.append(_forget_plans)
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that every form of `convert_memory` takes."""
+
+    copy: bool | None
+    dtype: Any
+    grad: Grad
+    device: DeviceLike | None
+
+
+# A target named by a literal gives the type of the result; in the first five the third position may hold
+# the gpu_id.
+@overload
+def convert_memory(
+    data: Any, target: _Numpy, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> numpy.ndarray[Any, Any]: ...
+@overload
+def convert_memory(
+    data: Any, target: _Cupy, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> cupy.ndarray: ...
+@overload
+def convert_memory(
+    data: Any, target: _Torch, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> torch.Tensor: ...
+@overload
+def convert_memory(
+    data: Any, target: _Jax, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> jax.Array: ...
+@overload
+def convert_memory(
+    data: Any, target: _Tensorflow, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> tensorflow.Tensor: ...
+@overload
+def convert_memory(
+    data: Any,
+    target: FrameworkLike,
+    _gpu_id: GpuId = None,
+    /,
+    *,
+    gpu_id: GpuId = None,
+    **options: Unpack[Options],
+) -> Any: ...
+@overload
+def convert_memory(
+    data: Any,
+    source_type: FrameworkLike | None = None,
+    target_type: FrameworkLike | None = None,
+    gpu_id: GpuId = None,
+    *,
+    target: FrameworkLike | None = None,
+    **options: Unpack[Options],
+) -> Any: ...
+def convert_memory(
+    data: Any,
+    source_type: Any = None,
+    target_type: Any = None,
+    gpu_id: Any = None,
+    *,
+    target: Any = None,
+    copy: bool | None = None,
+    dtype: Any = None,
+    grad: Grad = "error",
+    device: DeviceLike | None = None,
+) -> Any:
+    """Convert an array to another framework: bit for bit, and without a copy where memory can be shared.
+
+    Called as ``convert_memory(data, target)``, ``convert_memory(data, target, gpu_id)`` or
+    ``convert_memory(data, source, target, gpu_id)``; the names are strings or `MemoryType` members.
+
+    Args:
+        data: an array of any framework, or an object with ``__dlpack__``, ``__array_interface__`` or
+            ``__cuda_array_interface__``. Any shape; values, shape and dtype arrive unchanged.
+        source_type: what ``data`` is declared to be; checked. Left out, it is detected.
+        target_type: the framework to convert to.
+        gpu_id: number of the target's accelerator, or ``"auto"`` for the one with the most free memory.
+            Left out, data stays where it is, or goes to the host where the target does not reach it.
+        target: the same as ``target_type``.
+        copy: None shares memory where it can and copies once where not; True never shares; False shares
+            or raises. What was copied is complete when the call returns.
+        dtype: a dtype to cast to, as the target framework casts; without it nothing is ever cast.
+        grad: what to do with a torch tensor that requires grad: ``"error"``, or ``"detach"``.
+        device: any device in words instead of ``gpu_id``: ``"cpu"``, ``"cpu:1"``, ``"gpu:0"``.
+
+    Returns:
+        an array of the target framework; ``data`` itself where it is one already, on that device.
+
+    Raises:
+        UnknownArrayError: ``data`` is no array.
+        SourceMismatchError: it is not of the declared source.
+        FrameworkNotInstalledError: the target is not installed.
+        DeviceNotFoundError: the device is not there.
+        DtypeNotSupportedError, ArrayNotSupportedError: the target cannot hold it exactly.
+        CopyRequiredError: ``copy=False``, and it has to be copied.
+        GradientError: it requires grad, and ``grad`` is ``"error"``.
+        ValueError: an unknown framework, a negative ``gpu_id``, and the like.
+
+    >>> import numpy as np
+    >>> labels = np.array([[0, 2**40]])
+    >>> convert_memory(labels, "torch")
+    tensor([[            0, 1099511627776]])
+    """
+    if (
+        target_type is None
+        and target is None
+        and gpu_id is None
+        and copy is None
+        and dtype is None
+        and device is None
+        and not trace.open_logs
+    ):
+        try:
+            return _plans[source_type][type(data)](data)
+        except _declined:
+            pass  # not planned yet, or an array that needs care
+    return _carefully(_request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device))
+
+
+def _request(
+    data: Any,
+    first: Any,
+    second: Any,
+    gpu_id: Any,
+    target: Any,
+    copy: bool | None,
+    dtype: Any,
+    grad: str,
+    device: DeviceLike | None,
+) -> Request:
+    """Sort out which of the positional arguments is the source, the target and the number of the GPU."""
+    if second is not None and (not isinstance(second, str) or second == "auto"):
+        if gpu_id is not None:
+            raise ValueError(f"gpu_id is given twice, as {second!r} and as {gpu_id!r}")
+        second, gpu_id = None, second
+    if target is not None:
+        if second is not None:
+            raise ValueError(f"the target is given twice, as {second!r} and as {target!r}")
+        second = target
+    if second is None:
+        first, second = None, first
+    if second is None:
+        raise TypeError('name the framework to convert to, as in convert_memory(data, "torch")')
+    declared = None if first is None else registry.framework_name(first)
+    return Request(data, registry.framework_name(second), declared, gpu_id, device, copy, dtype, grad)
+
+
+def _carefully(request: Request) -> Any:
+    """Look at the array, choose its route, convert it, and remember how for the next of its kind."""
+    if not trace.listening():
+        _, run = decide(request, _intent(request))
+        result = run()
+        _remember(request)
+        return result
+    started = time.perf_counter()
+    route, run = decide(request, _intent(request))
+    result = run()
+    trace.record(dataclasses.replace(route, seconds=time.perf_counter() - started))
+    return result
+
+
+def _intent(request: Request) -> Any:
+    owner = registry.find_owner(request.data)
+    return None if owner is None else cell(owner.name, request.target)
+
+
+def _remember(request: Request) -> None:
+    """Fill the plan cache with the fast converter of this pair of types, where there is one."""
+    global _declined
+    if request != Request(request.data, request.target):
+        return
+    cls = type(request.data)
+    source = registry.find_owner(request.data)
+    known = _plans.setdefault(request.target, {})
+    if source is None or cls in known:
+        return
+    target = registry.framework(request.target)
+    if source is not target and cls not in source.exact_types():
+        return
+    convert = cell(source.name, target.name)(source, target)
+    if convert is None:
+        return
+    if len(known) >= _MAX_TYPES:
+        known.clear()
+    _declined = tuple(dict.fromkeys((*_declined, *source.fast_errors, *target.fast_errors)))
+    known[cls] = convert
+
+
+def explain(
+    data: Any,
+    source_type: Any = None,
+    target_type: Any = None,
+    gpu_id: Any = None,
+    *,
+    target: Any = None,
+    copy: bool | None = None,
+    dtype: Any = None,
+    grad: Grad = "error",
+    device: DeviceLike | None = None,
+) -> Route:
+    """The route that `convert_memory` would take with the same arguments; nothing is converted.
+
+    Returns:
+        a `Route`, which prints as one plain sentence.
+
+    Raises:
+        the errors that `convert_memory` would raise.
+
+    >>> import numpy as np
+    >>> route = explain(np.zeros(4), "torch")
+    >>> route.method, route.shares_memory, route.copies
+    ('view', True, 0)
+    """
+    request = _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device)
+    return decide(request, _intent(request))[0]
+
+
+def detect_memory_type(x: Any) -> str:
+    """The name of the framework whose array ``x`` is, subclasses included; imports nothing.
+
+    An object of another library that offers ``__dlpack__`` or an array interface counts as ``"numpy"``
+    where its memory is on the host, and as ``"cupy"`` on a card.
+
+    Raises:
+        UnknownArrayError: it is no array; lists and scalars are none.
+
+    >>> import numpy as np
+    >>> detect_memory_type(np.zeros(3))
+    'numpy'
+    """
+    owner = registry.find_owner(x)
+    if owner is not None:
+        return owner.name
+    if not registry.is_foreign_array(x):
+        raise registry.unknown_array(x)
+    if hasattr(type(x), "__dlpack_device__"):
+        return "cupy" if int(x.__dlpack_device__()[0]) in (2, 13) else "numpy"
+    return "cupy" if hasattr(type(x), "__cuda_array_interface__") else "numpy"
+
+
+def device_of(x: Any) -> Device:
+    """Where an array lives.
+
+    Raises:
+        UnknownArrayError: it is no array.
+
+    >>> import numpy as np
+    >>> print(device_of(np.zeros(3)))
+    cpu
+    """
+    source, data = find_source(Request(x, "numpy"))
+    return source.device_of(data)
+
+
+def convert_tree(
+    tree: T,
+    target: FrameworkLike,
+    gpu_id: GpuId = None,
+    *,
+    copy: bool | None = None,
+    dtype: Any = None,
+    grad: Grad = "error",
+    device: DeviceLike | None = None,
+) -> T:
+    """Convert every array inside nested containers, and leave everything else as it is.
+
+    Args:
+        tree: dicts, lists, tuples, named tuples, and dataclasses and classes registered with optree in its
+            global namespace or in the namespace ``"arraybridge"``, nested at will. Containers keep their
+            types, and dicts their order.
+        target, gpu_id, copy, dtype, grad, device: as for `convert_memory`, for every array.
+
+    Raises:
+        MemoryConversionError: or a subclass, with a note that says where in the tree.
+
+    >>> import numpy as np
+    >>> convert_tree({"image": np.zeros(2), "name": "cell"}, "torch")
+    {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
+    """
+    import optree
+
+    name = registry.framework_name(target)
+
+    def convert(path: tuple[Any, ...], leaf: Any) -> Any:
+        if not is_array(leaf):
+            return leaf
+        try:
+            return convert_memory(leaf, name, gpu_id=gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
+        except (MemoryConversionError, ValueError) as error:
+            where = "".join(f"[{key!r}]" for key in path)
+            error.add_note(f"at tree{where}")
+            raise
+
+    # None is a leaf that is no array, and so stays.
+    result: T = optree.tree_map_with_path(convert, tree, none_is_leaf=True, namespace="arraybridge")  # type: ignore[arg-type, assignment]
+    return result
+
+
+def is_array(x: Any) -> bool:
+    """Whether ``x`` is an array that can be a source."""
+    return registry.find_owner(x) is not None or registry.is_foreign_array(x)
+
+
+def to_numpy(x: Any, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:
+    """``convert_memory(x, "numpy", …)``: the array as a NumPy array.
+
+    >>> import torch
+    >>> to_numpy(torch.ones(2))
+    array([1., 1.], dtype=float32)
+    """
+    return convert_memory(x, "numpy", **options)
+
+
+def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.ndarray:
+    """``convert_memory(x, "cupy", gpu_id, …)``: the array as a CuPy array."""
+    return convert_memory(x, "cupy", gpu_id=gpu_id, **options)
+
+
+def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.Tensor:
+    """``convert_memory(x, "torch", gpu_id, …)``: the array as a torch tensor."""
+    return convert_memory(x, "torch", gpu_id=gpu_id, **options)
+
+
+def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Array:
+    """``convert_memory(x, "jax", gpu_id, …)``: the array as a JAX array."""
+    return convert_memory(x, "jax", gpu_id=gpu_id, **options)
+
+
+def to_tensorflow(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> tensorflow.Tensor:
+    """``convert_memory(x, "tensorflow", gpu_id, …)``: the array as a TensorFlow tensor."""
+    return convert_memory(x, "tensorflow", gpu_id=gpu_id, **options)
+
+
+def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
+    """``convert_memory(x, "pyclesperanto", gpu_id, …)``: the array as a pyclesperanto image."""
+    return convert_memory(x, "pyclesperanto", gpu_id=gpu_id, **options)
+
+
+def to_cpu(x: T, *, copy: bool | None = None) -> T:
+    """The array in host memory, in its own framework.
+
+    Raises:
+        DeviceNotFoundError: the framework has no host arrays (cupy, pyclesperanto); use `to_numpy`.
+    """
+    source = detect_memory_type(x)
+    if not registry.framework(source).has_host:
+        raise DeviceNotFoundError(
+            f"{source} has no host arrays; use to_numpy(x)",
+            source_type=source,
+            target_type=source,
+            reason=f"{source} has no host arrays",
+        )
+    result: T = convert_memory(x, source, device="cpu", copy=copy)
+    return result
+
+
+def to_gpu(x: T, gpu_id: GpuId = 0, *, copy: bool | None = None) -> T:
+    """The array on an accelerator, in its own framework.
+
+    Raises:
+        DeviceNotFoundError: there is no such accelerator; NumPy has none at all.
+    """
+    source = detect_memory_type(x)
+    if source == "numpy":
+        raise DeviceNotFoundError(
+            "NumPy arrays live on the host; name the framework that is to hold it on the GPU, as in"
+            ' convert_memory(x, "cupy", 0)',
+            source_type=source,
+            target_type=source,
+            reason="NumPy has no accelerator",
+        )
+    result: T = convert_memory(x, source, gpu_id=gpu_id, copy=copy)
+    return result

@@ -1,0 +1,101 @@
+"""Every error that a user of arraybridge can meet.
+
+Each message says what was asked, why it cannot be, and what to do instead. Each class also derives
+from the built-in exception that a user of NumPy would expect, so that existing handlers go on working.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "ArrayNotSupportedError",
+    "CopyRequiredError",
+    "DeviceNotFoundError",
+    "DtypeNotSupportedError",
+    "FrameworkNotInstalledError",
+    "GradientError",
+    "MemoryConversionError",
+    "MissingGpuWarning",
+    "SourceMismatchError",
+    "UnknownArrayError",
+    "UnknownFrameworkError",
+    "nearest",
+]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """``" (did you mean 'torch'?)"`` for a misspelt word, or nothing."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+class MemoryConversionError(Exception):
+    """An array could not be converted.
+
+    Attributes:
+        source_type: framework of the array, or ``""`` where it is not known.
+        target_type: framework that was asked for, or ``""``.
+        method: the route that was tried: ``"view"``, ``"dlpack"``, ``"device"``, ``"host"`` or ``""``.
+        reason: why it cannot be, without the advice.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        source_type: str = "",
+        target_type: str = "",
+        method: str = "",
+        reason: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.source_type = source_type
+        self.target_type = target_type
+        self.method = method
+        self.reason = reason or message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Keyword-only attributes do not survive the default pickling of exceptions.
+        return (self.__class__, (str(self),), self.__dict__)
+
+
+class FrameworkNotInstalledError(MemoryConversionError, ImportError):
+    """The framework asked for is not installed, or its import failed."""
+
+
+class DeviceNotFoundError(MemoryConversionError, ValueError):
+    """The device asked for is not there; the message lists those that are."""
+
+
+class DtypeNotSupportedError(MemoryConversionError, TypeError):
+    """The target has no such dtype; pass ``dtype=`` to ask for a cast."""
+
+
+class ArrayNotSupportedError(MemoryConversionError, TypeError, ValueError):
+    """A masked, sparse, ragged, meta or traced array, or a rank that the target does not have."""
+
+
+class CopyRequiredError(MemoryConversionError, ValueError):
+    """``copy=False`` was asked for where the bytes cannot be shared."""
+
+
+class GradientError(MemoryConversionError, RuntimeError):
+    """The tensor requires grad and would lose its graph; pass ``grad="detach"`` to let it."""
+
+
+class SourceMismatchError(MemoryConversionError, TypeError, ValueError):
+    """The array is not of the framework that was declared as its source."""
+
+
+class UnknownArrayError(MemoryConversionError, TypeError, ValueError):
+    """The object is no array of any known framework."""
+
+
+class UnknownFrameworkError(ValueError):
+    """No framework of that name is known."""
+
+
+class MissingGpuWarning(UserWarning):
+    """An array was placed on the host because the GPU asked for is missing (``missing_gpu="host"``)."""

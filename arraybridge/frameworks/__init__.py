@@ -1,0 +1,1 @@
+"""One room per framework; see `base.Framework` for the questions that each answers."""

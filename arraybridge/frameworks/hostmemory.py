@@ -1,0 +1,209 @@
+"""Host memory, which every framework's way to the host goes through: addresses, fresh copies, guards."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+import weakref
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import DtypeNotSupportedError
+
+__all__ = ["ALIGNMENT", "address", "capsule", "fresh", "guard", "np_dtype", "packed", "readonly", "writable_alias"]
+
+#: JAX and TensorFlow share host memory only where it is aligned to this many bytes.
+ALIGNMENT = 64
+
+# From here on torch's copy (vectorised for strided layouts, several threads) outweighs its call.
+_TORCH_COPIES_FROM = 1 << 16
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+_EXTENDED = {
+    "bfloat16",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "int4",
+    "uint4",
+    "int2",
+    "uint2",
+    "float4_e2m1fn",
+}
+
+
+def np_dtype(name: str) -> np.dtype[Any]:
+    """The NumPy dtype of that name; the extended ones (bfloat16, float8) come from ``ml_dtypes``.
+
+    Raises:
+        DtypeNotSupportedError: NumPy has no such dtype, or ``ml_dtypes`` is needed and missing.
+    """
+    if name in _EXTENDED:
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise DtypeNotSupportedError(
+                f"NumPy holds {name} only through the package ml_dtypes, which is not installed;"
+                f' run "pip install ml_dtypes", or pass dtype="float32" to ask for a cast',
+                reason="ml_dtypes is not installed",
+            ) from error
+        return np.dtype(getattr(ml_dtypes, name))
+    return np.dtype(name)
+
+
+def address(view: np.ndarray) -> int:
+    """Address of the first element."""
+    return int(view.__array_interface__["data"][0])
+
+
+def packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An uninitialised C-contiguous array, aligned to `ALIGNMENT` bytes.
+
+    NumPy asks the kernel for huge pages from 4 MiB up and torch does not, which makes the first touch of
+    NumPy's memory up to five times faster where the kernel gives them only on request.
+    """
+    size = dtype.itemsize
+    for extent in shape:
+        size *= extent
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -address(memory) % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def fresh(view: np.ndarray) -> np.ndarray:
+    """A C-contiguous copy in native byte order, aligned to `ALIGNMENT` bytes."""
+    result = packed(view.shape, view.dtype.newbyteorder("="))
+    copy_into(result, view)
+    return result
+
+
+def copy_into(target: np.ndarray, view: np.ndarray) -> None:
+    """Copy the values of ``view`` into ``target``, C-contiguous and of the same shape."""
+    if view.nbytes >= _TORCH_COPIES_FROM and "torch" in sys.modules:
+        from arraybridge.frameworks.torch import copy_host_memory
+
+        if copy_host_memory(target, view):
+            return
+    np.copyto(target, view)
+
+
+def ask_for_huge_pages(memory: np.ndarray) -> None:
+    """Advise the kernel to back untouched memory by huge pages, as NumPy does for its own (Linux alone)."""
+    if _libc is None:
+        return
+    start = -(-address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = (address(memory) + memory.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if size > 0:
+        # An advice: where the kernel declines it, the pages are merely slower to touch.
+        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
+
+
+def readonly(view: np.ndarray) -> np.ndarray:
+    """The same memory, read-only."""
+    if view.flags.writeable:
+        view = view.view()
+        view.flags.writeable = False
+    return view
+
+
+# DLPack's numbers for dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (version 1.1).
+_DLPACK_CODES = {
+    "bfloat16": 4,
+    "float8_e3m4": 7,
+    "float8_e4m3": 8,
+    "float8_e4m3b11fnuz": 9,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
+}
+# Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
+_CODE_OFFSET = 20
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+capsule_name = ctypes.pythonapi.PyCapsule_GetName
+capsule_name.restype = ctypes.c_char_p
+capsule_name.argtypes = [ctypes.py_object]
+
+
+def capsule_pointer(exported: Any) -> int:
+    """Address of the structure in a DLPack capsule that nobody has consumed yet."""
+    return int(_capsule_pointer(exported, capsule_name(exported)))
+
+
+def capsule(view: np.ndarray) -> Any:
+    """The DLPack capsule of a writable array, the extended dtypes of ``ml_dtypes`` included.
+
+    NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
+    unsigned integers, and the capsule's dtype code is set to what they are.
+    """
+    code = _DLPACK_CODES.get(view.dtype.name)
+    if code is None:
+        return view.__dlpack__()
+    exported = view.view(f"uint{8 * view.dtype.itemsize}").__dlpack__()
+    ctypes.c_uint8.from_address(capsule_pointer(exported) + _CODE_OFFSET).value = code
+    return exported
+
+
+class _Owner:
+    """Presents read-only memory as writable, and keeps its owner alive."""
+
+    def __init__(self, view: np.ndarray) -> None:
+        self.view = view
+        address, _ = view.__array_interface__["data"]
+        # Of the extended dtypes the interface knows only the size, so the bytes travel as void.
+        self.__array_interface__ = {**view.__array_interface__, "data": (address, False)}
+
+
+def writable_alias(view: np.ndarray) -> np.ndarray:
+    """The same memory without NumPy's read-only flag, for a consumer that never writes.
+
+    JAX and TensorFlow never write into memory that they are lent, but their DLPack version has no
+    read-only flag, so that NumPy refuses to export read-only arrays to them.
+    """
+    if view.flags.writeable:
+        return view
+    alias = np.asarray(_Owner(view))
+    return alias if alias.dtype == view.dtype else alias.view(view.dtype)
+
+
+class _Guarded(np.ndarray):
+    """A view that holds a weak reference to the array which owns the memory.
+
+    ``owner.resize(..., refcheck=False)`` frees memory under the feet of its views. NumPy refuses to do
+    so only while weak references to the owner exist; this one lives exactly as long as the consumer.
+    """
+
+    owner: weakref.ref[np.ndarray]
+
+
+def guard(view: np.ndarray) -> np.ndarray:
+    """A view of the same memory during whose life the owner cannot be resized in place."""
+    guarded = view.view(_Guarded)
+    base = view.base
+    owner = view
+    while type(base) is np.ndarray:
+        owner = base
+        base = owner.base
+    guarded.owner = weakref.ref(owner)
+    return guarded
+
+
+def writable_address(view: np.ndarray) -> int:
+    """`address` in a quarter of the time, for writable C-contiguous arrays.
+
+    Raises:
+        TypeError, ValueError, BufferError: read-only, strided or empty.
+    """
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))

@@ -1,0 +1,237 @@
+"""JAX: immutable arrays on CPU, GPU and TPU; 64-bit dtypes kept whatever the x64 flag says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import backend as jax_backend
+
+from arraybridge.errors import DtypeNotSupportedError
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import CPU, Fallback, Framework, is_compact, refuse, refuse_dtype
+from arraybridge.types import Device
+
+__all__ = ["JaxFramework"]
+
+# jax.enable_x64 is thread-local as a context manager; older releases have it in jax.experimental.
+if hasattr(jax, "enable_x64"):
+    _x64 = jax.enable_x64
+else:
+    from jax.experimental import enable_x64 as _x64
+
+# The public from_dlpack spends 25 µs, most of it on a stream question that fails on the CPU and on
+# canonicalising the dtype, which narrows 64-bit dtypes where x64 is off; the import itself takes 3.
+# The public function, under enable_x64, stands in where this one is missing.
+try:
+    from jax._src.lib import _jax
+
+    _import_capsule: Callable[..., Any] | None = _jax.dlpack_managed_tensor_to_buffer
+except (ImportError, AttributeError):
+    _import_capsule = None
+
+_DTYPES = frozenset(
+    {
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
+        *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "int4", "uint4"),
+    }
+)
+_PACKED = ("int4", "uint4")
+
+
+class _HostProducer:
+    """A capsule of host memory in the form that the public ``jax.dlpack.from_dlpack`` takes."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class JaxFramework(Framework):
+    name = "jax"
+    modules = ("jax", "jaxlib")
+    extra = "jax"
+    alignment = hostmemory.ALIGNMENT
+    mutable = False
+    dtypes = _DTYPES
+
+    def __init__(self) -> None:
+        self.dlpack_device = 2
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, jax.Array)
+
+    def check(self, x: jax.Array) -> None:
+        if isinstance(x, jax.core.Tracer):
+            raise refuse(
+                self, "a traced value", "it has no values yet; convert outside jax.jit, jax.grad and jax.vmap"
+            )
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            raise refuse_dtype(self, x.dtype, "pass jax.random.key_data(x)")
+        if x.dtype.name not in _DTYPES:
+            raise refuse_dtype(self, x.dtype, "pass an array of numbers")
+        if x.is_deleted():
+            raise refuse(self, "a deleted array", "it was donated to a jitted function, or deleted")
+        if not x.is_fully_addressable:
+            raise refuse(self, "an array that spans processes", "gather it first, e.g. with process_allgather")
+
+    def dtype_name(self, x: jax.Array) -> str:
+        return str(x.dtype.name)
+
+    def device_of(self, x: jax.Array) -> Device:
+        if isinstance(x, jax.core.Tracer):
+            return _as_device(jax.devices()[0])
+        devices = x.devices()
+        if len(devices) == 1:
+            (device,) = devices
+            return _as_device(device)
+        return _as_device(min(devices, key=lambda d: d.id))
+
+    def is_scattered(self, x: jax.Array) -> bool:
+        return len(x.devices()) > 1
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def host_view(self, x: jax.Array) -> np.ndarray:
+        return np.asarray(x)
+
+    def to_host(self, x: jax.Array) -> np.ndarray:
+        if self.device_of(x).kind == "cpu" and not self.is_scattered(x):
+            return super().to_host(x)
+        # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
+        host = self._put(x, self.jax_device(CPU))
+        return hostmemory.writable_alias(np.asarray(host))
+
+    def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
+        where = self.jax_device(device)
+        if device.kind != "cpu":
+            # JAX's host copies are asynchronous and would see later changes of the source.
+            host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
+            return self._put(host, where)
+        if view.dtype.name in _PACKED:
+            with _x64(True):
+                return jnp.asarray(view).block_until_ready()
+        return _adopt_host(hostmemory.capsule(hostmemory.writable_alias(view)), where)
+
+    def cannot_view(self, view: np.ndarray) -> str:
+        if view.dtype.name in _PACKED:
+            return "JAX packs this dtype, and imports it only by a copy"
+        return super().cannot_view(view)
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        if is_compact(shape, strides, itemsize):
+            return ""
+        return "it is no permutation of a compact array, and XLA knows no other strides"
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def devices(self) -> tuple[Device, ...]:
+        found = [d for backend in jax_backend.backends().values() for d in backend.local_devices()]
+        cpus = [_as_device(d) for d in found if d.platform == "cpu"]
+        # An accelerator's number is its place among those that JAX was allowed to see.
+        others = [_as_device(d) for d in found if d.platform != "cpu"]
+        return (*sorted(cpus, key=lambda d: d.index), *sorted(others, key=lambda d: d.index))
+
+    def jax_device(self, device: Device) -> Any:
+        """JAX's own object for a device that `find_device` has seen."""
+        for backend in jax_backend.backends().values():
+            for found in backend.local_devices():
+                if _as_device(found) == device:
+                    return found
+        raise LookupError(device)
+
+    def missing_device_reason(self) -> str:
+        return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
+
+    def free_memory_of(self, device: Device) -> int:
+        stats = self.jax_device(device).memory_stats() or {}
+        return int(stats.get("bytes_limit", 0)) - int(stats.get("bytes_in_use", 0))
+
+    def _put(self, x: jax.Array, device: Any) -> jax.Array:
+        with _x64(True):
+            return jax.device_put(x, device).block_until_ready()
+
+    def to_device(self, x: jax.Array, device: Device) -> jax.Array:
+        return self._put(x, self.jax_device(device))
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
+        with _x64(True):
+            # Hands the producer JAX's stream for external events, and copies nothing.
+            return jax.dlpack.from_dlpack(x)
+
+    def settle(self, x: jax.Array) -> None:
+        x.block_until_ready()
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def copy(self, x: jax.Array) -> jax.Array:
+        with _x64(True):
+            return jnp.copy(x).block_until_ready()
+
+    def cast(self, x: jax.Array, dtype: str) -> jax.Array:
+        with _x64(True):
+            return x.astype(hostmemory.np_dtype(dtype)).block_until_ready()
+
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+    # -- fast paths -------------------------------------------------------------------------------
+
+    fast_errors = (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, DtypeNotSupportedError)
+
+    def exact_types(self) -> tuple[type, ...]:
+        return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
+
+    def _cpu_alone(self) -> bool:
+        """Whether no array of this process can live anywhere but on its one CPU device."""
+        return [d.platform for b in jax_backend.backends().values() for d in b.local_devices()] == ["cpu"]
+
+    def fast_view(self) -> Callable[[jax.Array], np.ndarray]:
+        return np.asarray
+
+    def fast_export(self, alignment: int) -> Callable[[jax.Array], Any]:
+        if self._cpu_alone():
+            return lambda x: x.__dlpack__()
+        cpu = jax.local_devices(backend="cpu")[0]
+
+        def export(x: jax.Array) -> Any:
+            if x.device is not cpu:
+                raise Fallback
+            return x.__dlpack__()
+
+        return export
+
+    def fast_import(self, immutable: bool) -> Callable[[Any], jax.Array] | None:
+        if _import_capsule is None:
+            return None
+        cpu = jax.local_devices(backend="cpu")[0]
+        import_capsule = _import_capsule
+
+        def adopt(capsule: Any) -> jax.Array:
+            return import_capsule(capsule, cpu, None, None)
+
+        return adopt
+
+
+def _as_device(device: Any) -> Device:
+    if device.platform == "cpu":
+        return Device("cpu", device.id)
+    return Device("gpu", device.local_hardware_id if device.local_hardware_id is not None else device.id)
+
+
+def _adopt_host(capsule: Any, device: Any) -> jax.Array:
+    if _import_capsule is not None:
+        array: jax.Array = _import_capsule(capsule, device, None, None)
+        return array
+    with _x64(True):
+        return jax.dlpack.from_dlpack(_HostProducer(capsule), device=device)

@@ -1,0 +1,94 @@
+"""NumPy: the lingua franca of host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import Fallback, Framework, refuse, refuse_dtype
+from arraybridge.types import Device
+
+__all__ = ["NumpyFramework"]
+
+_NUMBERS = frozenset("biufc")
+
+
+class NumpyFramework(Framework):
+    name = "numpy"
+    modules = ("numpy",)
+    honours_readonly = True
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray)
+
+    def check(self, x: np.ndarray) -> None:
+        if isinstance(x, np.ma.MaskedArray):
+            raise refuse(
+                self,
+                "a masked array",
+                "its mask would be lost; pass x.filled(value), or x.data and x.mask apart",
+            )
+        dtype = x.dtype
+        if dtype.kind in _NUMBERS or dtype.name in hostmemory._EXTENDED:
+            return
+        what = {
+            "O": "pass the elements as a numeric array",
+            "U": "strings are no numbers",
+            "S": "strings are no numbers",
+            "T": "strings are no numbers",
+            "M": 'view it as integers first, x.view("int64")',
+            "m": 'view it as integers first, x.view("int64")',
+        }.get(dtype.kind, 'convert its fields one at a time, x["field"]')
+        raise refuse_dtype(self, dtype, what)
+
+    def dtype_name(self, x: np.ndarray) -> str:
+        return x.dtype.name
+
+    def host_view(self, x: np.ndarray) -> np.ndarray:
+        return hostmemory.guard(x)
+
+    def from_host(self, view: np.ndarray, device: Device) -> np.ndarray:
+        return view.view(np.ndarray) if type(view) is not np.ndarray else view
+
+    def cannot_view(self, view: np.ndarray) -> str:
+        return ""  # NumPy views any strides, byte order and alignment, and can say read-only
+
+    def copy(self, x: np.ndarray) -> np.ndarray:
+        if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind != "O":
+            return hostmemory.fresh(x)
+        return x.copy()
+
+    def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
+        return x.astype(hostmemory.np_dtype(dtype))
+
+    # -- fast paths -------------------------------------------------------------------------------
+
+    fast_errors = (TypeError, ValueError, BufferError)
+
+    def exact_types(self) -> tuple[type, ...]:
+        return (np.ndarray,)
+
+    def fast_view(self) -> Callable[[np.ndarray], np.ndarray]:
+        guard = hostmemory.guard
+
+        def view(x: np.ndarray) -> np.ndarray:
+            if not x.flags.writeable:
+                raise Fallback
+            return guard(x)
+
+        return view
+
+    def fast_export(self, alignment: int) -> Callable[[np.ndarray], Any]:
+        guard = hostmemory.guard
+        address = hostmemory.writable_address
+        mask = alignment - 1
+
+        def export(x: np.ndarray) -> Any:
+            if address(x) & mask:
+                raise Fallback
+            return guard(x).__dlpack__()
+
+        return export

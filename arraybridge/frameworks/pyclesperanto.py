@@ -1,0 +1,389 @@
+"""pyclesperanto: OpenCL (or CUDA, Metal) images of one to three axes, served by either of two packages.
+
+``pyclesperanto`` and ``pyclesperanto_prototype`` are two libraries with one role. Both may be imported;
+arrays of either are welcome as sources, and new arrays belong to the one that the process has imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import ArrayNotSupportedError, FrameworkNotInstalledError
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import Framework
+from arraybridge.types import Device
+
+__all__ = ["PyclesperantoFramework"]
+
+# The kernels know these and no others: push() turns float64 into float32, int64 into int32, bool into
+# uint8 and complex64 into its real part, and the prototype turns everything into float32.
+_DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "uint32"})
+_MAX_RANK = 3
+
+# On a CPU device, from this size on it pays to map the buffer and write into it: what PoCL allocates is
+# touched page by page otherwise, which takes five times as long as the copy.
+_MAP_FROM = 1 << 20
+
+_PACKAGES = ("pyclesperanto", "pyclesperanto_prototype")
+
+
+class _Package(ABC):
+    """What the two packages do differently."""
+
+    @abstractmethod
+    def owns(self, x: Any) -> bool: ...
+
+    @abstractmethod
+    def device_names(self) -> list[str]:
+        """Names of the OpenCL devices, GPUs first and CPUs after them."""
+
+    @abstractmethod
+    def index_of(self, x: Any) -> int: ...
+
+    @abstractmethod
+    def current_index(self) -> int: ...
+
+    @abstractmethod
+    def is_cpu(self, index: int) -> bool: ...
+
+    @abstractmethod
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any: ...
+
+    @abstractmethod
+    def write(self, x: Any, source: np.ndarray) -> None: ...
+
+    @abstractmethod
+    def read(self, x: Any) -> np.ndarray: ...
+
+    @abstractmethod
+    def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
+        """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
+
+
+class _Modern(_Package):
+    """The package ``pyclesperanto``."""
+
+    def __init__(self) -> None:
+        self.cle = importlib.import_module("pyclesperanto")
+        try:
+            has_device = self.cle.get_device() is not None
+        except (AttributeError, RuntimeError):  # without a device, the package imports half
+            has_device = False
+        if not has_device:
+            raise FrameworkNotInstalledError(
+                "pyclesperanto is installed, but finds no OpenCL device. Install a driver for your GPU, or run"
+                ' pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew; import arraybridge'
+                " and convert before you import pyclesperanto yourself, so that the PoCL wheel can be set up.",
+                target_type="pyclesperanto",
+                reason="no OpenCL device",
+            )
+        # The device list has no public call that leaves the current device alone.
+        core = importlib.import_module("pyclesperanto._core")
+        self._backend = core._get_backend_manager().get_backend()
+        self._kinds = [kind for kind in ("gpu", "cpu") for _ in self._backend.getDevicesList(type=kind)]
+        self._devices = [
+            self._backend.getDeviceFromIndex(i, kind)
+            for kind in ("gpu", "cpu")
+            for i in range(self._kinds.count(kind))
+        ]
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, self.cle.Array)
+
+    def device_names(self) -> list[str]:
+        return [d.name for d in self._devices]
+
+    def _index(self, device: Any) -> int:
+        for i, known in enumerate(self._devices):
+            if known.index == device.index and known.type == device.type and known.name == device.name:
+                return i
+        return 0
+
+    def index_of(self, x: Any) -> int:
+        return self._index(x.device)
+
+    def current_index(self) -> int:
+        return self._index(self.cle.get_device())
+
+    def is_cpu(self, index: int) -> bool:
+        return self._kinds[index] == "cpu"
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:
+        return self.cle.create(shape, dtype, device=self._devices[index])
+
+    def write(self, x: Any, source: np.ndarray) -> None:
+        x.set(source)
+
+    def read(self, x: Any) -> np.ndarray:
+        return np.asarray(x.get())
+
+    def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
+        if x.mtype != "buffer" or importlib.util.find_spec("pyopencl") is None:
+            return None
+        if not write:
+            x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element: kernels queued before are done
+        return _map_capsule(x, write)
+
+
+class _Prototype(_Package):
+    """The package ``pyclesperanto_prototype``, on top of pyopencl."""
+
+    def __init__(self) -> None:
+        self.cle = importlib.import_module("pyclesperanto_prototype")
+        self._cl = importlib.import_module("pyopencl")
+        found = [d for p in self._cl.get_platforms() for d in p.get_devices()]
+        self._devices = sorted(found, key=lambda d: d.type != self._cl.device_type.GPU)
+        self._queues: dict[int, Any] = {}
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, self._cl.array.Array)
+
+    def device_names(self) -> list[str]:
+        return [d.name for d in self._devices]
+
+    def index_of(self, x: Any) -> int:
+        return self._devices.index(x.queue.device)
+
+    def current_index(self) -> int:
+        return self._devices.index(self.cle.get_device().device)
+
+    def is_cpu(self, index: int) -> bool:
+        return bool(self._devices[index].type == self._cl.device_type.CPU)
+
+    def _queue(self, index: int) -> Any:
+        current = self.cle.get_device()
+        if current.device == self._devices[index]:
+            return current.queue
+        if index not in self._queues:
+            self._queues[index] = self._cl.CommandQueue(self._cl.Context([self._devices[index]]))
+        return self._queues[index]
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:
+        return type(self.cle.create((1,)))(self._queue(index), shape, dtype)
+
+    def write(self, x: Any, source: np.ndarray) -> None:
+        x.set(source, queue=x.queue)
+
+    def read(self, x: Any) -> np.ndarray:
+        return np.asarray(x.get())
+
+    def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
+        if not x.flags.c_contiguous:
+            return None
+        return _map_buffer(x.base_data, x.queue, x.offset, tuple(x.shape), x.dtype, write)
+
+
+class PyclesperantoFramework(Framework):
+    name = "pyclesperanto"
+    modules = (*_PACKAGES, "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal")
+    extra = "pyclesperanto"
+    has_host = False
+    dtypes = _DTYPES
+
+    def __init__(self) -> None:
+        _refuse_deadly_import_order()
+        _use_pocl_wheel()
+        imported = [name for name in _PACKAGES if name in sys.modules]
+        installed = [name for name in _PACKAGES if importlib.util.find_spec(name) is not None]
+        if not installed:
+            raise ImportError("neither pyclesperanto nor pyclesperanto_prototype is installed")
+        self._main = _open((imported or installed)[0])
+
+    def _packages(self) -> list[_Package]:
+        """The package that makes new arrays, and the other one if the process has imported it since."""
+        return [self._main, *(_open(n) for n in _PACKAGES if n in sys.modules and _OPEN.get(n) is not self._main)]
+
+    def _package(self, x: Any) -> _Package:
+        return next(p for p in self._packages() if p.owns(x))
+
+    def owns(self, x: Any) -> bool:
+        return any(p.owns(x) for p in self._packages())
+
+    def nbytes(self, x: Any) -> int:
+        count = np.dtype(x.dtype).itemsize
+        for extent in x.shape:
+            count *= extent
+        return int(count)
+
+    def device_of(self, x: Any) -> Device:
+        return Device("opencl", self._package(x).index_of(x))
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def host_view(self, x: Any) -> np.ndarray:
+        raise NotImplementedError("pyclesperanto has no host arrays")
+
+    def to_host(self, x: Any) -> np.ndarray:
+        package = self._package(x)
+        if self.nbytes(x) >= _MAP_FROM and package.is_cpu(package.index_of(x)):
+            mapping = package.map(x, write=False)
+            if mapping is not None:
+                with mapping as memory:
+                    return hostmemory.fresh(memory)
+        return package.read(x)
+
+    def from_host(self, view: np.ndarray, device: Device) -> Any:
+        result = self._main.empty(view.shape, view.dtype.newbyteorder("="), device.index)
+        if view.nbytes >= _MAP_FROM and self._main.is_cpu(device.index):
+            mapping = self._main.map(result, write=True)
+            if mapping is not None:
+                with mapping as memory:
+                    hostmemory.copy_into(memory, view)
+                return result
+        self._main.write(result, np.ascontiguousarray(view, dtype=view.dtype.newbyteorder("=")))
+        return result
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(Device("opencl", i, name) for i, name in enumerate(self._main.device_names()))
+
+    def accelerator(self, index: int) -> Device:
+        return Device("opencl", index)
+
+    def default_device(self) -> Device:
+        return Device("opencl", self._main.current_index())
+
+    def find_device(self, wanted: Device) -> Device:
+        # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
+        if wanted.kind == "gpu" and wanted.index < len(self.devices()) and not self._main.is_cpu(wanted.index):
+            wanted = Device("opencl", wanted.index)
+        return super().find_device(wanted)
+
+    def missing_device_reason(self) -> str:
+        return "Its devices are counted GPUs first and CPU devices after them, as opencl:0, opencl:1, …"
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def copy(self, x: Any) -> Any:
+        return self.from_host(self.to_host(x), self.device_of(x))
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        host = self.to_host(x).astype(hostmemory.np_dtype(dtype))
+        return self.from_host(host, self.device_of(x))
+
+    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
+        super().supports(dtype, shape)
+        if not 1 <= len(shape) <= _MAX_RANK or 0 in shape:
+            what = f"an array of shape {shape}"
+            raise ArrayNotSupportedError(
+                f"pyclesperanto cannot hold {what}: it has one to {_MAX_RANK} axes and at least one element;"
+                " reshape the array, or convert it plane by plane",
+                target_type=self.name,
+                reason=f"pyclesperanto cannot hold {what}",
+            )
+
+
+_OPEN: dict[str, _Package] = {}
+
+
+def _open(name: str) -> _Package:
+    if name not in _OPEN:
+        _OPEN[name] = _Modern() if name == "pyclesperanto" else _Prototype()
+    return _OPEN[name]
+
+
+# -- OpenCL set up -----------------------------------------------------------------------------------
+
+
+def _configured_icds() -> list[str]:
+    """What the OpenCL loader will open: the contents of the .icd files, or the libraries by name."""
+    named = os.environ.get("OCL_ICD_FILENAMES")
+    if named:
+        return named.split(os.pathsep)
+    folder = Path(os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors")
+    if not folder.is_dir():
+        return []
+    return [file.read_text(errors="replace").strip() for file in sorted(folder.glob("*.icd"))]
+
+
+def _pocl_wheel() -> Path | None:
+    """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
+    spec = importlib.util.find_spec("pyopencl")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / ".libs"
+    icd = folder / "pocl.icd"
+    return folder / icd.read_text().strip() if icd.is_file() else None
+
+
+def _use_pocl_wheel() -> None:
+    """Where no OpenCL platform is configured, point pyclesperanto's loader to the PoCL wheel.
+
+    pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not.
+    """
+    library = _pocl_wheel()
+    if library is not None and not _configured_icds() and sys.platform == "linux":
+        os.environ["OCL_ICD_FILENAMES"] = str(library)
+
+
+def _refuse_deadly_import_order() -> None:
+    """A system PoCL shares LLVM's symbols with TensorFlow: loaded after it, the process ends.
+
+    The wheel carries its LLVM inside and may be loaded in any order (PoCL 3.1 of Debian 12 is meant).
+    """
+    loaded = list(sys.modules)
+    if "tensorflow" not in loaded:
+        return
+    first = min((loaded.index(name) for name in (*_PACKAGES, "pyopencl") if name in loaded), default=None)
+    if first is not None and first < loaded.index("tensorflow"):
+        return
+    wheel = _pocl_wheel()
+    if any("libpocl" in icd and icd != str(wheel) for icd in _configured_icds()):
+        raise FrameworkNotInstalledError(
+            "OpenCL on this system comes from a PoCL library which ends the process when it is loaded after"
+            " TensorFlow. Import pyclesperanto before tensorflow; or install the PoCL wheel,"
+            ' pip install "pyopencl[pocl]", and set OCL_ICD_VENDORS to an empty folder.',
+            target_type="pyclesperanto",
+            reason="a system PoCL cannot be loaded after TensorFlow",
+        )
+
+
+# -- mapping buffers of a CPU device -----------------------------------------------------------------
+
+# DLManagedTensorVersioned (DLPack 1): version 8 bytes, manager_ctx 8, deleter 8, flags 8, then the tensor,
+# whose first field is the data pointer, here the cl_mem; DLManagedTensor begins with the tensor.
+_VERSIONED_OFFSET = 32
+_queues: dict[int, Any] = {}
+
+
+def _map_capsule(x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray]:
+    import pyopencl as cl
+
+    capsule = x.__dlpack__()
+    versioned = b"versioned" in hostmemory.capsule_name(capsule)
+    pointer = hostmemory.capsule_pointer(capsule) + (_VERSIONED_OFFSET if versioned else 0)
+    handle = ctypes.c_void_p.from_address(pointer).value
+    buffer = cl.Buffer.from_int_ptr(handle, retain=True)
+    context = buffer.context
+    if context.int_ptr not in _queues:
+        _queues[context.int_ptr] = cl.CommandQueue(context)
+    return _map_buffer(buffer, _queues[context.int_ptr], 0, tuple(x.shape), np.dtype(x.dtype), write)
+
+
+@contextlib.contextmanager
+def _map_buffer(
+    buffer: Any, queue: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], write: bool
+) -> Iterator[np.ndarray]:
+    import pyopencl as cl
+
+    flags = cl.map_flags.WRITE_INVALIDATE_REGION if write else cl.map_flags.READ
+    memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, offset, shape, dtype)
+    if write:
+        hostmemory.ask_for_huge_pages(memory)
+    try:
+        yield memory
+    finally:
+        memory.base.release(queue)
+        queue.finish()

@@ -1,0 +1,227 @@
+"""Which framework has which name, and whose array this is; imports none before it is needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import FrameworkNotInstalledError, UnknownArrayError, UnknownFrameworkError, nearest
+from arraybridge.frameworks.base import Framework
+from arraybridge.types import FrameworkLike
+
+__all__ = ["find_owner", "framework", "framework_names", "is_installed", "loaded_frameworks", "register"]
+
+#: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
+GROUP = "arraybridge.frameworks"
+
+# name: (our module, its class, the packages to install it by, root modules of its arrays' types)
+_BUILT_IN: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "numpy": ("numpy", "NumpyFramework", ("numpy",)),
+    "cupy": ("cupy", "CupyFramework", ("cupy",)),
+    "torch": ("torch", "TorchFramework", ("torch",)),
+    "jax": ("jax", "JaxFramework", ("jax",)),
+    "tensorflow": ("tensorflow", "TensorflowFramework", ("tensorflow",)),
+    "pyclesperanto": (
+        "pyclesperanto",
+        "PyclesperantoFramework",
+        ("pyclesperanto", "pyclesperanto_prototype"),
+    ),
+}
+# What to install, where the extra is not called like the framework.
+_EXTRAS = {"cupy": "cupy-cuda13x"}
+
+# Root module of an array's class → framework, so that a look at an object imports nothing.
+_ROOTS = {
+    "numpy": "numpy",
+    "cupy": "cupy",
+    "torch": "torch",
+    "jax": "jax",
+    "jaxlib": "jax",
+    "tensorflow": "tensorflow",
+    "pyclesperanto": "pyclesperanto",
+    "pyclesperanto_opencl": "pyclesperanto",
+    "pyclesperanto_cuda": "pyclesperanto",
+    "pyclesperanto_metal": "pyclesperanto",
+    "pyclesperanto_prototype": "pyclesperanto",
+}
+
+#: Called whenever a framework is added, so that caches of the layers above can be dropped.
+on_register: list[Callable[[], None]] = []
+
+_instances: dict[str, Framework] = {}
+_lock = threading.RLock()
+_plugins: dict[str, EntryPoint] | None = None
+
+
+def register(framework: Framework) -> Framework:
+    """Add a framework, or replace the one of the same name; returns it.
+
+    Args:
+        framework: an instance of a subclass of `Framework`.
+
+    Raises:
+        TypeError: it is no such instance, or has no name.
+    """
+    if not isinstance(framework, Framework):
+        raise TypeError(f"register() takes an instance of a Framework subclass, not {framework!r}")
+    if not isinstance(getattr(framework, "name", None), str) or not framework.name:
+        raise TypeError(f"{type(framework).__name__} needs a class attribute 'name', a string")
+    with _lock:
+        _instances[framework.name] = framework
+        for root in framework.modules or (framework.name,):
+            _ROOTS[root] = framework.name
+        for forget in on_register:
+            forget()
+    return framework
+
+
+def plugins() -> dict[str, EntryPoint]:
+    """Entry points of other packages by framework name; none of them is loaded by asking."""
+    global _plugins
+    if _plugins is None:
+        _plugins = {point.name: point for point in entry_points(group=GROUP)}
+    return _plugins
+
+
+def framework_names() -> list[str]:
+    """Names of every framework known: built in, registered, or offered by an installed package."""
+    return list(dict.fromkeys((*_BUILT_IN, *_instances, *plugins())))
+
+
+def framework_name(name: FrameworkLike) -> str:
+    """The plain name, checked without importing anything.
+
+    Raises:
+        UnknownFrameworkError: it is unknown; the message lists the known ones and the nearest.
+        TypeError: it is no string.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a framework is named by a string or a MemoryType, not by {name!r}")
+    plain = str(name)
+    if plain in _BUILT_IN or plain in _instances or plain in plugins():
+        return plain
+    known = framework_names()
+    raise UnknownFrameworkError(
+        f"{plain!r} is no framework that arraybridge knows{nearest(plain, known)}; known are {', '.join(known)}"
+    )
+
+
+def framework(name: FrameworkLike) -> Framework:
+    """The framework of that name, imported if it was not yet.
+
+    Raises:
+        UnknownFrameworkError: the name is unknown; the message lists the known ones and the nearest.
+        FrameworkNotInstalledError: it is not installed, or its import fails.
+
+    >>> framework("numpy").name
+    'numpy'
+    """
+    plain = framework_name(name)
+    found = _instances.get(plain)
+    return found if found is not None else _load(plain)
+
+
+def _load(name: str) -> Framework:
+    with _lock:
+        if name in _instances:
+            return _instances[name]
+        if name not in _BUILT_IN:
+            made = plugins()[name].load()
+            return register(made() if isinstance(made, type) else made)
+        module, cls, _ = _BUILT_IN[name]
+        try:
+            loaded = importlib.import_module(f"arraybridge.frameworks.{module}")
+            _instances[name] = getattr(loaded, cls)()
+        except FrameworkNotInstalledError:
+            raise
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:
+            raise _import_failed(name, error) from error
+        return _instances[name]
+
+
+def _import_failed(name: str, error: Exception) -> FrameworkNotInstalledError:
+    extra = _EXTRAS.get(name, name)
+    if is_installed(name):
+        message = (
+            f"{name} is installed, but importing it failed: {type(error).__name__}: {error}."
+            f' Reinstall it with pip install --force-reinstall "arraybridge[{extra}]".'
+        )
+    else:
+        message = f'{name} is not installed; run pip install "arraybridge[{extra}]".'
+        if name == "cupy":
+            message += " (cupy-cuda12x for CUDA 12)"
+    return FrameworkNotInstalledError(message, target_type=name, reason=str(error))
+
+
+def is_installed(name: str) -> bool:
+    """Whether the framework's package can be found, without importing it."""
+    if name not in _BUILT_IN:
+        return name in _instances or name in plugins()
+    return any(m in sys.modules or importlib.util.find_spec(m) is not None for m in _BUILT_IN[name][2])
+
+
+def loaded_frameworks() -> Iterator[Framework]:
+    """Frameworks whose packages this process has imported; imports no framework."""
+    for name in framework_names():
+        if name in _instances:
+            yield _instances[name]
+        elif name in _BUILT_IN and any(module in sys.modules for module in _BUILT_IN[name][2]):
+            yield framework(name)
+
+
+def find_owner(x: Any) -> Framework | None:
+    """The framework whose array ``x`` is, or None; imports no framework."""
+    cls = type(x)
+    roots = dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__)
+    for root in roots:
+        name = _ROOTS.get(root)
+        if name is None:
+            name = _plugin_for(root)
+        if name is not None:
+            candidate = framework(name)
+            if candidate.owns(x):
+                return candidate
+    return None
+
+
+def _plugin_for(root: str) -> str | None:
+    """The plugin to ask about a class of root module ``root``.
+
+    A plugin is loaded when it is named like that module, or when its own package is imported already.
+    """
+    for name, point in plugins().items():
+        if name not in _instances and (name == root or point.module.partition(".")[0] in sys.modules):
+            _load(name)
+    return _ROOTS.get(root)
+
+
+_PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
+
+
+def is_foreign_array(x: Any) -> bool:
+    """Whether ``x`` offers one of the array protocols (NumPy's scalars, which do too, are no arrays)."""
+    return not isinstance(x, (np.generic, type)) and any(hasattr(type(x), p) for p in _PROTOCOLS)
+
+
+def unknown_array(x: Any) -> UnknownArrayError:
+    """The error for an object that is no array, with what would help."""
+    cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+    if isinstance(x, (list, tuple, dict)):
+        advice = "convert the arrays inside it with convert_tree(), or make one array of it with np.asarray()"
+    elif isinstance(x, (int, float, complex, np.generic)):
+        advice = "make an array of it with np.asarray()"
+    elif hasattr(type(x), "__array__"):
+        advice = "it offers __array__(): pass np.asarray(x)"
+    else:
+        advice = (
+            "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
+            " __dlpack__, __array_interface__ or __cuda_array_interface__"
+        )
+    return UnknownArrayError(f"an object of type {cls} is no array: {advice}", reason=f"{cls} is no array")

@@ -1,0 +1,193 @@
+"""TensorFlow: immutable eager tensors and variables on CPU and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import CPU, Fallback, Framework, c_strides, refuse, refuse_dtype
+from arraybridge.types import Device
+
+__all__ = ["TensorflowFramework"]
+
+_PLAIN = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+# Float8 has neither DLPack nor a bitcast nor the buffer protocol here, and goes through NumPy (ml_dtypes).
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_DTYPES = frozenset((*_PLAIN, "bfloat16", *_FLOAT8))
+
+# DTypes are interned, and looking up an id is three times as fast as hashing a DType.
+# A DType that is not in here (string, resource and variant end the process in __dlpack__; quantized
+# ones call themselves int8) takes the careful path.
+_PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in _PLAIN}
+_DLPACK_IDS = {**_PLAIN_IDS, id(tf.bfloat16): "bfloat16"}
+
+_EAGER = type(tf.constant(0))
+
+#: TensorFlow ends the process for a tensor of rank 255 or more.
+MAX_RANK = 254
+
+
+class TensorflowFramework(Framework):
+    name = "tensorflow"
+    modules = ("tensorflow",)
+    extra = "tensorflow"
+    alignment = hostmemory.ALIGNMENT  # most operations end the process on memory with less
+    mutable = False
+    dtypes = _DTYPES
+
+    def __init__(self) -> None:
+        self.dlpack_device = 2 if tf.test.is_built_with_cuda() else None
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(
+            x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+        )
+
+    def check(self, x: Any) -> None:
+        if isinstance(x, tf.RaggedTensor):
+            raise refuse(self, "a ragged tensor", "pass x.to_tensor(), which pads, or its x.flat_values")
+        if isinstance(x, tf.SparseTensor):
+            raise refuse(self, "a sparse tensor", "pass tf.sparse.to_dense(x)")
+        if isinstance(x, tf.IndexedSlices):
+            raise refuse(self, "an IndexedSlices gradient", "pass tf.convert_to_tensor(x)")
+        if not isinstance(x, (_EAGER, tf.Variable)):
+            raise refuse(self, "a symbolic tensor", "it has no values yet; convert outside tf.function")
+        if x.dtype.name not in _DTYPES:
+            raise refuse_dtype(
+                self, x.dtype.name, "pass a tensor of numbers, e.g. by tf.io.decode_raw or tf.cast"
+            )
+
+    def dtype_name(self, x: Any) -> str:
+        return str(x.dtype.name)
+
+    def nbytes(self, x: Any) -> int:
+        count = x.dtype.size
+        for extent in x.shape:
+            count *= extent
+        return int(count)
+
+    def device_of(self, x: Any) -> Device:
+        where = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
+        if not where:
+            return CPU
+        kind, _, index = where.rpartition("/device:")[2].partition(":")
+        return Device("cpu" if kind == "CPU" else "gpu", int(index or 0))
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def host_view(self, x: Any) -> np.ndarray:
+        if isinstance(x, tf.Variable):
+            x = x.value()  # an assignment that follows copies, while this snapshot is held
+        if id(x.dtype) in _PLAIN_IDS:
+            return np.asarray(memoryview(x))
+        if x.dtype is tf.bfloat16:
+            bits = np.asarray(memoryview(tf.bitcast(x, tf.uint16)))
+            return bits.view(hostmemory.np_dtype("bfloat16"))
+        return hostmemory.readonly(np.asarray(x))
+
+    def from_host(self, view: np.ndarray, device: Device) -> Any:
+        name = view.dtype.name
+        if device.kind != "cpu":
+            host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
+            return self.to_device(host, device)
+        if name in _FLOAT8:
+            result = tf.constant(view)
+        else:
+            result = tf.experimental.dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
+        # Between the CPU's logical devices tf.identity hands on the buffer.
+        return result if device == CPU else self.to_device(result, device)
+
+    def cannot_view(self, view: np.ndarray) -> str:
+        if view.dtype.name in _FLOAT8:
+            return "TensorFlow imports float8 only by a copy"
+        return super().cannot_view(view)
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        expected = c_strides(shape, itemsize)
+        if all(a == b or n == 1 for a, b, n in zip(strides, expected, shape, strict=True)):
+            return ""
+        return "it is not C-contiguous"
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def devices(self) -> tuple[Device, ...]:
+        found = tf.config.list_logical_devices()
+        return tuple(
+            Device(kind, int(d.name.rpartition(":")[2]))
+            for kind in ("cpu", "gpu")
+            for d in found
+            if d.device_type == kind.upper()
+        )
+
+    def missing_device_reason(self) -> str:
+        if not tf.test.is_built_with_cuda():
+            return "This TensorFlow is built for the CPU alone; install tensorflow[and-cuda]."
+        return "TensorFlow finds no GPU; is the card's driver installed?"
+
+    def to_device(self, x: Any, device: Device) -> Any:
+        with tf.device(f"{device.kind.upper()}:{device.index}"):
+            return tf.identity(x)
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+        source.settle(x)  # TensorFlow's import knows no stream
+        return tf.experimental.dlpack.from_dlpack(x.__dlpack__())
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def copy(self, x: Any) -> Any:
+        if isinstance(x, tf.Variable):
+            return tf.Variable(x)
+        if self.device_of(x).kind == "cpu":
+            return super().copy(x)
+        return tf.raw_ops.DeepCopy(x=x)  # tf.identity may hand back the same buffer
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return tf.cast(x, dtype)
+
+    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
+        super().supports(dtype, shape)
+        if len(shape) > MAX_RANK:
+            raise refuse(self, f"an array of rank {len(shape)}", f"TensorFlow has at most {MAX_RANK} axes")
+
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, tf.errors.ResourceExhaustedError)
+
+    # -- fast paths -------------------------------------------------------------------------------
+
+    fast_errors = (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError)
+
+    def exact_types(self) -> tuple[type, ...]:
+        return (_EAGER,)
+
+    def fast_view(self) -> Callable[[Any], np.ndarray]:
+        asarray = np.asarray
+
+        def view(x: Any) -> np.ndarray:
+            if id(x.dtype) in _PLAIN_IDS:
+                return asarray(memoryview(x))
+            raise Fallback
+
+        return view
+
+    def fast_export(self, alignment: int) -> Callable[[Any], Any]:
+        to_dlpack = tf.experimental.dlpack.to_dlpack
+        cpu = tf.constant(0).backing_device
+        has_gpu = len(self.devices()) > 1
+
+        def export(x: Any) -> Any:
+            if id(x.dtype) not in _DLPACK_IDS or (has_gpu and x.backing_device != cpu):
+                raise Fallback
+            return to_dlpack(x)
+
+        return export
+
+    def fast_import(self, immutable: bool) -> Callable[[Any], Any]:
+        return tf.experimental.dlpack.from_dlpack
+

@@ -1,0 +1,238 @@
+"""PyTorch: CPU, and whatever accelerator ``torch.accelerator`` finds (CUDA, ROCm, XPU, MPS)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import dlpack as torch_dlpack
+
+from arraybridge.errors import DtypeNotSupportedError
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import CPU, Fallback, Framework, refuse, refuse_dtype
+from arraybridge.types import Device
+
+__all__ = ["TorchFramework", "copy_host_memory"]
+
+# torch.uint16, 32 and 64 came with torch 2.3, and float8 before; a name that this torch lacks is left out.
+_DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+        *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+    if hasattr(torch, name)
+}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+
+# NumPy knows these only through ml_dtypes, and Tensor.numpy not at all: there they travel as
+# integers of their size.
+_CARRIER = {
+    name: torch.int16 if dtype.itemsize == 2 else torch.uint8
+    for name, dtype in _DTYPES.items()
+    if name == "bfloat16" or name.startswith("float8")
+}
+
+
+class TorchFramework(Framework):
+    name = "torch"
+    modules = ("torch",)
+    extra = "torch"
+    dtypes = frozenset(_DTYPES)
+
+    def __init__(self) -> None:
+        self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, torch.Tensor)
+
+    def check(self, x: torch.Tensor) -> None:
+        if x.is_nested:
+            raise refuse(self, "a nested tensor", "pass x.to_padded_tensor(value), or its parts x.unbind()")
+        if x.layout is not torch.strided:
+            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass x.to_dense()")
+        if x.is_quantized:
+            raise refuse_dtype(self, x.dtype, "pass x.dequantize(), or x.int_repr() with its scale")
+        if x.device.type == "meta":
+            raise refuse(self, "a meta tensor", "it has no values")
+        if x.dtype not in _NAMES:
+            raise refuse_dtype(self, x.dtype, 'ask for a cast first, x.to(torch.float32) or x.to("cpu")')
+        if not _has_storage(x):
+            raise refuse(
+                self,
+                "a traced or batched tensor",
+                "convert outside torch.compile, torch.export and torch.func transforms",
+            )
+
+    def dtype_name(self, x: torch.Tensor) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def nbytes(self, x: torch.Tensor) -> int:
+        return x.numel() * x.element_size()
+
+    def strides(self, x: torch.Tensor) -> tuple[int, ...]:
+        return tuple(step * x.element_size() for step in x.stride())
+
+    def device_of(self, x: torch.Tensor) -> Device:
+        kind = x.device.type
+        if kind in ("cpu", "meta"):
+            return CPU
+        return Device("gpu", x.device.index or 0)
+
+    def is_lazy(self, x: torch.Tensor) -> bool:
+        return x.is_conj() or x.is_neg()  # conjugation and negation are put off as bits of the tensor
+
+    def resolve(self, x: torch.Tensor) -> torch.Tensor:
+        return x.resolve_conj().resolve_neg()
+
+    def requires_grad(self, x: torch.Tensor) -> bool:
+        return x.requires_grad
+
+    def detach(self, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def host_view(self, x: torch.Tensor) -> np.ndarray:
+        # .numpy() marks the storage as not resizable: a later x.resize_() raises instead of freeing
+        # the memory that the consumer reads. A DLPack export alone does not.
+        carrier = _CARRIER.get(_NAMES[x.dtype])
+        if carrier is None:
+            return x.numpy()
+        return x.view(carrier).numpy().view(hostmemory.np_dtype(_NAMES[x.dtype]))
+
+    def to_host(self, x: torch.Tensor) -> np.ndarray:
+        if x.device.type == "cpu":
+            return super().to_host(x)
+        return self.host_view(x.cpu())
+
+    def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
+        if device != CPU:
+            tensor = self.from_host(view if not self.cannot_view(view) else hostmemory.fresh(view), CPU)
+            return tensor.to(self.torch_device(device))
+        name = view.dtype.name
+        view = hostmemory.writable_alias(view)
+        if name in _CARRIER:
+            return torch_dlpack.from_dlpack(hostmemory.capsule(view))
+        return torch.from_numpy(view)
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        for extent, stride in zip(shape, strides, strict=True):
+            if stride < 0:
+                return "torch has no negative strides"  # torch.from_dlpack ends the process
+            if stride % itemsize and extent > 1:
+                return "its strides are no multiples of the element size"
+        return ""
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def devices(self) -> tuple[Device, ...]:
+        if not torch.accelerator.is_available():
+            return (CPU,)
+        return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))
+
+    def torch_device(self, device: Device) -> torch.device:
+        if device.kind == "cpu":
+            return torch.device("cpu")
+        accelerator = torch.accelerator.current_accelerator()
+        assert accelerator is not None  # find_device has seen it
+        return torch.device(accelerator.type, device.index)
+
+    def missing_device_reason(self) -> str:
+        if torch.version.cuda is None and torch.version.hip is None:
+            return f"torch {torch.__version__} is built for the CPU alone; install a CUDA or ROCm build."
+        return "torch.accelerator finds no device; is the driver installed?"
+
+    def free_memory_of(self, device: Device) -> int:
+        where = self.torch_device(device)
+        return torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else 0
+
+    def to_device(self, x: torch.Tensor, device: Device) -> torch.Tensor:
+        return x.to(self.torch_device(device))
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
+        # torch.from_dlpack hands the producer the current stream of this thread on that device.
+        if source.name == "tensorflow":
+            return torch.from_dlpack(x.__dlpack__())  # has no stream=; waits until the memory is ready
+        if not hasattr(type(x), "__dlpack__"):
+            return torch.as_tensor(x, device="cuda")  # __cuda_array_interface__
+        return torch.from_dlpack(x)
+
+    def settle(self, x: torch.Tensor) -> None:
+        if x.device.type != "cpu":
+            torch.accelerator.current_stream(x.device).synchronize()
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def copy(self, x: torch.Tensor) -> torch.Tensor:
+        return x.clone(memory_format=torch.contiguous_format)
+
+    def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
+        return x.to(_DTYPES[dtype])
+
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, torch.OutOfMemoryError)
+
+    # -- fast paths -------------------------------------------------------------------------------
+
+    fast_errors = (TypeError, ValueError, RuntimeError, DtypeNotSupportedError)
+
+    def exact_types(self) -> tuple[type, ...]:
+        return (torch.Tensor, torch.nn.Parameter)
+
+    def fast_view(self) -> Callable[[torch.Tensor], np.ndarray]:
+        # Refuses by itself what needs care: other devices and layouts, lazy bits, grad, bfloat16.
+        return torch.Tensor.numpy
+
+    def fast_from_view(self) -> Callable[[np.ndarray], torch.Tensor]:
+        return torch.from_numpy
+
+    def fast_export(self, alignment: int) -> Callable[[torch.Tensor], Any]:
+        mask = alignment - 1
+
+        def export(x: torch.Tensor) -> Any:
+            if x.data_ptr() & mask:
+                raise Fallback
+            return x.numpy().__dlpack__()
+
+        return export
+
+    def fast_import(self, immutable: bool) -> Callable[[Any], torch.Tensor]:
+        from_dlpack = torch_dlpack.from_dlpack
+
+        def adopt(capsule: Any) -> torch.Tensor:
+            tensor: torch.Tensor = from_dlpack(capsule)
+            return tensor if tensor.ndim else tensor.clone()
+
+        return adopt if immutable else from_dlpack
+
+
+def _has_storage(x: torch.Tensor) -> bool:
+    """False for tensors that stand for others: fake, functional and batched ones."""
+    try:
+        x.data_ptr()
+    except RuntimeError:
+        return False
+    return True
+
+
+_BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+
+
+def copy_host_memory(target: np.ndarray, view: np.ndarray) -> bool:
+    """Copy ``view`` into ``target``, both host memory, with torch's threads; False where torch cannot.
+
+    The bytes travel as integers of the element's size, so that no value is touched.
+    """
+    carrier = _BY_SIZE.get(view.dtype.itemsize)
+    if carrier is None or not view.dtype.isnative or _FRAMEWORK.cannot_view(hostmemory.writable_alias(view)):
+        return False
+    source = hostmemory.writable_alias(view).view(np.ndarray)
+    torch.from_numpy(target.view(carrier)).copy_(torch.from_numpy(source.view(carrier)))
+    return True
+
+
+_FRAMEWORK = TorchFramework()

@@ -1,0 +1,113 @@
+"""The small types that every part of the package speaks: framework names and devices."""
+
+from __future__ import annotations
+
+import operator
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, TypeAlias
+
+__all__ = ["Device", "DeviceLike", "FrameworkLike", "FrameworkName", "GpuId", "MemoryType", "check_gpu_id"]
+
+FrameworkName = Literal["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"]
+
+
+class MemoryType(str, Enum):
+    """The built-in frameworks by name; a member may stand wherever a framework's name may.
+
+    >>> MemoryType.TORCH == "torch"
+    True
+    """
+
+    NUMPY = "numpy"
+    CUPY = "cupy"
+    TORCH = "torch"
+    JAX = "jax"
+    TENSORFLOW = "tensorflow"
+    PYCLESPERANTO = "pyclesperanto"
+
+    # Enum hashes a member by its name; hashing it as the string that it is lets a member find
+    # an entry stored under the plain string, without a conversion on every call.
+    __hash__ = str.__hash__
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Device:
+    """A place where arrays live: ``cpu``, ``cpu:3``, ``gpu:0`` or ``opencl:1``.
+
+    ``kind`` is ``"cpu"``, ``"gpu"`` (any accelerator: CUDA, ROCm, XPU, MPS, TPU) or ``"opencl"``.
+    Two devices are equal when kind and index are; a device also equals the words that name it.
+
+    >>> Device.parse("cuda:1"), Device.parse("cpu")
+    (Device('gpu:1'), Device('cpu'))
+    >>> Device("gpu", 0) == "gpu:0"
+    True
+    """
+
+    kind: str
+    index: int = 0
+    #: What the device is called, e.g. ``"NVIDIA H200"``; empty where nobody asked.
+    name: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, words: DeviceLike) -> Device:
+        """The device that ``words`` name.
+
+        Raises:
+            ValueError: ``words`` is not a device in words.
+        """
+        if isinstance(words, Device):
+            return words
+        match = re.fullmatch(r"(cpu|gpu|cuda|opencl)(?::(\d+))?", words) if isinstance(words, str) else None
+        if match is None:
+            raise ValueError(
+                f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0'"
+            )
+        kind, index = match.groups()
+        return cls("gpu" if kind == "cuda" else kind, int(index or 0))
+
+    def __str__(self) -> str:
+        return "cpu" if self.kind == "cpu" and self.index == 0 else f"{self.kind}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"Device({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Device):
+            return self.kind == other.kind and self.index == other.index
+        if isinstance(other, str):
+            try:
+                return self == Device.parse(other)
+            except ValueError:
+                return False
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+
+DeviceLike: TypeAlias = "Device | str"
+FrameworkLike: TypeAlias = "str | MemoryType"
+GpuId: TypeAlias = "int | Literal['auto'] | None"
+
+
+def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
+    """``gpu_id`` as a plain int, ``"auto"`` or None.
+
+    Raises:
+        ValueError: it is negative, a bool, a float or any other word.
+    """
+    if gpu_id is None or (isinstance(gpu_id, str) and gpu_id == "auto"):
+        return gpu_id
+    if not isinstance(gpu_id, (bool, float, str)):
+        try:
+            index = operator.index(gpu_id)
+        except TypeError:
+            index = -1
+        if index >= 0:
+            return index
+    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
