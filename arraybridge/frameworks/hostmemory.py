@@ -185,25 +185,20 @@ class _Guarded(np.ndarray):
     so only while weak references to the owner exist; this one lives exactly as long as the consumer.
     """
 
+    __slots__ = ("owner",)
     owner: weakref.ref[np.ndarray]
 
 
-def guard(view: np.ndarray) -> np.ndarray:
-    """A view of the same memory during whose life the owner cannot be resized in place."""
-    guarded = view.view(_Guarded)
-    base = view.base
-    owner = view
-    while type(base) is np.ndarray:
-        owner = base
-        base = owner.base
-    guarded.owner = weakref.ref(owner)
-    return guarded
+def guard(
+    view: np.ndarray, _ndarray: type = np.ndarray, _guarded: type = _Guarded, _ref: Any = weakref.ref
+) -> np.ndarray:
+    """A view of the same memory during whose life the owner cannot be resized in place.
 
-
-def writable_address(view: np.ndarray) -> int:
-    """`address` in a quarter of the time, for writable C-contiguous arrays.
-
-    Raises:
-        TypeError, ValueError, BufferError: read-only, strided or empty.
+    It stands on the fast path of every NumPy array; hence the globals bound as defaults.
     """
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+    guarded: _Guarded = view.view(_guarded)
+    owner, base = view, view.base
+    while type(base) is _ndarray:
+        owner, base = base, base.base
+    guarded.owner = _ref(owner)
+    return guarded
