@@ -1,4 +1,4 @@
-"""Arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto: exactly, and without needless copies.
+"""Arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto: exact, and shared where it can be.
 
 >>> import numpy as np, arraybridge
 >>> arraybridge.convert_memory(np.arange(3), "torch")

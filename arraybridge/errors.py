@@ -6,7 +6,6 @@ from the built-in exception that a user of NumPy would expect, so that existing 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = [
@@ -27,6 +26,8 @@ __all__ = [
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """``" (did you mean 'torch'?)"`` for a misspelt word, or nothing."""
+    import difflib  # costs 5 ms, and only a mistake needs it
+
     close = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

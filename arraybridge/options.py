@@ -22,8 +22,10 @@ def missing_gpu() -> MissingGpu:
 
 
 def _checked(value: str, what: str) -> MissingGpu:
-    if value == "error" or value == "host":
-        return value
+    if value == "error":
+        return "error"
+    if value == "host":
+        return "host"
     raise ValueError(f"{what} is {value!r}; it must be 'error' or 'host'")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
 __all__ = ["Device", "DeviceLike", "FrameworkLike", "FrameworkName", "GpuId", "MemoryType", "check_gpu_id"]
@@ -13,7 +13,7 @@ __all__ = ["Device", "DeviceLike", "FrameworkLike", "FrameworkName", "GpuId", "M
 FrameworkName = Literal["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"]
 
 
-class MemoryType(str, Enum):
+class MemoryType(StrEnum):
     """The built-in frameworks by name; a member may stand wherever a framework's name may.
 
     >>> MemoryType.TORCH == "torch"
@@ -30,9 +30,6 @@ class MemoryType(str, Enum):
     # Enum hashes a member by its name; hashing it as the string that it is lets a member find
     # an entry stored under the plain string, without a conversion on every call.
     __hash__ = str.__hash__
-
-    def __str__(self) -> str:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,8 +98,10 @@ def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
     Raises:
         ValueError: it is negative, a bool, a float or any other word.
     """
-    if gpu_id is None or (isinstance(gpu_id, str) and gpu_id == "auto"):
-        return gpu_id
+    if gpu_id is None:
+        return None
+    if isinstance(gpu_id, str) and gpu_id == "auto":
+        return "auto"
     if not isinstance(gpu_id, (bool, float, str)):
         try:
             index = operator.index(gpu_id)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from arraybridge.conversion import trace
-from arraybridge.conversion.routes import Request, Route, decide, find_source
+from arraybridge.conversion.decide import Request, decide, find_source
+from arraybridge.conversion.routes import Route
 from arraybridge.conversion.table import cell
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
@@ -89,7 +90,13 @@ def convert_memory(
 ) -> jax.Array: ...
 @overload
 def convert_memory(
-    data: Any, target: _Tensorflow, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+    data: Any,
+    target: _Tensorflow,
+    _gpu_id: GpuId = None,
+    /,
+    *,
+    gpu_id: GpuId = None,
+    **options: Unpack[Options],
 ) -> tensorflow.Tensor: ...
 @overload
 def convert_memory(
@@ -327,7 +334,12 @@ def convert_tree(
         tree: dicts, lists, tuples, named tuples, and dataclasses and classes registered with optree in its
             global namespace or in the namespace ``"arraybridge"``, nested at will. Containers keep their
             types, and dicts their order.
-        target, gpu_id, copy, dtype, grad, device: as for `convert_memory`, for every array.
+        target: the framework to convert to.
+        gpu_id: as for `convert_memory`.
+        copy: as for `convert_memory`, for every array.
+        dtype: as for `convert_memory`, for every array.
+        grad: as for `convert_memory`.
+        device: as for `convert_memory`.
 
     Raises:
         MemoryConversionError: or a subclass, with a note that says where in the tree.
@@ -367,7 +379,8 @@ def to_numpy(x: Any, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:
     >>> to_numpy(torch.ones(2))
     array([1., 1.], dtype=float32)
     """
-    return convert_memory(x, "numpy", **options)
+    result: numpy.ndarray[Any, Any] = convert_memory(x, "numpy", **options)
+    return result
 
 
 def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.ndarray:

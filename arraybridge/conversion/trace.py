@@ -68,14 +68,17 @@ class TraceLog:
             return "no conversions"
         table = [_COLUMNS, *self._rows()]
         widths = [max(len(row[i]) for row in table) for i in range(len(_COLUMNS))]
-        lines = ["  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in table]
+        lines = [
+            "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
         lines.insert(1, "  ".join("─" * w for w in widths))
         return "\n".join([*lines, self._summary()])
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(c)}</th>" for c in _COLUMNS)
         body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>" for row in self._rows()
+            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
+            for row in self._rows()
         )
         return (
             f"<table><caption>{html.escape(self._summary())}</caption>"

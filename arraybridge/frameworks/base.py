@@ -24,7 +24,7 @@ __all__ = ["CPU", "Fallback", "Framework"]
 CPU = Device("cpu", 0)
 
 
-class Fallback(Exception):
+class Fallback(Exception):  # noqa: N818  # a signal, no error
     """Raised by a fast converter for an array that needs the careful path; never reaches a user."""
 
 

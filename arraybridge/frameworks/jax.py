@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import backend as jax_backend
@@ -18,10 +19,7 @@ from arraybridge.types import Device
 __all__ = ["JaxFramework"]
 
 # jax.enable_x64 is thread-local as a context manager; older releases have it in jax.experimental.
-if hasattr(jax, "enable_x64"):
-    _x64 = jax.enable_x64
-else:
-    from jax.experimental import enable_x64 as _x64
+_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 # The public from_dlpack spends 25 µs, most of it on a stream question that fails on the CPU and on
 # canonicalising the dtype, which narrows 64-bit dtypes where x64 is off; the import itself takes 3.
@@ -83,7 +81,9 @@ class JaxFramework(Framework):
         if x.is_deleted():
             raise refuse(self, "a deleted array", "it was donated to a jitted function, or deleted")
         if not x.is_fully_addressable:
-            raise refuse(self, "an array that spans processes", "gather it first, e.g. with process_allgather")
+            raise refuse(
+                self, "an array that spans processes", "gather it first, e.g. with process_allgather"
+            )
 
     def dtype_name(self, x: jax.Array) -> str:
         return str(x.dtype.name)
@@ -187,7 +187,14 @@ class JaxFramework(Framework):
 
     # -- fast paths -------------------------------------------------------------------------------
 
-    fast_errors = (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, DtypeNotSupportedError)
+    fast_errors = (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        BufferError,
+        NotImplementedError,
+        DtypeNotSupportedError,
+    )
 
     def exact_types(self) -> tuple[type, ...]:
         return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)

@@ -90,7 +90,7 @@ class NumpyFramework(Framework):
         mask = alignment - 1
 
         def export(x: np.ndarray) -> Any:
-            if address(buffer(x)) & mask:
+            if address(buffer(x)) & mask:  # type: ignore[arg-type]  # an array is a buffer
                 raise Fallback
             return guard(x).__dlpack__()
 

@@ -82,9 +82,9 @@ class _Modern(_Package):
             has_device = False
         if not has_device:
             raise FrameworkNotInstalledError(
-                "pyclesperanto is installed, but finds no OpenCL device. Install a driver for your GPU, or run"
-                ' pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew; import arraybridge'
-                " and convert before you import pyclesperanto yourself, so that the PoCL wheel can be set up.",
+                "pyclesperanto is installed, but finds no OpenCL device. Install your GPU's driver, or"
+                ' run pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew; convert'
+                " before you import pyclesperanto yourself, so that the PoCL wheel can be set up.",
                 target_type="pyclesperanto",
                 reason="no OpenCL device",
             )
@@ -202,7 +202,10 @@ class PyclesperantoFramework(Framework):
 
     def _packages(self) -> list[_Package]:
         """The package that makes new arrays, and the other one if the process has imported it since."""
-        return [self._main, *(_open(n) for n in _PACKAGES if n in sys.modules and _OPEN.get(n) is not self._main)]
+        return [
+            self._main,
+            *(_open(n) for n in _PACKAGES if n in sys.modules and _OPEN.get(n) is not self._main),
+        ]
 
     def _package(self, x: Any) -> _Package:
         return next(p for p in self._packages() if p.owns(x))
@@ -257,7 +260,11 @@ class PyclesperantoFramework(Framework):
 
     def find_device(self, wanted: Device) -> Device:
         # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
-        if wanted.kind == "gpu" and wanted.index < len(self.devices()) and not self._main.is_cpu(wanted.index):
+        if (
+            wanted.kind == "gpu"
+            and wanted.index < len(self.devices())
+            and not self._main.is_cpu(wanted.index)
+        ):
             wanted = Device("opencl", wanted.index)
         return super().find_device(wanted)
 
@@ -302,7 +309,9 @@ def _configured_icds() -> list[str]:
     named = os.environ.get("OCL_ICD_FILENAMES")
     if named:
         return named.split(os.pathsep)
-    folder = Path(os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors")
+    folder = Path(
+        os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors"
+    )
     if not folder.is_dir():
         return []
     return [file.read_text(errors="replace").strip() for file in sorted(folder.glob("*.icd"))]

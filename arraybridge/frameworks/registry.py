@@ -7,8 +7,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,12 +15,15 @@ from arraybridge.errors import FrameworkNotInstalledError, UnknownArrayError, Un
 from arraybridge.frameworks.base import Framework
 from arraybridge.types import FrameworkLike
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 __all__ = ["find_owner", "framework", "framework_names", "is_installed", "loaded_frameworks", "register"]
 
 #: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
 GROUP = "arraybridge.frameworks"
 
-# name: (our module, its class, the packages to install it by, root modules of its arrays' types)
+# name: (our module, its class, the packages that serve it)
 _BUILT_IN: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "numpy": ("numpy", "NumpyFramework", ("numpy",)),
     "cupy": ("cupy", "CupyFramework", ("cupy",)),
@@ -86,6 +88,8 @@ def plugins() -> dict[str, EntryPoint]:
     """Entry points of other packages by framework name; none of them is loaded by asking."""
     global _plugins
     if _plugins is None:
+        from importlib.metadata import entry_points  # costs 20 ms, and only an unknown name or type needs it
+
         _plugins = {point.name: point for point in entry_points(group=GROUP)}
     return _plugins
 
@@ -109,7 +113,8 @@ def framework_name(name: FrameworkLike) -> str:
         return plain
     known = framework_names()
     raise UnknownFrameworkError(
-        f"{plain!r} is no framework that arraybridge knows{nearest(plain, known)}; known are {', '.join(known)}"
+        f"{plain!r} is no framework that arraybridge knows{nearest(plain, known)};"
+        f" known are {', '.join(known)}"
     )
 
 

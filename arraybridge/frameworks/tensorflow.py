@@ -46,9 +46,7 @@ class TensorflowFramework(Framework):
         self.dlpack_device = 2 if tf.test.is_built_with_cuda() else None
 
     def owns(self, x: Any) -> bool:
-        return isinstance(
-            x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
-        )
+        return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
 
     def check(self, x: Any) -> None:
         if isinstance(x, tf.RaggedTensor):
@@ -190,4 +188,3 @@ class TensorflowFramework(Framework):
 
     def fast_import(self, immutable: bool) -> Callable[[Any], Any]:
         return tf.experimental.dlpack.from_dlpack
-

@@ -138,7 +138,8 @@ class TorchFramework(Framework):
         if device.kind == "cpu":
             return torch.device("cpu")
         accelerator = torch.accelerator.current_accelerator()
-        assert accelerator is not None  # find_device has seen it
+        if accelerator is None:
+            raise LookupError(device)  # find_device has seen it
         return torch.device(accelerator.type, device.index)
 
     def missing_device_reason(self) -> str:
