@@ -1,0 +1,74 @@
+"""What every test run needs: the environment of the frameworks, and the skips that depend on the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from functools import cache
+
+import pytest
+
+# Read by the frameworks when they are first imported, which the tests do later than this. Set here and not
+# only in tox.ini, so that plain `pytest` does the same; what the caller has set stays.
+ENVIRONMENT = {
+    # Several devices without a GPU.
+    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    "POCL_DEVICES": "pthread pthread",
+    # TensorFlow's start-up messages, below errors.
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    # On a GPU the frameworks share one card, and none may take all of it.
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+}
+for _name, _value in ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+# What ARRAYBRIDGE_REQUIRE may name. "gpu" stands for an NVIDIA card.
+REQUIRABLE = frozenset({"numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto", "gpu"})
+
+
+def required() -> frozenset[str]:
+    """Return what ARRAYBRIDGE_REQUIRE names: what may not be skipped."""
+    return frozenset(
+        filter(None, (name.strip() for name in os.environ.get("ARRAYBRIDGE_REQUIRE", "").split(",")))
+    )
+
+
+@cache
+def nvidia_cards() -> str:
+    """Return nvidia-smi's list of cards, "" where there is none. Asking it loads no framework."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ""
+    try:
+        listing = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return listing.stdout.strip() if listing.returncode == 0 else ""
+
+
+def pytest_configure() -> None:
+    """Refuse a misspelt requirement, which would otherwise require nothing."""
+    unknown = required() - REQUIRABLE
+    if unknown:
+        raise pytest.UsageError(
+            f"ARRAYBRIDGE_REQUIRE names {', '.join(sorted(unknown))}; "
+            f"it may name {', '.join(sorted(REQUIRABLE))}."
+        )
+    if importlib.util.find_spec("hypothesis") is not None:
+        from hypothesis import settings
+
+        # The first call of a framework compiles and takes seconds: a deadline would only measure that.
+        settings.register_profile("arraybridge", deadline=None)
+        settings.load_profile("arraybridge")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked ``gpu`` where there is no NVIDIA card, unless one is required."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and "gpu" not in required() and not nvidia_cards():
+        skip = pytest.mark.skip(reason="needs an NVIDIA card, and nvidia-smi lists none")
+        for item in marked:
+            item.add_marker(skip)

@@ -1,0 +1,106 @@
+"""What the tests share: importing a framework or skipping, and running a script in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import arraybridge
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def required() -> frozenset[str]:
+    """Return the frameworks that ARRAYBRIDGE_REQUIRE names, the absence of which is a failure and no skip."""
+    return frozenset(
+        filter(None, (name.strip() for name in os.environ.get("ARRAYBRIDGE_REQUIRE", "").split(",")))
+    )
+
+
+def require(name: str) -> Any:
+    """Import a framework and return its module; skip the test (or the whole file) where it is missing.
+
+    Where ARRAYBRIDGE_REQUIRE names the framework, its absence fails instead. For "pyclesperanto" the module
+    is that of the package which the library chose. TensorFlow gets two CPU devices.
+
+        torch = require("torch")
+    """
+    try:
+        module = _import_pyclesperanto() if name == "pyclesperanto" else importlib.import_module(name)
+    except ImportError as error:
+        reason = f"{name} can't be imported: {error}"
+        if name in required():
+            pytest.fail(f"{reason} (required by ARRAYBRIDGE_REQUIRE)", pytrace=False)
+        pytest.skip(reason, allow_module_level=True)
+    if name == "tensorflow":
+        _split_tensorflow_cpu(module)
+    return module
+
+
+def _import_pyclesperanto() -> ModuleType:
+    # The library finds an OpenCL platform, which has to happen before the package is imported.
+    arraybridge.framework("pyclesperanto")
+    for package in ("pyclesperanto", "pyclesperanto_prototype"):
+        module = sys.modules.get(package)
+        # Without a device pyclesperanto imports half.
+        if module is not None and hasattr(module, "push"):
+            return module
+    raise ImportError("neither of its packages came with an OpenCL device")
+
+
+def _split_tensorflow_cpu(tf: ModuleType) -> None:
+    config: Any = tf.config
+    (cpu,) = config.list_physical_devices("CPU")
+    if config.get_logical_device_configuration(cpu) is not None:
+        return
+    try:
+        config.set_logical_device_configuration(cpu, [config.LogicalDeviceConfiguration() for _ in range(2)])
+    except RuntimeError:
+        # TensorFlow has started already, with one device.
+        return
+
+
+def run_python(
+    *arguments: str, env: dict[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter with these arguments and return what came of it, also when it died.
+
+    It imports the same arraybridge as this process, and ``tests``. ``env`` adds to the environment; an empty
+    value removes a variable. Warnings are errors there too.
+
+        done = run_python("-m", "arraybridge", "demo", env={"NO_COLOR": "1"})
+    """
+    package = importlib.util.find_spec("arraybridge")
+    assert package is not None
+    assert package.origin is not None
+    paths = [str(Path(package.origin).parent.parent), str(SCRIPTS.parent.parent)]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONWARNINGS": "error",
+        **(env or {}),
+    }
+    return subprocess.run(
+        # -P keeps the current folder, which may be another copy of the package, out of sys.path.
+        [sys.executable, "-P", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env={name: value for name, value in environment.items() if value},
+    )
+
+
+def run_script(
+    script: str, *arguments: str, env: dict[str, str] | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of tests/scripts as ``run_python`` does."""
+    return run_python(str(SCRIPTS / script), *arguments, env=env, timeout=timeout)

@@ -1,0 +1,1 @@
+"""Tests that need NumPy and no other framework."""

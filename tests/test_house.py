@@ -1,0 +1,218 @@
+"""The rules of the house: what an import loads, which way imports run, and what the package gives away."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import arraybridge
+from tests.helpers import run_script
+
+CHECKOUT = Path(__file__).parent.parent
+PACKAGE = CHECKOUT / "arraybridge"
+
+# What `import arraybridge` leaves alone: the frameworks, and whatever only a part of the library needs.
+LAZY = frozenset(
+    {
+        "array_api_compat",
+        "cupy",
+        "jax",
+        "jaxlib",
+        "matplotlib",
+        "ml_dtypes",
+        "optree",
+        "pyclesperanto",
+        "pyclesperanto_opencl",
+        "pyclesperanto_prototype",
+        "pynvml",
+        "pyopencl",
+        "rich",
+        "skimage",
+        "tensorflow",
+        "torch",
+        "typer",
+    }
+)
+
+
+def loaded_after_import(*modules: str) -> set[str]:
+    """Return the top-level packages that a fresh interpreter holds after importing these modules."""
+    done = run_script("loaded_after_import.py", *modules)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+def test_importing_arraybridge_loads_numpy_and_nothing_else() -> None:
+    loaded = loaded_after_import("arraybridge")
+    assert {"arraybridge", "numpy"} <= loaded
+    assert not loaded & LAZY
+
+
+@pytest.mark.parametrize("module", ["optree", "torch", "jax", "tensorflow", "pyopencl"])
+def test_the_laziness_test_can_fail(module: str) -> None:
+    """The check above sees a package that was loaded beside arraybridge. (optree is installed everywhere.)"""
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    assert module in loaded_after_import("arraybridge", module) & LAZY
+
+
+def test_all_is_sorted_and_every_name_is_there() -> None:
+    names = arraybridge.__all__
+    assert list(names) == sorted(set(names))
+    missing = [name for name in names if not hasattr(arraybridge, name)]
+    assert not missing
+
+
+def test_no_submodule_hides_a_decorator() -> None:
+    """A file arraybridge/torch.py would, once imported, replace the decorator arraybridge.torch."""
+    installed = Path(arraybridge.__file__).parent
+    for name in ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"):
+        assert not (installed / f"{name}.py").exists()
+        assert not (installed / name).exists()
+
+
+def test_types_are_promised() -> None:
+    assert (Path(arraybridge.__file__).parent / "py.typed").is_file()
+
+
+def test_version_is_that_of_the_distribution() -> None:
+    try:
+        version = importlib.metadata.version("arraybridge")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("arraybridge runs from the checkout, not installed")
+    changelog = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert version in changelog
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    command = (CHECKOUT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
+    assert command.endswith("/tox")
+    assert command in (CHECKOUT / "README.md").read_text(encoding="utf-8").splitlines()
+
+
+def check_imports(package: Path) -> subprocess.CompletedProcess[str]:
+    """Run tools/check_imports.py on a package."""
+    return subprocess.run(
+        [sys.executable, str(CHECKOUT / "tools" / "check_imports.py"), str(package)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def plant(folder: Path, file: str, line: str) -> tuple[Path, Path]:
+    """Copy the package, with every part of the house, and write one file; return the copy and the file."""
+    package = folder / "arraybridge"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("frameworks", "conversion", "memory", "functions", "devices", "cli"):
+        (package / part).mkdir(exist_ok=True)
+    planted = package / file
+    planted.write_text(f"{line}\n", encoding="utf-8")
+    return package, planted
+
+
+def test_imports_run_one_way() -> None:
+    done = check_imports(PACKAGE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "message"),
+    [
+        # Against the direction, in each spelling of an import.
+        (
+            "conversion/planted.py",
+            "from arraybridge.devices import discovery",
+            "conversion imports arraybridge.devices",
+        ),
+        (
+            "conversion/planted.py",
+            "import arraybridge.memory.oom",
+            "conversion imports arraybridge.memory.oom",
+        ),
+        ("conversion/planted.py", "from ..cli import main", "conversion imports arraybridge.cli"),
+        ("conversion/planted.py", "from .. import functions", "conversion imports arraybridge.functions"),
+        ("conversion/planted.py", "from arraybridge import memory", "conversion imports arraybridge.memory"),
+        (
+            "conversion/planted.py",
+            "from arraybridge import convert_memory",
+            "conversion imports arraybridge,",
+        ),
+        ("conversion/planted.py", "def late():\n    from arraybridge.cli import main", "planted.py:2:"),
+        (
+            "frameworks/planted.py",
+            "from ..conversion import table",
+            "frameworks imports arraybridge.conversion",
+        ),
+        ("errors.py", "from .frameworks import base", "errors imports arraybridge.frameworks"),
+        (
+            "memory/planted.py",
+            "from arraybridge.functions import gpu",
+            "memory imports arraybridge.functions",
+        ),
+        ("devices/planted.py", "import arraybridge.testing", "devices imports arraybridge.testing"),
+        # A framework outside its room.
+        ("conversion/planted.py", "import torch", "only arraybridge/frameworks/torch.py may"),
+        (
+            "conversion/planted.py",
+            "def late():\n    import jax.numpy as jnp",
+            "only arraybridge/frameworks/jax.py may",
+        ),
+        (
+            "cli/planted.py",
+            "from tensorflow import constant",
+            "only arraybridge/frameworks/tensorflow.py may",
+        ),
+        (
+            "functions/planted.py",
+            "importlib.import_module('cupy')",
+            "only arraybridge/frameworks/cupy.py may",
+        ),
+        ("frameworks/planted.py", "import pyopencl", "only arraybridge/frameworks/pyclesperanto.py may"),
+        ("conversion/planted.py", "import ml_dtypes", "only arraybridge/frameworks/ may"),
+        ("__init__.py", "import torch", "only arraybridge/frameworks/torch.py may"),
+        ("conversion/planted.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch", "planted.py:4:"),
+        # A part that nobody has placed.
+        ("planted.py", "import numpy", "planted has no layer"),
+    ],
+)
+def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, message: str) -> None:
+    package, planted = plant(tmp_path, file, line)
+    done = check_imports(package)
+    assert done.returncode == 1
+    assert message in done.stdout
+    assert str(planted) in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("conversion/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
+        ("conversion/planted.py", "import typing\nif typing.TYPE_CHECKING:\n    from ..cli import main"),
+        ("conversion/planted.py", "from ..frameworks import base\nfrom .. import errors\nimport numpy"),
+        ("frameworks/torch.py", "import torch\nimport ml_dtypes\nfrom ..types import Device"),
+        ("cli/planted.py", "import arraybridge\nfrom arraybridge import convert_memory"),
+    ],
+)
+def test_a_rightful_import_passes(tmp_path: Path, file: str, line: str) -> None:
+    package, _ = plant(tmp_path, file, line)
+    done = check_imports(package)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
+    done = check_imports(tmp_path)
+    assert done.returncode == 2
+    assert "is no package" in done.stderr
+    (tmp_path / "__init__.py").write_text("def (", encoding="utf-8")
+    done = check_imports(tmp_path)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
