@@ -39,4 +39,40 @@ from arraybridge.options import settings as settings
 from arraybridge.types import Device as Device
 from arraybridge.types import MemoryType as MemoryType
 
+__all__ = [
+    "ArrayNotSupportedError",
+    "CopyRequiredError",
+    "Device",
+    "DeviceNotFoundError",
+    "DtypeNotSupportedError",
+    "Framework",
+    "FrameworkNotInstalledError",
+    "GradientError",
+    "MemoryConversionError",
+    "MemoryType",
+    "MissingGpuWarning",
+    "Route",
+    "SourceMismatchError",
+    "TraceLog",
+    "UnknownArrayError",
+    "UnknownFrameworkError",
+    "convert_memory",
+    "convert_tree",
+    "detect_memory_type",
+    "device_of",
+    "explain",
+    "framework",
+    "register",
+    "settings",
+    "to_cpu",
+    "to_cupy",
+    "to_gpu",
+    "to_jax",
+    "to_numpy",
+    "to_pyclesperanto",
+    "to_tensorflow",
+    "to_torch",
+    "trace",
+]
+
 __version__ = "1.0.0"

@@ -174,11 +174,14 @@ class Framework(ABC):
             if device == wanted:
                 return device
         have = ", ".join(str(d) for d in there) or "no device at all"
+        advice = " Pass one of these." if there else ""
+        if self.has_host and wanted.kind != "cpu":
+            advice = ' Pass one of these, or opt in to the host with settings(missing_gpu="host").'
         why = self.missing_device_reason() if wanted.kind != "cpu" else ""
         raise DeviceNotFoundError(
             f"{self.name} has no device {wanted} here; it has {have}."
             + (f" {why}" if why else "")
-            + (' Pass one of these, or opt in to the host with settings(missing_gpu="host").'),
+            + advice,
             target_type=self.name,
             reason=why or f"{self.name} has no device {wanted}",
         )

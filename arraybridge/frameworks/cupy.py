@@ -68,7 +68,7 @@ class CupyFramework(Framework):
 
     def default_device(self) -> Device:
         if not self.devices():
-            return Device("gpu", 0)
+            return self.find_device(Device("gpu", 0))  # raises, with the reason
         return Device("gpu", cupy.cuda.Device().id)
 
     def missing_device_reason(self) -> str:
