@@ -59,7 +59,7 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
         except ImportError:
             # No picture is at hand: rings, computed.
             y, x = np.mgrid[-1:1:384j, -1:1:384j]
-            rings = np.uint8(127 + 127 * np.cos(40 * (x * x + y * y)))
+            rings = (127 + 127 * np.cos(40 * (x * x + y * y))).astype(np.uint8)
             return "rings (install scikit-image for a photograph)", rings
         return "coins.png of scikit-image", np.asarray(data.coins())
     try:
@@ -184,6 +184,6 @@ def _print(name: str, picture: np.ndarray, steps: list[dict[str, Any]], missing:
     if unused:
         console.print(f"Also known: {', '.join(unused)}")
     if all(step["exact"] for step in steps):
-        console.print(f"Each framework inverted the picture twice: {len(steps)} results, equal bit for bit.")
+        console.print(f"Each framework inverted the picture twice; all {len(steps)} results are exact.")
     else:
         console.print("[red]Some results differ from the original; please report this.[/red]")

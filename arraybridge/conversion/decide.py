@@ -22,7 +22,7 @@ from arraybridge.errors import (
     nearest,
 )
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.foreign import foreign_framework
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, DeviceLike, GpuId, check_gpu_id
@@ -115,6 +115,12 @@ def _decide(
         return route, lambda: data
 
     source.check(data)
+    rank = len(source.shape(data))
+    if rank > hostmemory.MAX_RANK:
+        instead = (
+            f"arrays travel through NumPy, which has at most {hostmemory.MAX_RANK} axes; reshape it first"
+        )
+        raise refuse(source, f"an array of rank {rank}", instead)
     if not native and source.requires_grad(data):
         if request.grad == "error":
             raise GradientError(

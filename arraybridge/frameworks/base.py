@@ -179,9 +179,7 @@ class Framework(ABC):
             advice = ' Pass one of these, or opt in to the host with settings(missing_gpu="host").'
         why = self.missing_device_reason() if wanted.kind != "cpu" else ""
         raise DeviceNotFoundError(
-            f"{self.name} has no device {wanted} here; it has {have}."
-            + (f" {why}" if why else "")
-            + advice,
+            f"{self.name} has no device {wanted} here; it has {have}." + (f" {why}" if why else "") + advice,
             target_type=self.name,
             reason=why or f"{self.name} has no device {wanted}",
         )

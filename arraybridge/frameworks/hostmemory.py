@@ -28,6 +28,9 @@ __all__ = [
 #: JAX and TensorFlow share host memory only where it is aligned to this many bytes.
 ALIGNMENT = 64
 
+#: The most axes that a NumPy array can have.
+MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
+
 # From this many bytes on it pays to choose how to copy.
 _LARGE = 1 << 16
 _PAGE = 4096
@@ -144,6 +147,7 @@ _DLPACK_CODES = {
     "float8_e5m2fnuz": 13,
     "float8_e8m0fnu": 14,
 }
+_UNSIGNED = 1
 # Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
 _CODE_OFFSET = 20
 
@@ -174,14 +178,37 @@ def capsule(view: np.ndarray) -> Any:
     return exported
 
 
+class HostCapsule:
+    """A DLPack capsule of host memory in the form that ``from_dlpack`` functions take."""
+
+    def __init__(self, exported: Any) -> None:
+        self._exported = exported
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._exported
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """A NumPy view of what an unversioned capsule of host memory holds, the extended dtypes included.
+
+    NumPy makes it read-only, since such a capsule cannot say that it may be written to.
+    """
+    if dtype.name not in _DLPACK_CODES:
+        return np.from_dlpack(HostCapsule(exported))
+    ctypes.c_uint8.from_address(capsule_pointer(exported) + _CODE_OFFSET).value = _UNSIGNED
+    return np.from_dlpack(HostCapsule(exported)).view(dtype)
+
+
 class _Owner:
     """Presents read-only memory as writable, and keeps its owner alive."""
 
     def __init__(self, view: np.ndarray) -> None:
         self.view = view
-        address, _ = view.__array_interface__["data"]
-        # Of the extended dtypes the interface knows only the size, so the bytes travel as void.
-        self.__array_interface__ = {**view.__array_interface__, "data": (address, False)}
+        pointer, _ = view.__array_interface__["data"]
+        self.__array_interface__ = {**view.__array_interface__, "data": (pointer, False)}
 
 
 def writable_alias(view: np.ndarray) -> np.ndarray:
@@ -192,8 +219,9 @@ def writable_alias(view: np.ndarray) -> np.ndarray:
     """
     if view.flags.writeable:
         return view
-    alias = np.asarray(_Owner(view))
-    return alias if alias.dtype == view.dtype else alias.view(view.dtype)
+    if view.dtype.name in _EXTENDED:  # the interface has no name for these
+        return writable_alias(view.view(f"uint{8 * view.dtype.itemsize}")).view(view.dtype)
+    return np.asarray(_Owner(view))
 
 
 class _Guarded(np.ndarray):

@@ -42,19 +42,6 @@ _DTYPES = frozenset(
 _PACKED = ("int4", "uint4")
 
 
-class _HostProducer:
-    """A capsule of host memory in the form that the public ``jax.dlpack.from_dlpack`` takes."""
-
-    def __init__(self, capsule: Any) -> None:
-        self._capsule = capsule
-
-    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-
 class JaxFramework(Framework):
     name = "jax"
     modules = ("jax", "jaxlib")
@@ -103,7 +90,10 @@ class JaxFramework(Framework):
     # -- host memory ------------------------------------------------------------------------------
 
     def host_view(self, x: jax.Array) -> np.ndarray:
-        return np.asarray(x)
+        if x.dtype.name in _PACKED:
+            return np.asarray(x)
+        # np.asarray would copy an array whose axes lie in another order in memory.
+        return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
         if self.device_of(x).kind == "cpu" and not self.is_scattered(x):
@@ -204,7 +194,15 @@ class JaxFramework(Framework):
         return [d.platform for b in jax_backend.backends().values() for d in b.local_devices()] == ["cpu"]
 
     def fast_view(self) -> Callable[[jax.Array], np.ndarray]:
-        return np.asarray
+        asarray = np.asarray
+
+        def view(x: jax.Array) -> np.ndarray:
+            array = asarray(x)
+            if array.flags.owndata:  # a copy: its axes lie in another order in memory, or on a card
+                raise Fallback
+            return array
+
+        return view
 
     def fast_export(self, alignment: int) -> Callable[[jax.Array], Any]:
         if self._cpu_alone():
@@ -241,4 +239,4 @@ def _adopt_host(capsule: Any, device: Any) -> jax.Array:
         array: jax.Array = _import_capsule(capsule, device, None, None)
         return array
     with _x64(True):
-        return jax.dlpack.from_dlpack(_HostProducer(capsule), device=device)
+        return jax.dlpack.from_dlpack(hostmemory.HostCapsule(capsule), device=device)

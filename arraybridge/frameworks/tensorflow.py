@@ -88,7 +88,9 @@ class TensorflowFramework(Framework):
         if x.dtype is tf.bfloat16:
             bits = np.asarray(memoryview(tf.bitcast(x, tf.uint16)))
             return bits.view(hostmemory.np_dtype("bfloat16"))
-        return hostmemory.readonly(np.asarray(x))
+        # A 0-d tensor would turn into a scalar, which is a copy.
+        memory = np.asarray(x) if x.shape.rank else np.asarray(tf.reshape(x, [1])).reshape(())
+        return hostmemory.readonly(memory)
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         name = view.dtype.name

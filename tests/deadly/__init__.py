@@ -1,0 +1,4 @@
+"""Scripts that would end or hang the process if arraybridge were wrong.
+
+test_deadly.py runs each in a process of its own.
+"""

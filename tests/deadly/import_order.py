@@ -1,0 +1,30 @@
+"""The frameworks imported in the order of the arguments, then one array sent round through all of them.
+
+Nothing is set in the environment: an OpenCL driver that came as a wheel is found by the library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import numpy as np
+
+import arraybridge  # it imports no framework
+from tests.deadly._common import report
+from tests.matrix_data import bits, framework_of
+
+order = sys.argv[1:]
+for name in order:
+    if name != "pyclesperanto":  # imported by the library, when its turn comes
+        importlib.import_module(name)
+    else:
+        arraybridge.convert_memory(np.ones((4, 4), np.float32), "pyclesperanto")
+
+VALUES = np.arange(24, dtype=np.float32).reshape(4, 6)
+array = VALUES
+for name in order * 2:
+    array = arraybridge.convert_memory(array, name)
+    assert framework_of(array) == name
+    assert bits(array) == VALUES.tobytes()
+report("round", "right")
