@@ -197,10 +197,19 @@ def expected(source: str, target: str, layout: str, dtype: str) -> str:
     if outcome in ("share", "may") and target == "tensorflow" and dtype.startswith("float8"):
         # TensorFlow's DLPack and bitcast leave float8 out: tf.constant() is the one way in, and it copies.
         return "copy"
+    if target == "jax" and layout in ("fortran", "transposed") and _jax_forgets_strides():
+        return "copy" if outcome == "share" else outcome
     if (source, target) == ("jax", "numpy") and layout in ("fortran", "transposed"):
         # np.asarray() copies what is not in C order, and NumPy's DLPack knows no extension dtype.
         return "may" if dtype in EXTENSION_DTYPES else outcome
     return outcome
+
+
+def _jax_forgets_strides() -> bool:
+    """Whether this is a JAX that takes every import for C-contiguous: 0.7 does, 0.10 does not."""
+    import jax
+
+    return tuple(map(int, jax.__version__.split(".")[:2])) < (0, 8)
 
 
 # ---- building the sources --------------------------------------------------------------------------------

@@ -353,6 +353,9 @@ class _Journey:
             return "its conj or neg bit is set"
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
+        if source.address(data) % target.alignment:
+            # XLA's and TensorFlow's kernels load several elements at once, and trust in the alignment.
+            return f"its memory is not aligned to {target.alignment} bytes"
         return target.cannot_stride(shape, source.strides(data), itemsize)
 
     def _cast_on_the_way(self, dtype: str) -> tuple[Route, Run]:

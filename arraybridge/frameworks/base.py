@@ -11,6 +11,8 @@ import importlib.util
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,9 +21,22 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Dtyp
 from arraybridge.frameworks import hostmemory
 from arraybridge.types import Device
 
-__all__ = ["CPU", "Fallback", "Framework"]
+__all__ = ["CPU", "Fallback", "Framework", "Usage"]
 
 CPU = Device("cpu", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes that a framework holds on a device; None where it does not count them.
+
+    ``used`` by live arrays, ``cached`` on top of that for arrays to come, ``peak`` the most ever used.
+    """
+
+    device: Device
+    used: int | None
+    cached: int | None
+    peak: int | None
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error
@@ -63,7 +78,7 @@ class Framework(ABC):
 
     @abstractmethod
     def owns(self, x: Any) -> bool:
-        """Whether ``x`` is an array of this framework, subclasses included."""
+        """Whether ``x`` is an array of this framework, subclasses included; a question of its type alone."""
 
     def check(self, x: Any) -> None:
         """Refuse an array that has no dense, concrete values (sparse, masked, traced, …).
@@ -87,6 +102,10 @@ class Framework(ABC):
     def strides(self, x: Any) -> tuple[int, ...]:
         """Bytes to step along each axis, for an array on an accelerator."""
         return c_strides(self.shape(x), hostmemory.np_dtype(self.dtype_name(x)).itemsize)
+
+    def address(self, x: Any) -> int:
+        """Address of the first element, for an array on an accelerator; 0 where it cannot be known."""
+        return 0
 
     def device_of(self, x: Any) -> Device:
         """Where the array lives."""
@@ -231,9 +250,116 @@ class Framework(ABC):
                 reason=f"{self.name} has no dtype {dtype}",
             )
 
+    # -- memory -----------------------------------------------------------------------------------
+
     def is_oom(self, error: BaseException) -> bool:
-        """Whether ``error`` is this framework's out-of-memory error."""
+        """Whether ``error`` itself, whatever caused it, is this framework's out-of-memory error."""
         return isinstance(error, MemoryError)
+
+    def oom_error(self) -> Exception:
+        """An error as this framework raises it when memory runs out, for rehearsals of that."""
+        return MemoryError("Unable to allocate: a rehearsal")
+
+    def raise_late_errors(self, x: Any) -> None:
+        """Wait for ``x`` where an allocation that failed shows only when the array is waited for."""
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        """``x[start:stop]`` along ``axis`` (a view where the framework has views)."""
+        return x[(slice(None),) * (axis % len(self.shape(x))) + (slice(start, stop),)]
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        """The arrays, all on one device, joined along ``axis`` in a new one."""
+        host = np.concatenate([self.to_host(part) for part in parts], axis)
+        return self.from_host(host, self.device_of(parts[0]))
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        """An array whose values nobody has set."""
+        return self.from_host(hostmemory.packed(shape, hostmemory.np_dtype(dtype)), device)
+
+    def is_started(self) -> bool:
+        """Whether the framework has opened its accelerators; what follows asks only one that has."""
+        return False
+
+    def known_devices(self) -> tuple[Device, ...] | None:
+        """Its devices, or None where asking would open them."""
+        return self.devices()
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        """Give cached memory on ``device`` (None: on all) back to the system; returns bytes given back.
+
+        ``compiled``: compiled programs as well. Never opens an accelerator.
+        """
+        return 0
+
+    def usage(self) -> list[Usage]:
+        """What the framework holds, one entry for each device that it has opened; opens none."""
+        return []
+
+    def reset_peak(self, device: Device) -> bool:
+        """Start the count of `Usage.peak` anew; False where that cannot be."""
+        return False
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        """A context in which ``device`` is this framework's current one, for this thread."""
+        return nullcontext()
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
+        return None
+
+    def enqueue_copy(self, host: np.ndarray, x: Any, offset: int, to_host: bool) -> Callable[[], None]:
+        """Queue a copy between pinned bytes and the bytes of the packed array ``x`` from ``offset`` on.
+
+        Returns a function that waits until the copy is done.
+        """
+        raise NotImplementedError(f"{self.name} has no queue for copies")
+
+    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
+        """Its pool: ``allocate(bytes, card, stream)``, which returns an address, and ``free(address)``."""
+        raise NotImplementedError(f"{self.name} shares no pool")
+
+    def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
+        """Take memory from another framework's pool from now on.
+
+        Raises:
+            RuntimeError: it holds memory of its own already.
+        """
+        raise NotImplementedError(f"{self.name} takes memory from no other pool")
+
+    # -- running functions ------------------------------------------------------------------------
+
+    #: Makes the decorator of the framework of that name. functions/decorators.py, which stands layers above
+    #: and so cannot be imported here, puts it in place when it is imported, which `import arraybridge` does.
+    decorator_of: ClassVar[Callable[[str], Any]]
+
+    #: Whether `stream` has anything to offer.
+    has_streams: bool = False
+
+    @property
+    def decorator(self) -> Any:
+        """The decorator for functions that are written in this framework, as ``arraybridge.torch`` is."""
+        return Framework.decorator_of(self.name)
+
+    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
+        """A context in which this thread queues its work on a stream of its own on ``device``.
+
+        The stream waits for what the current one holds on entry, and the current one waits for it on exit.
+        None where the device has no streams.
+        """
+        return None
+
+    def wide(self) -> AbstractContextManager[Any]:
+        """A context in which arithmetic keeps 64-bit dtypes."""
+        return nullcontext()
+
+    def stack(self, planes: list[Any]) -> Any:
+        """Arrays of one shape and dtype, all on one device, along a new first axis."""
+        host, device = np.stack([self.to_host(plane) for plane in planes]), self.device_of(planes[0])
+        return self.copy_from_host(host, device) if device.kind == "cpu" else self.from_host(host, device)
+
+    def unstack(self, x: Any) -> list[Any]:
+        """The arrays along the first axis (views where the framework has views)."""
+        return [x[i] for i in range(self.shape(x)[0])]
 
     # -- fast paths, built once per pair of types -------------------------------------------------
 
@@ -281,6 +407,12 @@ def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
         strides.append(step)
         step *= extent
     return tuple(reversed(strides))
+
+
+def is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether the elements lie one beside the other, in the order of the axes."""
+    expected = c_strides(shape, itemsize)
+    return all(a == b or n == 1 for a, b, n in zip(strides, expected, shape, strict=True))
 
 
 def is_compact(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:

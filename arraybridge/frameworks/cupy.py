@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import cupy
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, Usage
 from arraybridge.types import Device
 
 __all__ = ["CupyFramework"]
+
+
+# CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
+_OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
 
 
 class CupyFramework(Framework):
@@ -37,6 +47,9 @@ class CupyFramework(Framework):
 
     def strides(self, x: cupy.ndarray) -> tuple[int, ...]:
         return tuple(x.strides)
+
+    def address(self, x: cupy.ndarray) -> int:
+        return x.data.ptr
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -112,8 +125,118 @@ class CupyFramework(Framework):
         with x.device:
             return x.astype(dtype)
 
+    # -- memory -----------------------------------------------------------------------------------
+
     def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, cupy.cuda.memory.OutOfMemoryError)
+        if isinstance(error, cupy.cuda.memory.OutOfMemoryError):
+            return True
+        # CUDA, its libraries and its driver have classes of their own, and a name for each status.
+        ours = type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
+        return ours and isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
+
+    def oom_error(self) -> Exception:
+        return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
+
+    def part(self, x: cupy.ndarray, axis: int, start: int, stop: int) -> cupy.ndarray:
+        with x.device:
+            return super().part(x, axis, start, stop)
+
+    def concatenate(self, parts: list[cupy.ndarray], axis: int) -> cupy.ndarray:
+        with parts[0].device:
+            return cupy.concatenate(parts, axis)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> cupy.ndarray:
+        with cupy.cuda.Device(device.index):
+            return cupy.empty(shape, dtype)
+
+    def is_started(self) -> bool:
+        return bool(self._opened(None))
+
+    def _opened(self, device: Device | None) -> list[int]:
+        """Numbers of the cards on which this process has a context; selecting another would create one."""
+        if device is not None and device.kind != "gpu":
+            return []
+        cards = [d.index for d in self.devices() if device is None or d == device]
+        return [i for i in cards if _has_context(i)]
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        freed = 0
+        cards = self._opened(device)
+        for i in cards:
+            with cupy.cuda.Device(i):
+                if compiled:
+                    cupy.fft.config.clear_plan_cache()
+                pool = cupy.get_default_memory_pool()
+                before = pool.total_bytes()
+                pool.free_all_blocks()
+                freed += before - pool.total_bytes()
+        if cards:
+            cupy.get_default_pinned_memory_pool().free_all_blocks()  # it counts blocks, not bytes
+        return int(freed)
+
+    def usage(self) -> list[Usage]:
+        found = []
+        for i in self._opened(None):
+            with cupy.cuda.Device(i):
+                pool = cupy.get_default_memory_pool()
+                used = int(pool.used_bytes())
+                found.append(Usage(Device("gpu", i), used, int(pool.total_bytes()) - used, None))
+        return found
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return cupy.cuda.Device(device.index)
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        if not self.devices():
+            return None
+        return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+    def enqueue_copy(
+        self, host: np.ndarray, x: cupy.ndarray, offset: int, to_host: bool
+    ) -> Callable[[], None]:
+        with x.device:
+            stream = cupy.cuda.get_current_stream()
+            place, address = x.data + offset, ctypes.c_void_p(hostmemory.address(host))
+            if to_host:
+                place.copy_to_host_async(address, host.size, stream)
+            else:
+                place.copy_from_host_async(address, host.size, stream)
+            return stream.record().synchronize
+
+    def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
+        held = sum((usage.used or 0) + (usage.cached or 0) for usage in self.usage())
+        if held:
+            raise RuntimeError(f"CuPy holds {held} bytes in its own pool already")
+
+        def malloc(size: int, device: int) -> int:
+            return allocate(size, device, cupy.cuda.get_current_stream().ptr)
+
+        def release(address: int, device: int) -> None:
+            free(address)
+
+        shared = cupy.cuda.PythonFunctionAllocator(malloc, release)
+        cupy.cuda.set_allocator(shared.malloc)
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    """CUDA's driver, which can say whether a context exists without creating it; None without one."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    return driver if driver.cuInit(0) == 0 else None
+
+
+def _has_context(index: int) -> bool:
+    driver = _driver()
+    if driver is None:
+        return False
+    card, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    if driver.cuDeviceGet(ctypes.byref(card), index):
+        return False
+    failed = driver.cuDevicePrimaryCtxGetState(card, ctypes.byref(flags), ctypes.byref(active))
+    return not failed and active.value == 1
 
 
 class _TensorflowProducer:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import jax
@@ -13,7 +16,16 @@ from jax.extend import backend as jax_backend
 
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Fallback, Framework, is_compact, refuse, refuse_dtype
+from arraybridge.frameworks.base import (
+    CPU,
+    Fallback,
+    Framework,
+    Usage,
+    is_c_contiguous,
+    is_compact,
+    refuse,
+    refuse_dtype,
+)
 from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
@@ -40,6 +52,15 @@ _DTYPES = frozenset(
     }
 )
 _PACKED = ("int4", "uint4")
+
+
+# A kernel's shared memory is exhausted by the kernel's own size, and no cache brings it back.
+_OOM = re.compile(
+    r"RESOURCE_EXHAUSTED: (?!.*[Ss]hared memory)"
+    r"|[A-Z_]+: .*(?:CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|STATUS_ALLOC_FAILED"
+    r"|[Ff]ailed to allocate|[Oo]ut of memory)",
+    re.DOTALL,
+)
 
 
 class JaxFramework(Framework):
@@ -74,6 +95,9 @@ class JaxFramework(Framework):
 
     def dtype_name(self, x: jax.Array) -> str:
         return str(x.dtype.name)
+
+    def nbytes(self, x: jax.Array) -> int:
+        return x.size * x.dtype.itemsize  # x.nbytes halves 64-bit dtypes where x64 is off (jax 0.7)
 
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
@@ -119,6 +143,10 @@ class JaxFramework(Framework):
         return super().cannot_view(view)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        if is_c_contiguous(shape, strides, itemsize):
+            return ""
+        if not _honours_strides():
+            return "this JAX imports memory as C-contiguous, whatever its strides"
         if is_compact(shape, strides, itemsize):
             return ""
         return "it is no permutation of a compact array, and XLA knows no other strides"
@@ -172,8 +200,75 @@ class JaxFramework(Framework):
         with _x64(True):
             return x.astype(hostmemory.np_dtype(dtype)).block_until_ready()
 
+    # -- memory -----------------------------------------------------------------------------------
+
     def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+        # XlaRuntimeError, its older name, is the same class in every release that is supported.
+        return isinstance(error, jax.errors.JaxRuntimeError) and _OOM.match(str(error)) is not None
+
+    def oom_error(self) -> Exception:
+        return jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
+        )
+
+    def raise_late_errors(self, x: jax.Array) -> None:
+        if not isinstance(x, jax.core.Tracer):
+            x.block_until_ready()
+
+    def part(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
+        with _x64(True):
+            return super().part(x, axis, start, stop)
+
+    def concatenate(self, parts: list[jax.Array], axis: int) -> jax.Array:
+        with _x64(True):
+            return jnp.concatenate(parts, axis)
+
+    def is_started(self) -> bool:
+        return _backends_are_initialized()
+
+    def known_devices(self) -> tuple[Device, ...] | None:
+        return self.devices() if self.is_started() else None
+
+    def _opened(self) -> list[Any]:
+        if not self.is_started():
+            return []
+        return [d for b in jax_backend.backends().values() for d in b.local_devices() if d.platform != "cpu"]
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
+        if not compiled or not self.is_started():
+            return 0
+        cards = [d for d in self._opened() if device is None or _as_device(d) == device]
+        before = sum(_held(d) for d in cards)
+        jax.clear_caches()
+        return max(0, before - sum(_held(d) for d in cards))
+
+    def usage(self) -> list[Usage]:
+        found = []
+        for device in self._opened():
+            stats = device.memory_stats()
+            if stats:
+                used = stats["bytes_in_use"]
+                pool = stats.get("pool_bytes")
+                cached = None if pool is None else max(0, pool - used)
+                found.append(Usage(_as_device(device), used, cached, stats.get("peak_bytes_in_use")))
+        return found
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return jax.default_device(self.jax_device(device))
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def wide(self) -> AbstractContextManager[Any]:
+        return _x64(True)
+
+    def stack(self, planes: list[jax.Array]) -> jax.Array:
+        with _x64(True):
+            return jnp.stack(planes)
+
+    def unstack(self, x: jax.Array) -> list[jax.Array]:
+        with _x64(True):
+            return super().unstack(x)
 
     # -- fast paths -------------------------------------------------------------------------------
 
@@ -217,15 +312,26 @@ class JaxFramework(Framework):
         return export
 
     def fast_import(self, immutable: bool) -> Callable[[Any], jax.Array] | None:
-        if _import_capsule is None:
+        if _import_capsule is None or not _honours_strides():
             return None
         cpu = jax.local_devices(backend="cpu")[0]
         import_capsule = _import_capsule
 
         def adopt(capsule: Any) -> jax.Array:
-            return import_capsule(capsule, cpu, None, None)
+            return import_capsule(capsule, cpu, None)
 
         return adopt
+
+
+def _backends_are_initialized() -> bool:
+    """Whether JAX has opened its devices; the public calls open them."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def _held(device: Any) -> int:
+    return int((device.memory_stats() or {}).get("bytes_in_use", 0))
 
 
 def _as_device(device: Any) -> Device:
@@ -234,9 +340,18 @@ def _as_device(device: Any) -> Device:
     return Device("gpu", device.local_hardware_id if device.local_hardware_id is not None else device.id)
 
 
+@cache
+def _honours_strides() -> bool:
+    """Whether JAX minds the order of the axes on import: jax 0.7.1 does not, and gives wrong values."""
+    probe = hostmemory.packed((2, 2), np.dtype(np.uint8))
+    probe[:] = [[0, 1], [2, 3]]
+    imported = _adopt_host(probe.T.__dlpack__(), jax.local_devices(backend="cpu")[0])
+    return bool(np.array_equal(np.asarray(imported), probe.T))
+
+
 def _adopt_host(capsule: Any, device: Any) -> jax.Array:
     if _import_capsule is not None:
-        array: jax.Array = _import_capsule(capsule, device, None, None)
+        array: jax.Array = _import_capsule(capsule, device, None)
         return array
     with _x64(True):
         return jax.dlpack.from_dlpack(hostmemory.HostCapsule(capsule), device=device)

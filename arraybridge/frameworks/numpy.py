@@ -65,6 +65,29 @@ class NumpyFramework(Framework):
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(hostmemory.np_dtype(dtype))
 
+    # -- memory -----------------------------------------------------------------------------------
+
+    def oom_error(self) -> Exception:
+        try:
+            np.empty(1 << 55)  # 256 PiB: NumPy's own error, which it has no public name for
+        except MemoryError as error:
+            return error.with_traceback(None)
+        return super().oom_error()
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+            # np.concatenate drops the masks.
+            return np.ma.concatenate(parts, axis)  # type: ignore[no-untyped-call]
+        return np.concatenate(parts, axis)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
+        return np.empty(shape, hostmemory.np_dtype(dtype))
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def stack(self, planes: list[np.ndarray]) -> np.ndarray:
+        return np.stack(planes)
+
     # -- fast paths -------------------------------------------------------------------------------
 
     fast_errors = (TypeError, ValueError, BufferError)

@@ -11,9 +11,11 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,18 @@ class _Package(ABC):
     @abstractmethod
     def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
         """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
+
+    @abstractmethod
+    def select(self, index: int) -> None: ...
+
+    @contextlib.contextmanager
+    def selected(self, index: int) -> Iterator[None]:
+        previous = self.current_index()
+        self.select(index)
+        try:
+            yield
+        finally:
+            self.select(previous)
 
 
 class _Modern(_Package):
@@ -128,6 +142,10 @@ class _Modern(_Package):
     def read(self, x: Any) -> np.ndarray:
         return np.asarray(x.get())
 
+    def select(self, index: int) -> None:
+        device = self._devices[index]
+        self.cle.select_device(device.index, device.type)
+
     def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
         if x.mtype != "buffer" or importlib.util.find_spec("pyopencl") is None:
             return None
@@ -177,6 +195,11 @@ class _Prototype(_Package):
 
     def read(self, x: Any) -> np.ndarray:
         return np.asarray(x.get())
+
+    def select(self, index: int) -> None:
+        # By number and not by name, which several devices may share.
+        order = importlib.import_module("pyclesperanto_prototype._tier0._device").filter_devices()
+        self.cle.select_device(device_index=order.index(self._devices[index]))
 
     def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
         if not x.flags.c_contiguous:
@@ -290,6 +313,54 @@ class PyclesperantoFramework(Framework):
                 target_type=self.name,
                 reason=f"pyclesperanto cannot hold {what}",
             )
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def is_oom(self, error: BaseException) -> bool:
+        return is_opencl_oom(error)
+
+    def oom_error(self) -> Exception:
+        message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
+        return RuntimeError(message)
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        package = self._package(x)
+        if isinstance(package, _Modern):
+            return super().part(x, axis, start, stop)
+        # Slices of the prototype come by way of float32.
+        host = package.read(x)[(slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)]
+        return self.from_host(host, self.device_of(x))
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        self.supports(dtype, shape)
+        return self._main.empty(shape, np.dtype(dtype), device.index)
+
+    def is_started(self) -> bool:
+        return True
+
+    # Neither package keeps memory in a pool, so that there is no cache to free.
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return self._main.selected(device.index)
+
+
+# CL_INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
+_OOM_CODES = (-4, -5, -6, -61)
+_OOM = re.compile(
+    r"Error: .*(?:CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_RESOURCES|CL_OUT_OF_HOST_MEMORY"
+    r"|CL_INVALID_BUFFER_SIZE|CL_INVALID_IMAGE_SIZE|CUDA_ERROR_OUT_OF_MEMORY)",
+    re.DOTALL,
+)
+
+
+def is_opencl_oom(error: BaseException) -> bool:
+    """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
+    cl = sys.modules.get("pyopencl")
+    if cl is not None and isinstance(error, cl.Error):
+        return error.code in _OOM_CODES
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
+    )
 
 
 _OPEN: dict[str, _Package] = {}

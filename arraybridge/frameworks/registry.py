@@ -58,6 +58,9 @@ _ROOTS = {
 on_register: list[Callable[[], None]] = []
 
 _instances: dict[str, Framework] = {}
+# Whose array an object is, is a question of its type alone. Classes made in a loop must not pile up.
+_owners: dict[type, Framework] = {}
+_MAX_TYPES = 512
 _lock = threading.RLock()
 _plugins: dict[str, EntryPoint] | None = None
 
@@ -79,6 +82,7 @@ def register(framework: Framework) -> Framework:
         _instances[framework.name] = framework
         for root in framework.modules or (framework.name,):
             _ROOTS[root] = framework.name
+        _owners.clear()
         for forget in on_register:
             forget()
     return framework
@@ -184,6 +188,17 @@ def loaded_frameworks() -> Iterator[Framework]:
 def find_owner(x: Any) -> Framework | None:
     """The framework whose array ``x`` is, or None; imports no framework."""
     cls = type(x)
+    owner = _owners.get(cls)
+    if owner is None:
+        owner = _find_owner(x, cls)
+        if owner is not None:
+            if len(_owners) >= _MAX_TYPES:
+                _owners.clear()
+            _owners[cls] = owner
+    return owner
+
+
+def _find_owner(x: Any, cls: type) -> Framework | None:
     roots = dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__)
     for root in roots:
         name = _ROOTS.get(root)

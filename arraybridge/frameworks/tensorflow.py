@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Fallback, Framework, c_strides, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Fallback, Framework, Usage, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.types import Device
 
 __all__ = ["TensorflowFramework"]
@@ -32,6 +34,13 @@ _EAGER = type(tf.constant(0))
 
 #: TensorFlow ends the process for a tensor of rank 255 or more.
 MAX_RANK = 254
+
+
+# InternalErrors of memory that ran out: of copies to the card, and of CUDA and its libraries.
+_OOM = re.compile(
+    r"Dst tensor is not initialized|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED"
+    r"|[Ff]ailed to allocate"
+)
 
 
 class TensorflowFramework(Framework):
@@ -110,10 +119,7 @@ class TensorflowFramework(Framework):
         return super().cannot_view(view)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-        expected = c_strides(shape, itemsize)
-        if all(a == b or n == 1 for a, b, n in zip(strides, expected, shape, strict=True)):
-            return ""
-        return "it is not C-contiguous"
+        return "" if is_c_contiguous(shape, strides, itemsize) else "it is not C-contiguous"
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -156,8 +162,57 @@ class TensorflowFramework(Framework):
         if len(shape) > MAX_RANK:
             raise refuse(self, f"an array of rank {len(shape)}", f"TensorFlow has at most {MAX_RANK} axes")
 
+    # -- memory -----------------------------------------------------------------------------------
+
     def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, tf.errors.ResourceExhaustedError)
+        if isinstance(error, tf.errors.ResourceExhaustedError):
+            return "received message larger than max" not in str(error)  # gRPC's own limit
+        return isinstance(error, tf.errors.InternalError) and _OOM.search(str(error)) is not None
+
+    def oom_error(self) -> Exception:
+        message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
+        error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
+        return error
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return tf.concat(parts, axis)
+
+    def is_started(self) -> bool:
+        # The public calls open the devices.
+        from tensorflow.python.eager import context
+
+        current = context.context_safe()
+        return current is not None and current._context_handle is not None
+
+    def known_devices(self) -> tuple[Device, ...] | None:
+        return self.devices() if self.is_started() else None
+
+    def usage(self) -> list[Usage]:
+        # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
+        found = []
+        for device in self.devices() if self.is_started() else ():
+            if device.kind == "gpu":
+                info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
+                found.append(Usage(device, info["current"], None, info["peak"]))
+        return found
+
+    def reset_peak(self, device: Device) -> bool:
+        if device.kind != "gpu" or not self.is_started():
+            return False
+        tf.config.experimental.reset_memory_stats(f"GPU:{device.index}")
+        return True
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return tf.device(f"/{device.kind.upper()}:{device.index}")
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def stack(self, planes: list[Any]) -> Any:
+        with tf.device(planes[0].device):
+            return tf.stack(planes)
+
+    def unstack(self, x: Any) -> list[Any]:
+        return list(tf.unstack(x)) if x.shape[0] else []
 
     # -- fast paths -------------------------------------------------------------------------------
 

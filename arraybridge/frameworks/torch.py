@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Fallback, Framework, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Fallback, Framework, Usage, refuse, refuse_dtype
 from arraybridge.types import Device
 
 __all__ = ["TorchFramework", "copy_host_memory"]
@@ -35,6 +37,18 @@ _CARRIER = {
     for name, dtype in _DTYPES.items()
     if name == "bfloat16" or name.startswith("float8")
 }
+
+
+# How messages of memory that ran out begin where torch raises a plain RuntimeError (or AcceleratorError).
+_OOM = re.compile(
+    r"\[enforce fail at (?:alloc_cpu|CPUAllocator)\.cpp.*DefaultCPUAllocator: "
+    r"(?:can't allocate|not enough) memory"
+    r"|(?:CUDA|HIP)(?: driver)? error: out of memory"
+    r"|(?:CUDA|HIP|cu[A-Za-z]+|hip[a-z]+) error: \w+_ALLOC_FAILED"
+    r"|cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOCATION_FAILED"
+    r"|(?:MPS backend|XPU|CUDA|HIP) out of memory",
+    re.DOTALL,
+)
 
 
 class TorchFramework(Framework):
@@ -75,6 +89,9 @@ class TorchFramework(Framework):
 
     def strides(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(step * x.element_size() for step in x.stride())
+
+    def address(self, x: torch.Tensor) -> int:
+        return x.data_ptr()
 
     def device_of(self, x: torch.Tensor) -> Device:
         kind = x.device.type
@@ -174,8 +191,104 @@ class TorchFramework(Framework):
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
         return x.to(_DTYPES[dtype])
 
+    # -- memory -----------------------------------------------------------------------------------
+
     def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, torch.OutOfMemoryError)
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        return isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
+
+    def oom_error(self) -> Exception:
+        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
+
+    def concatenate(self, parts: list[torch.Tensor], axis: int) -> torch.Tensor:
+        return torch.cat(parts, axis)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
+        return torch.empty(shape, dtype=_DTYPES[dtype], device=self.torch_device(device))
+
+    def is_started(self) -> bool:
+        return torch.cuda.is_initialized() or (
+            torch.accelerator.is_available() and not torch.cuda.is_available()
+        )
+
+    def _opened(self, device: Device | None = None) -> list[int]:
+        """Numbers of the cards to ask, of which none is opened by asking."""
+        if device is not None and device.kind != "gpu":
+            return []
+        count = torch.accelerator.device_count() if self.is_started() else 0
+        return [i for i in range(count) if device is None or device.index == i]
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        freed = 0
+        cards = self._opened(device)
+        if cards and hasattr(torch.accelerator, "empty_cache"):  # torch 2.9
+            before = sum(torch.accelerator.memory_reserved(i) for i in cards)
+            torch.accelerator.empty_cache()
+            freed = before - sum(torch.accelerator.memory_reserved(i) for i in cards)
+        elif cards and torch.cuda.is_initialized():
+            before = sum(torch.cuda.memory_reserved(i) for i in cards)
+            torch.cuda.empty_cache()
+            freed = before - sum(torch.cuda.memory_reserved(i) for i in cards)
+        if cards and torch.cuda.is_initialized():
+            freed += _free_pinned_cache()
+        return freed
+
+    def usage(self) -> list[Usage]:
+        found = []
+        for i in self._opened() if torch.cuda.is_initialized() else []:
+            stats = torch.cuda.memory_stats_as_nested_dict(i)
+            if stats:
+                used, reserved = (stats[k]["all"] for k in ("allocated_bytes", "reserved_bytes"))
+                cached = reserved["current"] - used["current"]
+                found.append(Usage(Device("gpu", i), used["current"], cached, used["peak"]))
+        return found
+
+    def reset_peak(self, device: Device) -> bool:
+        for i in self._opened(device) if torch.cuda.is_initialized() else []:
+            torch.cuda.reset_peak_memory_stats(i)
+            return True
+        return False
+
+    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
+        return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return torch.accelerator.device_index(device.index) if device.kind == "gpu" else nullcontext()
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        if not torch.cuda.is_available():
+            return None
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+
+    def enqueue_copy(
+        self, host: np.ndarray, x: torch.Tensor, offset: int, to_host: bool
+    ) -> Callable[[], None]:
+        place = x.view(-1).view(torch.uint8)[offset : offset + host.size]
+        staged = torch.from_numpy(host)  # torch sees by its address that it is pinned
+        with torch.cuda.device(x.device):
+            if to_host:
+                staged.copy_(place, non_blocking=True)
+            else:
+                place.copy_(staged, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        return done.synchronize
+
+    # -- running functions ------------------------------------------------------------------------
+
+    @property
+    def has_streams(self) -> bool:  # type: ignore[override]  # asked for on every call, so not at import
+        return torch.cuda.is_initialized()
+
+    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
+        return _side_stream(device.index) if device.kind == "gpu" else None
+
+    def stack(self, planes: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(planes)
+
+    def unstack(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return list(x.unbind())
 
     # -- fast paths -------------------------------------------------------------------------------
 
@@ -209,6 +322,17 @@ class TorchFramework(Framework):
             return tensor if tensor.ndim else tensor.clone()
 
         return adopt if immutable else from_dlpack
+
+
+def _free_pinned_cache() -> int:
+    """Give back the pinned host memory that torch keeps; returns its bytes. Only with CUDA open."""
+    empty = getattr(torch.accelerator, "empty_host_cache", None)
+    stats = getattr(torch.cuda, "host_memory_stats", None)
+    if empty is None or stats is None:  # before torch 2.9 there is no public call
+        return 0
+    before = stats().get("allocated_bytes.current", 0)
+    empty()
+    return int(before - stats().get("allocated_bytes.current", 0))
 
 
 def _has_storage(x: torch.Tensor) -> bool:
