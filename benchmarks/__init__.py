@@ -1,0 +1,1 @@
+"""Benchmarks: one script per claim, results as JSON beside the plots drawn from them."""

@@ -1,0 +1,645 @@
+"""What a conversion costs: against the raw calls, against the peer, and where a copy is due.
+
+Run it from the root of the checkout; `benchmarks/README.md` tells how.
+
+    python -m benchmarks.conversion                      # everything
+    python -m benchmarks.conversion --section pairs      # one section; again for more
+    python -m benchmarks.conversion --peer FOLDER        # arraybridge==0.5.2 is, or will be put, there
+
+Sections: `pairs` (twelve host pairs, 4 MiB and 16 elements), `copies` (layouts that must be copied),
+`pyclesperanto` (64 MiB to and from an OpenCL device), `import` (what `import arraybridge` costs).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a script rather than as a module
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from benchmarks.timing import (  # noqa: E402
+    Summary,
+    aligned,
+    batch_ns,
+    calls_per_batch,
+    in_turn,
+    machine,
+    versions,
+)
+
+PEER = "arraybridge==0.5.2"
+PEER_NEEDS = ("metaclass-registry", "python-introspect")
+HOST_FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow")
+PAIRS = [(source, target) for source in HOST_FRAMEWORKS for target in HOST_FRAMEWORKS if source != target]
+SIZES = {"4 MiB": 1 << 20, "16 elements": 16}  # elements of float32
+MIB_64 = 64 << 20
+RESULTS = ROOT / "benchmarks" / "results"
+DISTRIBUTIONS = ("numpy", "torch", "jax", "tensorflow", "tensorflow-cpu", "pyclesperanto", "pyopencl")
+
+Json = dict[str, Any]
+Case = tuple[str, str, str, str]  # size, source, target, and the raw call or the contender
+Timed = Callable[[], object]
+Prepare = Callable[[Any], Timed]
+console = Console(width=132)
+
+
+# --- pairs: the part that runs in a process of its own -------------------------------------------
+
+
+def raw_calls() -> dict[tuple[str, str], dict[str, Prepare]]:
+    """For each pair the public calls that share memory; the fastest of them is what we compare with.
+
+    Each value takes the array and returns the call to time: one plain function call around the
+    expression, for every contender alike.
+    """
+    import jax
+    import jax.numpy as jnp
+    import tensorflow as tf
+    import torch
+
+    from_numpy, torch_from = torch.from_numpy, torch.from_dlpack
+    tf_from = tf.experimental.dlpack.from_dlpack
+    tf_to = tf.experimental.dlpack.to_dlpack
+    torch_to = torch.utils.dlpack.to_dlpack
+    jax_from = jax.dlpack.from_dlpack
+    return {
+        ("numpy", "torch"): {"torch.from_numpy(x)": lambda x: lambda: from_numpy(x)},
+        ("numpy", "jax"): {
+            "jax.dlpack.from_dlpack(x)": lambda x: lambda: jax_from(x),
+            "jnp.from_dlpack(x)": lambda x: lambda: jnp.from_dlpack(x),
+        },
+        ("numpy", "tensorflow"): {
+            "tf from_dlpack(x.__dlpack__())": lambda x: lambda: tf_from(x.__dlpack__())
+        },
+        ("torch", "numpy"): {"x.numpy()": lambda x: lambda: x.numpy()},
+        ("torch", "jax"): {
+            "jax.dlpack.from_dlpack(x)": lambda x: lambda: jax_from(x),
+            "jax.dlpack.from_dlpack(x.numpy())": lambda x: lambda: jax_from(x.numpy()),
+        },
+        ("torch", "tensorflow"): {
+            "tf from_dlpack(torch to_dlpack(x))": lambda x: lambda: tf_from(torch_to(x))
+        },
+        ("jax", "numpy"): {"np.asarray(x)": lambda x: lambda: np.asarray(x)},
+        ("jax", "torch"): {
+            "torch.from_dlpack(x)": lambda x: lambda: torch_from(x),
+            "torch.from_dlpack(x.__dlpack__())": lambda x: lambda: torch_from(x.__dlpack__()),
+        },
+        ("jax", "tensorflow"): {"tf from_dlpack(x.__dlpack__())": lambda x: lambda: tf_from(x.__dlpack__())},
+        ("tensorflow", "numpy"): {"np.asarray(memoryview(x))": lambda x: lambda: np.asarray(memoryview(x))},
+        ("tensorflow", "torch"): {
+            "torch.from_dlpack(tf to_dlpack(x))": lambda x: lambda: torch_from(tf_to(x)),
+        },
+        ("tensorflow", "jax"): {
+            "jax.dlpack.from_dlpack(x)": lambda x: lambda: jax_from(x),
+            "jnp.from_dlpack(x)": lambda x: lambda: jnp.from_dlpack(x),
+        },
+    }
+
+
+def host_arrays(elements: int) -> dict[str, Any]:
+    """One float32 array of each host framework, each in memory of its own, 64-byte aligned."""
+    import jax
+    import jax.numpy as jnp
+    import tensorflow as tf
+    import torch
+
+    return {
+        "numpy": aligned((elements,)),
+        "torch": torch.arange(elements, dtype=torch.float32),
+        "jax": jax.block_until_ready(jnp.arange(elements, dtype=jnp.float32)),
+        "tensorflow": tf.range(elements, dtype=tf.float32),
+    }
+
+
+def address(array: Any) -> int:
+    """Where a host array's first element lies."""
+    framework = type(array).__module__.partition(".")[0]
+    if framework == "torch":
+        return int(array.data_ptr())
+    if framework.startswith("jax"):
+        return int(array.unsafe_buffer_pointer())
+    return int(np.asarray(memoryview(array)).ctypes.data)
+
+
+def worker(connection: Connection, contender: str, peer: str) -> None:
+    """Serve timings of one library and of the raw calls, until told to stop.
+
+    Two packages of one name cannot share a process, so each has its own and is asked in turn. The raw
+    calls are timed in both, so that every comparison is within one process.
+    """
+    if contender == "peer":
+        sys.path.insert(0, peer)
+    library: Any = importlib.import_module("arraybridge")
+    convert = library.convert_memory
+    raw = raw_calls()
+
+    def library_call(source: str, target: str, x: Any) -> Timed:
+        if contender == "peer":
+            host = library.HOST
+            return lambda: convert(x, source, target, host)
+        return lambda: convert(x, target)
+
+    cases: dict[Case, tuple[Timed, int]] = {}
+    shares: dict[Case, bool] = {}
+    for size, elements in SIZES.items():
+        arrays = host_arrays(elements)
+        for source, target in PAIRS:
+            x = arrays[source]
+            calls = {name: prepare(x) for name, prepare in raw[source, target].items()}
+            calls[contender] = library_call(source, target, x)
+            for name, call in calls.items():
+                case = (size, source, target, name)
+                shares[case] = address(call()) == address(x)
+                cases[case] = (call, calls_per_batch(call))
+    connection.send((library.__version__, shares))
+
+    while (case := connection.recv()) is not None:
+        connection.send(batch_ns(*cases[case]))
+
+
+def answer(pipe: Connection) -> Any:
+    """What a child process says next; its own traceback is on the screen where it died instead."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        raise SystemExit("A process that was to be timed ended early; its own message is above.") from None
+
+
+class Contender:
+    """A library in a process of its own, asked through a pipe for one batch at a time."""
+
+    def __init__(self, name: str, peer: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.name = name
+        self._pipe, child = context.Pipe()
+        self._process = context.Process(target=worker, args=(child, name, peer), daemon=True)
+        self._process.start()
+        child.close()  # so that the child's death ends a read here
+        self.version: str
+        self.shares: dict[Case, bool]
+        self.version, self.shares = answer(self._pipe)
+        self.samples: dict[Case, list[float]] = {case: [] for case in self.shares}
+
+    def time(self, case: Case) -> None:
+        """Time one batch of one case."""
+        self._pipe.send(case)
+        self.samples[case].append(answer(self._pipe))
+
+    def raw(self, size: str, source: str, target: str) -> Case:
+        """The fastest of the raw calls of a pair, by its quickest batch in this process."""
+        pair = (size, source, target)
+        raws = [case for case in self.samples if case[:3] == pair and case[3] != self.name]
+        return min(raws, key=lambda case: min(self.samples[case]))
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join(30)
+
+
+def peer_folder(folder: Path) -> str:
+    """Where the peer lies; it is installed there, apart from everything else, if it does not yet."""
+    if not (folder / "arraybridge").is_dir():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+        subprocess.run([*command, PEER, *PEER_NEEDS], check=True)
+    return str(folder)
+
+
+def pairs(rounds: int, peer: Path | None, ours: bool) -> Json:
+    """Time raw calls, this library and the peer on every host pair, in turn."""
+    names = (["ours"] if ours else []) + (["peer"] if peer else [])
+    folder = peer_folder(peer) if peer else ""
+    contenders = [Contender(name, folder) for name in names]
+    for _ in range(rounds):
+        for size in SIZES:
+            for pair in PAIRS:
+                for contender in contenders:
+                    for case in contender.samples:
+                        if case[:3] == (size, *pair):
+                            contender.time(case)
+    rows = []
+    for size in SIZES:
+        for source, target in PAIRS:
+            row: Json = {"source": source, "target": target, "size": size}
+            for contender in contenders:
+                raw_case = contender.raw(size, source, target)
+                own_case = (size, source, target, contender.name)
+                raw, own = contender.samples[raw_case], contender.samples[own_case]
+                row[f"raw_beside_{contender.name}"] = Summary.of(raw).as_dict() | {
+                    "call": raw_case[3],
+                    "shares_memory": contender.shares[raw_case],
+                }
+                row[contender.name] = Summary.of(own).as_dict() | {
+                    "shares_memory": contender.shares[own_case],
+                    "over_raw_ns": round(statistics.median(b - a for a, b in zip(raw, own, strict=True)), 1),
+                    "over_raw_of_minima_ns": round(min(own) - min(raw), 1),
+                }
+            if len(contenders) == 2:
+                mine, theirs = (one.samples[size, source, target, one.name] for one in contenders)
+                ratio = statistics.median(b / a for a, b in zip(mine, theirs, strict=True))
+                row["peer_over_ours"] = round(ratio, 2)
+            rows.append(row)
+    packages = {contender.name: contender.version for contender in contenders}
+    for contender in contenders:
+        contender.close()
+    return {"rounds": rounds, "arraybridge": packages, "rows": rows, "targets": pair_targets(rows)}
+
+
+def pair_targets(rows: list[Json]) -> list[Json]:
+    """The claims about the pairs, each with its measured value."""
+    targets = []
+    for size in SIZES:
+        of_size = [row for row in rows if row["size"] == size]
+        if all("ours" in row for row in of_size):
+            over = [row["ours"]["over_raw_ns"] for row in of_size]
+            shared = sum(row["ours"]["shares_memory"] for row in of_size)
+            targets += [
+                target(f"{size}: pairs that share memory", shared, ">=", len(of_size), "pairs"),
+                target(f"{size}: over the raw call, median pair", statistics.median(over), "<=", 400, "ns"),
+                target(f"{size}: over the raw call, worst pair", max(over), "<=", 1500, "ns"),
+            ]
+        if all("peer_over_ours" in row for row in of_size):
+            ratios = [row["peer_over_ours"] for row in of_size]
+            targets += [
+                target(f"{size}: peer / ours, least pair", min(ratios), ">=", 2, "x"),
+                target(f"{size}: peer / ours, median pair", statistics.median(ratios), ">=", 5, "x"),
+            ]
+    return targets
+
+
+def show_pairs(result: Json) -> None:
+    for size in SIZES:
+        table = Table(title=f"float32, {size}: microseconds a call, median of {result['rounds']} rounds")
+        table.add_column("pair")
+        table.add_column("fastest raw call", no_wrap=True)
+        for column in ("raw", "ours", "over, ns", "peer", "peer/ours"):
+            table.add_column(column, justify="right")
+        table.add_column("shared")
+        for row in result["rows"]:
+            if row["size"] != size:
+                continue
+            raw = row.get("raw_beside_ours") or row["raw_beside_peer"]
+            ours, peer = row.get("ours"), row.get("peer")
+            table.add_row(
+                f"{row['source']} -> {row['target']}",
+                raw["call"],
+                f"{raw['median_ns'] / 1e3:.2f}",
+                f"{ours['median_ns'] / 1e3:.2f}" if ours else "",
+                f"{ours['over_raw_ns']:.0f}" if ours else "",
+                f"{peer['median_ns'] / 1e3:.2f}" if peer else "",
+                f"{row['peer_over_ours']:.1f}" if "peer_over_ours" in row else "",
+                ", ".join("yes" if one["shares_memory"] else "no" for one in (ours, peer) if one),
+            )
+        console.print(table)
+
+
+# --- copies: layouts that the target cannot view, or is told not to ------------------------------
+
+
+def counting(*shape: int) -> np.ndarray[Any, Any]:
+    """0, 1, 2, ... as float32, where NumPy puts it: what a user's array looks like."""
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def layouts() -> dict[str, np.ndarray[Any, Any]]:
+    """64 MiB of float32 in each layout of interest, made once and read many times."""
+    cube = counting(256, 256, 256)
+    plane = counting(4096, 4096)
+    return {
+        "contiguous": plane,
+        "transposed": plane.T,
+        "inner stride 2": counting(4096, 8192)[:, ::2],
+        "row pitch": counting(4096, 4160)[:, :4096],
+        "permuted (1, 2, 0)": cube.transpose(1, 2, 0),
+        "permuted (2, 1, 0)": cube.transpose(2, 1, 0),
+        "big-endian": plane.astype(">f4"),
+    }
+
+
+def copy_with_numpy(source: np.ndarray[Any, Any]) -> object:
+    """Copy an array into fresh, C-contiguous memory, in native byte order."""
+    fresh = np.empty(source.shape, source.dtype.newbyteorder("="))
+    np.copyto(fresh, source)
+    return fresh
+
+
+def copy_with_torch(source: Any) -> object:
+    """Copy a torch tensor into fresh, C-contiguous memory."""
+    import torch
+
+    return torch.empty(source.shape, dtype=source.dtype).copy_(source)
+
+
+def copies(rounds: int, ours: bool) -> Json:
+    """Our conversion with `copy=True` against the better of NumPy's and torch's copy into fresh memory."""
+    import torch
+
+    library: Any = importlib.import_module("arraybridge") if ours else None
+    frameworks = ("torch", "jax") if ours else ()
+    rows = []
+    for name, source in layouts().items():
+        assert source.nbytes == MIB_64
+        calls: dict[str, Timed] = {"np.copyto": partial(copy_with_numpy, source)}
+        if source.dtype.isnative:
+            calls["torch copy_"] = partial(copy_with_torch, torch.from_numpy(source))
+        plain = list(calls)
+        for framework in frameworks:
+            calls[framework] = partial(library.convert_memory, source, framework, copy=True)
+            result = np.asarray(calls[framework]())
+            assert np.array_equal(result, source), f"{name} to {framework}: wrong values"
+            assert not np.shares_memory(result, source), f"{name} to {framework}: not a copy"
+            del result
+        taken = {key: Summary.of(values) for key, values in in_turn(calls, rounds).items()}
+        best = min(plain, key=lambda key: taken[key].median)
+        row: Json = {"layout": name, "best_plain": best}
+        row |= {key: summary.as_dict() for key, summary in taken.items()}
+        for framework in frameworks:
+            row[f"{framework}_over_best_speed"] = round(taken[best].median / taken[framework].median, 3)
+        rows.append(row)
+    claims = [
+        target(
+            f"64 MiB copied to {framework}: speed over the better plain copy, least layout",
+            min(row[f"{framework}_over_best_speed"] for row in rows),
+            ">=",
+            0.9,
+            "x",
+        )
+        for framework in frameworks
+    ]
+    return {"rounds": rounds, "bytes": MIB_64, "rows": rows, "targets": claims}
+
+
+def show_copies(result: Json) -> None:
+    table = Table(
+        title=f"copies of 64 MiB, GB/s, median of {result['rounds']} rounds (numpy source, copy=True)"
+    )
+    table.add_column("layout")
+    for column in ("np.copyto", "torch copy_", "ours to torch", "ours to jax", "torch / best", "jax / best"):
+        table.add_column(column, justify="right")
+    for row in result["rows"]:
+        speeds = [
+            f"{result['bytes'] / row[key]['median_ns']:.2f}" if key in row else ""
+            for key in ("np.copyto", "torch copy_", "torch", "jax")
+        ]
+        ratios = [f"{row.get(f'{framework}_over_best_speed', '')}" for framework in ("torch", "jax")]
+        table.add_row(row["layout"], *speeds, *ratios)
+    console.print(table)
+
+
+# --- pyclesperanto -------------------------------------------------------------------------------
+
+
+def opencl(connection: Connection, rounds: int, ours: bool) -> None:
+    """Time 64 MiB to and from pyclesperanto; in a process of its own, which nothing else has touched."""
+    source = counting(4096, 4096)
+    calls: dict[str, Timed] = {"plain copy": lambda: copy_with_numpy(source)}
+    if ours:
+        convert: Any = importlib.import_module("arraybridge").convert_memory
+        # First, because the library finds an OpenCL driver where the process has none configured.
+        array = convert(source, "pyclesperanto")
+        assert np.array_equal(convert(array, "numpy"), source), "wrong values"
+        calls["ours to"] = lambda: convert(source, "pyclesperanto", copy=True)
+        calls["ours from"] = lambda: convert(array, "numpy", copy=True)
+    import pyclesperanto
+
+    pushed = pyclesperanto.push(source)
+    calls["push"] = lambda: pyclesperanto.push(source)
+    calls["pull"] = lambda: pyclesperanto.pull(pushed)
+    taken = in_turn(calls, rounds)
+    connection.send({name: Summary.of(values).as_dict() for name, values in taken.items()})
+
+
+def pyclesperanto(rounds: int, ours: bool) -> Json:
+    """64 MiB to and from an OpenCL device, against a plain copy into fresh memory."""
+    context = multiprocessing.get_context("spawn")
+    pipe, child = context.Pipe()
+    process = context.Process(target=opencl, args=(child, rounds, ours), daemon=True)
+    process.start()
+    child.close()
+    taken: Json = answer(pipe)
+    process.join(60)
+    plain = taken["plain copy"]["median_ns"]
+    for summary in taken.values():
+        summary["over_plain_copy"] = round(summary["median_ns"] / plain, 3)
+    claims = [
+        target(
+            f"pyclesperanto, 64 MiB {way}: over a plain copy", taken[name]["over_plain_copy"], "<=", 1.3, "x"
+        )
+        for way, name in (("to", "ours to"), ("from", "ours from"))
+        if name in taken
+    ]
+    return {"rounds": rounds, "bytes": MIB_64, "rows": taken, "targets": claims}
+
+
+def show_pyclesperanto(result: Json) -> None:
+    table = Table(title=f"pyclesperanto, 64 MiB float32, milliseconds, median of {result['rounds']} rounds")
+    for column in ("what", "ms", "minimum", "over a plain copy"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for name, row in result["rows"].items():
+        cells = (
+            f"{row['median_ns'] / 1e6:.2f}",
+            f"{row['min_ns'] / 1e6:.2f}",
+            f"{row['over_plain_copy']:.2f}",
+        )
+        table.add_row(name, *cells)
+    console.print(table)
+
+
+# --- import --------------------------------------------------------------------------------------
+
+
+def interpreter_ns(module: str) -> float:
+    """Nanoseconds of a fresh interpreter that imports one module and ends."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package comes with its byte code
+    start = time.perf_counter_ns()
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, env=environment)
+    return float(time.perf_counter_ns() - start)
+
+
+def imports(rounds: int, ours: bool) -> Json:
+    """What `import arraybridge` costs over `import numpy`, in fresh interpreters, in turn."""
+    modules = ["numpy", "arraybridge"] if ours else ["numpy"]
+    taken: dict[str, list[float]] = {module: [] for module in modules}
+    for module in modules:
+        interpreter_ns(module)  # warms the file cache and writes the byte code
+    for _ in range(rounds):
+        for module in modules:
+            taken[module].append(interpreter_ns(module))
+    rows = {module: Summary.of(values).as_dict() for module, values in taken.items()}
+    result: Json = {"rounds": rounds, "rows": rows, "targets": []}
+    if ours:
+        extra = (
+            statistics.median(b - a for a, b in zip(taken["numpy"], taken["arraybridge"], strict=True)) / 1e6
+        )
+        result["over_numpy_ms"] = round(extra, 2)
+        result["targets"] = [target("import arraybridge over import numpy", round(extra, 2), "<=", 25, "ms")]
+    return result
+
+
+def show_imports(result: Json) -> None:
+    table = Table(
+        title=f"a fresh interpreter that imports, milliseconds, median of {result['rounds']} rounds"
+    )
+    for column in ("module", "ms", "minimum"):
+        table.add_column(column, justify="left" if column == "module" else "right")
+    for name, row in result["rows"].items():
+        table.add_row(name, f"{row['median_ns'] / 1e6:.1f}", f"{row['min_ns'] / 1e6:.1f}")
+    console.print(table)
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def target(claim: str, measured: float, relation: str, limit: float, unit: str) -> Json:
+    """One claim: what was measured, what it should be, and whether it is."""
+    met = measured <= limit if relation == "<=" else measured >= limit
+    return {
+        "claim": claim,
+        "measured": round(measured, 3),
+        "target": f"{relation} {limit}",
+        "unit": unit,
+        "met": bool(met),
+    }
+
+
+def show_targets(report: Json) -> None:
+    table = Table(title="targets")
+    for column in ("claim", "measured", "target", ""):
+        table.add_column(column, justify="left" if column in ("claim", "") else "right")
+    for section in report.values():
+        for one in section["targets"]:
+            met = "[green]met[/]" if one["met"] else "[red]missed[/]"
+            table.add_row(one["claim"], f"{one['measured']:g} {one['unit']}", one["target"], met)
+    if table.row_count:
+        console.print(table)
+
+
+def plot(result: Json, path: Path) -> None:
+    """Bars of raw, ours and peer for each pair, one panel for each size, on a logarithmic axis."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ours = f"arraybridge {result['arraybridge'].get('ours', '')}, this library"
+    styles = {
+        "raw": ("fastest raw call", "#9aa5b1"),
+        "ours": (ours, "#1f77b4"),
+        "peer": (PEER.replace("==", " "), "#e08a2e"),
+    }
+    figure, panels = plt.subplots(
+        1, len(SIZES), figsize=(13, 7.5), sharey=True, sharex=True, layout="constrained"
+    )
+    for panel, size in zip(panels, SIZES, strict=True):
+        rows = [row for row in result["rows"] if row["size"] == size]
+        shown = ["raw"] + [name for name in ("ours", "peer") if name in rows[0]]
+        height = 0.8 / len(shown)
+        for place, name in enumerate(shown):
+            label, colour = styles[name]
+            values = [
+                (row[name] if name != "raw" else row.get("raw_beside_ours") or row["raw_beside_peer"])[
+                    "median_ns"
+                ]
+                / 1e3
+                for row in rows
+            ]
+            bars = panel.barh(
+                [line - 0.4 + (place + 0.5) * height for line in range(len(rows))],
+                values,
+                height * 0.92,
+                color=colour,
+                label=label,
+            )
+            if name == "peer":
+                notes = [
+                    (f" {row['peer_over_ours']:.1f}x" if "peer_over_ours" in row else "")
+                    + ("" if row["peer"]["shares_memory"] else "  copies")
+                    for row in rows
+                ]
+                panel.bar_label(bars, notes, fontsize=8, padding=2)
+        panel.set_xscale("log")
+        panel.set_title(f"float32, {size}")
+        panel.set_xlabel("time a call, logarithmic")
+        panel.grid(axis="x", which="major", alpha=0.35)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(PAIRS)), [f"{source} \N{RIGHTWARDS ARROW} {to}" for source, to in PAIRS])
+    panels[0].set_ylim(len(PAIRS) - 0.45, -0.55)
+    panels[0].set_xlim(0.1, panels[0].get_xlim()[1] * 5)  # room for the notes
+    ticks = {0.1: "0.1 µs", 1: "1 µs", 10: "10 µs", 100: "100 µs", 1000: "1 ms"}
+    panels[0].set_xticks(list(ticks), list(ticks.values()))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
+    if "peer_over_ours" in result["rows"][0]:
+        note = "at the peer's bar: its time over ours, and where it copies instead of sharing memory"
+        figure.supxlabel(note, fontsize=9)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a conversion costs.")
+    sections = ("pairs", "copies", "pyclesperanto", "import")
+    parser.add_argument(
+        "--section", action="append", choices=sections, help="run this section only; repeatable"
+    )
+    parser.add_argument("--rounds", type=int, default=25, help="rounds of the pairs (at least 15 to publish)")
+    default_peer = Path(tempfile.gettempdir()) / "arraybridge-peer"
+    parser.add_argument(
+        "--peer", type=Path, default=default_peer, help=f"folder that has, or will have, {PEER}"
+    )
+    parser.add_argument(
+        "--without", action="append", choices=("ours", "peer"), default=[], help="leave this one out"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
+    arguments = parser.parse_args()
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    ours = "ours" not in arguments.without
+    peer = None if "peer" in arguments.without else arguments.peer
+    if not ours and peer is None:
+        parser.error("nothing is left to measure")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    file = arguments.out / "conversion.json"
+    report: Json = json.loads(file.read_text()) if file.exists() else {}
+    about = {"machine": machine(), "versions": versions(*DISTRIBUTIONS)}
+    for section in arguments.section or sections:
+        if section == "pairs":
+            result = pairs(arguments.rounds, peer, ours)
+            show_pairs(result)
+            plot(result, arguments.out / "conversion.png")
+        elif section == "copies":
+            result = copies(9, ours)
+            show_copies(result)
+        elif section == "pyclesperanto":
+            result = pyclesperanto(15, ours)
+            show_pyclesperanto(result)
+        else:
+            result = imports(15, ours)
+            show_imports(result)
+        report[section] = about | result
+    show_targets({name: report[name] for name in arguments.section or sections})
+    file.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What the benchmarks share: fair timing, aligned memory, and a description of the machine.
+
+Everything that is compared is measured in turn, one batch of each contender a round, so that
+whatever else the machine does hits all of them alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH_NS = 3_000_000  # long enough for the clock, short enough to miss most interruptions
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Minimum and median of one contender's batches, in nanoseconds a call."""
+
+    minimum: float
+    median: float
+    samples: int
+
+    @classmethod
+    def of(cls, samples: Iterable[float]) -> Summary:
+        values = list(samples)
+        return cls(min(values), statistics.median(values), len(values))
+
+    def as_dict(self) -> dict[str, float]:
+        """The form written to JSON: nanoseconds, rounded to 0.1."""
+        return {"min_ns": round(self.minimum, 1), "median_ns": round(self.median, 1), "rounds": self.samples}
+
+
+def batch_ns(call: Callable[[], object], count: int) -> float:
+    """Nanoseconds a call, over one batch of `count` calls with the garbage collector held off.
+
+    The results are dropped one by one, as in a program that uses and forgets them.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = time.perf_counter_ns()
+        for _ in range(count):
+            call()
+        return (time.perf_counter_ns() - start) / count
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def calls_per_batch(call: Callable[[], object], target_ns: int = BATCH_NS) -> int:
+    """How many calls fill a batch of `target_ns` nanoseconds; warms the call up on the way."""
+    for _ in range(3):
+        call()
+    return max(1, int(target_ns / batch_ns(call, 5)))
+
+
+def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Time single long calls in turn: nanoseconds of each contender, round by round.
+
+    Meant for calls of milliseconds; one round before the first is thrown away. The first contender
+    of a round moves on by one each time, so that none always follows the same neighbour.
+    """
+    names = list(calls)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for call in calls.values():
+        call()
+    for turn in range(rounds):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            samples[name].append(batch_ns(calls[name], 1))
+    return samples
+
+
+def aligned(shape: tuple[int, ...], dtype: str = "float32", alignment: int = 64) -> np.ndarray[Any, Any]:
+    """A C-contiguous array of 0, 1, 2, ... whose address is a multiple of `alignment` bytes."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.empty(size + alignment, np.uint8)
+    offset = -raw.ctypes.data % alignment
+    array = raw[offset : offset + size].view(dtype).reshape(shape)
+    array[...] = np.arange(array.size, dtype=dtype).reshape(shape)
+    return array
+
+
+def machine() -> dict[str, object]:
+    """Processor, number of cores, system and Python: what a reader needs to judge the numbers."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                cpu = line.split(":", 1)[1].strip()
+                break
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+    }
+
+
+def versions(*names: str) -> dict[str, str]:
+    """The installed versions of these distributions; those that are missing are left out."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
