@@ -76,7 +76,7 @@ def test_strange_tensors_of_tensorflow() -> None:
 
 
 def test_high_ranks() -> None:
-    """NumPy ends at rank 64 (32 before NumPy 2), TensorFlow at 254; what a framework cannot hold is refused by name."""
+    """NumPy ends at rank 64 (32 before NumPy 2), TensorFlow at 254; what is too high is refused by name."""
     for name in ("torch", "jax", "tensorflow"):
         require(name)
     lines = lines_of("high_rank.py")

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import arraybridge
@@ -177,7 +178,7 @@ def _print(name: str, picture: np.ndarray, steps: list[dict[str, Any]], missing:
         )
     console.print(table)
     for framework, reason in missing.items():
-        console.print(f"[yellow]{framework} left out:[/yellow] {reason}", highlight=False)
+        console.print(f"[yellow]{framework} left out:[/yellow] {escape(reason)}", highlight=False)
     unused = [
         n for n in registry.framework_names() if n not in ("numpy", *ORDER) and registry.is_installed(n)
     ]

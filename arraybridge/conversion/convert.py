@@ -174,6 +174,7 @@ def convert_memory(
         and copy is None
         and dtype is None
         and device is None
+        and grad == "error"
         and not trace.open_logs
     ):
         try:

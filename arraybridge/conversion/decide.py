@@ -109,11 +109,9 @@ def _decide(
         cast = dtype_name(request.dtype)
         if cast == source.dtype_name(data):
             cast = None
-    if native and here == there and cast is None and not request.copy:
-        nbytes = source.nbytes(data)
-        route = Route(source.name, target.name, "same", there, True, 0, nbytes, "it is there already")
-        return route, lambda: data
-
+    journey = _Journey(request, source, target, data, here, there, cast, native)
+    if native and here == there:
+        return journey.in_place()
     source.check(data)
     rank = len(source.shape(data))
     if rank > hostmemory.MAX_RANK:
@@ -128,8 +126,7 @@ def _decide(
                 f" {target.name}; pass grad='detach' to convert its values alone",
                 reason="it requires grad",
             )
-        data = source.detach(data)
-    journey = _Journey(request, source, target, data, here, there, cast, native)
+        journey.data = source.detach(data)
     return journey.plan(intent)
 
 
@@ -240,24 +237,31 @@ class _Journey:
     #: Source and target are one framework, and the array is its own.
     native: bool
 
+    def in_place(self) -> tuple[Route, Run]:
+        """The array is where it should be, in its own framework, whatever its layout or flags."""
+        source, target, data, there = self.source, self.target, self.data, self.there
+        method: Method = "host" if there.kind == "cpu" else "device"
+        if self.cast is not None:
+            target.supports(self.cast, source.shape(data))
+            return self._end(method, 0, "", lambda: data)  # the cast makes the copy
+        if self.request.copy:
+            return self._end(method, 1, "copy=True was asked for", lambda: target.copy(data))
+        return self._end("same", 0, "it is there already", lambda: data)
+
     def plan(self, intent: RouteFunction | None) -> tuple[Route, Run]:
+        """Another framework or device: the array is known to be dense and concrete."""
         source, target, data, there = self.source, self.target, self.data, self.there
         dtype = source.dtype_name(data)
         target.supports(self.cast or dtype, source.shape(data))
         if self.cast is not None and target.dtypes is not None and dtype not in target.dtypes:
             return self._cast_on_the_way(self.cast)
-        if self.here.kind != "cpu" and there.kind != "cpu":
-            if self.native:
-                return self._within_framework()
-            if shares_cards(source, target):
-                return self._card_to_card()
-        elif self.native and self.here.kind != there.kind:
-            method: Method = "host" if there.kind == "cpu" else "device"
-            reason = f"{there} is another device"
-            return self._end(method, 1, reason, lambda: target.to_device(data, there))
+        if self.native and (self.here.kind != "cpu" or there.kind != "cpu"):
+            return self._to_other_device()
+        if self.here.kind != "cpu" and there.kind != "cpu" and shares_cards(source, target):
+            return self._card_to_card()
         fetch, copies, reason = self._host_memory()
         if there.kind != "cpu":
-            method = "device" if self.here.kind == "cpu" else "host"
+            method: Method = "device" if self.here.kind == "cpu" else "host"
             reason = reason or f"{there} has memory of its own"
             return self._end(method, copies + 1, reason, lambda: target.from_host(fetch(), there))
         if copies:
@@ -283,15 +287,13 @@ class _Journey:
 
     def _on_the_host(self, memory: np.ndarray, intent: RouteFunction | None) -> tuple[Route, Run]:
         """Both ends are on the host: share, or copy once."""
-        target, data, there = self.target, self.data, self.there
+        target, there = self.target, self.there
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
         if not objection or (self.cast is not None and not target.cannot_view(memory)):
             method: Method = "dlpack" if intent is dlpack else "view"
             reason = "both see the same host memory"
             return self._end(method, 0, reason, lambda: target.from_host(memory, there))
-        if self.native and self.here == there:
-            return self._end("host", 1, objection, lambda: target.copy(data))
         return self._end("host", 1, objection, lambda: target.copy_from_host(memory, there))
 
     def _objection(self, memory: np.ndarray) -> str:
@@ -311,19 +313,14 @@ class _Journey:
         # tf.constant(2.0) is cached: a write through torch would change every later constant.
         return f"{self.source.name} may cache scalars, and {self.target.name} could write to it"
 
-    def _within_framework(self) -> tuple[Route, Run]:
-        """From an accelerator of a framework to the same one, or to another."""
+    def _to_other_device(self) -> tuple[Route, Run]:
+        """To another device of the same framework, at least one of the two being an accelerator."""
         target, data, there = self.target, self.data, self.there
-        if self.here != there:
-            # What no device of the framework can send to another goes through the host.
-            method: Method = "device" if target.dlpack_device is not None else "host"
-            copies = 1 if method == "device" else 2
-            return self._end(
-                method, copies, f"{there} is another device", lambda: target.to_device(data, there)
-            )
-        if self.cast is not None:
-            return self._end("device", 0, "", lambda: data)
-        return self._end("device", 1, "copy=True was asked for", lambda: target.copy(data))
+        method: Method = "host" if there.kind == "cpu" else "device"
+        copies = 1
+        if self.here.kind != "cpu" and there.kind != "cpu" and target.dlpack_device is None:
+            method, copies = "host", 2  # OpenCL: out of one device, and into the other
+        return self._end(method, copies, f"{there} is another device", lambda: target.to_device(data, there))
 
     def _card_to_card(self) -> tuple[Route, Run]:
         """Both frameworks reach the card where the array lives."""

@@ -26,7 +26,9 @@ _GRID: dict[str, tuple[RouteFunction, ...]] = {
 # fmt: on
 
 #: ``TABLE[source][target]`` is the route function of the pair.
-TABLE = {source: dict(zip(FRAMEWORKS, row, strict=True)) for source, row in _GRID.items()}
+TABLE: dict[str, dict[str, RouteFunction]] = {
+    source: dict(zip(FRAMEWORKS, row, strict=True)) for source, row in _GRID.items()
+}
 
 
 def cell(source: str, target: str) -> RouteFunction:

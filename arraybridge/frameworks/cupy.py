@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -29,6 +30,7 @@ class CupyFramework(Framework):
     modules = ("cupy",)
     extra = "cupy-cuda13x"
     has_host = False
+    has_streams = True
     dtypes = frozenset(
         {
             *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -216,6 +218,35 @@ class CupyFramework(Framework):
 
         shared = cupy.cuda.PythonFunctionAllocator(malloc, release)
         cupy.cuda.set_allocator(shared.malloc)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
+        return _side_stream(device.index)
+
+    def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
+        with planes[0].device:
+            return cupy.stack(planes)
+
+
+_streams = threading.local()
+
+
+@contextmanager
+def _side_stream(index: int) -> Iterator[None]:
+    """This thread's own stream on the card, as `Framework.stream` describes."""
+    own: dict[Any, Any] = _streams.__dict__  # card → stream
+    with cupy.cuda.Device(index):
+        side = own.get(index)
+        if side is None:
+            side = own[index] = cupy.cuda.Stream(non_blocking=True)
+        outer = cupy.cuda.get_current_stream()
+        side.wait_event(outer.record())
+        try:
+            with side:
+                yield
+        finally:
+            outer.wait_event(side.record())
 
 
 @cache

@@ -194,11 +194,11 @@ class JaxFramework(Framework):
 
     def copy(self, x: jax.Array) -> jax.Array:
         with _x64(True):
-            return jnp.copy(x).block_until_ready()
+            return jax.block_until_ready(jnp.copy(x))
 
     def cast(self, x: jax.Array, dtype: str) -> jax.Array:
         with _x64(True):
-            return x.astype(hostmemory.np_dtype(dtype)).block_until_ready()
+            return jax.block_until_ready(x.astype(hostmemory.np_dtype(dtype)))
 
     # -- memory -----------------------------------------------------------------------------------
 

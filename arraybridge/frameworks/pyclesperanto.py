@@ -68,6 +68,14 @@ class _Package(ABC):
     @abstractmethod
     def read(self, x: Any) -> np.ndarray: ...
 
+    def stack(self, planes: list[Any]) -> Any:
+        """The arrays along a new first axis, natively; None where this package has no exact way."""
+        return None
+
+    def unstack(self, x: Any) -> list[Any] | None:
+        """The arrays along the first axis, natively; None where this package has no exact way."""
+        return None
+
     @abstractmethod
     def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
         """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
@@ -152,6 +160,32 @@ class _Modern(_Package):
         if not write:
             x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element: kernels queued before are done
         return _map_capsule(x, write)
+
+    def stack(self, planes: list[Any]) -> Any:
+        shape = planes[0].shape
+        result = self.empty((len(planes), *shape), np.dtype(planes[0].dtype), self.index_of(planes[0]))
+        # A region is copied byte for byte. The kernels behind indexing, paste() and copy_slice() compute in
+        # float32, in which an int32 loses its last digits.
+        for i, plane in enumerate(planes):
+            plane.copy(result, (0, 0, 0), _region_origin(i, shape), _region(shape))
+        return result
+
+    def unstack(self, x: Any) -> list[Any]:
+        shape = tuple(x.shape[1:])
+        planes = [self.empty(shape, np.dtype(x.dtype), self.index_of(x)) for _ in range(x.shape[0])]
+        for i, plane in enumerate(planes):
+            x.copy(plane, _region_origin(i, shape), (0, 0, 0), _region(shape))
+        return planes
+
+
+def _region(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The extent of an array with one or two axes, as one with three."""
+    return (*(1,) * (_MAX_RANK - len(shape)), *shape)
+
+
+def _region_origin(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Where, in a stack of such arrays, the one of this number begins."""
+    return (*(0,) * (_MAX_RANK - 1 - len(shape)), index, *(0,) * len(shape))
 
 
 class _Prototype(_Package):
@@ -342,6 +376,20 @@ class PyclesperantoFramework(Framework):
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return self._main.selected(device.index)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def stack(self, planes: list[Any]) -> Any:
+        package = self._package(planes[0])
+        native = package.stack(planes) if all(package.owns(plane) for plane in planes) else None
+        return super().stack(planes) if native is None else native
+
+    def unstack(self, x: Any) -> list[Any]:
+        native = self._package(x).unstack(x)
+        if native is not None:
+            return native
+        host, device = self.to_host(x), self.device_of(x)
+        return [self.from_host(plane, device) for plane in host]
 
 
 # CL_INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.

@@ -163,9 +163,8 @@ def _import_failed(name: str, error: Exception) -> FrameworkNotInstalledError:
             f' Reinstall it with pip install --force-reinstall "arraybridge[{extra}]".'
         )
     else:
-        message = f'{name} is not installed; run pip install "arraybridge[{extra}]".'
-        if name == "cupy":
-            message += " (cupy-cuda12x for CUDA 12)"
+        message = f'{name} is not installed; run pip install "arraybridge[{extra}]"'
+        message += " (or [cupy-cuda12x], for CUDA 12)." if name == "cupy" else "."
     return FrameworkNotInstalledError(message, target_type=name, reason=str(error))
 
 

@@ -76,8 +76,8 @@ class TensorflowFramework(Framework):
 
     def nbytes(self, x: Any) -> int:
         count = x.dtype.size
-        for extent in x.shape:
-            count *= extent
+        for extent in x.shape if x.shape.rank is not None else [0]:
+            count *= extent or 0  # None: ragged, or not known yet
         return int(count)
 
     def device_of(self, x: Any) -> Device:
@@ -148,6 +148,7 @@ class TensorflowFramework(Framework):
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: Any) -> Any:
+        self.check(x)
         if isinstance(x, tf.Variable):
             return tf.Variable(x)
         if self.device_of(x).kind == "cpu":

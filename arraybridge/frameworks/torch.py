@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ class TorchFramework(Framework):
 
     def __init__(self) -> None:
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
+        self.has_streams = self.dlpack_device is not None
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor)
@@ -186,7 +188,8 @@ class TorchFramework(Framework):
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
-        return x.clone(memory_format=torch.contiguous_format)
+        strided = x.layout is torch.strided and not x.is_nested
+        return x.clone(memory_format=torch.contiguous_format) if strided else x.clone()
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
         return x.to(_DTYPES[dtype])
@@ -277,10 +280,6 @@ class TorchFramework(Framework):
 
     # -- running functions ------------------------------------------------------------------------
 
-    @property
-    def has_streams(self) -> bool:  # type: ignore[override]  # asked for on every call, so not at import
-        return torch.cuda.is_initialized()
-
     def stream(self, device: Device) -> AbstractContextManager[Any] | None:
         return _side_stream(device.index) if device.kind == "gpu" else None
 
@@ -333,6 +332,27 @@ def _free_pinned_cache() -> int:
     before = stats().get("allocated_bytes.current", 0)
     empty()
     return int(before - stats().get("allocated_bytes.current", 0))
+
+
+_streams = threading.local()
+
+
+@contextmanager
+def _side_stream(index: int) -> Iterator[None]:
+    """This thread's own stream on the card, as `Framework.stream` describes."""
+    own: dict[Any, Any] = _streams.__dict__  # card → stream
+    side = own.get(index)
+    if side is None:
+        side = own[index] = torch.cuda.Stream(index)
+    outer = torch.cuda.current_stream(index)
+    # What was allocated on one stream and freed may be reused before the other is done with it only where
+    # nothing orders the two. These waits do, at each change from one to the other.
+    side.wait_stream(outer)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        outer.wait_stream(side)
 
 
 def _has_storage(x: torch.Tensor) -> bool:
