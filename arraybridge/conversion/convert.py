@@ -334,7 +334,8 @@ def convert_tree(
     Args:
         tree: dicts, lists, tuples, named tuples, and dataclasses and classes registered with optree in its
             global namespace or in the namespace ``"arraybridge"``, nested at will. Containers keep their
-            types, and dicts their order.
+            types, and dicts their order (but for an OrderedDict after ``move_to_end``, which optree gives
+            back in the order of insertion).
         target: the framework to convert to.
         gpu_id: as for `convert_memory`.
         copy: as for `convert_memory`, for every array.

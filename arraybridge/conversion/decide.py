@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from arraybridge.types import Device, DeviceLike, GpuId, check_gpu_id
 
 __all__ = ["Request", "decide", "find_source"]
 
+T = TypeVar("T")
 #: Carries out what was decided.
 Run = Callable[[], Any]
 
@@ -112,6 +113,12 @@ def _decide(
     journey = _Journey(request, source, target, data, here, there, cast, native)
     if native and here == there:
         return journey.in_place()
+    return _translated(source, target, "", lambda: _depart(journey, intent))
+
+
+def _depart(journey: _Journey, intent: RouteFunction | None) -> tuple[Route, Run]:
+    """Refuse what cannot leave its framework exactly, and choose the route of the rest."""
+    source, target, data, request = journey.source, journey.target, journey.data, journey.request
     source.check(data)
     rank = len(source.shape(data))
     if rank > hostmemory.MAX_RANK:
@@ -119,7 +126,7 @@ def _decide(
             f"arrays travel through NumPy, which has at most {hostmemory.MAX_RANK} axes; reshape it first"
         )
         raise refuse(source, f"an array of rank {rank}", instead)
-    if not native and source.requires_grad(data):
+    if not journey.native and source.requires_grad(data):
         if request.grad == "error":
             raise GradientError(
                 f"the {source.name} tensor requires grad, and its graph would end on the way to"
@@ -390,27 +397,28 @@ class _Journey:
         route = Route(
             self.source.name, self.target.name, method, self.there, copies == 0, copies, nbytes, reason
         )
-        return route, lambda: self._carry_out(convert, method)
+        return route, lambda: _translated(self.source, self.target, method, convert)
 
-    def _carry_out(self, run: Run, method: str) -> Any:
-        """Run; what a framework raises gets a name of ours and keeps its own as the cause."""
-        source, target = self.source, self.target
-        try:
-            return run()
-        except MemoryConversionError:
+
+def _translated(source: Framework, target: Framework, method: str, call: Callable[[], T]) -> T:
+    """What ``call`` returns; what a framework raises gets a name of ours and keeps its own as the cause."""
+    try:
+        return call()
+    except MemoryConversionError:
+        raise
+    except _refusals(source, target) as error:
+        if source.is_oom(error) or target.is_oom(error):
             raise
-        except _refusals(source, target) as error:
-            if source.is_oom(error) or target.is_oom(error):
-                raise
-            reason = f"{type(error).__name__}: {error}"
-            raise MemoryConversionError(
-                f"{source.name} → {target.name} failed by the route {method!r} ({reason});"
-                " convert to numpy first to see which side refuses",
-                source_type=source.name,
-                target_type=target.name,
-                method=method,
-                reason=reason,
-            ) from error
+        reason = f"{type(error).__name__}: {error}"
+        how = f" by the route {method!r}" if method else ""
+        raise MemoryConversionError(
+            f"{source.name} → {target.name} failed{how} ({reason});"
+            " convert to numpy first to see which side refuses",
+            source_type=source.name,
+            target_type=target.name,
+            method=method,
+            reason=reason,
+        ) from error
 
 
 def _refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:

@@ -295,6 +295,14 @@ class Framework(ABC):
         """What the framework holds, one entry for each device that it has opened; opens none."""
         return []
 
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        """Free and total bytes of a card that the framework has opened, or None."""
+        return None
+
+    def card_uuids(self) -> list[str]:
+        """Identities of all its CUDA cards in its order, once it has opened one; nothing before."""
+        return []
+
     def reset_peak(self, device: Device) -> bool:
         """Start the count of `Usage.peak` anew; False where that cannot be."""
         return False
@@ -347,6 +355,10 @@ class Framework(ABC):
         None where the device has no streams.
         """
         return None
+
+    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn`` as this framework's compiler, where it has one, leaves it alone."""
+        return fn
 
     def wide(self) -> AbstractContextManager[Any]:
         """A context in which arithmetic keeps 64-bit dtypes."""

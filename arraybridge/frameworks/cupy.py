@@ -6,6 +6,7 @@ import ctypes
 import re
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -184,6 +185,18 @@ class CupyFramework(Framework):
                 used = int(pool.used_bytes())
                 found.append(Usage(Device("gpu", i), used, int(pool.total_bytes()) - used, None))
         return found
+
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        if device.index not in self._opened(device):
+            return None
+        with cupy.cuda.Device(device.index):
+            return cupy.cuda.runtime.memGetInfo()
+
+    def card_uuids(self) -> list[str]:
+        if not self._opened(None):
+            return []
+        cards = [cupy.cuda.runtime.getDeviceProperties(d.index) for d in self.devices()]
+        return [str(uuid.UUID(bytes=card["uuid"])) for card in cards]
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return cupy.cuda.Device(device.index)

@@ -26,7 +26,11 @@ class ForeignHost(Framework):
         return False
 
     def host_view(self, x: Any) -> np.ndarray:
-        return np.asarray(x) if hasattr(type(x), "__array_interface__") else np.from_dlpack(x)
+        try:
+            return np.asarray(x) if hasattr(type(x), "__array_interface__") else np.from_dlpack(x)
+        except (TypeError, ValueError, RuntimeError, BufferError, AttributeError) as error:
+            what = f"an array of type {type(x).__qualname__}"
+            raise refuse(self, what, f"its memory cannot be read: {error}") from error
 
     def check(self, x: Any) -> None:
         registry.framework("numpy").check(self.host_view(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -247,6 +248,17 @@ class TorchFramework(Framework):
                 found.append(Usage(Device("gpu", i), used["current"], cached, used["peak"]))
         return found
 
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        if device.kind != "gpu" or not torch.cuda.is_initialized():
+            return None
+        return torch.cuda.mem_get_info(device.index)
+
+    def card_uuids(self) -> list[str]:
+        if not torch.cuda.is_initialized():
+            return []
+        cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return [str(card.uuid) for card in cards if hasattr(card, "uuid")]
+
     def reset_peak(self, device: Device) -> bool:
         for i in self._opened(device) if torch.cuda.is_initialized() else []:
             torch.cuda.reset_peak_memory_stats(i)
@@ -279,6 +291,12 @@ class TorchFramework(Framework):
         return done.synchronize
 
     # -- running functions ------------------------------------------------------------------------
+
+    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn``, which torch.compile runs as it is, between two graphs."""
+        reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
+        takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
+        return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
 
     def stream(self, device: Device) -> AbstractContextManager[Any] | None:
         return _side_stream(device.index) if device.kind == "gpu" else None
