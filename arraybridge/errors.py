@@ -57,10 +57,6 @@ class MemoryConversionError(Exception):
         self.method = method
         self.reason = reason or message
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Keyword-only attributes do not survive the default pickling of exceptions.
-        return (self.__class__, (str(self),), self.__dict__)
-
 
 class FrameworkNotInstalledError(MemoryConversionError, ImportError):
     """The framework asked for is not installed, or its import failed."""

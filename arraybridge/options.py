@@ -45,7 +45,8 @@ def settings(*, missing_gpu: MissingGpu | None = None) -> Iterator[None]:
     >>> with arraybridge.settings(missing_gpu="host"):
     ...     pass
     """
-    token = _missing_gpu.set(None if missing_gpu is None else _checked(missing_gpu, "missing_gpu"))
+    chosen = _missing_gpu.get() if missing_gpu is None else _checked(missing_gpu, "missing_gpu")
+    token = _missing_gpu.set(chosen)
     try:
         yield
     finally:

@@ -72,7 +72,7 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
         raise typer.BadParameter(
             f"to read {image} install Pillow, pip install pillow", param_hint="--image"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise typer.BadParameter(
             f"{image} can't be read as a picture: {error}", param_hint="--image"
         ) from None
@@ -131,6 +131,17 @@ def _tour(picture: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, str]]:
     return steps, missing
 
 
+_NO_GPU = (
+    "none of these frameworks finds one. With an NVIDIA card and its driver, cupy-cuda13x (or -cuda12x), a"
+    " CUDA build of torch, jax[cuda13] or tensorflow[and-cuda] would use it."
+)
+
+
+def _has_gpu(names: list[str]) -> bool:
+    """Whether one of the frameworks has a GPU; an OpenCL device may be a GPU or not, and counts for none."""
+    return any(d.kind == "gpu" for name in names for d in registry.framework(name).devices())
+
+
 def _as_json(
     name: str, picture: np.ndarray, steps: list[dict[str, Any]], missing: dict[str, str]
 ) -> dict[str, Any]:
@@ -153,6 +164,7 @@ def _as_json(
         "dtype": picture.dtype.name,
         "steps": [{**route(s["route"]), "work": s["work"], "exact": s["exact"]} for s in steps],
         "missing": missing,
+        "gpu": _has_gpu([s["route"].target for s in steps]),
     }
 
 
@@ -179,6 +191,8 @@ def _print(name: str, picture: np.ndarray, steps: list[dict[str, Any]], missing:
     console.print(table)
     for framework, reason in missing.items():
         console.print(f"[yellow]{framework} left out:[/yellow] {escape(reason)}", highlight=False)
+    if not _has_gpu([step["route"].target for step in steps]):
+        console.print(f"[yellow]no GPU is used:[/yellow] {escape(_NO_GPU)}", highlight=False)
     unused = [
         n for n in registry.framework_names() if n not in ("numpy", *ORDER) and registry.is_installed(n)
     ]

@@ -14,6 +14,7 @@ from arraybridge.conversion.table import cell
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Fallback
+from arraybridge.frameworks.chosen import default_device
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 
 if TYPE_CHECKING:
@@ -374,14 +375,14 @@ def is_array(x: Any) -> bool:
     return registry.find_owner(x) is not None or registry.is_foreign_array(x)
 
 
-def to_numpy(x: Any, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:
-    """``convert_memory(x, "numpy", …)``: the array as a NumPy array.
+def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:
+    """``convert_memory(x, "numpy", …)``: the array as a NumPy array, which lives on the host.
 
     >>> import torch
     >>> to_numpy(torch.ones(2))
     array([1., 1.], dtype=float32)
     """
-    result: numpy.ndarray[Any, Any] = convert_memory(x, "numpy", **options)
+    result: numpy.ndarray[Any, Any] = convert_memory(x, "numpy", gpu_id=gpu_id, **options)
     return result
 
 
@@ -428,13 +429,23 @@ def to_cpu(x: T, *, copy: bool | None = None) -> T:
     return result
 
 
-def to_gpu(x: T, gpu_id: GpuId = 0, *, copy: bool | None = None) -> T:
+def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
     """The array on an accelerator, in its own framework.
+
+    Args:
+        x: the array.
+        gpu_id: number of the accelerator, or ``"auto"``. Left out, the device that `set_device` or
+            `use_device` chose, whatever it is, or else accelerator 0.
+        copy: as for `convert_memory`.
 
     Raises:
         DeviceNotFoundError: there is no such accelerator; NumPy has none at all.
     """
     source = detect_memory_type(x)
+    chosen = default_device.get() if gpu_id is None else None
+    if chosen is not None and (source != "numpy" or chosen.kind == "cpu"):
+        placed: T = convert_memory(x, source, device=None if source == "numpy" else chosen, copy=copy)
+        return placed
     if source == "numpy":
         raise DeviceNotFoundError(
             "NumPy arrays live on the host; name the framework that is to hold it on the GPU, as in"
@@ -443,5 +454,5 @@ def to_gpu(x: T, gpu_id: GpuId = 0, *, copy: bool | None = None) -> T:
             target_type=source,
             reason="NumPy has no accelerator",
         )
-    result: T = convert_memory(x, source, gpu_id=gpu_id, copy=copy)
+    result: T = convert_memory(x, source, gpu_id=0 if gpu_id is None else gpu_id, copy=copy)
     return result

@@ -21,7 +21,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Dtyp
 from arraybridge.frameworks import hostmemory
 from arraybridge.types import Device
 
-__all__ = ["CPU", "Fallback", "Framework", "Usage"]
+__all__ = ["CPU", "Fallback", "Framework", "Mark", "Usage"]
 
 CPU = Device("cpu", 0)
 
@@ -37,6 +37,21 @@ class Usage:
     used: int | None
     cached: int | None
     peak: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point in a thread's queue of work on an accelerator, as `Framework.mark` makes it.
+
+    ``wait`` lets the queue of the calling thread wait for it, without waiting itself; ``synchronize`` waits;
+    ``is_done`` looks.
+    """
+
+    framework: Framework
+    device: Device
+    wait: Callable[[], object]
+    synchronize: Callable[[], object]
+    is_done: Callable[[], bool]
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error
@@ -207,6 +222,52 @@ class Framework(ABC):
         """Why there is no accelerator, and what would bring one, in a sentence; or ``""``."""
         return ""
 
+    def visible_devices(self) -> tuple[Device, ...]:
+        """Its devices as `devices` will give them; opens no accelerator where it can tell without."""
+        known = self.known_devices()
+        return self.devices() if known is None else known
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for what it cannot tell.
+
+        Opens no accelerator.
+        """
+        return device.name, "", None
+
+    def array_namespace(self) -> Any:
+        """The module of the Python array API for its arrays.
+
+        Raises:
+            ArrayNotSupportedError: it has none.
+        """
+        raise ArrayNotSupportedError(
+            f"{self.name} arrays have no array API namespace; convert them first, as in"
+            ' convert_memory(x, "cupy") or convert_memory(x, "numpy")',
+            source_type=self.name,
+            reason=f"{self.name} has no array API",
+        )
+
+    def take_stream(self, device: Device) -> None:
+        """From now on this thread queues its work on ``device`` on a stream of its own, ordered after nothing.
+
+        For threads that run a stage of a pipeline, and end.
+        """
+
+    def mark(self, device: Device) -> Mark | None:
+        """The point that this thread's queue of work on ``device`` has reached; None without such queues."""
+        return None
+
+    def take_over(self, x: Any) -> Any:
+        """``x``, which was made on another thread's stream, safe to be used and freed on that of this thread.
+
+        This thread's stream has waited for the mark set after ``x`` was made.
+        """
+        return x
+
+    def finish(self, x: Any) -> None:
+        """Wait until ``x`` is computed, also where `settle` need not, for a measurement."""
+        self.settle(x)
+
     def free_memory_of(self, device: Device) -> int:
         """Free bytes on the device, for ``gpu_id="auto"``; 0 where the framework cannot tell."""
         return 0
@@ -260,8 +321,9 @@ class Framework(ABC):
         """An error as this framework raises it when memory runs out, for rehearsals of that."""
         return MemoryError("Unable to allocate: a rehearsal")
 
-    def raise_late_errors(self, x: Any) -> None:
-        """Wait for ``x`` where an allocation that failed shows only when the array is waited for."""
+    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
+        """What waits for an array of this class, where an allocation that failed shows only then; or None."""
+        return None
 
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
         """``x[start:stop]`` along ``axis`` (a view where the framework has views)."""
@@ -287,7 +349,7 @@ class Framework(ABC):
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         """Give cached memory on ``device`` (None: on all) back to the system; returns bytes given back.
 
-        ``compiled``: compiled programs as well. Never opens an accelerator.
+        ``compiled``: compiled programs as well. Never opens an accelerator; 0 for one that it does not have.
         """
         return 0
 

@@ -16,7 +16,8 @@ import cupy
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework, Usage
+from arraybridge.frameworks.base import Framework, Mark, Usage
+from arraybridge.frameworks.cards import pci_address
 from arraybridge.types import Device
 
 __all__ = ["CupyFramework"]
@@ -117,6 +118,39 @@ class CupyFramework(Framework):
     def settle(self, x: cupy.ndarray) -> None:
         with x.device:
             cupy.cuda.get_current_stream().synchronize()
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        facts = cupy.cuda.runtime.getDeviceProperties(device.index)
+        pci = pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
+        return facts["name"].decode(errors="replace"), pci, int(facts["totalGlobalMem"])
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.cupy as namespace
+
+        return namespace
+
+    def take_stream(self, device: Device) -> None:
+        with cupy.cuda.Device(device.index):
+            cupy.cuda.Stream(non_blocking=True).use()
+
+    def mark(self, device: Device) -> Mark | None:
+        with cupy.cuda.Device(device.index):
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(cupy.cuda.get_current_stream())
+
+        def wait() -> None:
+            with cupy.cuda.Device(device.index):
+                cupy.cuda.get_current_stream().wait_event(event)
+
+        return Mark(self, device, wait, event.synchronize, lambda: event.done)
+
+    def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
+        # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
+        # while this thread still reads it: the block is left when the copy is done.
+        with x.device:
+            copy = x.copy()
+            cupy.cuda.get_current_stream().synchronize()
+            return copy
 
     # -- values -----------------------------------------------------------------------------------
 

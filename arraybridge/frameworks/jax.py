@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -26,6 +27,7 @@ from arraybridge.frameworks.base import (
     refuse,
     refuse_dtype,
 )
+from arraybridge.frameworks.cards import cards
 from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
@@ -175,6 +177,22 @@ class JaxFramework(Framework):
         stats = self.jax_device(device).memory_stats() or {}
         return int(stats.get("bytes_limit", 0)) - int(stats.get("bytes_in_use", 0))
 
+    def visible_devices(self) -> tuple[Device, ...]:
+        # Opening JAX takes a context, and by default most of the memory, on every card.
+        if not self.is_started() and cards():
+            plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+            if any(importlib.util.find_spec(plugin) is not None for plugin in plugins):
+                return (CPU, *(Device("gpu", card.index) for card in cards()))
+        return self.devices()
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        if device.kind == "cpu" or not self.is_started():
+            return "", "", None
+        return str(self.jax_device(device).device_kind), "", None
+
+    def array_namespace(self) -> Any:
+        return jnp
+
     def _put(self, x: jax.Array, device: Any) -> jax.Array:
         with _x64(True):
             return jax.device_put(x, device).block_until_ready()
@@ -211,9 +229,8 @@ class JaxFramework(Framework):
             "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
         )
 
-    def raise_late_errors(self, x: jax.Array) -> None:
-        if not isinstance(x, jax.core.Tracer):
-            x.block_until_ready()
+    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
+        return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
 
     def part(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         with _x64(True):

@@ -65,6 +65,13 @@ class NumpyFramework(Framework):
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(hostmemory.np_dtype(dtype))
 
+    # -- devices ----------------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.numpy as namespace
+
+        return namespace
+
     # -- memory -----------------------------------------------------------------------------------
 
     def oom_error(self) -> Exception:
@@ -99,7 +106,7 @@ class NumpyFramework(Framework):
         guard = hostmemory.guard
 
         def view(x: np.ndarray) -> np.ndarray:
-            if not x.flags.writeable:
+            if not x.flags.writeable or x.itemsize == 16:  # complex128: torch minds its alignment
                 raise Fallback
             return guard(x)
 

@@ -16,14 +16,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, FrameworkNotInstalledError
+from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.cards import cards, pci_address
 from arraybridge.types import Device
 
 __all__ = ["PyclesperantoFramework"]
@@ -76,9 +78,17 @@ class _Package(ABC):
         """The arrays along the first axis, natively; None where this package has no exact way."""
         return None
 
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        """``x[start:stop]`` along the axis, natively; None where this package has no exact way."""
+        return None  # slices come by way of float32
+
     @abstractmethod
     def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
         """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
+
+    @abstractmethod
+    def wait(self, x: Any) -> None:
+        """Wait until the kernels that were queued before are done."""
 
     @abstractmethod
     def select(self, index: int) -> None: ...
@@ -150,9 +160,12 @@ class _Modern(_Package):
     def read(self, x: Any) -> np.ndarray:
         return np.asarray(x.get())
 
+    def wait(self, x: Any) -> None:
+        x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element
+
     def select(self, index: int) -> None:
-        device = self._devices[index]
-        self.cle.select_device(device.index, device.type)
+        kind = self._kinds[index]
+        self.cle.select_device(index - self._kinds.index(kind), kind)
 
     def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
         if x.mtype != "buffer" or importlib.util.find_spec("pyopencl") is None:
@@ -168,6 +181,16 @@ class _Modern(_Package):
         # float32, in which an int32 loses its last digits.
         for i, plane in enumerate(planes):
             plane.copy(result, (0, 0, 0), _region_origin(i, shape), _region(shape))
+        return result
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        # Slices come by way of float32 here, too; a region does not.
+        shape, axis = list(x.shape), axis % len(x.shape)
+        shape[axis] = len(range(*slice(start, stop).indices(shape[axis])))
+        origin = [0] * _MAX_RANK
+        origin[_MAX_RANK - len(shape) + axis] = start
+        result = self.empty(tuple(shape), np.dtype(x.dtype), self.index_of(x))
+        x.copy(result, tuple(origin), (0, 0, 0), _region(tuple(shape)))
         return result
 
     def unstack(self, x: Any) -> list[Any]:
@@ -229,6 +252,9 @@ class _Prototype(_Package):
 
     def read(self, x: Any) -> np.ndarray:
         return np.asarray(x.get())
+
+    def wait(self, x: Any) -> None:
+        x.queue.finish()
 
     def select(self, index: int) -> None:
         # By number and not by name, which several devices may share.
@@ -310,19 +336,56 @@ class PyclesperantoFramework(Framework):
         return tuple(Device("opencl", i, name) for i, name in enumerate(self._main.device_names()))
 
     def accelerator(self, index: int) -> Device:
-        return Device("opencl", index)
+        order = self._in_cuda_order()
+        if index < len(order) and order[index] is None:
+            raise DeviceNotFoundError(
+                f"pyclesperanto has OpenCL GPUs here, but card {index} as CUDA counts ({cards()[index].name}) is"
+                " not among them; pass one of them in words, as device='opencl:0'",
+                target_type=self.name,
+                reason=f"no OpenCL device is card {index}",
+            )
+        found = order[index] if index < len(order) else None
+        return Device("opencl", index if found is None else found)
+
+    def _in_cuda_order(self) -> list[int | None]:
+        """The number of the OpenCL device that is each card of CUDA (None: none is), and after them the rest.
+
+        Empty where nothing can be compared; then the devices count in their own order.
+        """
+        names = self._main.device_names()
+        gpus = [i for i in range(len(names)) if not self._main.is_cpu(i)]
+        addresses = {address: i for i in gpus if (address := self._address(i))}
+        if not addresses or not cards():
+            return []
+        order = [addresses.get(card.pci) for card in cards()]
+        return [*order, *(i for i in range(len(names)) if i not in order)]
+
+    def _address(self, index: int) -> str:
+        """PCI address of an OpenCL device, or ``""``; pyopencl tells it where it sees the same devices."""
+        seen = opencl_devices()
+        if [name for name, _, _ in seen] != self._main.device_names():
+            return ""
+        return seen[index][1]
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        address = self._address(device.index)
+        name = self._main.device_names()[device.index]
+        seen = opencl_devices()
+        return name, address, seen[device.index][2] if len(seen) > device.index else None
+
+    def finish(self, x: Any) -> None:
+        if self.device_of(x).kind == "opencl":
+            self._package(x).wait(x)
 
     def default_device(self) -> Device:
         return Device("opencl", self._main.current_index())
 
     def find_device(self, wanted: Device) -> Device:
         # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
-        if (
-            wanted.kind == "gpu"
-            and wanted.index < len(self.devices())
-            and not self._main.is_cpu(wanted.index)
-        ):
-            wanted = Device("opencl", wanted.index)
+        if wanted.kind == "gpu" and wanted.index < len(self.devices()):
+            meant = self.accelerator(wanted.index)
+            if not self._main.is_cpu(meant.index):
+                wanted = meant
         return super().find_device(wanted)
 
     def missing_device_reason(self) -> str:
@@ -359,9 +422,9 @@ class PyclesperantoFramework(Framework):
 
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
         package = self._package(x)
-        if isinstance(package, _Modern):
-            return super().part(x, axis, start, stop)
-        # Slices of the prototype come by way of float32.
+        native = package.part(x, axis, start, stop)
+        if native is not None:
+            return native
         host = package.read(x)[(slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)]
         return self.from_host(host, self.device_of(x))
 
@@ -409,6 +472,28 @@ def is_opencl_oom(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
     )
+
+
+@cache
+def opencl_devices() -> list[tuple[str, str, int]]:
+    """Name, PCI address or ``""``, and bytes of OpenCL's devices, GPUs first; opens none. Needs pyopencl."""
+    try:
+        import pyopencl as cl
+    except ImportError:
+        return []
+    try:
+        found = [d for platform in cl.get_platforms() for d in platform.get_devices()]
+    except cl.Error:
+        return []
+    found.sort(key=lambda d: d.type != cl.device_type.GPU)
+    return [(d.name, _pci_address(d), int(d.global_mem_size)) for d in found]
+
+
+def _pci_address(device: Any) -> str:
+    if "cl_nv_device_attribute_query" not in device.extensions.split():
+        return ""
+    domain = getattr(device, "pci_domain_id_nv", 0)
+    return pci_address(domain, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
 
 
 _OPEN: dict[str, _Package] = {}

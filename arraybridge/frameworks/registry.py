@@ -39,19 +39,19 @@ _BUILT_IN: dict[str, tuple[str, str, tuple[str, ...]]] = {
 # What to install, where the extra is not called like the framework.
 _EXTRAS = {"cupy": "cupy-cuda13x"}
 
-# Root module of an array's class → framework, so that a look at an object imports nothing.
-_ROOTS = {
-    "numpy": "numpy",
-    "cupy": "cupy",
-    "torch": "torch",
-    "jax": "jax",
-    "jaxlib": "jax",
-    "tensorflow": "tensorflow",
-    "pyclesperanto": "pyclesperanto",
-    "pyclesperanto_opencl": "pyclesperanto",
-    "pyclesperanto_cuda": "pyclesperanto",
-    "pyclesperanto_metal": "pyclesperanto",
-    "pyclesperanto_prototype": "pyclesperanto",
+# Root module of an array's class → the frameworks to ask, so that a look at an object imports nothing.
+_ROOTS: dict[str, list[str]] = {
+    "numpy": ["numpy"],
+    "cupy": ["cupy"],
+    "torch": ["torch"],
+    "jax": ["jax"],
+    "jaxlib": ["jax"],
+    "tensorflow": ["tensorflow"],
+    "pyclesperanto": ["pyclesperanto"],
+    "pyclesperanto_opencl": ["pyclesperanto"],
+    "pyclesperanto_cuda": ["pyclesperanto"],
+    "pyclesperanto_metal": ["pyclesperanto"],
+    "pyclesperanto_prototype": ["pyclesperanto"],
 }
 
 #: Called whenever a framework is added, so that caches of the layers above can be dropped.
@@ -81,7 +81,9 @@ def register(framework: Framework) -> Framework:
     with _lock:
         _instances[framework.name] = framework
         for root in framework.modules or (framework.name,):
-            _ROOTS[root] = framework.name
+            known = _ROOTS.setdefault(root, [])
+            if framework.name not in known:
+                known.append(framework.name)
         _owners.clear()
         for forget in on_register:
             forget()
@@ -200,25 +202,23 @@ def find_owner(x: Any) -> Framework | None:
 def _find_owner(x: Any, cls: type) -> Framework | None:
     roots = dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__)
     for root in roots:
-        name = _ROOTS.get(root)
-        if name is None:
-            name = _plugin_for(root)
-        if name is not None:
+        if root not in _ROOTS:
+            _load_plugins(root)
+        for name in _ROOTS.get(root, ()):
             candidate = framework(name)
             if candidate.owns(x):
                 return candidate
     return None
 
 
-def _plugin_for(root: str) -> str | None:
-    """The plugin to ask about a class of root module ``root``.
+def _load_plugins(root: str) -> None:
+    """Load the plugins that may own a class of root module ``root``.
 
     A plugin is loaded when it is named like that module, or when its own package is imported already.
     """
     for name, point in plugins().items():
         if name not in _instances and (name == root or point.module.partition(".")[0] in sys.modules):
             _load(name)
-    return _ROOTS.get(root)
 
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")

@@ -29,8 +29,10 @@ _DTYPES = frozenset((*_PLAIN, "bfloat16", *_FLOAT8))
 # ones call themselves int8) takes the careful path.
 _PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in _PLAIN}
 _DLPACK_IDS = {**_PLAIN_IDS, id(tf.bfloat16): "bfloat16"}
+del _DLPACK_IDS[id(tf.complex128)]  # torch minds its alignment
 
-_EAGER = type(tf.constant(0))
+# Not type(tf.constant(0)): that opens every card, which TensorFlow then takes whole.
+_EAGER = tf.__internal__.EagerTensor
 
 #: TensorFlow ends the process for a tensor of rank 255 or more.
 MAX_RANK = 254
@@ -144,6 +146,26 @@ class TensorflowFramework(Framework):
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
         source.settle(x)  # TensorFlow's import knows no stream
         return tf.experimental.dlpack.from_dlpack(x.__dlpack__())
+
+    def visible_devices(self) -> tuple[Device, ...]:
+        if self.is_started():
+            return self.devices()
+        found = []
+        for kind in ("cpu", "gpu"):
+            count = sum(
+                len(tf.config.get_logical_device_configuration(device) or [device])
+                for device in tf.config.list_physical_devices(kind.upper())
+            )
+            found += [Device(kind, i) for i in range(count)]
+        return tuple(found)
+
+    def array_namespace(self) -> Any:
+        # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
+        return tf.experimental.numpy
+
+    def finish(self, x: Any) -> None:
+        if self.device_of(x).kind != "cpu":
+            tf.test.experimental.sync_devices()
 
     # -- values -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Fallback, Framework, Usage, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Fallback, Framework, Mark, Usage, refuse, refuse_dtype
 from arraybridge.types import Device
 
 __all__ = ["TorchFramework", "copy_host_memory"]
@@ -97,8 +97,7 @@ class TorchFramework(Framework):
         return x.data_ptr()
 
     def device_of(self, x: torch.Tensor) -> Device:
-        kind = x.device.type
-        if kind in ("cpu", "meta"):
+        if x.is_cpu or x.is_meta:  # a sixth of the time that x.device.type takes
             return CPU
         return Device("gpu", x.device.index or 0)
 
@@ -134,10 +133,18 @@ class TorchFramework(Framework):
             tensor = self.from_host(view if not self.cannot_view(view) else hostmemory.fresh(view), CPU)
             return tensor.to(self.torch_device(device))
         name = view.dtype.name
+        if not view.size:  # nothing to share, and from_numpy minds negative strides here too
+            view = hostmemory.packed(view.shape, view.dtype)
         view = hostmemory.writable_alias(view)
         if name in _CARRIER:
             return torch_dlpack.from_dlpack(hostmemory.capsule(view))
         return torch.from_numpy(view)
+
+    def cannot_view(self, view: np.ndarray) -> str:
+        # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
+        if view.dtype.itemsize == 16 and view.size and hostmemory.address(view) % 16:
+            return "torch needs complex128 aligned to 16 bytes"
+        return super().cannot_view(view)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         for extent, stride in zip(shape, strides, strict=True):
@@ -185,6 +192,41 @@ class TorchFramework(Framework):
     def settle(self, x: torch.Tensor) -> None:
         if x.device.type != "cpu":
             torch.accelerator.current_stream(x.device).synchronize()
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        if device.kind != "gpu" or not torch.cuda.is_initialized():
+            return "", "", None  # asking would open the cards
+        facts = torch.cuda.get_device_properties(device.index)
+        uuid = getattr(facts, "uuid", None)  # torch 2.5
+        return facts.name, "" if uuid is None else f"GPU-{uuid}", int(facts.total_memory)
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.torch as namespace
+
+        return namespace
+
+    def take_stream(self, device: Device) -> None:
+        if device.kind == "gpu" and self.has_streams:
+            with torch.cuda.device(device.index):  # set_stream selects the card of the stream, too
+                torch.cuda.set_stream(torch.cuda.Stream(device.index))
+
+    def mark(self, device: Device) -> Mark | None:
+        if device.kind != "gpu" or not self.has_streams:
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device.index))
+        return Mark(
+            self,
+            device,
+            lambda: event.wait(torch.cuda.current_stream(device.index)),
+            event.synchronize,
+            event.query,
+        )
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            x.record_stream(torch.cuda.current_stream(x.device))
+        return x
 
     # -- values -----------------------------------------------------------------------------------
 

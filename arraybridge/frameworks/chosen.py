@@ -1,0 +1,15 @@
+"""What this thread or task has chosen for the layers below: a default device, and where functions run."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+from arraybridge.types import Device
+
+__all__ = ["default_device", "running_on"]
+
+#: The choice of `set_device` and `use_device`; None where nobody chose.
+default_device: ContextVar[Device | None] = ContextVar("arraybridge_default_device", default=None)
+
+#: Where decorated functions run that name no device: the device of this worker of `device_map`.
+running_on: ContextVar[Device | None] = ContextVar("arraybridge_running_on", default=None)

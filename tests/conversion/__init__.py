@@ -1,0 +1,1 @@
+"""Tests of arraybridge/conversion: calls, detection, trees, traces and errors."""

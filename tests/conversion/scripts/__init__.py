@@ -1,0 +1,1 @@
+"""Scripts that the tests beside run in processes of their own."""

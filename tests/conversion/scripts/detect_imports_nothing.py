@@ -1,0 +1,33 @@
+"""Detect all kinds of things and print which top-level packages that has loaded, as a JSON list.
+
+Arguments: frameworks to import first, so that one of their arrays is detected too.
+"""
+
+import importlib
+import json
+import sys
+
+import numpy as np
+
+import arraybridge
+
+
+class Interface:
+    """Somebody's array type."""
+
+    __array_interface__ = np.arange(3.0).__array_interface__
+
+
+things = [np.arange(3), np.ma.masked_array([1, 2]), Interface(), [1, 2], "torch", 3.5, None, object()]
+for name in sys.argv[1:]:
+    framework = importlib.import_module(name)
+    things.append(framework.numpy.ones(2) if name == "jax" else framework.ones((2,)))
+before = {module.partition(".")[0] for module in sys.modules}
+for thing in things:
+    try:
+        arraybridge.detect_memory_type(thing)
+    except arraybridge.UnknownArrayError:
+        continue
+after = {module.partition(".")[0] for module in sys.modules}
+standard = sys.stdlib_module_names
+print(json.dumps(sorted(after - before - standard)))

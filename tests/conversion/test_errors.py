@@ -1,0 +1,271 @@
+"""Every error: what it derives from, what it carries, and whether its message helps."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    ArrayNotSupportedError,
+    CopyRequiredError,
+    DeviceNotFoundError,
+    DtypeNotSupportedError,
+    FrameworkNotInstalledError,
+    GradientError,
+    MemoryConversionError,
+    SourceMismatchError,
+    UnknownArrayError,
+    UnknownFrameworkError,
+    convert_memory,
+)
+from tests.helpers import require, run_python
+
+SCRIPT = Path(__file__).parent / "scripts" / "convert_to_what_is_missing.py"
+
+BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
+    MemoryConversionError: (Exception,),
+    FrameworkNotInstalledError: (MemoryConversionError, ImportError),
+    DeviceNotFoundError: (MemoryConversionError, ValueError),
+    DtypeNotSupportedError: (MemoryConversionError, TypeError),
+    CopyRequiredError: (MemoryConversionError, ValueError),
+    GradientError: (MemoryConversionError, RuntimeError),
+    UnknownArrayError: (MemoryConversionError, TypeError, ValueError),
+    ArrayNotSupportedError: (MemoryConversionError,),
+    SourceMismatchError: (MemoryConversionError,),
+    UnknownFrameworkError: (ValueError,),
+}
+
+
+@pytest.mark.parametrize("cls", BASES)
+def test_bases(cls: type[Exception]) -> None:
+    for base in BASES[cls]:
+        assert issubclass(cls, base)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in BASES if issubclass(cls, MemoryConversionError)])
+def test_errors_survive_pickling(cls: type[MemoryConversionError]) -> None:
+    error = cls(
+        "what; why; what to do", source_type="numpy", target_type="jax", method="dlpack", reason="why"
+    )
+    error.add_note("at tree['a']")
+    for twin in (*(pickle.loads(pickle.dumps(error, n)) for n in range(2, 6)), copy.copy(error)):
+        assert type(twin) is cls
+        assert str(twin) == "what; why; what to do"
+        got = (twin.source_type, twin.target_type, twin.method, twin.reason)
+        assert got == ("numpy", "jax", "dlpack", "why")
+        assert twin.__notes__ == ["at tree['a']"]
+
+
+@pytest.mark.parametrize("cls", [cls for cls in BASES if issubclass(cls, MemoryConversionError)])
+def test_errors_can_be_made_bare(cls: type[MemoryConversionError]) -> None:
+    error = cls("text")
+    assert (error.source_type, error.target_type, error.method, error.reason) == ("", "", "", "text")
+    assert str(cls()) == ""
+
+
+# ---- each error as a user meets it -----------------------------------------------------------------------
+
+
+def requires_grad() -> Any:
+    return require("torch").ones(2, requires_grad=True)
+
+
+def with_class(array: Any) -> Callable[[], Any]:
+    return lambda: array
+
+
+MET: dict[str, tuple[Callable[[], Any], str, dict[str, Any], type[Exception], str, str]] = {
+    # what: array, target, options, error, part of why, part of what to do
+    "strings": (with_class(np.array(["a"])), "torch", {}, DtypeNotSupportedError, "<U1", "numbers"),
+    "objects": (with_class(np.array([None])), "torch", {}, DtypeNotSupportedError, "object", "numeric"),
+    "dates": (
+        with_class(np.array(["2020"], "M8[D]")),
+        "torch",
+        {},
+        DtypeNotSupportedError,
+        "datetime64",
+        'x.view("int64")',
+    ),
+    "structured": (
+        with_class(np.zeros(1, [("a", "i4")])),
+        "torch",
+        {},
+        DtypeNotSupportedError,
+        "'a'",
+        'x["field"]',
+    ),
+    "masked": (
+        with_class(np.ma.masked_array([1.0], [True])),
+        "torch",
+        {},
+        MemoryConversionError,
+        "mask",
+        "filled",
+    ),
+    "long double": (
+        with_class(np.zeros(1, "g")),
+        "torch",
+        {},
+        DtypeNotSupportedError,
+        np.dtype("g").name,
+        "dtype=",
+    ),
+    "float64 to OpenCL": (
+        with_class(np.zeros(1)),
+        "pyclesperanto",
+        {},
+        DtypeNotSupportedError,
+        "float64",
+        "float32",
+    ),
+    "bool to OpenCL": (
+        with_class(np.zeros(1, bool)),
+        "pyclesperanto",
+        {},
+        DtypeNotSupportedError,
+        "bool",
+        "uint8",
+    ),
+    "4-D to OpenCL": (
+        with_class(np.zeros((1, 1, 1, 1), np.float32)),
+        "pyclesperanto",
+        {},
+        MemoryConversionError,
+        "(1, 1, 1, 1)",
+        "plane",
+    ),
+    "must copy": (
+        with_class(np.arange(3)[::-1]),
+        "torch",
+        {"copy": False},
+        CopyRequiredError,
+        "negative",
+        "copy=None",
+    ),
+    "no such device": (
+        with_class(np.zeros(1)),
+        "torch",
+        {"gpu_id": 99},
+        DeviceNotFoundError,
+        "gpu:99",
+        "cpu",
+    ),
+    "graph": (requires_grad, "numpy", {}, GradientError, "requires grad", "detach"),
+    "no array": (with_class([1, 2]), "torch", {}, UnknownArrayError, "list", "np.asarray()"),
+    "unknown dtype": (
+        with_class(np.zeros(1)),
+        "torch",
+        {"dtype": "float31"},
+        DtypeNotSupportedError,
+        "float31",
+        "float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MET)
+def test_a_message_says_what_why_and_what_to_do(what: str) -> None:
+    make, target, options, cls, why, advice = MET[what]
+    require(target)
+    array = make()
+    with pytest.raises(cls) as caught:
+        convert_memory(array, target, **options)
+    error = caught.value
+    assert isinstance(error, MemoryConversionError)
+    assert why in str(error)
+    assert advice in str(error)
+    assert error.reason
+    assert "\n" not in str(error)
+    if what != "no array":
+        assert error.source_type == ("torch" if what == "graph" else "numpy")
+        assert error.target_type == target
+    twin = pickle.loads(pickle.dumps(error))
+    assert (str(twin), twin.reason, twin.source_type) == (str(error), error.reason, error.source_type)
+
+
+def test_a_required_copy_tells_the_route_that_was_tried() -> None:
+    require("torch")
+    with pytest.raises(CopyRequiredError) as caught:
+        convert_memory(np.arange(3)[::-1], "torch", copy=False)
+    assert caught.value.method == "host"
+
+
+def test_what_a_framework_raises_is_chained() -> None:
+    """A producer that fails: our error, and its own as the cause."""
+
+    class Broken:
+        def __dlpack__(self, **_: Any) -> Any:
+            raise BufferError("not today")
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+    with pytest.raises(MemoryConversionError, match="not today") as caught:
+        convert_memory(Broken(), "numpy")
+    assert isinstance(caught.value.__cause__, BufferError)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("tensorflo", "tensorflow"), ("Torch", "torch"), ("jaxx", "jax"), ("pyclesperant", "pyclesperanto")],
+)
+def test_an_unknown_framework_lists_the_known_and_suggests(name: str, nearest: str) -> None:
+    for call in (
+        lambda: convert_memory(np.zeros(1), name),
+        lambda: arraybridge.framework(name),
+        lambda: arraybridge.convert_tree([np.zeros(1)], name),
+    ):
+        with pytest.raises(UnknownFrameworkError) as caught:
+            call()
+        message = str(caught.value)
+        assert repr(name) in message
+        assert f"did you mean {nearest!r}" in message
+        for known in ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"):
+            assert known in message
+
+
+def test_nothing_near_is_suggested_for_nonsense() -> None:
+    with pytest.raises(ValueError, match="numpy, cupy") as caught:
+        arraybridge.framework("zzzzzz")
+    assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [None, 3, b"torch", ["torch"], np])
+def test_a_framework_is_named_by_a_string(name: Any) -> None:
+    with pytest.raises(TypeError):
+        arraybridge.framework(name)
+
+
+# ---- a framework that is missing -------------------------------------------------------------------------
+
+EXTRAS = {
+    "cupy": "arraybridge[cupy-cuda",
+    "torch": "arraybridge[torch]",
+    "jax": "arraybridge[jax]",
+    "tensorflow": "arraybridge[tensorflow]",
+    "pyclesperanto": "arraybridge[pyclesperanto]",
+}
+
+
+def test_a_missing_framework_names_the_extra_to_install() -> None:
+    """In a process in which nothing but NumPy can be imported, whatever is installed."""
+    done = run_python(str(SCRIPT))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert set(report) == set(EXTRAS)
+    for name, answer in report.items():
+        assert answer["class"] == "FrameworkNotInstalledError"
+        assert f'pip install "{EXTRAS[name]}' in answer["message"], answer
+        assert "not installed" in answer["message"], answer
+        assert answer["target_type"] == name
+        assert answer["import error"]
+        assert answer["cause"] in ("ImportError", "ModuleNotFoundError")
+        assert answer["reason"]

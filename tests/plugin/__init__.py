@@ -1,0 +1,1 @@
+"""A package that offers a framework through an entry point, and scripts that use it."""

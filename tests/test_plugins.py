@@ -1,0 +1,554 @@
+"""Frameworks of others: offered by a package, registered by hand, and on accelerators of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    CopyRequiredError,
+    Device,
+    DeviceNotFoundError,
+    MissingGpuWarning,
+    convert_memory,
+    convert_tree,
+    detect_memory_type,
+    device_of,
+    explain,
+    register,
+    settings,
+    trace,
+)
+from arraybridge.frameworks import registry
+from tests import matrix_data as data
+from tests.helpers import require, run_python
+
+PLUGIN = Path(__file__).parent / "plugin"
+BUILT_IN = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
+
+
+# ---- an installed package --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path on which the package and its metadata are found, as an installer would lay them out."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "tapeworks").symlink_to(PLUGIN / "src" / "tapeworks")
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = site / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n", encoding="utf-8"
+    )
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    return str(site)
+
+
+def run_with(site: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of tests/plugin with the package installed."""
+    paths = [site, str(Path(arraybridge.__file__).parent.parent)]
+    return subprocess.run(
+        [sys.executable, "-P", str(PLUGIN / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "error"},
+    )
+
+
+def test_a_package_offers_a_framework(installed: str) -> None:
+    there = [name for name in BUILT_IN if importlib.util.find_spec(name) is not None]
+    done = run_with(installed, "use_it.py", *there)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    packed = values.tobytes().hex()
+    assert not report["imported early"]
+    assert report["imported when needed"]
+    assert report["type"] == "Tape"
+    assert report["bytes"] == packed
+    assert report["detected"] == "tapeworks"
+    assert report["same"]
+    assert not report["copy"]
+    assert report["device"] == "cpu"
+    assert report["route"].startswith("tapeworks → numpy on cpu: shared")
+    assert report["shares"]
+    for name in there:
+        assert report[name] == [name, "float32", [2, 3], packed, name]
+    assert report["tree"] == ["Tape", True, "text"]
+    assert report["tree back"] == [values.tolist(), values.tolist()]
+    assert "float16" in report["refused"]
+    assert "float32" in report["refused"]
+    assert report["cast"] == packed
+    assert "did you mean 'tapeworks'" in report["suggested"]
+    assert "numpy, cupy" in report["suggested"]
+
+
+def test_an_array_is_enough_to_find_the_framework_of_a_package(installed: str) -> None:
+    done = run_with(installed, "detect_it.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["tapeworks", "[0.0, 1.0, 2.0]"]
+
+
+def test_without_the_package_its_framework_is_unknown() -> None:
+    done = run_python(str(PLUGIN / "use_it.py"))
+    assert done.returncode != 0
+    assert "UnknownFrameworkError" in done.stderr
+
+
+def test_the_package_installs(tmp_path: Path) -> None:
+    """With pip and without the network, where the build backend is at hand."""
+    for module in ("pip", "hatchling"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "--target", str(tmp_path), str(PLUGIN)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert run_with(str(tmp_path), "detect_it.py").stdout.splitlines()[0] == "tapeworks"
+
+
+# ---- register --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def clean_registry() -> Iterator[None]:
+    """Forget afterwards what a test has registered."""
+    kept = dict(registry._instances), dict(registry._ROOTS)
+    yield
+    for known, before in zip((registry._instances, registry._ROOTS), kept, strict=True):
+        known.clear()
+        known.update(before)
+    registry._owners.clear()
+    for forget in registry.on_register:
+        forget()
+
+
+class Samples:
+    """The smallest array type."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+
+
+class SamplesFramework(arraybridge.Framework):
+    name = "samples"
+    modules = ("tests",)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Samples)
+
+    def host_view(self, x: Samples) -> np.ndarray[Any, Any]:
+        return x.values
+
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Samples:
+        return Samples(view)
+
+    def dtype_name(self, x: Samples) -> str:
+        return x.values.dtype.name
+
+    def shape(self, x: Samples) -> tuple[int, ...]:
+        return x.values.shape
+
+    def nbytes(self, x: Samples) -> int:
+        return x.values.nbytes
+
+
+def test_register_an_instance() -> None:
+    made = SamplesFramework()
+    with pytest.raises(ValueError, match="samples"):
+        convert_memory(np.zeros(2), "samples")
+    assert register(made) is made
+    assert arraybridge.framework("samples") is made
+    x = data.aligned_bytes(24).view(np.float64)
+    x[:] = [1, 2, 3]
+    samples = convert_memory(x, "samples")
+    assert detect_memory_type(samples) == "samples"
+    assert data.address(samples.values) == data.address(x)
+    assert convert_memory(samples, "samples") is samples
+    for target in ("numpy", "torch", "jax", "tensorflow"):
+        require(target)
+        result = convert_memory(samples, target)
+        assert data.bits(result) == x.tobytes()
+        assert explain(samples, target).shares_memory
+        back = convert_memory(result, "samples")
+        assert isinstance(back, Samples)
+        assert back.values.tobytes() == x.tobytes()
+        copied = convert_memory(result, "samples", copy=True)
+        assert data.address(copied.values) != data.address(x)
+    assert convert_tree({"a": [x]}, "samples")["a"][0].values.tolist() == [1, 2, 3]
+    with trace() as log:
+        convert_memory(samples, "numpy")
+    assert [(r.source, r.target, r.copies) for r in log.records] == [("samples", "numpy", 0)]
+
+
+def test_register_works_after_its_arrays_were_seen() -> None:
+    """A type that was unknown when it was first met."""
+    samples = Samples(np.arange(2))
+    with pytest.raises(arraybridge.UnknownArrayError):
+        detect_memory_type(samples)
+    register(SamplesFramework())
+    assert detect_memory_type(samples) == "samples"
+
+
+def test_registering_again_replaces() -> None:
+    class Doubling(SamplesFramework):
+        def host_view(self, x: Samples) -> np.ndarray[Any, Any]:
+            return x.values * 2
+
+    register(SamplesFramework())
+    samples = Samples(np.array([1, 2]))
+    for _ in range(2):
+        assert convert_memory(samples, "numpy").tolist() == [1, 2]
+    register(Doubling())
+    assert convert_memory(samples, "numpy").tolist() == [2, 4]
+
+
+def test_two_frameworks_of_one_package() -> None:
+    class Others:
+        values = np.zeros(1)
+
+    class OthersFramework(SamplesFramework):
+        name = "others"
+
+        def owns(self, x: Any) -> bool:
+            return isinstance(x, Others)
+
+    register(SamplesFramework())
+    register(OthersFramework())
+    assert detect_memory_type(Others()) == "others"
+    assert detect_memory_type(Samples(np.zeros(1))) == "samples"
+
+
+@pytest.mark.parametrize("thing", [None, "samples", SamplesFramework, Samples, object(), np, 3])
+def test_registering_nonsense_is_a_type_error(thing: Any) -> None:
+    with pytest.raises(TypeError, match="Framework"):
+        register(thing)
+
+
+def test_a_framework_needs_a_name() -> None:
+    class Nameless(SamplesFramework):
+        name = ""
+
+    with pytest.raises(TypeError, match="name"):
+        register(Nameless())
+
+
+# ---- accelerators: two frameworks with two devices each, which share their memory ------------------------
+
+
+class Card:
+    """An array on a card: values that only its framework may read, and the number of the card."""
+
+    def __init__(self, values: np.ndarray[Any, Any], index: int) -> None:
+        self.values = values
+        self.index = index
+
+
+class CardFramework(arraybridge.Framework):
+    """What the arrays of a framework with two cards would need; counts what was done."""
+
+    array: type[Card]
+    free = (100, 900)
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def owns(self, x: Any) -> bool:
+        return type(x) is self.array
+
+    def dtype_name(self, x: Card) -> str:
+        return x.values.dtype.name
+
+    def shape(self, x: Card) -> tuple[int, ...]:
+        return x.values.shape
+
+    def strides(self, x: Card) -> tuple[int, ...]:
+        return x.values.strides
+
+    def nbytes(self, x: Card) -> int:
+        return x.values.nbytes
+
+    def device_of(self, x: Card) -> Device:
+        return Device("cpu") if x.index < 0 else Device("gpu", x.index)
+
+    def devices(self) -> tuple[Device, ...]:
+        return (Device("cpu"), Device("gpu", 0), Device("gpu", 1))
+
+    def free_memory_of(self, device: Device) -> int:
+        return self.free[device.index]
+
+    def host_view(self, x: Card) -> np.ndarray[Any, Any]:
+        assert x.index < 0, "the host cannot look into a card"
+        return x.values
+
+    def to_host(self, x: Card) -> np.ndarray[Any, Any]:
+        self.done.append("to host")
+        return x.values.copy()
+
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Card:
+        if device.kind == "cpu":
+            return self.array(view, -1)
+        self.done.append(f"to {device}")
+        return self.array(view.copy(), device.index)
+
+    def to_device(self, x: Card, device: Device) -> Card:
+        self.done.append(f"{self.device_of(x)} to {device}")
+        return self.array(x.values.copy(), -1 if device.kind == "cpu" else device.index)
+
+    def adopt(self, x: Card, source: arraybridge.Framework, device: Device) -> Card:
+        self.done.append(f"adopt from {source.name}")
+        return self.array(x.values, x.index)
+
+    def copy(self, x: Card) -> Card:
+        self.done.append("copy")
+        return self.array(x.values.copy(), x.index)
+
+    def cast(self, x: Card, dtype: str) -> Card:
+        return self.array(x.values.astype(dtype), x.index)
+
+
+class RedCard(Card):
+    __module__ = "redcards"
+
+
+class BlueCard(Card):
+    __module__ = "bluecards"
+
+
+class LoneCard(Card):
+    __module__ = "lonecards"
+
+
+class Red(CardFramework):
+    name = "red"
+    modules = ("redcards",)
+    array = RedCard
+    dlpack_device = 99
+
+
+class Blue(CardFramework):
+    name = "blue"
+    modules = ("bluecards",)
+    array = BlueCard
+    dlpack_device = 99
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        return "blue wants no negative strides" if any(step < 0 for step in strides) else ""
+
+
+class Lone(CardFramework):
+    """Cards that no other framework reaches, and no arrays on the host."""
+
+    name = "lone"
+    modules = ("lonecards",)
+    array = LoneCard
+    has_host = False
+
+    def devices(self) -> tuple[Device, ...]:
+        return (Device("gpu", 0), Device("gpu", 1))
+
+    def default_device(self) -> Device:
+        return Device("gpu", 1)
+
+
+@pytest.fixture
+def red() -> Red:
+    register(Blue())
+    register(Lone())
+    return register(Red())  # type: ignore[return-value]
+
+
+def done_by(name: str) -> list[str]:
+    return arraybridge.framework(name).done  # type: ignore[attr-defined]
+
+
+def values() -> np.ndarray[Any, Any]:
+    return np.arange(6.0).reshape(2, 3)
+
+
+def check_route(route: Any, wanted: str) -> None:
+    """``"method device copies"``; it shares memory when it makes no copies."""
+    assert f"{route.method} {route.device} {route.copies}" == wanted
+    assert route.shares_memory == (route.copies == 0)
+    assert route.nbytes == 48
+
+
+@pytest.mark.parametrize("gpu_id", [0, 1])
+def test_from_the_host_to_a_card(red: Red, gpu_id: int) -> None:
+    x = values()
+    check_route(explain(x, "red", gpu_id), f"device gpu:{gpu_id} 1")
+    assert red.done == []
+    card = convert_memory(x, "red", gpu_id)
+    assert type(card) is RedCard
+    assert device_of(card) == f"gpu:{gpu_id}"
+    x[...] = 0
+    assert card.values.tolist() == values().tolist()
+    assert red.done == [f"to gpu:{gpu_id}"]
+    with pytest.raises(CopyRequiredError, match="memory of its own"):
+        convert_memory(x, "red", gpu_id, copy=False)
+
+
+def test_words_for_a_card(red: Red) -> None:
+    for words in ("gpu:1", "cuda:1", Device("gpu", 1)):
+        assert device_of(convert_memory(values(), "red", device=words)) == "gpu:1"
+    for words in ("gpu", "cuda", "gpu:0"):
+        assert device_of(convert_memory(values(), "red", device=words)) == "gpu:0"
+    with pytest.raises(DeviceNotFoundError, match=r"cpu, gpu:0, gpu:1"):
+        convert_memory(values(), "red", 2)
+    with settings(missing_gpu="host"), pytest.warns(MissingGpuWarning):
+        assert device_of(convert_memory(values(), "red", 2)) == "cpu"
+
+
+def test_auto_is_the_card_with_the_most_free_memory(red: Red) -> None:
+    assert explain(values(), "red", "auto").device == "gpu:1"
+    assert device_of(convert_memory(values(), "red", gpu_id="auto")) == "gpu:1"
+    red.free = (901, 900)
+    assert device_of(convert_memory(values(), "red", "auto")) == "gpu:0"
+
+
+def test_from_a_card_to_the_host(red: Red) -> None:
+    card = RedCard(values(), 1)
+    for target in ("numpy", "torch", "jax", "tensorflow"):
+        require(target)
+        check_route(explain(card, target), "host cpu 1")
+        result = convert_memory(card, target)
+        assert data.bits(result) == values().tobytes()
+        assert device_of(result) == "cpu"
+        with pytest.raises(CopyRequiredError):
+            convert_memory(card, target, copy=False)
+
+
+def test_nothing_given_data_stays_on_its_card(red: Red) -> None:
+    card = RedCard(values(), 1)
+    assert convert_memory(card, "red") is card
+    assert convert_memory(card, "red", 1) is card
+    check_route(explain(card, "blue"), "dlpack gpu:1 0")
+    check_route(explain(values(), "red"), "view cpu 0")
+    # A framework without host arrays takes what comes from the host to its current device.
+    check_route(explain(values(), "lone"), "device gpu:1 1")
+
+
+def test_two_frameworks_share_the_memory_of_a_card(red: Red) -> None:
+    card = RedCard(values(), 1)
+    for _ in range(2):
+        other = convert_memory(card, "blue", copy=False)
+        assert type(other) is BlueCard
+        assert other.values is card.values
+        assert other.index == 1
+    assert done_by("blue") == ["adopt from red"] * 2
+    assert red.done == []
+    back = convert_memory(other, "red", 1)
+    assert back.values is card.values
+
+
+def test_a_copy_on_the_card_is_made_once(red: Red) -> None:
+    card = RedCard(values(), 0)
+    check_route(explain(card, "blue", copy=True), "device gpu:0 1")
+    other = convert_memory(card, "blue", copy=True)
+    assert not np.shares_memory(other.values, card.values)
+    check_route(explain(card, "red", copy=True), "device gpu:0 1")
+    same = convert_memory(card, "red", copy=True)
+    assert not np.shares_memory(same.values, card.values)
+    assert red.done == ["copy", "copy"]
+
+
+def test_strides_that_the_other_framework_lacks(red: Red) -> None:
+    card = RedCard(values()[::-1], 0)
+    route = explain(card, "blue")
+    check_route(route, "device gpu:0 1")
+    assert "negative strides" in route.reason
+    other = convert_memory(card, "blue")
+    assert other.values.tolist() == values()[::-1].tolist()
+    assert not np.shares_memory(other.values, card.values)
+    with pytest.raises(CopyRequiredError, match="negative strides"):
+        convert_memory(card, "blue", copy=False)
+    # The other way round they are welcome.
+    check_route(explain(BlueCard(values()[::-1], 0), "red"), "dlpack gpu:0 0")
+
+
+def test_from_one_card_to_another(red: Red) -> None:
+    card = RedCard(values(), 0)
+    check_route(explain(card, "red", 1), "device gpu:1 1")
+    moved = convert_memory(card, "red", 1)
+    assert moved.index == 1
+    assert moved.values.tolist() == values().tolist()
+    assert red.done == ["gpu:0 to gpu:1"]
+    with pytest.raises(CopyRequiredError):
+        convert_memory(card, "red", 1, copy=False)
+    check_route(explain(card, "blue", 1), "device gpu:1 1")
+    other = convert_memory(card, "blue", 1)
+    assert (type(other), other.index) == (BlueCard, 1)
+    assert not np.shares_memory(other.values, card.values)
+    assert done_by("blue") == ["adopt from red", "gpu:0 to gpu:1"]
+
+
+def test_between_cards_that_share_nothing(red: Red) -> None:
+    card = RedCard(values(), 1)
+    check_route(explain(card, "lone"), "host gpu:1 2")
+    there = convert_memory(card, "lone")
+    assert type(there) is LoneCard
+    assert there.values.tolist() == values().tolist()
+    check_route(explain(there, "lone", 0), "host gpu:0 2")
+    assert convert_memory(there, "lone", 0).index == 0
+    check_route(explain(there, "red"), "host cpu 1")
+    check_route(explain(there, "red", 1), "host gpu:1 2")
+    assert device_of(convert_memory(there, "red")) == "cpu"
+
+
+def test_to_cpu_and_to_gpu_on_cards(red: Red) -> None:
+    card = RedCard(values(), 0)
+    assert arraybridge.to_gpu(card) is card
+    assert arraybridge.to_gpu(card, 1).index == 1
+    assert arraybridge.to_gpu(card, "auto").index == 1
+    home = arraybridge.to_cpu(card)
+    assert type(home) is RedCard
+    assert home.index == -1
+    assert arraybridge.to_gpu(home, 1).index == 1
+    assert arraybridge.to_cpu(home) is home
+    with pytest.raises(DeviceNotFoundError, match="to_numpy"):
+        arraybridge.to_cpu(LoneCard(values(), 0))
+
+
+def test_casts_on_cards(red: Red) -> None:
+    card = RedCard(values(), 0)
+    for target, gpu_id, copies in (("red", None, 1), ("blue", None, 1), ("red", 1, 2), ("numpy", None, 2)):
+        route = explain(card, target, gpu_id, dtype="float32")
+        assert route.copies == copies
+        assert "cast" in route.reason
+        result = convert_memory(card, target, gpu_id, dtype="float32")
+        got = result if target == "numpy" else result.values
+        assert got.dtype == np.float32
+        assert got.tolist() == values().tolist()
+        with pytest.raises(CopyRequiredError):
+            convert_memory(card, target, gpu_id, dtype="float32", copy=False)
+    assert card.values.dtype == np.float64
+
+
+def test_trees_and_traces_with_cards(red: Red) -> None:
+    with trace() as log:
+        tree = convert_tree({"a": values(), "b": (RedCard(values(), 0), 1)}, "red", 1)
+    assert [tree["a"].index, tree["b"][0].index, tree["b"][1]] == [1, 1, 1]
+    assert log.total_bytes_copied == 96
+    assert [str(record.device) for record in log.records] == ["gpu:1", "gpu:1"]

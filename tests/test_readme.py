@@ -1,0 +1,114 @@
+"""The README keeps its word: the table is current, and its examples run as they stand."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.helpers import require, run_python
+
+CHECKOUT = Path(__file__).parent.parent
+README = CHECKOUT / "README.md"
+TOOL = CHECKOUT / "tools" / "conversion_table.py"
+# Of GitHub's page, on a screen of ordinary height.
+FIRST_SCREEN = 30
+
+
+def text() -> str:
+    return README.read_text(encoding="utf-8")
+
+
+def examples() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("conversion_table", TOOL)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_table_of_pairs_is_current() -> None:
+    assert tool().updated(text()) == text(), "run python tools/conversion_table.py"
+
+
+def test_the_tool_sees_a_table_that_is_not() -> None:
+    stale = text().replace("| **numpy** |", "| **numpie** |")
+    assert stale != text()
+    assert tool().updated(stale) == text()
+    with pytest.raises(ValueError, match="substring not found"):
+        tool().updated("no marks")
+
+
+def test_the_tool_checks_from_the_command_line() -> None:
+    done = subprocess.run(
+        [sys.executable, str(TOOL), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={"PYTHONPATH": str(CHECKOUT), "PYTHONIOENCODING": "utf-8"},
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "README.md is current.")
+
+
+def test_the_table_has_each_pair_once() -> None:
+    rows = [line for line in text().splitlines() if line.startswith("| **")]
+    names = ["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"]
+    assert [re.findall(r"\*\*(\w+)\*\*", row) for row in rows] == [[name] for name in names]
+    for i, row in enumerate(rows):
+        cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
+        assert len(cells) == 6
+        assert [j for j, cell in enumerate(cells) if cell == "–"] == [i]
+    # The promise of section "Sharing": these pairs share on the host.
+    for i in (0, 2, 3, 4):
+        cells = [cell.strip() for cell in rows[i].strip("|").split("|")][1:]
+        for j in {0, 2, 3, 4} - {i}:
+            assert cells[j].startswith("shared")
+            assert "card" not in cells[j]
+
+
+def test_the_first_screen_shows_the_first_conversion() -> None:
+    lines = text().splitlines()
+    first = next(n for n, line in enumerate(lines, 1) if "convert_memory(" in line)
+    assert first < FIRST_SCREEN
+    assert "```python" in lines[: first - 1]
+
+
+def test_the_order_is_conversion_table_promises() -> None:
+    conversion, table = text().index("convert_memory("), text().index("conversion table: begin")
+    promises = text().index("What you can rely on")
+    assert conversion < table < promises
+
+
+@pytest.mark.parametrize("number", range(1, len(examples())))
+def test_an_example_runs_as_it_is_written(number: int, tmp_path: Path) -> None:
+    for name in ("torch", "jax", "tensorflow"):
+        require(name)
+    script = tmp_path / "example.py"
+    script.write_text(examples()[number], encoding="utf-8")
+    done = run_python(str(script))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_example_runs_and_shares_as_it_says(tmp_path: Path) -> None:
+    for name in ("torch", "jax", "tensorflow"):
+        require(name)
+    checks = (
+        "assert tensor.data_ptr() == image.__array_interface__['data'][0]",
+        "assert array.dtype == 'float64'",
+    )
+    script = tmp_path / "example.py"
+    script.write_text("\n".join([examples()[0], *checks]), encoding="utf-8")
+    done = run_python(str(script))
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"torch → tensorflow on cpu: .*, because .*\.\n", done.stdout)
