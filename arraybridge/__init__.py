@@ -35,35 +35,105 @@ from arraybridge.errors import UnknownFrameworkError as UnknownFrameworkError
 from arraybridge.frameworks.base import Framework as Framework
 from arraybridge.frameworks.registry import framework as framework
 from arraybridge.frameworks.registry import register as register
+from arraybridge.functions.decorators import cupy as cupy
+from arraybridge.functions.decorators import jax as jax
+from arraybridge.functions.decorators import memory_types as memory_types
+from arraybridge.functions.decorators import numpy as numpy
+from arraybridge.functions.decorators import pyclesperanto as pyclesperanto
+from arraybridge.functions.decorators import tensorflow as tensorflow
+from arraybridge.functions.decorators import torch as torch
+from arraybridge.functions.dtypes import DtypeConversion as DtypeConversion
+from arraybridge.functions.slices import process_slices as process_slices
+from arraybridge.functions.slices import stack_slices as stack_slices
+from arraybridge.functions.slices import unstack_slices as unstack_slices
+from arraybridge.memory.cleanup import Coexistence as Coexistence
+from arraybridge.memory.cleanup import SharedPoolError as SharedPoolError
+from arraybridge.memory.cleanup import cleanup_all_gpu_frameworks as cleanup_all_gpu_frameworks
+from arraybridge.memory.cleanup import cleanup_cupy_gpu as cleanup_cupy_gpu
+from arraybridge.memory.cleanup import cleanup_jax_gpu as cleanup_jax_gpu
+from arraybridge.memory.cleanup import cleanup_pyclesperanto_gpu as cleanup_pyclesperanto_gpu
+from arraybridge.memory.cleanup import cleanup_tensorflow_gpu as cleanup_tensorflow_gpu
+from arraybridge.memory.cleanup import cleanup_torch_gpu as cleanup_torch_gpu
+from arraybridge.memory.cleanup import coexist as coexist
+from arraybridge.memory.cleanup import free_memory as free_memory
+from arraybridge.memory.cleanup import gpu_context as gpu_context
+from arraybridge.memory.cleanup import share_gpu_memory as share_gpu_memory
+from arraybridge.memory.oom import CannotSplitError as CannotSplitError
+from arraybridge.memory.oom import fixed as fixed
+from arraybridge.memory.oom import is_oom_error as is_oom_error
+from arraybridge.memory.oom import run_with_oom_recovery as run_with_oom_recovery
+from arraybridge.memory.oom import split_and_retry as split_and_retry
+from arraybridge.memory.pools import BufferPool as BufferPool
+from arraybridge.memory.pools import PoolLimitError as PoolLimitError
+from arraybridge.memory.pools import pinned as pinned
+from arraybridge.memory.stats import MemoryCollector as MemoryCollector
+from arraybridge.memory.stats import MemoryStats as MemoryStats
+from arraybridge.memory.stats import gpu_utilization as gpu_utilization
+from arraybridge.memory.stats import memory_peak as memory_peak
+from arraybridge.memory.stats import memory_stats as memory_stats
 from arraybridge.options import settings as settings
 from arraybridge.types import Device as Device
 from arraybridge.types import MemoryType as MemoryType
 
 __all__ = [
     "ArrayNotSupportedError",
+    "BufferPool",
+    "CannotSplitError",
+    "Coexistence",
     "CopyRequiredError",
     "Device",
     "DeviceNotFoundError",
+    "DtypeConversion",
     "DtypeNotSupportedError",
     "Framework",
     "FrameworkNotInstalledError",
     "GradientError",
+    "MemoryCollector",
     "MemoryConversionError",
+    "MemoryStats",
     "MemoryType",
     "MissingGpuWarning",
+    "PoolLimitError",
     "Route",
+    "SharedPoolError",
     "SourceMismatchError",
     "TraceLog",
     "UnknownArrayError",
     "UnknownFrameworkError",
+    "cleanup_all_gpu_frameworks",
+    "cleanup_cupy_gpu",
+    "cleanup_jax_gpu",
+    "cleanup_pyclesperanto_gpu",
+    "cleanup_tensorflow_gpu",
+    "cleanup_torch_gpu",
+    "coexist",
     "convert_memory",
     "convert_tree",
+    "cupy",
     "detect_memory_type",
     "device_of",
     "explain",
+    "fixed",
     "framework",
+    "free_memory",
+    "gpu_context",
+    "gpu_utilization",
+    "is_oom_error",
+    "jax",
+    "memory_peak",
+    "memory_stats",
+    "memory_types",
+    "numpy",
+    "pinned",
+    "process_slices",
+    "pyclesperanto",
     "register",
+    "run_with_oom_recovery",
     "settings",
+    "share_gpu_memory",
+    "split_and_retry",
+    "stack_slices",
+    "tensorflow",
     "to_cpu",
     "to_cupy",
     "to_gpu",
@@ -72,7 +142,9 @@ __all__ = [
     "to_pyclesperanto",
     "to_tensorflow",
     "to_torch",
+    "torch",
     "trace",
+    "unstack_slices",
 ]
 
 __version__ = "1.0.0"

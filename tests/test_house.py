@@ -112,7 +112,7 @@ def plant(folder: Path, file: str, line: str) -> tuple[Path, Path]:
     """Copy the package, with every part of the house, and write one file; return the copy and the file."""
     package = folder / "arraybridge"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for part in ("frameworks", "conversion", "memory", "functions", "devices", "cli"):
+    for part in ("frameworks", "conversion", "memory", "functions", "device", "cli"):
         (package / part).mkdir(exist_ok=True)
     planted = package / file
     planted.write_text(f"{line}\n", encoding="utf-8")
@@ -130,8 +130,8 @@ def test_imports_run_one_way() -> None:
         # Against the direction, in each spelling of an import.
         (
             "conversion/planted.py",
-            "from arraybridge.devices import discovery",
-            "conversion imports arraybridge.devices",
+            "from arraybridge.device import discovery",
+            "conversion imports arraybridge.device",
         ),
         (
             "conversion/planted.py",
@@ -158,7 +158,7 @@ def test_imports_run_one_way() -> None:
             "from arraybridge.functions import gpu",
             "memory imports arraybridge.functions",
         ),
-        ("devices/planted.py", "import arraybridge.testing", "devices imports arraybridge.testing"),
+        ("device/planted.py", "import arraybridge.testing", "device imports arraybridge.testing"),
         # A framework outside its room.
         ("conversion/planted.py", "import torch", "only arraybridge/frameworks/torch.py may"),
         (

@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"frameworks"}),
     frozenset({"conversion"}),
     frozenset({"memory"}),
-    frozenset({"functions", "devices"}),
+    frozenset({"functions", "device"}),
     frozenset({"__init__"}),  # the public names, which programs on top may use as any user does
     frozenset({"cli", "dask", "testing"}),
     frozenset({"__main__"}),

@@ -1,7 +1,7 @@
-"""Writes the table of pairs into README.md, from the table in the code.
+"""Writes the table of pairs into README.md and docs/conversion-table.md, from the table in the code.
 
-python tools/conversion_table.py           rewrites the part of README.md between the two marks
-python tools/conversion_table.py --check   changes nothing, and exits with 1 where it is out of date
+python tools/conversion_table.py           rewrites the part of each file between the two marks
+python tools/conversion_table.py --check   changes nothing, and exits with 1 where one is out of date
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from pathlib import Path
 
 from arraybridge.conversion.table import FRAMEWORKS, TABLE
 
-README = Path(__file__).parent.parent / "README.md"
+CHECKOUT = Path(__file__).parent.parent
+README = CHECKOUT / "README.md"
+# A source distribution has no docs beside the README.
+PAGES = [page for page in (README, CHECKOUT / "docs" / "conversion-table.md") if page == README or page.is_file()]
 BEGIN = "<!-- conversion table: begin -->"
 END = "<!-- conversion table: end -->"
 
@@ -61,14 +64,20 @@ def updated(text: str) -> str:
 
 
 def main() -> int:
-    """Rewrite or check the README; returns the exit status."""
-    text = README.read_text(encoding="utf-8")
-    new = updated(text)
-    if "--check" in sys.argv[1:]:
-        print("README.md is current." if new == text else "README.md is out of date; run without --check.")
-        return int(new != text)
-    README.write_text(new, encoding="utf-8")
-    return 0
+    """Rewrite or check the files; returns the exit status."""
+    check = "--check" in sys.argv[1:]
+    stale = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = updated(text)
+        if check and new != text:
+            print(f"{page.relative_to(CHECKOUT).as_posix()} is out of date; run without --check.")
+            stale = 1
+        elif not check:
+            page.write_text(new, encoding="utf-8")
+    if check and not stale:
+        print("README.md is current.")
+    return stale
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -39,8 +39,7 @@ class Usage:
     peak: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A point in a thread's queue of work on an accelerator, as `Framework.mark` makes it.
 
     ``wait`` lets the queue of the calling thread wait for it, without waiting itself; ``synchronize`` waits;
@@ -228,7 +227,7 @@ class Framework(ABC):
         return self.devices() if known is None else known
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for what it cannot tell.
+        """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None where it cannot tell.
 
         Opens no accelerator.
         """
@@ -248,7 +247,7 @@ class Framework(ABC):
         )
 
     def take_stream(self, device: Device) -> None:
-        """From now on this thread queues its work on ``device`` on a stream of its own, ordered after nothing.
+        """From now on this thread queues its work on ``device`` on a stream of its own.
 
         For threads that run a stage of a pipeline, and end.
         """

@@ -1,7 +1,7 @@
 """The NVIDIA cards of this machine as CUDA counts them, asked of the driver without opening one.
 
-``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` are minded by the driver itself, so that a number here is the
-number that CuPy, PyTorch, JAX and TensorFlow use.
+``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` are minded by the driver itself, so that a number here is
+the number that CuPy, PyTorch, JAX and TensorFlow use.
 """
 
 from __future__ import annotations

@@ -6,10 +6,13 @@ from contextvars import ContextVar
 
 from arraybridge.types import Device
 
-__all__ = ["default_device", "running_on"]
+__all__ = ["default_device", "running_on", "workers"]
 
 #: The choice of `set_device` and `use_device`; None where nobody chose.
 default_device: ContextVar[Device | None] = ContextVar("arraybridge_default_device", default=None)
+
+#: The workers of any thread; while there is none, nobody asks `running_on`.
+workers: list[Device] = []
 
 #: Where decorated functions run that name no device: the device of this worker of `device_map`.
 running_on: ContextVar[Device | None] = ContextVar("arraybridge_running_on", default=None)

@@ -339,7 +339,7 @@ class PyclesperantoFramework(Framework):
         order = self._in_cuda_order()
         if index < len(order) and order[index] is None:
             raise DeviceNotFoundError(
-                f"pyclesperanto has OpenCL GPUs here, but card {index} as CUDA counts ({cards()[index].name}) is"
+                f"pyclesperanto has OpenCL GPUs here, but CUDA's card {index} ({cards()[index].name}) is"
                 " not among them; pass one of them in words, as device='opencl:0'",
                 target_type=self.name,
                 reason=f"no OpenCL device is card {index}",

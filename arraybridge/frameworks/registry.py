@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from arraybridge.types import FrameworkLike
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["find_owner", "framework", "framework_names", "is_installed", "loaded_frameworks", "register"]
+__all__ = ["find_owner", "framework", "framework_names", "is_installed", "loaded", "register"]
 
 #: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
 GROUP = "arraybridge.frameworks"
@@ -60,6 +60,8 @@ on_register: list[Callable[[], None]] = []
 _instances: dict[str, Framework] = {}
 # Whose array an object is, is a question of its type alone. Classes made in a loop must not pile up.
 _owners: dict[type, Framework] = {}
+# Imported, but of no use here; asked once.
+_unusable: set[str] = set()
 _MAX_TYPES = 512
 _lock = threading.RLock()
 _plugins: dict[str, EntryPoint] | None = None
@@ -148,8 +150,8 @@ def _load(name: str) -> Framework:
             return register(made() if isinstance(made, type) else made)
         module, cls, _ = _BUILT_IN[name]
         try:
-            loaded = importlib.import_module(f"arraybridge.frameworks.{module}")
-            _instances[name] = getattr(loaded, cls)()
+            imported = importlib.import_module(f"arraybridge.frameworks.{module}")
+            _instances[name] = getattr(imported, cls)()
         except FrameworkNotInstalledError:
             raise
         except (ImportError, OSError, RuntimeError, AttributeError) as error:
@@ -177,13 +179,24 @@ def is_installed(name: str) -> bool:
     return any(m in sys.modules or importlib.util.find_spec(m) is not None for m in _BUILT_IN[name][2])
 
 
-def loaded_frameworks() -> Iterator[Framework]:
-    """Frameworks whose packages this process has imported; imports no framework."""
-    for name in framework_names():
-        if name in _instances:
-            yield _instances[name]
-        elif name in _BUILT_IN and any(module in sys.modules for module in _BUILT_IN[name][2]):
-            yield framework(name)
+def loaded(name: str | None = None) -> list[Framework]:
+    """The frameworks that this process has imported, or that one of them; imports none.
+
+    One that is imported but does not work here (pyclesperanto without an OpenCL device) is left out.
+    """
+    found = []
+    for known in framework_names() if name is None else [name]:
+        ready = _instances.get(known)
+        if ready is None and known in _BUILT_IN and known not in _unusable:
+            if not any(module in sys.modules for module in _BUILT_IN[known][2]):
+                continue
+            try:
+                ready = framework(known)
+            except FrameworkNotInstalledError:
+                _unusable.add(known)
+        if ready is not None:
+            found.append(ready)
+    return found
 
 
 def find_owner(x: Any) -> Framework | None:

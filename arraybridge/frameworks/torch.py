@@ -311,7 +311,11 @@ class TorchFramework(Framework):
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return torch.accelerator.device_index(device.index) if device.kind == "gpu" else nullcontext()
+        if device.kind != "gpu":
+            return nullcontext()
+        if torch.version.cuda or torch.version.hip:
+            return torch.cuda.device(device.index)
+        return torch.accelerator.device_index(device.index)  # torch 2.8
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         if not torch.cuda.is_available():

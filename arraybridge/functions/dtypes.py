@@ -1,0 +1,228 @@
+"""Converting the dtype of a result, on request and by a rule that is written down.
+
+The rule, for each pair of dtypes:
+
+==================  ==========================================================================
+floating → integer  ``round((x - min) / (max - min) * (hi - lo) + lo)``: the range of the data,
+                    ``min`` to ``max``, fills the range of the dtype, ``lo`` to ``hi``, rounded to
+                    the nearest, halves to even. Where all values are equal, all become ``lo``.
+integer → integer   the same numbers; one that the dtype does not have is refused. Bool counts as
+                    an integer of 0 and 1.
+any → floating      the same numbers, rounded to the precision of the dtype; a finite number that
+                    would become infinite is refused.
+floating → bool     refused, and so is what is complex to anything real.
+==================  ==========================================================================
+
+A dtype that the array has already leaves it as it is. NaN and infinity have no place in the range of an
+integer dtype and are refused. The arithmetic is done in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.functions.trees import source_of
+
+__all__ = ["DtypeConversion", "convert_dtype"]
+
+
+class DtypeConversion(Enum):
+    """Which dtype the arrays of a result are to have; by default they keep what the function made.
+
+    The docstring of `arraybridge.functions.dtypes` states the rule by which the values follow.
+
+    >>> DtypeConversion("uint8")
+    <DtypeConversion.UINT8: 'uint8'>
+    """
+
+    #: The dtype of the first array argument.
+    PRESERVE_INPUT = "preserve"
+    #: What the function made. The default.
+    NATIVE_OUTPUT = "native"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+#: These have an array API namespace; the others make the journey through NumPy, which is the same arithmetic.
+_WITH_NAMESPACE = ("numpy", "cupy", "torch", "jax")
+
+
+def convert_dtype(x: Any, dtype: str) -> Any:
+    """``x`` with another dtype, by the rule above, in its framework and on its device.
+
+    Args:
+        x: an array of any framework, any shape.
+        dtype: NumPy's name of a dtype.
+
+    Raises:
+        DtypeNotSupportedError: bool or complex stand against it, or the framework has no such dtype.
+        ArrayNotSupportedError: the values do: NaN or infinity on the way to integers, a number outside the
+            range of the dtype, or an array that is traced and has no values.
+
+    >>> import numpy as np
+    >>> convert_dtype(np.array([0.0, 0.25, 1.0]), "uint8")
+    array([  0,  64, 255], dtype=uint8)
+    """
+    owner, x = source_of(x)
+    source = owner.dtype_name(x)
+    if source == dtype:
+        return x
+    owner.check(x)
+    owner.supports(dtype, owner.shape(x))
+    rule = _rule(owner, source, dtype)
+    with owner.wide():
+        if owner.name in _WITH_NAMESPACE:
+            return rule(owner, x, dtype)
+        numpy = registry.framework("numpy")
+        host = rule(numpy, convert_memory(x, "numpy"), dtype)
+        return convert_memory(host, owner.name, device=owner.device_of(x))
+
+
+def _rule(owner: Framework, source: str, dtype: str) -> Callable[[Framework, Any, str], Any]:
+    if _is_complex(dtype):
+        return _cast
+    if _is_complex(source) or (dtype == "bool" and not _is_integer(source)):
+        what = "complex numbers have no order and no place" if _is_complex(source) else "has no rule for it"
+        raise DtypeNotSupportedError(
+            f"a result of dtype {source} cannot be converted to {dtype}: {what} there; take its real part,"
+            " its magnitude or a comparison in the function",
+            source_type=owner.name,
+            target_type=owner.name,
+            reason=f"{source} does not become {dtype}",
+        )
+    if not _is_integer(dtype):
+        return _to_floating
+    return _integer_to_integer if _is_integer(source) else _scale
+
+
+def _is_complex(dtype: str) -> bool:
+    return dtype.startswith("complex")
+
+
+def _is_integer(dtype: str) -> bool:
+    return dtype.startswith(("int", "uint", "bool"))
+
+
+def _limits(dtype: str) -> tuple[int, int]:
+    if dtype == "bool":
+        return 0, 1
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _refuse(owner: Framework, dtype: str, reason: str, advice: str) -> ArrayNotSupportedError:
+    return ArrayNotSupportedError(
+        f"the result cannot become {dtype}: {reason}; {advice}",
+        source_type=owner.name,
+        target_type=owner.name,
+        reason=reason,
+    )
+
+
+def _cast(owner: Framework, x: Any, dtype: str) -> Any:
+    return owner.cast(x, dtype)
+
+
+def _namespace(x: Any) -> Any:
+    import array_api_compat
+
+    return array_api_compat.array_namespace(x)
+
+
+def _is_empty(owner: Framework, x: Any) -> bool:
+    return 0 in owner.shape(x)
+
+
+def _to_floating(owner: Framework, x: Any, dtype: str) -> Any:
+    # In float64, for not every framework tells the infinities of bfloat16 and float8.
+    before = owner.cast(x, "float64")
+    result = _narrow(owner, x, dtype)
+    after = owner.cast(result, "float64")
+    xp = _namespace(x)
+    if bool(xp.any(xp.isfinite(before) & ~xp.isfinite(after))):
+        reason = f"a finite number exceeds the range of {dtype}"
+        raise _refuse(owner, dtype, reason, "ask for a wider dtype")
+    return result
+
+
+def _narrow(owner: Framework, x: Any, dtype: str) -> Any:
+    # NumPy warns of an overflow, which is looked for and refused anyway.
+    with np.errstate(over="ignore"):
+        return owner.cast(x, dtype)
+
+
+def _integer_to_integer(owner: Framework, x: Any, dtype: str) -> Any:
+    lo, hi = _limits(dtype)
+    has_lo, has_hi = _limits(owner.dtype_name(x))
+    if not _is_empty(owner, x) and (has_lo < lo or has_hi > hi):
+        smallest, largest = _extent(owner, x)
+        if smallest < lo or largest > hi:
+            raise _refuse(
+                owner,
+                dtype,
+                f"its values go from {smallest} to {largest}, and {dtype} holds {lo} to {hi}",
+                "scale them in the function, or let it return floating numbers, which are scaled",
+            )
+    return owner.cast(x, dtype)
+
+
+def _extent(owner: Framework, x: Any) -> tuple[int, int]:
+    """The smallest and the largest integer, exactly."""
+    source = owner.dtype_name(x)
+    if owner.name == "torch" and source in ("uint16", "uint32", "uint64"):
+        # torch has no min and max of these; the next wider one holds the first two. The bits of uint64, read
+        # as int64 with the sign bit turned over, keep their order.
+        if source != "uint64":
+            return _extent(owner, owner.cast(x, "int64"))
+        view = convert_memory(x, "numpy") if owner.device_of(x).kind == "cpu" else owner.to_host(x)
+        return int(view.min()), int(view.max())
+    xp = _namespace(x)
+    if source == "bool":
+        return int(bool(xp.all(x))), int(bool(xp.any(x)))
+    return int(xp.min(x)), int(xp.max(x))
+
+
+def _scale(owner: Framework, x: Any, dtype: str) -> Any:
+    if _is_empty(owner, x):
+        return owner.cast(x, dtype)
+    xp = _namespace(x)
+    values = owner.cast(x, "float64")
+    if not bool(xp.all(xp.isfinite(values))):
+        raise _refuse(
+            owner,
+            dtype,
+            "it holds NaN or infinity, which have no place in the range of integers",
+            "replace them in the function, e.g. by nan_to_num",
+        )
+    smallest, largest = float(xp.min(values)), float(xp.max(values))
+    lo, hi = _limits(dtype)
+    if smallest == largest:
+        return owner.cast(xp.full_like(values, lo), dtype)
+    if not math.isfinite(largest - smallest):  # halves of them are apart by a finite number
+        values, smallest, largest = values / 2, smallest / 2, largest / 2
+    part = (values - smallest) / (largest - smallest)
+    scaled = xp.round(part * float(hi - lo) + float(lo))
+    if hi < 2**53:
+        return owner.cast(scaled, dtype)
+    # hi of the 64-bit dtypes is no float64, and the next one above overflows. What reaches it gets hi itself.
+    below = math.nextafter(float(hi), 0.0)
+    at_top = scaled > below
+    whole = owner.cast(xp.where(at_top, xp.full_like(scaled, below), scaled), dtype)
+    top = convert_memory(np.full(owner.shape(x), hi, dtype), owner.name, device=owner.device_of(x))
+    return xp.where(at_top, top, whole)

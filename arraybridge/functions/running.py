@@ -1,0 +1,336 @@
+"""What a decorated function does on each call: arguments in, the function, its results out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from arraybridge.conversion import trace
+from arraybridge.conversion.convert import Grad
+from arraybridge.errors import MemoryConversionError, SourceMismatchError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.chosen import running_on, workers
+from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
+from arraybridge.functions.slices import call_by_planes
+from arraybridge.functions.trees import ARRAY, LEAF, convert, kind_of, kinds, map_arrays, prefix, source_of
+from arraybridge.memory.oom import run_with_oom_recovery
+from arraybridge.types import Device, DeviceLike, GpuId
+
+__all__ = ["Call", "Declaration", "Options", "Runner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a decorator, checked; `FrameworkDecorator.__call__` says what each means."""
+
+    framework: str
+    gpu_id: GpuId = None
+    device: DeviceLike | None = None
+    input_type: str | None = None
+    strict: bool = False
+    output_type: str = ""
+    oom_recovery: bool | Literal["split"] = False
+    max_retries: int = 2
+    split_axis: int = 0
+    min_split: int = 1
+    dtype_conversion: DtypeConversion = DtypeConversion.NATIVE_OUTPUT
+    slice_by_slice: bool = False
+    contract: Callable[[Any], Any] | None = None
+    grad: Grad = "error"
+
+
+_frameworks: dict[str, Framework] = {}
+registry.on_register.append(_frameworks.clear)
+
+
+def _framework(name: str) -> Framework:
+    found = _frameworks.get(name)
+    if found is None:
+        found = _frameworks[name] = registry.framework(name)
+    return found
+
+
+# -- one call ----------------------------------------------------------------------------------------
+
+
+class Call:
+    """What a call has to remember between its arguments and its results."""
+
+    __slots__ = ("first", "place")
+
+    def __init__(self) -> None:
+        #: The first array among the arguments, as the caller brought it.
+        self.first: Any = None
+        #: The device of the first array that was brought to the framework; asked for only where it matters.
+        self.place: Device | None = None
+
+
+class Declaration:
+    """Runs a function as it is, and checks its contract."""
+
+    def __init__(self, fn: Callable[..., Any], contract: Callable[[Any], Any] | None) -> None:
+        self.fn = fn
+        self.contract = contract
+        self.label = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.leave(self.fn(*args, **kwargs), None)
+
+    def enter(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Call | None]:
+        return args, kwargs, None
+
+    def bring(self, value: Any) -> Any:
+        """A value that is sent into a generator."""
+        return value
+
+    def leave(self, result: Any, call: Call | None) -> Any:
+        if self.contract is not None:
+            verdict = self.contract(result)
+            # A contract that raises by itself need not return anything.
+            if verdict is not None and not verdict:
+                name = getattr(self.contract, "__name__", repr(self.contract))
+                raise ValueError(f"{self.label}(): the result breaks its contract {name}")
+        return result
+
+
+class Runner(Declaration):
+    """Runs a function in its framework. It holds no framework's objects, so that it pickles."""
+
+    def __init__(self, fn: Callable[..., Any], options: Options, *, label: str, is_method: bool) -> None:
+        super().__init__(fn, options.contract)
+        self.label = label
+        self.options = options
+        self.name = options.framework
+        self.grad: Grad = options.grad
+        # NumPy lives on the host, whatever gpu_id says.
+        self.placed = options.device is not None or (options.gpu_id is not None and self.name != "numpy")
+        self.skip = 1 if is_method else 0  # self stays as it is, also where it is an array
+        self.body = self._by_planes if options.slice_by_slice else fn
+        converts_dtype = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
+        # Most decorators say nothing of devices, dtypes and the like, and then an array takes one call.
+        self.plain_arguments = not self.placed and not options.strict
+        self.keeps_dtype = not converts_dtype
+        self.plain_results = self.keeps_dtype and options.output_type != "input"
+        self.recovers = options.oom_recovery is not False
+        self.output = options.output_type
+        self.place: Device | None = None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call()
+        result = self._recovering(args, kwargs, call) if self.recovers else self._attempt(args, kwargs, call)
+        return self.leave(result, call)
+
+    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+        args, kwargs, _ = self.enter(args, kwargs, call)
+        return self._run(args, kwargs, call)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+        if call.first is None and self.placed and self.options.gpu_id != "auto":
+            # No array brings the device along; it has to be selected for those that the function makes.
+            framework = _framework(self.name)
+            with framework.selected(framework.find_device(self._wanted(framework))):
+                return self.body(*args, **kwargs)
+        # The place is known where it matters: on a card with streams.
+        stream = None if call.place is None else _framework(self.name).stream(call.place)
+        if stream is None:
+            return self.body(*args, **kwargs)
+        # `args` keeps what was brought alive until the stream of the caller waits for this one.
+        with stream:
+            return self.body(*args, **kwargs)
+
+    def _by_planes(self, *args: Any, **kwargs: Any) -> Any:
+        return call_by_planes(self.fn, self.skip, args, kwargs)
+
+    def _recovering(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+        """The conversions are tried again with the function: they too may run out of memory.
+
+        Everything goes by position, so that no keyword can be taken for an option of the recovery.
+        """
+        options = self.options
+        gpu_id = None if options.gpu_id == "auto" else options.gpu_id
+        recover = run_with_oom_recovery
+        if options.oom_recovery is True:
+            return recover(self._attempt, args, kwargs, call, max_retries=options.max_retries, gpu_id=gpu_id)
+        own, batch, names = args[: self.skip], args[self.skip :], tuple(kwargs)
+        count = len(batch)
+
+        def attempt(*values: Any) -> Any:
+            named = dict(zip(names, values[count:], strict=True))
+            return self._attempt((*own, *values[:count]), named, call)
+
+        return recover(
+            attempt,
+            *batch,
+            *kwargs.values(),
+            max_retries=options.max_retries,
+            gpu_id=gpu_id,
+            split=True,
+            split_axis=options.split_axis,
+            min_split=options.min_split,
+        )
+
+    # -- arguments --------------------------------------------------------------------------------
+
+    def enter(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Call]:
+        """The arguments with their arrays brought to the framework, and what to remember of them."""
+        if call is None:
+            call = Call()
+        changed: list[Any] | None = None
+        for i in range(self.skip, len(args)):
+            value = args[i]
+            kind = kinds.get(type(value)) or kind_of(value)
+            if kind == LEAF:
+                continue
+            new = self._argument(value, kind, call, i)
+            if new is not value:
+                if changed is None:
+                    changed = list(args)
+                changed[i] = new
+        if kwargs:
+            for name, value in list(kwargs.items()):
+                kind = kinds.get(type(value)) or kind_of(value)
+                if kind != LEAF:
+                    kwargs[name] = self._argument(value, kind, call, name)
+        return args if changed is None else tuple(changed), kwargs, call
+
+    def bring(self, value: Any) -> Any:
+        kind = kinds.get(type(value)) or kind_of(value)
+        return value if kind == LEAF else self._argument(value, kind, Call(), "value that was sent")
+
+    def _argument(self, value: Any, kind: int, call: Call, where: int | str) -> Any:
+        try:
+            if kind == ARRAY:
+                return self._array(value, call)
+            return map_arrays(value, lambda leaf: self._array(leaf, call))
+        except MemoryConversionError as error:
+            name = self._parameter(where) if isinstance(where, int) else repr(where)
+            prefix(error, f"{self.label}(), argument {name}")
+            raise
+
+    def _array(self, value: Any, call: Call) -> Any:
+        if call.first is None:
+            call.first = value
+        if self.plain_arguments:
+            new = convert(value, self.name, self.grad, device=self._running_on())
+        else:
+            if self.options.strict:
+                self._check_source(value)
+            new = (
+                self._to_place(value, call)
+                if self.placed
+                else convert(value, self.name, self.grad, device=self._running_on())
+            )
+        if call.place is None:
+            framework = _frameworks.get(self.name) or _framework(self.name)
+            if framework.has_streams or self.options.gpu_id == "auto":
+                call.place = framework.device_of(new)
+        return new
+
+    def _running_on(self) -> Device | None:
+        """The device of this worker of `device_map`, for a function that names none; NumPy has but one."""
+        # torch.compile, which traces this, does not know context variables.
+        return running_on.get() if workers and self.name != "numpy" else None
+
+    def _to_place(self, value: Any, call: Call) -> Any:
+        options = self.options
+        if options.gpu_id == "auto":
+            if call.place is None:
+                return convert(value, self.name, self.grad, gpu_id="auto")
+            # All arrays of a call go where the first one went.
+            return convert(value, self.name, self.grad, device=call.place)
+        framework = _framework(self.name)
+        if framework.owns(value) and not trace.open_logs:
+            here, wanted = framework.device_of(value), self._wanted(framework)
+            if here.kind == wanted.kind and here.index == wanted.index:
+                return value
+        return convert(value, self.name, self.grad, options.gpu_id, options.device)
+
+    def _wanted(self, framework: Framework) -> Device:
+        if self.place is None:
+            gpu_id, device = self.options.gpu_id, self.options.device
+            self.place = (
+                framework.accelerator(gpu_id) if isinstance(gpu_id, int) else Device.parse(device or "cpu")
+            )
+        return self.place
+
+    def _check_source(self, value: Any) -> None:
+        source, _ = source_of(value)
+        declared = self.options.input_type
+        if source.name != declared:
+            raise SourceMismatchError(
+                f"it takes arrays of {declared} alone (strict=True), and this one is of {source.name};"
+                f" convert it with to_{declared}(), or leave strict=True out to have it converted",
+                source_type=source.name,
+                target_type=self.name,
+                reason=f"declared {declared}, found {source.name}",
+            )
+
+    def _parameter(self, index: int) -> str:
+        """The name of the positional argument, for a message."""
+        try:
+            parameters = list(inspect.signature(self.fn).parameters.values())
+        except (TypeError, ValueError):  # a callable written in C may have no signature
+            return str(index)
+        for i, parameter in enumerate(parameters):
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                return f"*{parameter.name}[{index - i}]"
+            if i == index:
+                return repr(parameter.name)
+        return str(index)
+
+    # -- results ----------------------------------------------------------------------------------
+
+    def leave(self, result: Any, call: Call | None) -> Any:
+        """The result with its arrays converted as the options say, checked against the contract."""
+        kind = kinds.get(type(result)) or kind_of(result)
+        if kind != LEAF:
+            try:
+                if kind == ARRAY and self.plain_results:
+                    result = convert(result, self.output, self.grad)
+                elif kind == ARRAY and self.keeps_dtype and call is not None and call.first is not None:
+                    result = self._home(result, *source_of(call.first))
+                else:
+                    out = self._out(call or Call())
+                    result = out(result) if kind == ARRAY else map_arrays(result, out)
+            except MemoryConversionError as error:
+                prefix(error, f"{self.label}(), result")
+                raise
+        return result if self.contract is None else super().leave(result, call)
+
+    def _out(self, call: Call) -> Callable[[Any], Any]:
+        """The function that converts one array of the result."""
+        if self.plain_results:
+            name, grad = self.output, self.grad
+            return lambda array: convert(array, name, grad)
+        first = None if call.first is None else source_of(call.first)
+        return lambda array: self._array_out(array, first)
+
+    def _array_out(self, array: Any, first: tuple[Framework, Any] | None) -> Any:
+        options = self.options
+        if options.dtype_conversion is DtypeConversion.PRESERVE_INPUT:
+            if first is not None:
+                array = convert_dtype(array, first[0].dtype_name(first[1]))
+        elif options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT:
+            array = convert_dtype(array, options.dtype_conversion.value)
+        if options.output_type != "input":
+            return convert(array, options.output_type, self.grad)
+        return array if first is None else self._home(array, *first)
+
+    def _home(self, array: Any, source: Framework, brought: Any) -> Any:
+        """An array of the result in the framework and on the device of what the caller brought."""
+        if source.name != "numpy":
+            home = source.device_of(brought)
+            owner, held = source_of(array)
+            here = home if held is brought else owner.device_of(held)
+            if home.kind != here.kind or home.index != here.index:
+                return convert(array, source.name, self.grad, device=home)
+            if owner is source and not trace.open_logs:
+                return array
+        return convert(array, source.name, self.grad)

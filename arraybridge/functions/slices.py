@@ -1,0 +1,169 @@
+"""Taking a stack of images apart, putting one together, and both around a function of one image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.functions.trees import ARRAY, TREE, kind_of, kinds, map_together, source_of
+from arraybridge.types import FrameworkLike, GpuId
+
+__all__ = ["call_by_planes", "process_slices", "stack_slices", "unstack_slices"]
+
+
+def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:
+    """One array ``(n, height, width)`` of ``memory_type`` with the slices along its first axis.
+
+    Args:
+        slices: n arrays of one shape, ``(height, width)``, and one dtype, of any frameworks.
+        memory_type: the framework of the result.
+        gpu_id: its accelerator; left out, the result lives where the first slice does.
+
+    Raises:
+        ValueError: there are no slices, or their shapes differ.
+        TypeError: their dtypes differ.
+        MemoryConversionError: or a subclass, where ``memory_type`` cannot hold them exactly.
+
+    >>> import numpy as np
+    >>> stack_slices([np.zeros((2, 3)), np.ones((2, 3))], "torch").shape
+    torch.Size([2, 2, 3])
+    """
+    planes = list(slices)
+    if not planes:
+        raise ValueError("there are no slices to stack")
+    target = registry.framework(memory_type)
+    planes[0] = convert_memory(planes[0], target.name, gpu_id=gpu_id)
+    shape, dtype, place = _facts(target, planes[0])
+    for i, plane in enumerate(planes[1:], 1):
+        planes[i] = convert_memory(plane, target.name)
+        if target.device_of(planes[i]) != place:
+            planes[i] = convert_memory(planes[i], target.name, device=place)
+        if target.shape(planes[i]) != shape:
+            raise ValueError(
+                f"slices of one shape stack: slice 0 has {shape}, slice {i} has {target.shape(planes[i])}"
+            )
+        if target.dtype_name(planes[i]) != dtype:
+            raise TypeError(
+                f"slices of one dtype stack: slice 0 has {dtype}, slice {i} has"
+                f" {target.dtype_name(planes[i])}; cast them first, by convert_memory(slice, ..., dtype=...)"
+            )
+    target.supports(dtype, (len(planes), *shape))
+    return target.stack(planes)
+
+
+def _facts(framework: Framework, x: Any) -> tuple[tuple[int, ...], str, Any]:
+    return framework.shape(x), framework.dtype_name(x), framework.device_of(x)
+
+
+def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None) -> list[Any]:
+    """The planes of a 3-D array, each an array of ``memory_type``.
+
+    Args:
+        array: ``(n, height, width)``, of any framework.
+        memory_type: the framework of the planes.
+        gpu_id: its accelerator; left out, the planes live where the array does.
+
+    Returns:
+        ``n`` arrays ``(height, width)``; views of the converted array in numpy, cupy and torch.
+
+    Raises:
+        ValueError: the array has not three axes.
+        MemoryConversionError: or a subclass, where ``memory_type`` cannot hold the array exactly.
+
+    >>> import numpy as np
+    >>> [plane.tolist() for plane in unstack_slices(np.arange(4).reshape(2, 1, 2), "torch")]
+    [[[0, 1]], [[2, 3]]]
+    """
+    target = registry.framework(memory_type)
+    source, data = source_of(array)
+    if len(source.shape(data)) != 3:
+        raise ValueError(
+            f"a stack has three axes, (slices, height, width); this array has shape {source.shape(data)}"
+        )
+    return target.unstack(convert_memory(array, target.name, gpu_id=gpu_id))
+
+
+def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call ``fn(plane, *args, **kwargs)`` for each plane of a 3-D array and stack what comes back.
+
+    Args:
+        array: ``(n, height, width)``, of any framework; the planes belong to the same.
+        fn: takes one plane. Its results may be of another framework and another shape, all alike.
+        *args: passed on to every call as they are.
+        **kwargs: likewise.
+
+    Returns:
+        the stacked results, in their framework; of tuples and other containers one with a stack in each
+        place; of what is no array the list of the results; None where ``fn`` returned None.
+
+    Raises:
+        ValueError: the array has not three axes or no plane, or the results differ in shape or structure.
+        TypeError: the results differ in dtype.
+
+    >>> import numpy as np
+    >>> stack = np.arange(12.0).reshape(2, 2, 3)
+    >>> flipped, mean = process_slices(stack, lambda plane: (plane[::-1], plane.mean()))
+    >>> flipped.shape, [float(m) for m in mean]
+    ((2, 2, 3), [2.5, 8.5])
+    """
+    source, data = source_of(array)
+    return join([fn(plane, *args, **kwargs) for plane in unstack_slices(data, source.name)])
+
+
+def join(results: Sequence[Any]) -> Any:
+    """What the calls for each plane returned, put together as `process_slices` says."""
+    if not results:
+        raise ValueError("a stack without planes leaves nothing to stack")
+    sorts = {kinds.get(type(r)) or kind_of(r) for r in results}
+    if sorts == {ARRAY}:
+        source, _ = source_of(results[0])
+        return stack_slices(results, source.name)
+    if sorts == {TREE}:
+        return map_together(results, join)
+    if ARRAY in sorts or TREE in sorts:
+        names = ", ".join(sorted({type(r).__name__ for r in results}))
+        raise ValueError(f"the results for the planes are of different kinds and cannot be stacked: {names}")
+    return None if all(r is None for r in results) else list(results)
+
+
+def call_by_planes(fn: Callable[..., Any], skip: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``fn`` once for each plane of its 3-D arrays, and stack what comes back.
+
+    The first array among the arguments decides: with two axes or fewer ``fn`` is called once, as it is.
+    Other arrays with three axes go plane by plane beside it; all else goes to every call as it is.
+    ``skip`` positional arguments, self, are never looked at.
+
+    Raises:
+        ValueError: the first array has more than three axes, or another has a different number of planes.
+    """
+    places: list[int | str] = [*range(skip, len(args)), *kwargs]
+    stacks: dict[int | str, list[Any]] = {}
+    count: int | None = None
+    for place in places:
+        value = args[place] if isinstance(place, int) else kwargs[place]
+        if (kinds.get(type(value)) or kind_of(value)) != ARRAY:
+            continue
+        source, data = source_of(value)
+        shape = source.shape(data)
+        if count is None and len(shape) != 3:
+            if len(shape) > 3:
+                raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {shape}")
+            break
+        if len(shape) == 3:
+            if count is not None and shape[0] != count:
+                raise ValueError(
+                    f"slice_by_slice=True: the first array has {count} planes, another one has {shape[0]}"
+                )
+            count = shape[0]
+            stacks[place] = source.unstack(data)
+    if count is None:
+        return fn(*args, **kwargs)
+    results = []
+    for i in range(count):
+        plane_args = [stacks[p][i] if p in stacks else value for p, value in enumerate(args)]
+        plane_kwargs = {name: stacks[name][i] if name in stacks else v for name, v in kwargs.items()}
+        results.append(fn(*plane_args, **plane_kwargs))
+    return join(results)

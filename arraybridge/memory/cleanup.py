@@ -1,0 +1,272 @@
+"""Give caches back, select a device everywhere, and let frameworks share one card.
+
+Nothing here imports a framework, and nothing opens an accelerator that the process has not opened yet;
+`gpu_context` and `share_gpu_memory`, which are about to use one, are the exceptions.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from arraybridge.errors import DeviceNotFoundError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.registry import loaded
+from arraybridge.options import missing_gpu
+from arraybridge.types import Device, FrameworkLike, check_gpu_id
+
+__all__ = [
+    "Coexistence",
+    "SharedPoolError",
+    "cleanup_all_gpu_frameworks",
+    "cleanup_cupy_gpu",
+    "cleanup_jax_gpu",
+    "cleanup_pyclesperanto_gpu",
+    "cleanup_tensorflow_gpu",
+    "cleanup_torch_gpu",
+    "coexist",
+    "free_memory",
+    "gpu_context",
+    "release_caches",
+    "share_gpu_memory",
+]
+
+#: Caches of arraybridge's own, which `release_caches` empties: functions from a device (None: all) and the
+#: name of a framework (None: all) to the bytes that they gave back.
+own_caches: list[Callable[[Device | None, str | None], int]] = []
+
+
+class SharedPoolError(RuntimeError):
+    """CuPy cannot draw from another framework's memory now; the message says why."""
+
+
+# -- giving back -------------------------------------------------------------------------------------
+
+
+def free_memory(
+    framework: FrameworkLike | None = None, gpu_id: int | None = None, *, compiled: bool = False
+) -> int:
+    """Give the caches of every loaded framework back to the system, and return the bytes given back.
+
+    What arrays hold stays; what nobody refers to any more is collected first. PyTorch gives back its cached
+    blocks and its pinned host memory, CuPy both of its pools, and every `BufferPool` its idle arrays.
+    JAX keeps what it has taken from a card, but for the memory of compiled programs, if asked.
+    TensorFlow gives back nothing before the process ends (`coexist` makes it take less), and
+    pyclesperanto, like NumPy, keeps no cache.
+
+    Args:
+        framework: only that one. It is not imported: one that is not loaded holds nothing.
+        gpu_id: only that accelerator, counted as each framework counts; None: all of them.
+        compiled: drop compiled programs too (JAX's, and CuPy's plans of Fourier transforms); the next
+            calls compile again.
+
+    Raises:
+        UnknownFrameworkError: no framework of that name is known.
+        DeviceNotFoundError: no loaded framework has that accelerator.
+        ValueError: ``gpu_id`` is negative, a bool or a float.
+
+    >>> free_memory() >= 0
+    True
+    """
+    name = None if framework is None else registry.framework_name(framework)
+    index = check_gpu_id(gpu_id)
+    if isinstance(index, str):
+        raise ValueError("free_memory(gpu_id='auto') has no meaning; pass a number, or None for all devices")
+    frameworks = loaded(name)
+    if index is not None and not _check_accelerator(index, frameworks):
+        return 0
+    return release_caches(frameworks, index, compiled=compiled)
+
+
+def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
+    """Collect garbage, then free the caches of these frameworks; returns the bytes given back."""
+    gc.collect()
+    freed = 0
+    for one in frameworks:
+        device = None if index is None else one.accelerator(index)
+        freed += sum(empty(device, one.name) for empty in own_caches)
+        freed += one.free_cache(device, compiled)
+    return freed
+
+
+def _check_accelerator(index: int, frameworks: list[Framework]) -> bool:
+    """Whether one of the frameworks has that accelerator, or may have it and has not opened its devices.
+
+    Raises:
+        DeviceNotFoundError: none has, and the settings do not send the work to the host.
+    """
+    there: dict[str, list[str]] = {}
+    for one in frameworks:
+        devices = one.known_devices()
+        if devices is None or one.accelerator(index) in devices:
+            return True
+        there[one.name] = [str(device) for device in devices]
+    if missing_gpu() == "host":
+        return False
+    have = "; ".join(f"{name} has {', '.join(words) or 'none'}" for name, words in there.items())
+    raise DeviceNotFoundError(
+        f"no loaded framework has an accelerator {index}"
+        + (f": {have}. " if have else ". ")
+        + "Pass gpu_id of one that is there, or None; or opt in to the host with"
+        ' settings(missing_gpu="host").',
+        reason=f"no loaded framework has an accelerator {index}",
+    )
+
+
+def cleanup_all_gpu_frameworks(gpu_id: int | None = None) -> int:
+    """The older name of `free_memory` for all frameworks."""
+    return free_memory(None, gpu_id)
+
+
+def cleanup_torch_gpu(gpu_id: int | None = None) -> int:
+    """`free_memory` for PyTorch alone; 0 where it is not loaded."""
+    return free_memory("torch", gpu_id)
+
+
+def cleanup_cupy_gpu(gpu_id: int | None = None) -> int:
+    """`free_memory` for CuPy alone; 0 where it is not loaded."""
+    return free_memory("cupy", gpu_id)
+
+
+def cleanup_jax_gpu(gpu_id: int | None = None) -> int:
+    """`free_memory` for JAX alone; 0 where it is not loaded."""
+    return free_memory("jax", gpu_id)
+
+
+def cleanup_tensorflow_gpu(gpu_id: int | None = None) -> int:
+    """`free_memory` for TensorFlow alone, which keeps its memory until the process ends."""
+    return free_memory("tensorflow", gpu_id)
+
+
+def cleanup_pyclesperanto_gpu(gpu_id: int | None = None) -> int:
+    """`free_memory` for pyclesperanto alone; 0 where it is not loaded."""
+    return free_memory("pyclesperanto", gpu_id)
+
+
+# -- one device everywhere ---------------------------------------------------------------------------
+
+
+@contextmanager
+def gpu_context(gpu_id: int | None) -> Iterator[None]:
+    """Make accelerator ``gpu_id`` the current one of every loaded framework, inside a ``with`` block.
+
+    On leaving, also by an exception, each framework gets its own choice back, and the caches of that
+    accelerator are freed. A framework that has no such accelerator (a build for the CPU) stays as it is.
+
+    Args:
+        gpu_id: its number; None changes nothing and frees the caches of all.
+
+    Raises:
+        DeviceNotFoundError: no loaded framework has it.
+        ValueError: ``gpu_id`` is negative, a bool or a float.
+
+    >>> with gpu_context(None):
+    ...     pass
+    """
+    index = check_gpu_id(gpu_id)
+    if isinstance(index, str):
+        raise ValueError("gpu_context('auto') has no meaning; pass least_used_gpu(), a number or None")
+    frameworks = loaded()
+    with ExitStack() as stack:
+        stack.callback(release_caches, frameworks, index)
+        if index is not None:
+            there = [one for one in frameworks if one.accelerator(index) in one.devices()]
+            if not there:
+                _check_accelerator(index, frameworks)
+            for one in there:
+                stack.enter_context(one.selected(one.accelerator(index)))
+        yield
+
+
+# -- sharing one card --------------------------------------------------------------------------------
+
+
+def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
+    """Let CuPy draw from PyTorch's pool, so that what one of them frees the other can use.
+
+    For the whole process, from now on. PyTorch's allocator learns the stream on which CuPy asks, and keeps
+    each block on that stream, as CuPy's own pool does.
+
+    Raises:
+        FrameworkNotInstalledError: CuPy or PyTorch is missing.
+        DeviceNotFoundError: PyTorch has no CUDA card here.
+        SharedPoolError: CuPy holds memory of its own already: its arrays would have two owners.
+        ValueError: another framework than PyTorch is named.
+    """
+    if registry.framework_name(framework) != "torch":
+        raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {str(framework)!r}")
+    torch, cupy = registry.framework("torch"), registry.framework("cupy")
+    torch.find_device(Device("gpu", 0))
+    allocate, free = torch.allocator()
+    try:
+        cupy.use_allocator(allocate, free)
+    except RuntimeError as error:
+        raise SharedPoolError(
+            f"CuPy cannot share PyTorch's memory any more: {error}. Call share_gpu_memory() before the first"
+            " CuPy array is made, or free those arrays and call free_memory('cupy') first."
+        ) from error
+
+
+class Coexistence(NamedTuple):
+    """What `coexist` did; it prints as one line for each variable.
+
+    Attributes:
+        environment: the variables that it set, with their values.
+        too_late: frameworks that had opened their devices already and read the variables no more.
+    """
+
+    environment: dict[str, str]
+    too_late: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{name}={value}" for name, value in self.environment.items()]
+        return "\n".join([*lines, *(f"too late for {name}" for name in self.too_late)])
+
+
+def coexist(fraction: float | None = None) -> Coexistence:
+    """Stop JAX and TensorFlow from taking a whole card, so that several frameworks fit on it.
+
+    Sets the environment variables that they read when they open their devices, for this process and those
+    that it starts. Call it before either is used; when one has opened its devices, a warning says so.
+
+    Args:
+        fraction: at most this share of a card for JAX (0 < fraction <= 1); None: as much as it needs.
+
+    Returns:
+        What was set, and for which frameworks it came too late.
+
+    Raises:
+        ValueError: ``fraction`` is none.
+
+    >>> print(coexist().environment["XLA_PYTHON_CLIENT_PREALLOCATE"])
+    false
+    """
+    chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction={fraction!r} is no share of a card; pass a number over 0, at most 1")
+        # JAX refuses to start when it finds both names.
+        os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)
+        chosen["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:g}"
+    late = tuple(
+        name
+        for name, variable in (
+            ("jax", "XLA_PYTHON_CLIENT_PREALLOCATE"),
+            ("tensorflow", "TF_FORCE_GPU_ALLOW_GROWTH"),
+        )
+        if os.environ.get(variable) != chosen[variable] and any(one.is_started() for one in loaded(name))
+    )
+    os.environ.update(chosen)
+    if late:
+        warnings.warn(
+            f"coexist() came too late for {' and '.join(late)}, which had opened their devices already and"
+            " may have taken the whole card; call it first in the program, before they are used",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return Coexistence(chosen, late)

@@ -1,0 +1,422 @@
+"""Reusable arrays, page-locked host memory, and the transfer of large arrays through it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.errors import MemoryConversionError
+from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.memory import cleanup
+from arraybridge.types import Device, FrameworkLike, check_gpu_id
+
+__all__ = ["BufferPool", "PoolLimitError", "StagingRing", "fetch_through", "pinned", "send_through"]
+
+
+class PoolLimitError(MemoryConversionError, ValueError):
+    """A buffer does not fit within the bound of its pool."""
+
+
+# -- reusable arrays -----------------------------------------------------------------------------------
+
+
+class BufferPool:
+    """Arrays to use again, so that memory is not taken from the system, and touched for the first time, anew.
+
+    A pool may be used by several threads. It counts the arrays that it has lent as well as the idle ones,
+    and drops idle ones to stay within its bound, those that were given back first. `free_memory` and every
+    recovery from OOM drop them all. A lent array that its user forgets, instead of giving it back, is not
+    counted any more.
+
+    Args:
+        max_bytes: the bound on lent and idle arrays together, in bytes.
+
+    Raises:
+        ValueError: the bound is not a positive int.
+
+    >>> pool = BufferPool(max_bytes=1 << 20)
+    >>> x = pool.take((256, 256), "float32", "numpy")
+    >>> pool.give(x)
+    >>> pool.take((256, 256), "float32", "numpy") is x
+    True
+    """
+
+    def __init__(self, max_bytes: int = 1 << 30) -> None:
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
+            raise ValueError(f"max_bytes={max_bytes!r} is no bound; pass a positive number of bytes")
+        self.max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._idle: deque[tuple[_Key, int, Any]] = deque()
+        # By id: the array's key and size, and a reference that forgets them when the array is collected.
+        self._lent: dict[int, tuple[_Key, int, weakref.ref[Any]]] = {}
+        # Lent arrays that were collected. A callback of the collector may run anywhere, also in the midst of
+        # a sum, and only notes them.
+        self._lost: deque[int] = deque()
+        self._nbytes = 0
+        _pools.add(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the lent and the idle arrays."""
+        with self._lock:
+            self._forget_lost()
+            return self._nbytes
+
+    def take(
+        self, shape: tuple[int, ...] | int, dtype: Any, framework: FrameworkLike, gpu_id: int | None = None
+    ) -> Any:
+        """An array that nobody else uses; its values are whatever was there before.
+
+        Args:
+            shape: its shape.
+            dtype: its dtype, by NumPy's name or as a NumPy dtype.
+            framework: whose array: one with mutable arrays (not JAX or TensorFlow).
+            gpu_id: on which accelerator; None: on the host, or on the current device of a framework
+                that has no host arrays.
+
+        Raises:
+            PoolLimitError: it would exceed the bound, also with every idle array dropped.
+            DeviceNotFoundError: there is no such accelerator.
+            DtypeNotSupportedError: the framework does not have the dtype.
+            ValueError: the framework's arrays are immutable, or the shape has a negative extent.
+        """
+        owner = registry.framework(framework)
+        if not owner.mutable:
+            raise ValueError(
+                f"{owner.name} arrays are immutable, so that there is nothing to use again; take the buffer"
+                " as 'numpy', 'torch' or 'cupy'"
+            )
+        shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        if any(n < 0 for n in shape):
+            raise ValueError(f"shape={shape} has a negative extent")
+        try:
+            name = np.dtype(dtype).name
+        except TypeError:  # bfloat16 and its kin, which NumPy knows only once ml_dtypes is imported
+            name = str(dtype)
+        owner.supports(name, shape)
+        device = _place(owner, gpu_id)
+        itemsize = hostmemory.np_dtype(name).itemsize
+        nbytes = itemsize * int(np.prod(shape, dtype=object))
+        key = (owner.name, str(device), name, shape)
+        with self._lock:
+            self._forget_lost()
+            for i, (idle_key, _, array) in enumerate(self._idle):
+                if idle_key == key:
+                    del self._idle[i]
+                    self._lend(key, nbytes, array)
+                    return array
+            while self._nbytes + nbytes > self.max_bytes and self._idle:
+                self._nbytes -= self._idle.popleft()[1]
+            if self._nbytes + nbytes > self.max_bytes:
+                raise PoolLimitError(
+                    f"a buffer of {nbytes} bytes does not fit into this pool: {self._nbytes} of its"
+                    f" {self.max_bytes} bytes are lent. Give buffers back first, or make the pool with a"
+                    " larger max_bytes.",
+                    target_type=owner.name,
+                    reason=f"{nbytes} bytes exceed what is left of {self.max_bytes}",
+                )
+            self._nbytes += nbytes  # set aside, so that other threads stay within the bound meanwhile
+        try:
+            array = owner.empty(shape, name, device)
+        except BaseException:
+            with self._lock:
+                self._nbytes -= nbytes
+            raise
+        with self._lock:
+            self._lend(key, nbytes, array)
+        return array
+
+    def _lend(self, key: _Key, nbytes: int, array: Any) -> None:
+        self._forget_lost()  # among them, perhaps, one that had this array's id
+        identity, lost = id(array), self._lost
+        self._lent[identity] = (key, nbytes, weakref.ref(array, lambda _: lost.append(identity)))
+
+    def _forget_lost(self) -> None:
+        while self._lost:
+            _, nbytes, _ = self._lent.pop(self._lost.popleft())
+            self._nbytes -= nbytes
+
+    def give(self, array: Any) -> None:
+        """Give a lent array back. Whoever still refers to it, or to a view of it, must not use it any more.
+
+        Waits until the work that was queued on an array of a card is done.
+
+        Raises:
+            ValueError: the array is not lent by this pool: it is another one, a view, or was given back
+                before.
+        """
+        with self._lock:
+            lent = self._lent.get(id(array))
+            if lent is None or lent[2]() is not array:
+                raise ValueError(
+                    "this array is not lent by this pool: give back the very array that take() returned,"
+                    " once, and not a view or a copy of it"
+                )
+            del self._lent[id(array)]
+        try:
+            registry.framework(lent[0][0]).settle(array)
+        except BaseException:  # the work on it failed: the array goes, and its bytes with it
+            with self._lock:
+                self._nbytes -= lent[1]
+            raise
+        with self._lock:
+            self._idle.append((lent[0], lent[1], array))
+
+    def clear(self) -> int:
+        """Drop the idle arrays, and return their bytes. Lent ones stay with those who took them."""
+        return self._drop(None, None)
+
+    def _drop(self, device: Device | None, name: str | None) -> int:
+        """Drop the idle arrays of that framework on that device; None stands for all."""
+        freed = 0
+        with self._lock:
+            kept: deque[tuple[_Key, int, Any]] = deque()
+            for key, nbytes, array in self._idle:
+                if (device is None or key[1] == str(device)) and name in (None, key[0]):
+                    freed += nbytes
+                else:
+                    kept.append((key, nbytes, array))
+            self._idle = kept
+            self._nbytes -= freed
+        return freed
+
+    def __repr__(self) -> str:
+        return (
+            f"<BufferPool: {len(self._lent)} lent, {len(self._idle)} idle, {self._nbytes} of"
+            f" {self.max_bytes} bytes>"
+        )
+
+
+_Key = tuple[str, str, str, tuple[int, ...]]  # framework, device, dtype, shape
+_pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
+
+
+def _place(owner: Framework, gpu_id: int | None) -> Device:
+    index = check_gpu_id(gpu_id)
+    if isinstance(index, str):
+        raise ValueError("take(gpu_id='auto') has no meaning; pass least_used_gpu(), a number or None")
+    if index is None or owner.name == "numpy":
+        return owner.find_device(owner.default_device())
+    return owner.find_device(owner.accelerator(index))
+
+
+def _drop_idle(device: Device | None, name: str | None) -> int:
+    """Empty the idle arrays of all pools, as far as they are on that device and of that framework."""
+    return sum(pool._drop(device, name) for pool in list(_pools))
+
+
+cleanup.own_caches.append(_drop_idle)
+
+
+# -- pinned memory -------------------------------------------------------------------------------------
+
+
+def pinned(x: Any) -> Any:
+    """A copy of a host array in page-locked memory, from which a card copies at full speed.
+
+    Worth it for memory that travels again and again; `take` such memory once, not for each transfer.
+    PyTorch or CuPy, whichever is loaded, locks the pages. Where neither is, or there is no CUDA card, nothing
+    can be gained and ``x`` itself comes back.
+
+    Args:
+        x: an array in host memory: a NumPy array or a torch tensor, of any shape and dtype. (Arrays of JAX
+            and TensorFlow come back as they are: those frameworks allocate by themselves.)
+
+    Returns:
+        An array of the same framework, shape, dtype and values.
+
+    Raises:
+        UnknownArrayError: ``x`` is no array.
+        CopyRequiredError: it is not in host memory.
+
+    >>> import numpy as np
+    >>> pinned(np.arange(3))
+    array([0, 1, 2])
+    """
+    view = convert_memory(x, "numpy", copy=False)
+    owner = registry.find_owner(x)
+    if owner is None or not owner.mutable or not view.nbytes:
+        return x
+    for one in registry.loaded():
+        memory = one.pinned_bytes(view.nbytes)
+        if memory is not None:
+            target = memory.view(view.dtype).reshape(view.shape)
+            np.copyto(target, view)
+            return convert_memory(target, owner.name, copy=False)
+    return x
+
+
+# -- through pinned memory to a card and back ------------------------------------------------------------
+#
+# `send_through` and `fetch_through` are complete and tested without a card, but `gpu_id=` does not use them:
+# the plain call stays until benchmarks/memory.py has shown on a card that they win.
+
+#: From this size on it pays to stage; below it the plain call is faster.
+STAGE_FROM = 1 << 20
+#: Bytes of one staging buffer, and how many there are: 64 MiB in all.
+CHUNK = 4 << 20
+BUFFERS = 16
+
+
+class StagingRing:
+    """A few pinned buffers through which pageable memory travels, each used again when its copy is done.
+
+    While one chunk is on the bus, threads copy the next ones between their buffers and pageable memory.
+    One transfer at a time goes through a ring.
+
+    Args:
+        owner: the framework whose card is meant; it locks the pages and queues the copies.
+        chunk: bytes of a buffer.
+        buffers: how many.
+
+    Raises:
+        ValueError: the framework has no pinned memory here.
+    """
+
+    def __init__(self, owner: Framework, chunk: int = CHUNK, buffers: int = BUFFERS) -> None:
+        self._owner = owner
+        self._chunk = chunk
+        self._lock = threading.Lock()
+        memory = [owner.pinned_bytes(chunk) for _ in range(buffers)]
+        self._buffers = [one for one in memory if one is not None]
+        if len(self._buffers) < buffers:
+            raise ValueError(f"{owner.name} has no card here for which memory could be pinned")
+        from concurrent.futures import ThreadPoolExecutor
+
+        # They end with the ring.
+        self._threads = ThreadPoolExecutor(
+            min(8, buffers, os.cpu_count() or 1), thread_name_prefix="arraybridge-staging"
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its buffers."""
+        return self._chunk * len(self._buffers)
+
+    def send(self, source: np.ndarray, target: Any) -> None:
+        """Copy packed host bytes (uint8, 1-D) into the packed array ``target`` on the card.
+
+        Complete on return.
+        """
+        buffers = len(self._buffers)
+        with self._lock:
+            pending: list[Callable[[], None] | None] = [None] * buffers
+
+            def fill(n: int) -> np.ndarray:
+                waiting = pending[n % buffers]
+                if waiting is not None:
+                    waiting()  # for the copy that used this buffer last
+                part = source[n * self._chunk : (n + 1) * self._chunk]
+                staged = self._buffers[n % buffers][: part.size]
+                np.copyto(staged, part)
+                return staged
+
+            chunks = -(-source.size // self._chunk)
+            filling: deque[Any] = deque()
+            asked = 0
+            try:
+                for n in range(chunks):
+                    # Chunk k needs the buffer of chunk k - buffers, whose copy has to be queued before.
+                    while asked < min(n + buffers, chunks):
+                        filling.append(self._threads.submit(fill, asked))
+                        asked += 1
+                    staged = filling.popleft().result()
+                    copied = self._owner.enqueue_copy(staged, target, n * self._chunk, False)
+                    pending[n % buffers] = copied
+            finally:
+                _finish(filling, pending)
+
+    def fetch(self, source: Any, target: np.ndarray) -> None:
+        """Copy the packed array ``source`` on the card into packed host bytes (uint8, 1-D).
+
+        Complete on return.
+        """
+        with self._lock:
+            pending: list[Callable[[], None] | None] = [None] * len(self._buffers)
+            emptied: deque[Any] = deque()
+
+            def empty(i: int, start: int, wait: Callable[[], None]) -> None:
+                wait()
+                part = target[start : start + self._chunk]
+                np.copyto(part, self._buffers[i][: part.size])
+
+            try:
+                for n, start in enumerate(range(0, target.size, self._chunk)):
+                    if len(emptied) == len(self._buffers):
+                        emptied.popleft().result()
+                    i = n % len(self._buffers)
+                    size = min(self._chunk, target.size - start)
+                    wait = self._owner.enqueue_copy(self._buffers[i][:size], source, start, True)
+                    pending[i] = wait
+                    emptied.append(self._threads.submit(empty, i, start, wait))
+                while emptied:
+                    emptied.popleft().result()
+            finally:
+                _finish(emptied, pending)
+
+
+def _finish(futures: Iterable[Any], pending: list[Callable[[], None] | None]) -> None:
+    """Leave no thread and no copy behind that still uses the buffers, also after an error."""
+    for future in futures:
+        future.exception()
+    for wait in pending:
+        if wait is not None:
+            wait()
+
+
+_rings: dict[str, StagingRing] = {}
+_rings_lock = threading.Lock()
+
+
+def _ring(owner: Framework) -> StagingRing:
+    with _rings_lock:
+        if owner.name not in _rings:
+            _rings[owner.name] = StagingRing(owner)
+        return _rings[owner.name]
+
+
+def send_through(source: np.ndarray, owner: Framework, device: Device) -> Any:
+    """A packed host array on a card of ``owner``, by way of pinned memory; complete on return.
+
+    Args:
+        source: C-contiguous host memory, of a dtype that ``owner`` has.
+        owner: torch or cupy.
+        device: its card.
+
+    Raises:
+        ValueError: there is no card.
+    """
+    target = owner.empty(source.shape, source.dtype.name, device)
+    _ring(owner).send(_bytes(source), target)
+    return target
+
+
+def fetch_through(x: Any, owner: Framework, target: np.ndarray) -> np.ndarray:
+    """The values of a packed array on a card in ``target``, packed host memory that is warm at best.
+
+    Raises:
+        ValueError: there is no card.
+    """
+    _ring(owner).fetch(x, _bytes(target))
+    return target
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def _drop_rings(device: Device | None, name: str | None) -> int:
+    """Let the staging buffers go once nobody uses them; the next large transfer makes new ones."""
+    with _rings_lock:
+        return sum(_rings.pop(known).nbytes for known in list(_rings) if name in (None, known))
+
+
+cleanup.own_caches.append(_drop_rings)

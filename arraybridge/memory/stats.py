@@ -1,0 +1,643 @@
+"""Who holds what: memory of every framework, device and process, and the load of the cards.
+
+A reading imports no framework and opens no accelerator: a framework that has not opened a card holds nothing
+on it. What the cards themselves say comes from NVML, where ``nvidia-ml-py`` is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, Self
+
+from arraybridge.frameworks.base import Framework, Usage
+from arraybridge.frameworks.registry import loaded
+
+__all__ = [
+    "DeviceMemory",
+    "GpuLoad",
+    "Holding",
+    "MemoryCollector",
+    "MemoryPeak",
+    "MemoryStats",
+    "PeakRow",
+    "gpu_utilization",
+    "memory_peak",
+    "memory_stats",
+]
+
+THIS_PROCESS = "this process"
+REST_OF_PROCESS = "this process, otherwise"  # contexts, libraries, and pools whose owner does not count them
+OTHERS = "other processes"
+REST = "everything else"  # where NVML does not say which process holds what
+
+
+class Holding(NamedTuple):
+    """Bytes that one holder has on one device; None where nobody counts them.
+
+    Attributes:
+        device: the device in words, ``"cpu"`` or ``"gpu:0"``.
+        holder: a framework's name, ``"this process"`` (on the host), ``"this process, otherwise"``,
+            ``"other processes"``, or ``"everything else"``.
+        used: held by live arrays (by a process: all that it holds).
+        cached: kept by the framework for arrays to come.
+        peak: the most that ``used`` has been.
+    """
+
+    device: str
+    holder: str
+    used: int | None
+    cached: int | None = None
+    peak: int | None = None
+
+
+class DeviceMemory(NamedTuple):
+    """A device's memory in bytes, and who holds it.
+
+    On a card what the holders have used and cached, and what is free, add up to ``total``.
+    """
+
+    device: str
+    name: str
+    uuid: str
+    total: int | None
+    free: int | None
+    holdings: tuple[Holding, ...]
+
+
+class MemoryStats:
+    """One reading of `memory_stats`: a table, also in a notebook; ``to_dict()`` is ready for JSON.
+
+    Attributes:
+        devices: the host first, then each card.
+        note: what could not be seen, and why; or ``""``.
+    """
+
+    __slots__ = ("devices", "note")
+
+    def __init__(self, devices: tuple[DeviceMemory, ...], note: str = "") -> None:
+        self.devices = devices
+        self.note = note
+
+    @property
+    def rows(self) -> tuple[Holding, ...]:
+        """The holdings of all devices."""
+        return tuple(holding for device in self.devices for holding in device.holdings)
+
+    def __getitem__(self, device: str) -> DeviceMemory:
+        """The device of that name, ``stats["gpu:0"]``.
+
+        Raises:
+            KeyError: the reading has no such device.
+        """
+        for one in self.devices:
+            if one.device == str(device):
+                return one
+        raise KeyError(f"{device} is not among {', '.join(d.device for d in self.devices)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dictionaries, lists, strings and numbers."""
+        return {
+            "devices": [
+                {**device._asdict(), "holdings": [holding._asdict() for holding in device.holdings]}
+                for device in self.devices
+            ],
+            "note": self.note,
+        }
+
+    def _table(self) -> list[tuple[str, ...]]:
+        table: list[tuple[str, ...]] = [("device", "holder", "used", "cached", "peak")]
+        for device in self.devices:
+            size = f"{words(device.free)} free of {words(device.total)}"
+            table.append((device.device, f"{device.name}: {size}" if device.name else size, "", "", ""))
+            table.extend(
+                ("", h.holder, words(h.used), words(h.cached), words(h.peak)) for h in device.holdings
+            )
+        return table
+
+    def __str__(self) -> str:
+        return _text(self._table()) + (f"\n{self.note}" if self.note else "")
+
+    def _repr_html_(self) -> str:
+        return _html(self._table(), self.note)
+
+
+def words(nbytes: int | None) -> str:
+    """A number of bytes for a reader: ``"1.5 GiB"``; ``"-"`` for None.
+
+    >>> words(3 << 29)
+    '1.5 GiB'
+    """
+    if nbytes is None:
+        return "-"
+    size, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}" if unit != "B" else f"{nbytes} B"
+
+
+def _text(table: list[tuple[str, ...]]) -> str:
+    # The second column may run over the others in the lines that have nothing else.
+    widths = [max(len(row[i]) for row in table if i != 1 or row[2]) for i in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _html(table: list[tuple[str, ...]], note: str = "") -> str:
+    import html
+
+    head, *body = [[html.escape(cell) for cell in row] for row in table]
+    lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in body]
+    return (
+        "<table><thead><tr>"
+        + "".join(f"<th>{cell}</th>" for cell in head)
+        + "</tr></thead><tbody>"
+        + "".join(f"<tr>{line}</tr>" for line in lines)
+        + "</tbody></table>"
+        + (f"<p>{html.escape(note)}</p>" if note else "")
+    )
+
+
+# -- NVML --------------------------------------------------------------------------------------------
+
+
+class _Card(NamedTuple):
+    number: int  # as CUDA counts in this process
+    handle: Any
+    uuid: str
+    name: str
+
+
+_nvml_lock = threading.Lock()
+_nvml_module: ModuleType | None = None
+_nvml_tried = False
+_cards_seen: dict[tuple[str | None, ...], list[_Card]] = {}
+
+
+def _nvml() -> ModuleType | None:
+    """NVML, started once; None without nvidia-ml-py or without a driver."""
+    global _nvml_module, _nvml_tried
+    if not _nvml_tried:
+        with _nvml_lock:
+            if not _nvml_tried:
+                try:
+                    import pynvml
+                except ImportError:
+                    pass
+                else:
+                    try:
+                        pynvml.nvmlInit()
+                        _nvml_module = pynvml
+                    except pynvml.NVMLError:
+                        pass
+                _nvml_tried = True
+    return _nvml_module
+
+
+def _cards(nvml: ModuleType, frameworks: list[Framework]) -> list[_Card]:
+    """The cards that CUDA shows to this process, in its order."""
+    order = tuple(_uuids(frameworks))
+    key = (*order, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+    if key not in _cards_seen:
+        _cards_seen[key] = _find_cards(nvml, list(order))
+    return _cards_seen[key]
+
+
+def _uuids(frameworks: list[Framework]) -> list[str]:
+    """Identities of the cards in CUDA's order, from a framework that has CUDA open; else nothing."""
+    for one in frameworks:
+        uuids = one.card_uuids()
+        if uuids:
+            return uuids
+    return []
+
+
+def _find_cards(nvml: ModuleType, order: list[str]) -> list[_Card]:
+    there = []
+    for i in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(i)
+        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+        there.append(_Card(i, handle, _as_str(uuid), _as_str(name)))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    wanted = order or (visible.split(",") if visible is not None else None)
+    if wanted is None:
+        return there
+    chosen: list[_Card] = []
+    for word in (w.strip() for w in wanted):
+        match = next((card for card in there if _is_called(card, word)), None)
+        if match is None:
+            break  # CUDA shows none of those after one that it does not know
+        chosen.append(_Card(len(chosen), match.handle, match.uuid, match.name))
+    return chosen
+
+
+def _is_called(card: _Card, word: str) -> bool:
+    """Whether a word of CUDA_VISIBLE_DEVICES means this card: its number, or the beginning of its UUID.
+
+    A number counts as NVML does, which is CUDA's order too, unless cards of different speeds are mixed
+    (CUDA_DEVICE_ORDER) and no framework has opened one yet, which would tell.
+    """
+    if word.isdigit():
+        return str(card.number) == word
+    return bool(word) and _bare(card.uuid).startswith(_bare(word))
+
+
+def _bare(uuid: str) -> str:
+    return uuid.removeprefix("GPU-").lower()
+
+
+def _as_str(text: str | bytes) -> str:
+    return text.decode() if isinstance(text, bytes) else text
+
+
+def _asked(nvml: ModuleType, question: str, *arguments: Any) -> Any:
+    """An answer of NVML, or None for what the card or the driver does not tell."""
+    try:
+        return getattr(nvml, question)(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+# -- one reading -------------------------------------------------------------------------------------
+
+
+def memory_stats() -> MemoryStats:
+    """Who holds the memory of the host and of each card, now.
+
+    For each device: total, free, and per framework used, cached and peak; what other processes hold, and what
+    this process holds besides (CUDA's contexts and libraries). A framework that has opened no card, or that
+    does not count what it holds (NumPy, pyclesperanto), has no row. Opens nothing, and needs no card.
+
+    >>> memory_stats()["cpu"].total > 0
+    True
+    """
+    frameworks = loaded()
+    holdings: dict[str, list[tuple[str, Usage]]] = {}
+    for one in frameworks:
+        for usage in one.usage():
+            holdings.setdefault(str(usage.device), []).append((one.name, usage))
+    devices = [_host()]
+    nvml = _nvml()
+    if nvml is not None:
+        cards = _cards(nvml, frameworks)
+        devices.extend(_read_card(nvml, card, holdings.pop(f"gpu:{card.number}", [])) for card in cards)
+    for device, held in holdings.items():
+        devices.append(_read_through(frameworks, device, held))
+    blind = nvml is None and Path("/proc/driver/nvidia/version").exists()
+    note = 'Cards that no framework has opened are not listed; pip install "arraybridge[nvml]" shows them.'
+    return MemoryStats(tuple(devices), note if blind else "")
+
+
+def _rows(device: str, held: list[tuple[str, Usage]]) -> tuple[list[Holding], int]:
+    rows = [Holding(device, name, usage.used, usage.cached, usage.peak) for name, usage in held]
+    return rows, sum((row.used or 0) + (row.cached or 0) for row in rows)
+
+
+def _read_card(nvml: ModuleType, card: _Card, held: list[tuple[str, Usage]]) -> DeviceMemory:
+    device = f"gpu:{card.number}"
+    rows, ours = _rows(device, held)
+    memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", card.handle)
+    if memory is None:  # some integrated cards
+        return DeviceMemory(device, card.name, card.uuid, None, None, tuple(rows))
+    used = int(memory.total - memory.free)
+    processes = _asked(nvml, "nvmlDeviceGetComputeRunningProcesses", card.handle) or []
+    mine = next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
+    if mine is None:  # NVML counts processes from outside a container, or tells no sizes
+        rows.append(Holding(device, REST, max(0, used - ours)))
+    else:
+        rows.append(Holding(device, REST_OF_PROCESS, max(0, mine - ours)))
+        rows.append(Holding(device, OTHERS, max(0, used - max(mine, ours))))
+    return DeviceMemory(device, card.name, card.uuid, int(memory.total), int(memory.free), tuple(rows))
+
+
+def _read_through(frameworks: list[Framework], device: str, held: list[tuple[str, Usage]]) -> DeviceMemory:
+    """A card that NVML does not show, through a framework that has it open."""
+    rows, ours = _rows(device, held)
+    for one in frameworks:
+        for _, usage in held:
+            memory = one.card_memory(usage.device)
+            if memory is not None:
+                free, total = memory
+                rows.append(Holding(device, REST, max(0, total - free - ours)))
+                return DeviceMemory(device, "", "", total, free, tuple(rows))
+    return DeviceMemory(device, "", "", None, None, tuple(rows))
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def _host() -> DeviceMemory:
+    total, free = _host_memory()
+    used, peak = _own_memory()
+    rows = [Holding("cpu", THIS_PROCESS, used, None, peak)]
+    if total is not None and free is not None and used is not None:
+        rows.append(Holding("cpu", OTHERS, max(0, total - free - used)))
+    return DeviceMemory("cpu", "", "", total, free, tuple(rows))
+
+
+def _host_memory() -> tuple[int | None, int | None]:
+    """Bytes of the host: all, and those to be had without swapping."""
+    try:
+        with open("/proc/meminfo", "rb") as file:  # noqa: PTH123 - half the time that Path takes
+            lines = file.read(512).split(b"\n")
+    except OSError:
+        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
+        return (pages * _PAGE if pages else None), None
+    found = {line.partition(b":")[0]: line for line in lines}
+    kib = [int(found[key].split()[1]) if key in found else None for key in (b"MemTotal", b"MemAvailable")]
+    total, free = (None if n is None else n * 1024 for n in kib)
+    return total, free
+
+
+def _own_memory() -> tuple[int | None, int | None]:
+    """Bytes of this process in the host's memory: now, and at most."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None, None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak *= 1 if sys.platform == "darwin" else 1024
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - half the time that Path takes
+            used = int(file.read().split()[1]) * _PAGE
+    except OSError:
+        return None, peak
+    return used, max(used, peak)
+
+
+class GpuLoad(NamedTuple):
+    """How busy a card is: ``load`` in per cent, memory in bytes, ``temperature`` in degrees Celsius.
+
+    None stands for what the card does not tell.
+    """
+
+    device: str
+    name: str
+    load: int | None
+    memory_used: int | None
+    memory_total: int | None
+    temperature: int | None
+
+
+def gpu_utilization() -> tuple[GpuLoad, ...]:
+    """Load, memory and temperature of each NVIDIA card; empty without one, or without ``nvidia-ml-py``.
+
+    >>> for card in gpu_utilization():
+    ...     print(card.device, card.load)  # doctest: +SKIP
+    """
+    nvml = _nvml()
+    if nvml is None:
+        return ()
+    found = []
+    for card in _cards(nvml, loaded()):
+        rates = _asked(nvml, "nvmlDeviceGetUtilizationRates", card.handle)
+        memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", card.handle)
+        found.append(
+            GpuLoad(
+                f"gpu:{card.number}",
+                card.name,
+                None if rates is None else int(rates.gpu),
+                None if memory is None else int(memory.total - memory.free),
+                None if memory is None else int(memory.total),
+                _asked(nvml, "nvmlDeviceGetTemperature", card.handle, nvml.NVML_TEMPERATURE_GPU),
+            )
+        )
+    return tuple(found)
+
+
+# -- the peak of a block -----------------------------------------------------------------------------
+
+
+class PeakRow(NamedTuple):
+    """Bytes that a holder used before a block, and the most it used within; ``growth`` is the difference."""
+
+    device: str
+    holder: str
+    before: int
+    peak: int
+
+    @property
+    def growth(self) -> int:
+        return max(0, self.peak - self.before)
+
+
+class MemoryPeak:
+    """What a block of `memory_peak` used at most; ``rows`` and ``m["torch"]`` are there once it has ended."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[PeakRow, ...] = ()
+        self._before: dict[tuple[str, str], int] = {}
+        self._most: dict[tuple[str, str], int] = {}
+        # Peaks counted by a framework that cannot start anew: only a larger one than this is of the block.
+        self._stale: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, holder: str) -> PeakRow:
+        """The row of a framework (of its first card), or of ``"this process"``: the host's memory.
+
+        Raises:
+            KeyError: it has none; the block has not ended, or it holds nothing that it counts.
+        """
+        for row in self.rows:
+            if row.holder == holder:
+                return row
+        raise KeyError(f"{holder} is not among {', '.join(row.holder for row in self.rows) or 'no rows'}")
+
+    def __str__(self) -> str:
+        head = ("device", "holder", "before", "peak", "growth")
+        return _text(
+            [
+                head,
+                *((r.device, r.holder, words(r.before), words(r.peak), words(r.growth)) for r in self.rows),
+            ]
+        )
+
+    def _repr_html_(self) -> str:
+        head = ("device", "holder", "before", "peak", "growth")
+        return _html(
+            [
+                head,
+                *((r.device, r.holder, words(r.before), words(r.peak), words(r.growth)) for r in self.rows),
+            ]
+        )
+
+    def _start(self) -> None:
+        used, peak = _own_memory()
+        self._begin(("cpu", THIS_PROCESS), used, peak)
+        for one in loaded():
+            for usage in one.usage():
+                key = (str(usage.device), one.name)
+                self._begin(key, usage.used, None if one.reset_peak(usage.device) else usage.peak)
+
+    def _begin(self, key: tuple[str, str], used: int | None, stale: int | None) -> None:
+        if used is not None:
+            self._before[key] = self._most[key] = used
+            if stale is not None:
+                self._stale[key] = stale
+
+    def _look(self) -> None:
+        used, peak = _own_memory()
+        seen = [(("cpu", THIS_PROCESS), used, peak)]
+        seen += [((str(u.device), one.name), u.used, u.peak) for one in loaded() for u in one.usage()]
+        with self._lock:
+            for key, now, most in seen:
+                if now is None:
+                    continue
+                counted = most if most is not None and most > self._stale.get(key, -1) else 0
+                self._most[key] = max(self._most.get(key, 0), now, counted)
+
+    def _end(self) -> None:
+        self._look()
+        self.rows = tuple(
+            PeakRow(device, holder, self._before.get((device, holder), 0), most)
+            for (device, holder), most in self._most.items()
+        )
+
+
+_open_peaks: list[MemoryPeak] = []
+_peaks_lock = threading.Lock()
+
+
+@contextmanager
+def memory_peak() -> Iterator[MemoryPeak]:
+    """Measure the most memory that each framework uses within a ``with`` block, and this process on the host.
+
+    PyTorch and TensorFlow count it themselves (their own peak counters start anew with the block); so does
+    JAX, when the block goes beyond what came before. CuPy, and the host below the highest mark that the
+    process ever reached, are looked at every two milliseconds.
+
+    Yields:
+        The measurement; its rows are there once the block has ended.
+
+    >>> with memory_peak() as m:
+    ...     pass
+    >>> m["this process"].growth >= 0
+    True
+    """
+    measured = MemoryPeak()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            measured._look()
+
+    with _peaks_lock:
+        for outer in _open_peaks:  # keep what they have seen: the counters start anew
+            outer._look()
+        measured._start()
+        _open_peaks.append(measured)
+    watcher = threading.Thread(target=watch, name="arraybridge-memory-peak", daemon=True)
+    watcher.start()
+    try:
+        yield measured
+    finally:
+        ended.set()
+        watcher.join()
+        with _peaks_lock:
+            _open_peaks.remove(measured)
+            measured._end()
+
+
+# -- a record over time ------------------------------------------------------------------------------
+
+_COLUMNS = ("time", "device", "holder", "used", "cached", "peak", "free", "total")
+
+
+class MemoryCollector:
+    """Writes a reading of `memory_stats` to a file, again and again, in the background.
+
+    One line for each holder of each device: ``time`` (seconds since 1970), ``device``, ``holder``,
+    ``used``, ``cached``, ``peak`` (of the holder), ``free`` and ``total`` (of the device), in bytes. The
+    suffix of the file says the form: ``.csv``, or ``.jsonl`` for a JSON object a line. An existing file is
+    continued.
+
+    Args:
+        path: the file.
+        interval: seconds between two readings.
+
+    Raises:
+        ValueError: another suffix, or an interval that is not positive.
+
+    >>> import tempfile, pathlib
+    >>> file = pathlib.Path(tempfile.mkdtemp()) / "memory.csv"
+    >>> with MemoryCollector(file, interval=60):
+    ...     pass
+    >>> file.read_text().splitlines()[0]
+    'time,device,holder,used,cached,peak,free,total'
+    """
+
+    def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
+        self._path = Path(path)
+        if self._path.suffix not in (".csv", ".jsonl"):
+            raise ValueError(f"{self._path.name} must end in .csv or .jsonl, which says how to write it")
+        if not interval > 0:
+            raise ValueError(f"interval={interval!r} must be a positive number of seconds")
+        self._interval = interval
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Take a first reading, so that a file that cannot be written shows now, and go on behind."""
+        if self._thread is not None:
+            return
+        self._ended.clear()
+        self._write()
+        self._thread = threading.Thread(target=self._run, name="arraybridge-memory-collector", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take a last reading and end."""
+        if self._thread is None:
+            return
+        self._ended.set()
+        self._thread.join()
+        self._thread = None
+        self._write()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval):
+            self._write()
+
+    def _write(self) -> None:
+        import csv
+        import io
+        import json
+
+        now = round(time.time(), 3)
+        records = [
+            (now, d.device, h.holder, h.used, h.cached, h.peak, d.free, d.total)
+            for d in memory_stats().devices
+            for h in d.holdings
+        ]
+        text = io.StringIO()
+        if self._path.suffix == ".csv":
+            writer = csv.writer(text, lineterminator="\n")
+            if not self._path.exists() or self._path.stat().st_size == 0:
+                writer.writerow(_COLUMNS)
+            writer.writerows(records)
+        else:
+            for record in records:
+                text.write(json.dumps(dict(zip(_COLUMNS, record, strict=True))) + "\n")
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(text.getvalue())

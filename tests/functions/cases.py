@@ -1,0 +1,60 @@
+"""Decorated functions that other processes import, and what the tests of this folder share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import arraybridge
+from arraybridge import convert_memory, detect_memory_type
+
+#: Every framework that computes without a GPU.
+FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
+HOST = ("numpy", "torch", "jax", "tensorflow")
+
+IMAGE = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], np.float32)
+
+
+def decorator(name: str) -> Any:
+    """The decorator of that name, as users import it."""
+    return getattr(arraybridge, name)
+
+
+def image(framework: str) -> Any:
+    """`IMAGE` as an array of a framework."""
+    return convert_memory(IMAGE, framework)
+
+
+def values(x: Any) -> list[Any]:
+    """The elements of an array of any framework, nested as NumPy nests them."""
+    nested: list[Any] = convert_memory(x, "numpy").tolist()
+    return nested
+
+
+def framework_of(x: Any) -> str:
+    return detect_memory_type(x)
+
+
+@arraybridge.torch(output_type="numpy")
+def doubled(x: Any) -> Any:
+    """Twice the values, computed by torch."""
+    assert detect_memory_type(x) == "torch"
+    return x + x
+
+
+@arraybridge.numpy
+def halved(x: Any) -> Any:
+    return x / 2
+
+
+class Model:
+    @arraybridge.torch(output_type="input")
+    def doubled(self, x: Any) -> Any:
+        assert detect_memory_type(x) == "torch"
+        return x * 2
+
+
+def run_in_worker(x: Any) -> Any:
+    """What a spawned worker does: a function by reference and a method."""
+    return doubled(x), Model().doubled(x)

@@ -1,0 +1,173 @@
+"""DtypeConversion: the rule, at its edges, in every framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import ArrayNotSupportedError, DtypeConversion, DtypeNotSupportedError, convert_memory
+from arraybridge.functions.dtypes import convert_dtype
+from tests.functions.cases import FRAMEWORKS, HOST, framework_of
+from tests.helpers import require
+
+INTEGERS = ["uint8", "uint16", "uint32", "int8", "int16", "int32", "uint64", "int64"]
+
+
+def converted(x: np.ndarray[Any, Any], target: str, dtype: str) -> np.ndarray[Any, Any]:
+    """Convert the dtype in a framework; back in NumPy."""
+    result = convert_dtype(convert_memory(x, target), dtype)
+    assert framework_of(result) == target
+    back = convert_memory(result, "numpy")
+    assert back.dtype == np.dtype(dtype)
+    return back
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("source", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("target", HOST)
+def test_floating_numbers_fill_the_range_of_the_dtype(target: str, source: str, dtype: str) -> None:
+    require(target)
+    info = np.iinfo(dtype)
+    result = converted(np.array([[-1.0, 0.0], [3.0, 1.0]], source), target, dtype)
+    assert result[0, 0] == info.min
+    assert result[1, 0] == info.max, "the top of the range is no float32, for 64 bits no float64 either"
+    quarter = (int(info.max) - int(info.min)) / 4 + int(info.min)
+    assert abs(int(result[0, 1]) - quarter) <= max(0.5, 2.0**-52 * abs(quarter))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int8", "int16", "int32", "uint32"])
+def test_pyclesperanto_fills_the_range_too(dtype: str) -> None:
+    require("pyclesperanto")
+    info = np.iinfo(dtype)
+    result = converted(np.array([[0.0, 1.0]], np.float32), "pyclesperanto", dtype)
+    assert result.tolist() == [[info.min, info.max]]
+
+
+@pytest.mark.parametrize("target", HOST)
+def test_scaling_follows_the_documented_formula(target: str) -> None:
+    require(target)
+    x = np.random.default_rng(7).normal(size=(5, 7))
+    expected = np.round((x - x.min()) / (x.max() - x.min()) * 65535).astype(np.uint16)
+    assert converted(x, target, "uint16").tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("target", FRAMEWORKS)
+def test_a_constant_image_becomes_the_lowest_value(target: str) -> None:
+    require(target)
+    x = np.full((2, 2), 3.5, np.float32)
+    assert converted(x, target, "uint8").tolist() == [[0, 0], [0, 0]]
+    assert converted(x, target, "int16").tolist() == [[-32768, -32768], [-32768, -32768]]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("target", FRAMEWORKS)
+def test_nan_and_infinity_are_refused(target: str, bad: float) -> None:
+    require(target)
+    x = convert_memory(np.array([0.0, bad, 1.0], np.float32), target)
+    with pytest.raises(ArrayNotSupportedError, match="NaN or infinity"):
+        convert_dtype(x, "uint8")
+
+
+def test_the_widest_range_does_not_overflow() -> None:
+    x = np.array([-1.7e308, 0.0, 1.7e308])
+    assert converted(x, "numpy", "uint8").tolist() == [0, 128, 255]
+
+
+@pytest.mark.parametrize("target", HOST)
+def test_integers_to_integers_keep_their_numbers_or_are_refused(target: str) -> None:
+    require(target)
+    x = np.array([0, 100, 255], np.int64)
+    assert converted(x, target, "uint8").tolist() == [0, 100, 255]
+    assert converted(x.astype(np.uint8), target, "int32").tolist() == [0, 100, 255]
+    for source, dtype, value in (
+        ("int64", "uint8", 256),
+        ("int64", "uint8", -1),
+        ("uint16", "int8", 128),
+        ("uint32", "int32", 2**31),
+        ("uint64", "int64", 2**63),
+        ("int32", "uint32", -1),
+    ):
+        array = convert_memory(np.array([0, value], source), target)
+        with pytest.raises(ArrayNotSupportedError, match=str(value)):
+            convert_dtype(array, dtype)
+
+
+def test_pyclesperanto_keeps_integers_too() -> None:
+    require("pyclesperanto")
+    x = np.array([[0, 2**24 + 1]], np.int32)
+    assert converted(x, "pyclesperanto", "uint32").tolist() == x.tolist()
+    with pytest.raises(ArrayNotSupportedError, match="16777217"):
+        convert_dtype(convert_memory(x, "pyclesperanto"), "uint16")
+    with pytest.raises(DtypeNotSupportedError, match="float64"):
+        convert_dtype(convert_memory(x, "pyclesperanto"), "float64")
+
+
+@pytest.mark.parametrize("target", HOST)
+def test_bool_counts_as_zero_and_one(target: str) -> None:
+    require(target)
+    mask = np.array([True, False])
+    assert converted(mask, target, "uint8").tolist() == [1, 0]
+    assert converted(np.array([0, 1], np.int32), target, "bool").tolist() == [False, True]
+    with pytest.raises(ArrayNotSupportedError, match="2"):
+        convert_dtype(convert_memory(np.array([0, 2]), target), "bool")
+    with pytest.raises(DtypeNotSupportedError):
+        convert_dtype(convert_memory(np.array([0.5]), target), "bool")
+
+
+@pytest.mark.parametrize("target", HOST)
+def test_floating_targets_keep_the_numbers(target: str) -> None:
+    require(target)
+    assert converted(np.array([1, 200], np.uint8), target, "float32").tolist() == [1.0, 200.0]
+    assert converted(np.array([0.1, np.nan, np.inf]), target, "float32").tolist()[0] == np.float32(0.1)
+    with pytest.raises(ArrayNotSupportedError, match="range of float32"):
+        convert_dtype(convert_memory(np.array([1e300]), target), "float32")
+    with pytest.raises(ArrayNotSupportedError, match="range of float16"):
+        convert_dtype(convert_memory(np.array([70000]), target), "float16")
+
+
+@pytest.mark.parametrize("target", HOST)
+def test_complex_is_refused(target: str) -> None:
+    require(target)
+    with pytest.raises(DtypeNotSupportedError, match="complex"):
+        convert_dtype(convert_memory(np.array([1j]), target), "uint8")
+
+
+@pytest.mark.parametrize("shape", [(0, 3), ()])
+@pytest.mark.parametrize("target", HOST)
+def test_empty_and_0d(target: str, shape: tuple[int, ...]) -> None:
+    require(target)
+    for dtype in ("uint8", "float32", "int64"):
+        assert converted(np.zeros(shape), target, dtype).shape == shape
+
+
+def test_torch_s_small_floats() -> None:
+    torch = require("torch")
+    x = torch.tensor([0.0, 0.5, 1.0], dtype=torch.bfloat16)
+    assert convert_dtype(x, "uint8").tolist() == [0, 128, 255]
+    assert convert_dtype(torch.tensor([1.0, 2.0]), "bfloat16").dtype == torch.bfloat16
+
+
+def test_jax_keeps_its_x64_flag() -> None:
+    jax = require("jax")
+    assert not jax.config.jax_enable_x64
+    convert_dtype(jax.numpy.ones(3), "int32")
+    assert not jax.config.jax_enable_x64
+
+
+def test_preserve_input_takes_the_dtype_of_the_first_array() -> None:
+    preserve = arraybridge.numpy(dtype_conversion=DtypeConversion.PRESERVE_INPUT)
+    sums = preserve(lambda x, *rest: x.astype(np.int64) + 1)
+    assert sums(np.array([1, 2], np.uint16), np.ones(2)).dtype == np.uint16
+    with pytest.raises(ArrayNotSupportedError, match=r"result.*65536"):
+        sums(np.array([65535], np.uint16))
+    assert preserve(lambda n: np.ones(n))(3).dtype == np.float64
+    both = preserve(lambda x: (x / 2, {"m": x > 1}))(np.array([0.0, 4.0], np.float32))
+    assert [both[0].dtype, both[1]["m"].dtype] == [np.float32, np.float32]
+
+
+def test_native_output_is_the_default() -> None:
+    native = arraybridge.numpy(dtype_conversion=DtypeConversion.NATIVE_OUTPUT)
+    assert native(lambda x: x / 2)(np.ones(2, np.uint8)).dtype == np.float64

@@ -1,0 +1,164 @@
+"""stack_slices, unstack_slices and process_slices, in every framework."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    ArrayNotSupportedError,
+    DeviceNotFoundError,
+    DtypeNotSupportedError,
+    convert_memory,
+    device_of,
+    process_slices,
+    stack_slices,
+    unstack_slices,
+)
+from tests.functions.cases import FRAMEWORKS, HOST, framework_of, values
+from tests.helpers import require
+
+STACK = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+
+
+@pytest.mark.parametrize("target", FRAMEWORKS)
+@pytest.mark.parametrize("source", FRAMEWORKS)
+def test_stack_and_unstack(source: str, target: str) -> None:
+    require(source)
+    require(target)
+    planes = unstack_slices(convert_memory(STACK, source), target)
+    assert [framework_of(plane) for plane in planes] == [target] * 4
+    assert [values(plane) for plane in planes] == STACK.tolist()
+    whole = stack_slices([convert_memory(plane, source) for plane in STACK], target)
+    assert framework_of(whole) == target
+    assert values(whole) == STACK.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float32"])
+@pytest.mark.parametrize("target", FRAMEWORKS)
+def test_every_value_of_a_dtype_survives(target: str, dtype: str) -> None:
+    """The copying kernels of pyclesperanto compute in float32, which has no 2**24 + 1."""
+    require(target)
+    numbers = np.array([0, 1, 2**24 + 1, 2**31 - 1, 2**32 - 1, 2**31 - 129], np.int64).astype(dtype)
+    stack = np.stack([numbers.reshape(2, 3), numbers[::-1].reshape(2, 3)])
+    again = stack_slices(unstack_slices(stack, target), target)
+    back = convert_memory(again, "numpy")
+    assert back.dtype == stack.dtype
+    assert back.tolist() == stack.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64", "complex128"])
+@pytest.mark.parametrize("target", HOST)
+def test_wide_dtypes_stay_wide(target: str, dtype: str) -> None:
+    require(target)
+    stack = np.array([[[2**40 + 1]], [[2**52 + 1]]]).astype(dtype)
+    back = convert_memory(stack_slices(unstack_slices(stack, target), target), "numpy")
+    assert back.dtype == stack.dtype
+    assert back.tolist() == stack.tolist()
+
+
+@pytest.mark.parametrize("target", FRAMEWORKS)
+def test_rows_stack_to_an_image(target: str) -> None:
+    require(target)
+    rows = [np.array([1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)]
+    assert values(stack_slices(rows, target)) == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_slices_of_several_frameworks_and_devices_make_one_stack() -> None:
+    require("torch")
+    require("jax")
+    planes = [STACK[0], convert_memory(STACK[1], "torch"), convert_memory(STACK[2], "jax")]
+    assert values(stack_slices(planes, "torch")) == STACK[:3].tolist()
+    require("pyclesperanto")
+    if len(arraybridge.framework("pyclesperanto").devices()) > 1:
+        planes = [convert_memory(STACK[i], "pyclesperanto", i) for i in range(2)]
+        whole = stack_slices(planes, "pyclesperanto")
+        assert device_of(whole) == "opencl:0"
+        assert values(whole) == STACK[:2].tolist()
+
+
+def test_gpu_id_places_stack_and_planes() -> None:
+    require("pyclesperanto")
+    last = len(arraybridge.framework("pyclesperanto").devices()) - 1
+    assert device_of(stack_slices(list(STACK), "pyclesperanto", gpu_id=last)) == f"opencl:{last}"
+    planes = unstack_slices(STACK, "pyclesperanto", gpu_id=last)
+    assert {str(device_of(plane)) for plane in planes} == {f"opencl:{last}"}
+    with pytest.raises(DeviceNotFoundError):
+        stack_slices(list(STACK), "pyclesperanto", gpu_id=77)
+
+
+def test_planes_of_numpy_and_torch_are_views() -> None:
+    require("torch")
+    stack = STACK.copy()
+    for target in ("numpy", "torch"):
+        unstack_slices(stack, target)[1][0, 0] = -1.0
+        assert stack[1, 0, 0] == -1.0
+        stack[...] = STACK
+
+
+def test_what_cannot_be_stacked_is_refused() -> None:
+    with pytest.raises(ValueError, match="no slices"):
+        stack_slices([], "numpy")
+    with pytest.raises(ValueError, match=r"slice 1 has \(3, 2\)"):
+        stack_slices([np.ones((2, 3)), np.ones((3, 2))], "numpy")
+    with pytest.raises(TypeError, match="slice 1 has float32"):
+        stack_slices([np.ones(2), np.ones(2, np.float32)], "numpy")
+    with pytest.raises(ValueError, match="three axes"):
+        unstack_slices(np.ones((2, 2)), "numpy")
+    with pytest.raises(TypeError, match="no array"):
+        unstack_slices([[1]], "numpy")
+    with pytest.raises(ValueError, match="numpy"):
+        stack_slices([np.ones(2)], "nunpy")
+    require("pyclesperanto")
+    with pytest.raises(DtypeNotSupportedError, match="float64"):
+        stack_slices([np.ones((2, 2))], "pyclesperanto")
+    with pytest.raises(ArrayNotSupportedError):
+        stack_slices([STACK, STACK], "pyclesperanto")
+
+
+@pytest.mark.parametrize("target", FRAMEWORKS)
+@pytest.mark.parametrize("source", FRAMEWORKS)
+def test_process_slices_may_change_the_framework(source: str, target: str) -> None:
+    require(source)
+    require(target)
+    result = process_slices(
+        convert_memory(STACK, source), lambda plane: convert_memory(plane + plane, target)
+    )
+    assert framework_of(result) == target
+    assert values(result) == (2 * STACK).tolist()
+
+
+@pytest.mark.parametrize("target", HOST)
+def test_process_slices_may_change_the_shape(target: str) -> None:
+    require(target)
+    result = process_slices(convert_memory(STACK, target), lambda plane: plane[0])
+    assert values(result) == STACK[:, 0].tolist()
+
+
+def test_process_slices_stacks_within_tuples_and_dicts() -> None:
+    torch = require("torch")
+
+    def analyse(plane: Any, factor: float, *, name: str) -> Any:
+        return plane * factor, {"mask": torch.from_numpy(plane) > 3, "name": name}, float(plane.max()), None
+
+    scaled, found, peaks, nothing = process_slices(STACK, analyse, 2.0, name="n")
+    assert scaled.tolist() == (2 * STACK).tolist()
+    assert isinstance(found["mask"], torch.Tensor)
+    assert found["mask"].tolist() == (STACK > 3).tolist()
+    assert found["name"] == ["n"] * 4
+    assert peaks == [5.0, 11.0, 17.0, 23.0]
+    assert nothing is None
+
+
+def test_process_slices_refuses_what_differs_from_plane_to_plane() -> None:
+    with pytest.raises(ValueError, match="slice 1 has"):
+        process_slices(STACK, lambda plane: plane[: int(plane[0, 0]) // 6 + 1])
+    with pytest.raises(ValueError, match="different kinds"):
+        process_slices(STACK, lambda plane: plane if plane[0, 0] else 3)
+    with pytest.raises(ValueError, match=r"[Tt]uple|arity|node"):
+        process_slices(STACK, lambda plane: (plane,) if plane[0, 0] else (plane, plane))
+    with pytest.raises(ValueError, match="without planes"):
+        process_slices(STACK[:0], lambda plane: plane)

@@ -1,0 +1,76 @@
+"""What type checkers must accept and refuse; read by mypy and pyright in test_typing.py, never run.
+
+Each refusal is marked as expected for both checkers, which report a mark that is not needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+import arraybridge
+from arraybridge import DtypeConversion, MemoryType, memory_types
+
+
+class Tensor:
+    """Stands for the arrays of the decorator's framework."""
+
+
+class Foreign:
+    """Stands for the arrays of another one."""
+
+
+@arraybridge.torch
+def bare(image: Tensor, sigma: float = 1.0) -> Tensor:
+    return image
+
+
+@arraybridge.torch(gpu_id=0, oom_recovery="split", dtype_conversion=DtypeConversion.UINT8)
+def called(image: Tensor) -> Tensor:
+    return image
+
+
+@arraybridge.torch(output_type="input", device="cpu:1")
+def given_back(image: Tensor) -> Tensor:
+    return image
+
+
+@memory_types("numpy", MemoryType.TORCH)
+def declared(image: Tensor) -> Tensor:
+    return image
+
+
+class Model:
+    @arraybridge.jax
+    def bare(self, image: Tensor) -> Tensor:
+        return image
+
+    @arraybridge.jax(output_type="numpy")
+    def called(self, image: Tensor) -> Tensor:
+        return image
+
+    @staticmethod
+    @arraybridge.jax
+    def static(image: Tensor) -> Tensor:
+        return image
+
+
+# The framework's own arrays, and foreign ones.
+assert_type(bare(Tensor(), sigma=2.0), Tensor)
+assert_type(bare(Foreign()), Tensor)
+assert_type(called(Foreign()), Tensor)
+assert_type(given_back(Foreign()), Any)
+assert_type(declared(Foreign()), Tensor)
+assert_type(Model().bare(Tensor()), Tensor)
+assert_type(Model().bare(Foreign()), Tensor)
+assert_type(Model().called(Foreign()), Any)
+assert_type(Model().static(Foreign()), Tensor)
+assert_type(bare.execution_memory_type, str)
+assert_type(Model().bare.input_memory_type, str)
+
+# Options that do not exist, or are of the wrong type.
+arraybridge.torch(gpuid=0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+arraybridge.torch(grad="detatch")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+arraybridge.torch(strict="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+arraybridge.torch(dtype_conversion="uint8")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+arraybridge.torch(3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+memory_types("numpy")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -1,0 +1,22 @@
+"""The fake framework, registered for one test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import arraybridge
+from arraybridge.frameworks import registry
+from tests.memory.fake import FakeFramework
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeFramework]:
+    """A framework with two cards, forgotten afterwards."""
+    framework = FakeFramework()
+    arraybridge.register(framework)
+    yield framework
+    del registry._instances["fake"]
+    for forget in registry.on_register:
+        forget()

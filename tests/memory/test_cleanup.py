@@ -1,0 +1,227 @@
+"""Giving caches back, selecting a device everywhere, and sharing one card, as far as it goes without one."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import DeviceNotFoundError, free_memory, gpu_context
+from arraybridge.frameworks import registry
+from arraybridge.types import Device
+from tests.helpers import require, run_script
+from tests.memory.fake import FakeFramework
+
+SINGLE = {
+    "torch": arraybridge.cleanup_torch_gpu,
+    "cupy": arraybridge.cleanup_cupy_gpu,
+    "jax": arraybridge.cleanup_jax_gpu,
+    "tensorflow": arraybridge.cleanup_tensorflow_gpu,
+    "pyclesperanto": arraybridge.cleanup_pyclesperanto_gpu,
+}
+
+
+def test_bytes_given_back_are_returned(fake: FakeFramework) -> None:
+    assert free_memory("fake", 1) == 30
+    assert free_memory("fake") == 50
+    assert free_memory("fake") == 0
+    assert fake.freed == [(Device("gpu", 1), False), (None, False), (None, False)]
+
+
+def test_compiled_programs_go_when_asked(fake: FakeFramework) -> None:
+    free_memory("fake", compiled=True)
+    assert fake.freed == [(None, True)]
+
+
+def test_all_frameworks(fake: FakeFramework) -> None:
+    assert free_memory() == 80
+    fake.cached = [5, 6]
+    assert arraybridge.cleanup_all_gpu_frameworks(1) == 6
+
+
+def test_garbage_is_collected() -> None:
+    class Node:
+        pass
+
+    first, second = Node(), Node()
+    first.other, second.other = second, first  # type: ignore[attr-defined]
+    gone = weakref.ref(first)
+    del first, second
+    free_memory()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_every_framework_answers_here(name: str) -> None:
+    require(name)
+    assert SINGLE[name]() >= 0
+    assert free_memory(name, compiled=True) >= 0
+
+
+def test_jax_compiles_anew_after_its_programs_went() -> None:
+    jax = require("jax")
+    traced = []
+
+    @jax.jit
+    def double(x: Any) -> Any:
+        traced.append(1)
+        return x * 2
+
+    x = np.ones(3, np.float32)
+    double(x)
+    free_memory("jax")
+    double(x)
+    assert len(traced) == 1
+    free_memory("jax", compiled=True)
+    double(x)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("bad", [-1, True, 0.0, "auto"])
+def test_bad_numbers(bad: Any) -> None:
+    with pytest.raises(ValueError, match="gpu_id"):
+        free_memory(gpu_id=bad)
+    with pytest.raises(ValueError, match=r"gpu_id|gpu_context"), gpu_context(bad):
+        pass
+
+
+def test_a_card_that_is_not_there(fake: FakeFramework) -> None:
+    with pytest.raises(DeviceNotFoundError, match="fake has gpu:0, gpu:1"):
+        free_memory("fake", 2)
+    with arraybridge.settings(missing_gpu="host"):
+        assert free_memory("fake", 2) == 0
+    assert fake.freed == []
+
+
+def test_an_unknown_framework() -> None:
+    with pytest.raises(ValueError, match="torch"):
+        free_memory("troch")
+
+
+# -- gpu_context -------------------------------------------------------------------------------------
+
+
+def test_the_device_is_selected_and_restored(fake: FakeFramework) -> None:
+    with gpu_context(1):
+        assert fake.current == 1
+        with gpu_context(0):
+            assert fake.current == 0
+        assert fake.current == 1
+    assert fake.current == 0
+    assert fake.cached == [0, 0]
+
+
+def test_it_is_restored_after_an_exception(fake: FakeFramework) -> None:
+    with pytest.raises(KeyError), gpu_context(1):
+        raise KeyError
+    assert fake.current == 0
+    assert fake.cached == [50, 0]
+
+
+def test_a_context_of_no_card(fake: FakeFramework) -> None:
+    with pytest.raises(DeviceNotFoundError, match="accelerator 7"), gpu_context(7):
+        pass
+    assert fake.current == 0
+    with arraybridge.settings(missing_gpu="host"), gpu_context(7):
+        assert fake.current == 0
+    with gpu_context(None):
+        assert fake.current == 0
+
+
+def test_pyclesperanto_is_selected_and_restored() -> None:
+    require("pyclesperanto")
+    framework = arraybridge.framework("pyclesperanto")
+    devices = framework.devices()
+    before = framework.default_device()
+    for device in devices:
+        with gpu_context(device.index):
+            assert framework.default_device() == device
+            x = arraybridge.to_pyclesperanto(np.ones((2, 2), np.float32))
+            assert framework.device_of(x) == device
+        assert framework.default_device() == before
+
+
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_a_cpu_device_can_be_selected(name: str) -> None:
+    """The same call that selects a card."""
+    require(name)
+    framework = arraybridge.framework(name)
+    last = framework.devices()[-1]
+    with framework.selected(last):
+        x = __import__("jax").numpy.ones(3) if name == "jax" else __import__("tensorflow").ones(3) + 1
+    assert framework.device_of(x) == last
+
+
+# -- sharing one card --------------------------------------------------------------------------------
+
+
+def test_coexist(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH"):
+        monkeypatch.setenv(name, {"X": "false", "T": "true"}[name[0]])
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
+    done = arraybridge.coexist(fraction=0.25)
+    assert done.environment == {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "XLA_CLIENT_MEM_FRACTION": "0.25",
+    }
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.25"
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in str(done).splitlines()
+
+
+def test_coexist_says_when_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = require("jax")
+    jax.devices()
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    with pytest.warns(RuntimeWarning, match="too late for jax"):
+        done = arraybridge.coexist()
+    assert done.too_late == ("jax",)
+    assert "too late for jax" in str(done)
+
+
+def test_coexist_in_time() -> None:
+    require("jax")
+    require("tensorflow")
+    done = run_script(
+        "coexist_in_time.py", env={"XLA_PYTHON_CLIENT_PREALLOCATE": "", "TF_FORCE_GPU_ALLOW_GROWTH": ""}
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5])
+def test_a_bad_fraction(bad: float) -> None:
+    with pytest.raises(ValueError, match="fraction"):
+        arraybridge.coexist(bad)
+
+
+def test_sharing_needs_a_card() -> None:
+    torch = require("torch")
+    require("cupy")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(DeviceNotFoundError, match="gpu:0"):
+        arraybridge.share_gpu_memory("torch")
+
+
+def test_sharing_with_another_framework() -> None:
+    with pytest.raises(ValueError, match="'torch' alone"):
+        arraybridge.share_gpu_memory("jax")
+
+
+def test_a_framework_that_does_not_work_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> Any:
+        raise arraybridge.FrameworkNotInstalledError(f"{name} has no device")
+
+    monkeypatch.setattr(registry, "framework", fail)
+    monkeypatch.setattr(registry, "_unusable", set())
+    monkeypatch.delitem(registry._instances, "torch", raising=False)
+    monkeypatch.setitem(__import__("sys").modules, "torch", pytest)
+    assert "torch" not in {one.name for one in registry.loaded()}
+    assert registry._unusable == {"torch"}

@@ -1,0 +1,273 @@
+"""Reusable arrays, pinned memory, and the staging ring on a bus made of threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import BufferPool, PoolLimitError, free_memory, pinned
+from arraybridge.memory import pools
+from arraybridge.testing import inject_oom
+from arraybridge.types import Device
+from tests.helpers import require
+from tests.memory.fake import FakeArray, FakeFramework
+
+# -- BufferPool ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "pyclesperanto"])
+def test_an_array_is_used_again(name: str) -> None:
+    if name != "numpy":
+        require(name)
+    pool = BufferPool(1 << 20)
+    x = pool.take((4, 5), "float32", name)
+    assert arraybridge.detect_memory_type(x) == name
+    assert tuple(x.shape) == (4, 5)
+    assert arraybridge.framework(name).dtype_name(x) == "float32"
+    assert pool.nbytes == 80
+    other = pool.take((4, 5), "float32", name)
+    assert other is not x
+    pool.give(x)
+    assert pool.take((4, 5), "float32", name) is x
+    assert pool.nbytes == 160
+    assert "2 lent, 0 idle" in repr(pool)
+
+
+def test_another_shape_or_dtype_is_another_array() -> None:
+    pool = BufferPool(1 << 20)
+    x = pool.take((4, 5), np.float32, "numpy")
+    pool.give(x)
+    assert pool.take((5, 4), "float32", "numpy") is not x
+    assert pool.take((4, 5), "int32", "numpy") is not x
+    assert pool.take((4, 5), np.dtype("float32"), "numpy") is x
+    assert pool.take(7, bool, "numpy").shape == (7,)
+    assert pool.take((), "int8", "numpy").shape == ()
+    assert pool.take((0, 3), "int8", "numpy").shape == (0, 3)
+
+
+def test_the_bound() -> None:
+    pool = BufferPool(100)
+    first = pool.take(60, "uint8", "numpy")
+    with pytest.raises(PoolLimitError, match="60 of its 100 bytes are lent"):
+        pool.take(50, "uint8", "numpy")
+    assert pool.nbytes == 60
+    pool.give(first)
+    second = pool.take(50, "uint8", "numpy")  # drops the idle one
+    assert len(second) == 50
+    assert pool.nbytes == 50
+    with pytest.raises(ValueError, match="101 bytes"):
+        pool.take(101, "uint8", "numpy")
+    assert not arraybridge.is_oom_error(PoolLimitError("full"))
+
+
+def test_an_array_that_is_forgotten_is_not_counted() -> None:
+    pool = BufferPool(100)
+    x = pool.take(60, "uint8", "numpy")
+    assert pool.nbytes == 60
+    del x
+    gc.collect()
+    assert pool.nbytes == 0
+    for _ in range(20):
+        pool.take(100, "uint8", "numpy")
+    assert pool.nbytes == 0
+
+
+def test_what_cannot_be_given_back() -> None:
+    pool = BufferPool(1000)
+    x = pool.take(10, "uint8", "numpy")
+    for wrong in (x[:5], x.copy(), np.zeros(10, np.uint8), None):
+        with pytest.raises(ValueError, match="not lent"):
+            pool.give(wrong)
+    with pytest.raises(ValueError, match="not lent"):
+        BufferPool(1000).give(x)
+    pool.give(x)
+    with pytest.raises(ValueError, match="not lent"):
+        pool.give(x)
+
+
+def test_clear_and_free_memory() -> None:
+    pool, other = BufferPool(1000), BufferPool(1000)
+    lent = pool.take(10, "uint8", "numpy")
+    pool.give(pool.take(20, "uint8", "numpy"))
+    other.give(other.take(30, "uint8", "numpy"))
+    assert pool.clear() == 20
+    assert pool.nbytes == 10
+    assert free_memory("numpy") == 30
+    assert other.nbytes == 0
+    pool.give(lent)
+
+
+def test_recovery_drops_idle_arrays() -> None:
+    pool = BufferPool(1000)
+    pool.give(pool.take(20, "uint8", "numpy"))
+    with inject_oom("numpy"):
+        arraybridge.run_with_oom_recovery(lambda: 1)
+    assert pool.nbytes == 0
+
+
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_immutable_frameworks(name: str) -> None:
+    require(name)
+    with pytest.raises(ValueError, match="immutable"):
+        BufferPool(1000).take(3, "float32", name)
+
+
+def test_bad_input() -> None:
+    for bad in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="max_bytes"):
+            BufferPool(bad)  # type: ignore[arg-type]
+    pool = BufferPool(1000)
+    with pytest.raises(ValueError, match="negative extent"):
+        pool.take((2, -1), "uint8", "numpy")
+    with pytest.raises(ValueError, match="gpu_id"):
+        pool.take(2, "uint8", "numpy", gpu_id=-1)
+    assert pool.nbytes == 0
+
+
+def test_a_card(fake: FakeFramework) -> None:
+    pool = BufferPool(1000)
+    x = pool.take(10, "uint8", "fake", gpu_id=1)
+    assert x.card == 1
+    pool.give(x)
+    other = pool.take(10, "uint8", "fake", gpu_id=0)
+    assert other.card == 0
+    assert pool.take(10, "uint8", "fake", gpu_id=1) is x
+    with pytest.raises(arraybridge.DeviceNotFoundError):
+        pool.take(10, "uint8", "fake", gpu_id=2)
+    assert pool.nbytes == 20
+
+
+def test_an_allocation_that_fails_is_not_counted(
+    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(fake, "empty", fail)
+    pool = BufferPool(1000)
+    with pytest.raises(MemoryError):
+        pool.take(10, "uint8", "fake")
+    assert pool.nbytes == 0
+
+
+def test_threads() -> None:
+    pool = BufferPool(4 * 800)
+    errors: list[str] = []
+
+    def work(number: int) -> None:
+        for _ in range(200):
+            x = pool.take(100, "int64", "numpy")
+            x[...] = number
+            if (x != number).any():
+                errors.append("another thread wrote to a lent array")
+            pool.give(x)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert pool.nbytes <= 4 * 800
+    assert "0 lent" in repr(pool)
+
+
+# -- pinned ------------------------------------------------------------------------------------------
+
+
+def test_without_a_card_nothing_is_pinned() -> None:
+    torch = require("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    x = np.arange(5)
+    assert pinned(x) is x
+    t = torch.arange(5)
+    assert pinned(t) is t
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float64", "complex64", "bool"])
+def test_pinned_values(fake: FakeFramework, dtype: str) -> None:
+    x = np.arange(24).reshape(2, 3, 4).astype(dtype).transpose(2, 0, 1)
+    result = pinned(x)
+    assert result is not x
+    assert result.dtype == x.dtype
+    np.testing.assert_array_equal(result, x)
+    assert fake.most_pinned == x.nbytes
+
+
+def test_what_cannot_be_pinned() -> None:
+    with pytest.raises(arraybridge.UnknownArrayError):
+        pinned([1, 2])
+    cle = require("pyclesperanto")
+    with pytest.raises(arraybridge.CopyRequiredError):
+        pinned(cle.push(np.ones((2, 2), np.float32)))
+
+
+# -- the staging ring ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 99, 100, 101, 399, 400, 401, 2345])
+@pytest.mark.parametrize("buffers", [1, 2, 3, 4])
+def test_bytes_arrive(fake: FakeFramework, size: int, buffers: int) -> None:
+    """Also though each copy ends late: a buffer that is filled too early would show."""
+    source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    ring = pools.StagingRing(fake, chunk=100, buffers=buffers)
+    assert fake.most_pinned == 100 * buffers
+    target = FakeArray(np.zeros(size, np.uint8), 0)
+    ring.send(source, target)
+    assert fake.unfinished == 0
+    np.testing.assert_array_equal(target.host, source)
+    back = np.zeros(size, np.uint8)
+    ring.fetch(target, back)
+    assert fake.unfinished == 0
+    np.testing.assert_array_equal(back, source)
+
+
+def test_there_and_back(fake: FakeFramework) -> None:
+    x = np.arange(1 << 20, dtype=np.float64).reshape(1024, 1024)
+    there = pools.send_through(x, fake, Device("gpu", 1))
+    assert there.card == 1
+    assert there.shape == x.shape
+    back = pools.fetch_through(there, fake, np.empty_like(x))
+    np.testing.assert_array_equal(back, x)
+    # At most 64 MiB are pinned, and go back when memory is freed.
+    assert fake.most_pinned == pools.CHUNK * pools.BUFFERS == 64 << 20
+    fake.cached = [0, 0]
+    assert free_memory("fake") == 64 << 20
+
+
+def test_an_error_on_the_way_leaves_nothing_running(
+    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = pools.StagingRing(fake, chunk=10, buffers=3)
+    enqueue = fake.enqueue_copy
+    calls = []
+
+    def fail(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 5:
+            raise RuntimeError("the bus is gone")
+        return enqueue(*arguments)
+
+    monkeypatch.setattr(fake, "enqueue_copy", fail)
+    target = FakeArray(np.zeros(200, np.uint8), 0)
+    with pytest.raises(RuntimeError, match="bus"):
+        ring.send(np.ones(200, np.uint8), target)
+    assert fake.unfinished == 0
+    calls.clear()
+    with pytest.raises(RuntimeError, match="bus"):
+        ring.fetch(target, np.zeros(200, np.uint8))
+    assert fake.unfinished == 0
+    monkeypatch.undo()
+    ring.send(np.ones(200, np.uint8), target)
+    assert target.host.all()
+
+
+def test_no_card_no_ring() -> None:
+    with pytest.raises(ValueError, match="no card"):
+        pools.StagingRing(arraybridge.framework("numpy"))

@@ -1,0 +1,264 @@
+"""run_with_oom_recovery: what stands between two attempts, and what comes out in the end."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import run_with_oom_recovery
+from arraybridge.frameworks import registry
+from arraybridge.memory import cleanup, oom
+from arraybridge.testing import inject_oom
+from tests.helpers import require
+
+
+class Failing:
+    """A function that runs out of memory a number of times, and notes what became of its arrays."""
+
+    def __init__(self, failures: int, error: Callable[[], Exception] = MemoryError) -> None:
+        self.failures = failures
+        self.error = error
+        self.calls = 0
+        self.arrays: list[weakref.ref[np.ndarray]] = []
+        self.alive: list[int] = []
+
+    def __call__(self, x: Any) -> Any:
+        self.calls += 1
+        self.alive.append(sum(ref() is not None for ref in self.arrays))
+        return self.work(x)
+
+    def work(self, x: Any) -> Any:
+        large = np.zeros(1000)
+        self.arrays.append(weakref.ref(large))
+        if self.calls <= self.failures:
+            raise self.error()
+        return x + 1
+
+
+def test_a_call_that_succeeds() -> None:
+    assert run_with_oom_recovery(lambda a, b=1: a + b, 2, b=5) == 7
+
+
+def test_retries() -> None:
+    fn = Failing(2)
+    assert run_with_oom_recovery(fn, 1) == 2
+    assert fn.calls == 3
+
+
+def test_arrays_of_a_failed_attempt_are_gone_before_the_next() -> None:
+    fn = Failing(2)
+    run_with_oom_recovery(fn, 1)
+    assert fn.alive == [0, 0, 0]
+
+
+def chained() -> Exception:
+    """An error with arrays in the frames of its cause, its context and its group as well."""
+
+    def inner() -> None:
+        pin = np.zeros(1000)
+        refs.append(weakref.ref(pin))
+        raise MemoryError
+
+    try:
+        try:
+            inner()
+        except MemoryError as error:
+            pin = np.zeros(1000)
+            refs.append(weakref.ref(pin))
+            raise RuntimeError("outer") from error
+    except RuntimeError as error:
+        return ExceptionGroup("both", [error])
+
+
+refs: list[weakref.ref[np.ndarray]] = []
+
+
+def test_arrays_along_the_whole_chain_are_gone() -> None:
+    refs.clear()
+    alive = []
+
+    def fn() -> int:
+        alive.append(sum(ref() is not None for ref in refs))
+        if len(alive) < 3:
+            raise chained()
+        return 5
+
+    assert run_with_oom_recovery(fn) == 5
+    assert alive == [0, 0, 0]
+
+
+def test_the_next_attempt_runs_outside_the_except_block() -> None:
+    import sys
+
+    seen = []
+
+    def fn() -> None:
+        seen.append(sys.exception())
+        if len(seen) < 2:
+            raise MemoryError
+
+    run_with_oom_recovery(fn)
+    assert seen == [None, None]
+
+
+def test_the_original_error_comes_out_with_a_note_and_its_lines() -> None:
+    errors = [MemoryError("first"), MemoryError("second"), MemoryError("third")]
+    waiting = iter(errors)
+
+    def fail() -> None:
+        raise next(waiting)
+
+    with pytest.raises(MemoryError) as caught:
+        run_with_oom_recovery(fail)
+    assert caught.value is errors[0]
+    (note,) = caught.value.__notes__
+    assert "3 attempts" in note
+    assert any(entry.name == "fail" for entry in caught.traceback)
+    assert next(waiting, None) is None
+
+
+@pytest.mark.parametrize("retries", [0, 1, 5])
+def test_max_retries(retries: int) -> None:
+    fn = Failing(100)
+    with pytest.raises(MemoryError):
+        run_with_oom_recovery(fn, 1, max_retries=retries)
+    assert fn.calls == retries + 1
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError, ZeroDivisionError, KeyboardInterrupt])
+def test_other_errors_pass_untouched(error: Callable[[], Exception]) -> None:
+    fn = Failing(5, error)
+    raised = error()
+    fn.error = lambda: raised
+    with pytest.raises(error) as caught:  # type: ignore[call-overload]
+        run_with_oom_recovery(fn, 1)
+    assert caught.value is raised
+    assert fn.calls == 1
+    assert not hasattr(raised, "__notes__")
+
+
+def test_another_error_after_a_retry_passes() -> None:
+    errors = iter([MemoryError(), ValueError("shape")])
+
+    def fail() -> None:
+        raise next(errors)
+
+    with pytest.raises(ValueError, match="shape") as caught:
+        run_with_oom_recovery(fail)
+    assert caught.value.__context__ is None
+
+
+def test_an_error_that_is_being_handled_is_not_this_ones_cause() -> None:
+    calls = []
+
+    def fail() -> None:
+        calls.append(1)
+        raise ValueError("a bug")
+
+    try:
+        raise MemoryError
+    except MemoryError:
+        with pytest.raises(ValueError, match="a bug"):
+            run_with_oom_recovery(fail)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("bad", [-1, 1.5, True, "2"])
+def test_bad_max_retries(bad: Any) -> None:
+    with pytest.raises(ValueError, match="max_retries"):
+        run_with_oom_recovery(lambda: 1, max_retries=bad)
+
+
+@pytest.fixture
+def caches() -> Iterator[list[Any]]:
+    """Frees of caches, as they come."""
+    freed: list[Any] = []
+
+    def empty(device: Any, name: str | None) -> int:
+        freed.append((name, device))
+        return 7
+
+    cleanup.own_caches.append(empty)
+    yield freed
+    cleanup.own_caches.remove(empty)
+
+
+def test_caches_of_all_loaded_frameworks_are_freed_between_attempts(caches: list[Any]) -> None:
+    loaded = {one.name for one in registry.loaded()}
+    run_with_oom_recovery(Failing(1), 1, gpu_id=1)
+    assert {name for name, _ in caches} == loaded
+    assert {str(device) for _, device in caches} <= {"gpu:1", "opencl:1"}
+    caches.clear()
+    run_with_oom_recovery(Failing(0), 1)
+    assert caches == []
+
+
+def test_each_step_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "arraybridge.memory"):
+        run_with_oom_recovery(Failing(1), 1)
+    assert len(caplog.records) == 1
+    assert "attempt 1 of 3 ran out of memory (MemoryError: )" in caplog.text
+
+
+def test_jax_errors_that_come_late_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX raises what failed behind the caller's back when the result is waited for."""
+    require("jax")
+    waited = []
+    framework = arraybridge.framework("jax")
+    x = arraybridge.to_jax(np.ones(3, np.float32))
+
+    def late(result: Any) -> None:
+        waited.append(result)
+        if len(waited) == 1:
+            raise framework.oom_error()
+
+    monkeypatch.setitem(oom._waits, type(x), late)
+    result = run_with_oom_recovery(lambda: {"a": (x,)})
+    assert result["a"][0] is x
+    assert len(waited) == 2
+
+
+def test_under_jit_results_are_left_alone() -> None:
+    jax = require("jax")
+    double = jax.jit(lambda x: run_with_oom_recovery(lambda y: y * 2, x))
+    np.testing.assert_array_equal(np.asarray(double(np.ones(3, np.float32))), [2, 2, 2])
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto", "cupy"])
+def test_rehearsed_failures_are_recovered_from(name: str) -> None:
+    if name != "numpy":
+        require(name)
+    calls = []
+    with inject_oom(name, skip=1, count=2) as rehearsal:
+        assert run_with_oom_recovery(lambda: calls.append(1)) is None
+        assert run_with_oom_recovery(lambda: "done") == "done"
+    assert rehearsal.raised == 2
+    assert rehearsal.attempts == [None] * 4
+    assert len(calls) == 1
+
+
+def test_a_rehearsal_that_outlasts_the_retries() -> None:
+    with inject_oom("numpy", count=3), pytest.raises(MemoryError):
+        run_with_oom_recovery(lambda: 1)
+    assert run_with_oom_recovery(lambda: 1) == 1
+
+
+def test_a_rehearsal_by_rows() -> None:
+    with inject_oom("numpy", above_rows=4) as rehearsal:
+        run_with_oom_recovery(np.sum, np.ones((4, 9)))
+        with pytest.raises(MemoryError):
+            run_with_oom_recovery(np.sum, np.ones((5, 9)), max_retries=1)
+    assert rehearsal.attempts == [4, 5, 5]
+
+
+@pytest.mark.parametrize("name", ["skip", "count", "above_rows"])
+def test_a_bad_rehearsal(name: str) -> None:
+    bad: Any = {name: -1}
+    with pytest.raises(ValueError, match=name), inject_oom("numpy", **bad):
+        pass

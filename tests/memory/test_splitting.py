@@ -1,0 +1,396 @@
+"""split_and_retry: the same bits as the whole, no finished row computed twice, and clear refusals."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import arraybridge
+from arraybridge import CannotSplitError, fixed, run_with_oom_recovery, split_and_retry
+from arraybridge.memory import oom
+from arraybridge.testing import inject_oom
+from tests.helpers import require
+
+
+class Small:
+    """A device that holds a number of rows: a row-wise function that notes which rows it finished."""
+
+    def __init__(self, rows: int, failing: Callable[[int], bool] = lambda attempt: False) -> None:
+        self.rows = rows
+        self.failing = failing
+        self.attempts: list[int] = []
+        self.finished: list[int] = []
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        self.attempts.append(len(x))
+        if len(x) > self.rows or self.failing(len(self.attempts) - 1):
+            raise MemoryError
+        self.finished.extend(int(row[0]) for row in x)
+        return x * 3 + 1
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collecting garbage takes a tenth of a second once every framework is loaded; many faults take long."""
+    monkeypatch.setattr(oom, "release_caches", lambda frameworks, index: 0)
+
+
+def batch(rows: int) -> np.ndarray:
+    return np.arange(rows * 2, dtype=np.float32).reshape(rows, 2) * np.float32(0.5)
+
+
+def numbered(rows: int) -> np.ndarray:
+    """Rows that begin with their number."""
+    return np.stack([np.arange(rows), np.arange(rows) ** 2], axis=1)
+
+
+def test_without_a_fault_the_very_batch_is_handed_over() -> None:
+    x = batch(5)
+    assert split_and_retry(lambda y: y, x) is x
+
+
+def test_halves_in_order() -> None:
+    fn = Small(4)
+    x = numbered(8)
+    np.testing.assert_array_equal(split_and_retry(fn, x), x * 3 + 1)
+    assert fn.attempts == [8, 8, 4, 4]
+
+
+def test_the_learned_size_is_used_for_the_rest_and_tried_upwards_later() -> None:
+    fn = Small(4)
+    x = numbered(64)
+    np.testing.assert_array_equal(split_and_retry(fn, x), x * 3 + 1)
+    assert fn.attempts[:6] == [64, 64, 32, 16, 8, 4]
+    assert fn.attempts[6:9] == [4, 4, 4]
+    assert fn.attempts[9] == 8
+    # After a failure it waits twice as long.
+    assert fn.attempts[10:18] == [4] * 8
+    assert fn.finished == list(range(64))
+
+
+def test_memory_that_comes_back_is_used() -> None:
+    fn = Small(256, lambda attempt: attempt < 8)
+    x = numbered(256)
+    split_and_retry(fn, x)
+    assert max(fn.attempts[6:]) > 8
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 12])
+def test_a_fault_at_every_index(rows: int) -> None:
+    """Each attempt fails in turn, and so does each pair of neighbours; every row is finished once."""
+    x = numbered(rows)
+    for first in range(2 * rows + 4):
+        for length in (1, 2):
+            fn = Small(max(1, rows // 3), lambda attempt, a=first, n=length: a <= attempt < a + n)  # type: ignore[misc]
+            try:
+                result = split_and_retry(fn, x)
+            except MemoryError:
+                # Two faults one after the other at a single row: a retry there fails too.
+                assert length == 2
+                assert fn.attempts[-1] == fn.attempts[-2] == 1
+                continue
+            np.testing.assert_array_equal(result, x * 3 + 1)
+            assert fn.finished == list(range(rows))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.integers(1, 200),
+    holds=st.integers(1, 200),
+    least=st.integers(1, 10),
+    faults=st.sets(st.integers(0, 60), max_size=3),
+)
+def test_any_batch(rows: int, holds: int, least: int, faults: set[int]) -> None:
+    fn = Small(holds, faults.__contains__)
+    x = numbered(rows)
+    try:
+        result = split_and_retry(fn, x, min_split=least)
+    except MemoryError:
+        assert fn.attempts[-1] < 2 * least
+    else:
+        np.testing.assert_array_equal(result, x * 3 + 1)
+        assert fn.finished == list(range(rows))
+    assert min(fn.attempts) >= min(least, rows)
+    assert fn.finished == sorted(set(fn.finished))
+
+
+def test_the_floor() -> None:
+    fn = Small(0)
+    with pytest.raises(MemoryError) as caught:
+        split_and_retry(fn, batch(100), min_split=10)
+    assert fn.attempts == [100, 100, 50, 25, 12, 12]
+    (note,) = caught.value.__notes__
+    assert "12 of 100 rows" in note
+    assert "min_split=10" in note
+
+
+def test_each_step_is_logged_with_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "arraybridge.memory"):
+        split_and_retry(Small(4), numbered(8))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert messages[0].startswith("8 rows ran out of memory (MemoryError: )")
+    assert "go on with 4 rows at a time (0 of 8 rows are done)" in messages[1]
+
+
+# -- every framework ---------------------------------------------------------------------------------
+
+AXES = [0, 1, 2, -1]
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
+def test_frameworks(name: str, axis: int) -> None:
+    if name != "numpy":
+        require(name)
+    host = np.arange(5 * 6 * 7, dtype=np.float32).reshape(5, 6, 7)
+    x = arraybridge.convert_memory(host, name)
+    with inject_oom(name, above_rows=2) as rehearsal:
+        result = split_and_retry(lambda y: arraybridge.convert_memory(y, name), x, axis=axis)
+    assert rehearsal.raised >= 2
+    assert arraybridge.detect_memory_type(result) == name
+    np.testing.assert_array_equal(arraybridge.to_numpy(result), host)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128", "bool"])
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
+def test_dtypes_survive(name: str, dtype: str) -> None:
+    require(name)
+    host = (np.arange(12).reshape(6, 2) + (1 << 40)).astype(dtype)
+    x = arraybridge.convert_memory(host, name)
+    with inject_oom(name, above_rows=3):
+        result = split_and_retry(lambda y: y, x)
+    back = arraybridge.to_numpy(result)
+    assert back.dtype == host.dtype
+    np.testing.assert_array_equal(back, host)
+
+
+def test_gradients_pass() -> None:
+    torch = require("torch")
+    x = torch.ones(6, 2, requires_grad=True)
+    with inject_oom("torch", above_rows=2):
+        split_and_retry(lambda y: y * 3, x).sum().backward()
+    assert x.grad.tolist() == [[3.0, 3.0]] * 6
+
+
+def test_masks_survive() -> None:
+    x = np.ma.masked_less(numbered(6), 3)
+    with inject_oom("numpy", above_rows=2):
+        result = split_and_retry(lambda y: y * 2, x)
+    np.testing.assert_array_equal(result.mask, x.mask)
+
+
+# -- arguments ---------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """A container with a type of its own."""
+
+    left: Any
+    right: Any
+
+
+def test_a_tuple_of_arguments() -> None:
+    x, weights, scale = numbered(8), np.array([[1, 2], [3, 4]]), 10
+    seen = []
+
+    def fn(rows: np.ndarray, w: np.ndarray, s: int) -> np.ndarray:
+        seen.append((len(rows), w.shape, s))
+        return rows @ w * s
+
+    with inject_oom("numpy", above_rows=4):
+        result = split_and_retry(fn, (x, weights, scale))
+    np.testing.assert_array_equal(result, x @ weights * scale)
+    assert seen == [(4, (2, 2), 10)] * 2
+
+
+def test_a_dict_of_arguments() -> None:
+    x = numbered(8)
+    with inject_oom("numpy", above_rows=4):
+        result = split_and_retry(lambda *, a, b, c: a + b * c, {"a": x, "b": x[:, ::-1], "c": 2})
+    np.testing.assert_array_equal(result, x + x[:, ::-1] * 2)
+
+
+def test_an_array_of_the_same_length_by_chance() -> None:
+    x, weights = numbered(2).astype(float), np.array([[1.0, 2.0], [3.0, 4.0]])
+    with inject_oom("numpy", above_rows=1):
+        result = split_and_retry(np.matmul, (x, fixed(weights)))
+        with pytest.raises(ValueError, match="matmul"):
+            split_and_retry(np.matmul, (x, weights))
+    np.testing.assert_array_equal(result, x @ weights)
+    np.testing.assert_array_equal(split_and_retry(np.matmul, (x, fixed(weights))), x @ weights)
+
+
+def test_arrays_within_containers() -> None:
+    x = numbered(8)
+    arguments = ({"image": x, "name": "a"}, [x + 1, None], Pair(x + 2, 5))
+
+    def fn(first: dict[str, Any], second: list[Any], third: Pair) -> np.ndarray:
+        assert first["name"] == "a"
+        assert second[1] is None
+        assert third.right == 5
+        return np.asarray(first["image"] + second[0] + third.left)
+
+    with inject_oom("numpy", above_rows=3):
+        result = split_and_retry(fn, arguments)
+    np.testing.assert_array_equal(result, 3 * x + 3)
+
+
+def test_arguments_by_name() -> None:
+    x, w = numbered(2), np.array([[1, 2], [3, 4]])
+
+    def fn(images: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return images @ weights
+
+    for split in ("images", ("images",), 0, [0]):
+        with inject_oom("numpy", above_rows=1):
+            result = run_with_oom_recovery(fn, x, w, split=split)
+        np.testing.assert_array_equal(result, x @ w)
+    with inject_oom("numpy", above_rows=1):
+        result = run_with_oom_recovery(fn, weights=w, images=x, split="images")
+    np.testing.assert_array_equal(result, x @ w)
+
+
+def test_run_with_oom_recovery_splits_after_a_retry() -> None:
+    fn = Small(4)
+    x = numbered(8)
+    np.testing.assert_array_equal(run_with_oom_recovery(fn, x, split=True), x * 3 + 1)
+    assert fn.attempts == [8, 8, 4, 4]
+    fn = Small(4)
+    run_with_oom_recovery(fn, x, split=True, max_retries=0)
+    assert fn.attempts == [8, 4, 4]
+
+
+# -- results -----------------------------------------------------------------------------------------
+
+
+def in_halves(fn: Callable[..., Any], x: Any, **options: Any) -> Any:
+    with inject_oom("numpy", above_rows=4):
+        return split_and_retry(fn, x, **options)
+
+
+def test_containers_are_reassembled() -> None:
+    x = numbered(8)
+    result = in_halves(lambda y: {"a": y, "b": [y + 1, None], "c": Pair(y[:, 0], "name")}, x)
+    np.testing.assert_array_equal(result["a"], x)
+    np.testing.assert_array_equal(result["b"][0], x + 1)
+    assert result["b"][1] is None
+    assert type(result["c"]) is Pair
+    np.testing.assert_array_equal(result["c"].left, x[:, 0])
+    assert result["c"].right == "name"
+
+
+def test_a_subclass_of_dict_is_kept() -> None:
+    def fn(y: np.ndarray) -> Any:
+        result = collections.defaultdict(list)
+        result["a"] = y  # type: ignore[assignment]
+        return result
+
+    result = in_halves(fn, numbered(8))
+    assert type(result) is collections.defaultdict
+    np.testing.assert_array_equal(result["a"], numbered(8))
+
+
+def test_nothing_is_nothing() -> None:
+    assert in_halves(lambda y: None, numbered(8)) is None
+
+
+@pytest.mark.parametrize("value", [1.5, 3, True, np.float64(2)])
+def test_scalars_are_refused(value: Any) -> None:
+    with pytest.raises(CannotSplitError, match="cannot be joined"):
+        in_halves(lambda y: {"sum": value}, numbered(8))
+
+
+def test_scalars_pass_when_nothing_was_split() -> None:
+    assert split_and_retry(lambda y: 5, numbered(8)) == 5
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda y: y.sum(), lambda y: y.sum(0), lambda y: y.sum(0, keepdims=True), lambda y: y[:1]]
+)
+def test_results_of_another_length_are_refused_after_the_first_part(fn: Callable[..., Any]) -> None:
+    calls = []
+
+    def counted(y: np.ndarray) -> Any:
+        calls.append(1)
+        return np.asarray(fn(y))
+
+    with pytest.raises(CannotSplitError, match="one row for each row"):
+        in_halves(counted, numbered(8))
+    assert len(calls) == 1
+
+
+def test_values_that_differ_are_refused() -> None:
+    with pytest.raises(CannotSplitError, match="different values"):
+        in_halves(lambda y: str(y[0, 0]), numbered(8))
+
+
+# -- bad input ---------------------------------------------------------------------------------------
+
+
+def test_an_axis_that_no_argument_has() -> None:
+    calls: list[int] = []
+    with pytest.raises(CannotSplitError, match=r"axis 2.*ndarray \(8, 2\).*int"):
+        split_and_retry(lambda *_: calls.append(1), (numbered(8), 3), axis=2)
+    with pytest.raises(ValueError, match="no argument"):
+        split_and_retry(lambda *_: calls.append(1), [1, 2, 3])
+    with pytest.raises(CannotSplitError):
+        split_and_retry(lambda *_: calls.append(1), (fixed(numbered(8)),))
+    assert calls == []
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True])
+def test_a_bad_floor(bad: Any) -> None:
+    with pytest.raises(ValueError, match="min_split"):
+        split_and_retry(lambda y: y, numbered(8), min_split=bad)
+
+
+def test_an_unknown_argument() -> None:
+    with pytest.raises(CannotSplitError, match="'imags'"):
+        run_with_oom_recovery(lambda images: images, numbered(8), split="imags")
+    with pytest.raises(CannotSplitError, match="2"):
+        run_with_oom_recovery(lambda images: images, numbered(8), split=2)
+
+
+def test_arguments_of_different_lengths() -> None:
+    with pytest.raises(CannotSplitError, match="3 rows"):
+        run_with_oom_recovery(lambda a, b: a, numbered(8), numbered(3), split=("a", "b"))
+
+
+def test_other_errors_pass() -> None:
+    error = ValueError("bad pixel")
+
+    def fn(y: np.ndarray) -> np.ndarray:
+        if len(y) > 4:
+            raise MemoryError
+        raise error
+
+    with pytest.raises(ValueError, match="bad pixel") as caught:
+        split_and_retry(fn, numbered(8))
+    assert caught.value is error
+
+
+def test_an_empty_batch() -> None:
+    assert split_and_retry(lambda y: y * 2, np.zeros((0, 3))).shape == (0, 3)
+
+
+def test_joining_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    framework = arraybridge.framework("numpy")
+    calls = []
+
+    def concatenate(parts: list[Any], axis: int) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError
+        return np.concatenate(parts, axis)
+
+    monkeypatch.setattr(framework, "concatenate", concatenate)
+    np.testing.assert_array_equal(in_halves(lambda y: y, numbered(8)), numbered(8))
+    assert len(calls) == 2

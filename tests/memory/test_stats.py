@@ -1,0 +1,302 @@
+"""Readings of memory: on a machine without a card, through a fake framework, and through a fake NVML."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_stats
+from arraybridge.memory import stats
+from tests.helpers import require
+from tests.memory.fake import FakeFramework
+
+
+@pytest.fixture
+def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without nvidia-ml-py, or without a driver."""
+    monkeypatch.setattr(stats, "_nvml", lambda: None)
+
+
+def test_the_host() -> None:
+    host = memory_stats()["cpu"]
+    memory = psutil.virtual_memory()
+    assert host.total == memory.total
+    assert host.free == pytest.approx(memory.available, rel=0.2)
+    mine = host.holdings[0]
+    assert mine.holder == "this process"
+    assert mine.used == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    assert mine.peak is not None
+    assert mine.used is not None
+    assert mine.peak >= mine.used
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_a_framework_without_nvml(fake: FakeFramework) -> None:
+    reading = memory_stats()
+    card = reading["gpu:0"]
+    assert (card.total, card.free) == (1000, 700)
+    assert [tuple(h) for h in card.holdings] == [
+        ("gpu:0", "fake", 100, 50, 500),
+        ("gpu:0", "everything else", 150, None, None),
+    ]
+    assert "fake" in str(reading)
+    assert fake.freed == []
+
+
+class FakeNvml:
+    """The calls of pynvml that are used, on two cards of 1000 bytes."""
+
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        """What NVML raises."""
+
+    def __init__(self, mine: int | None = None) -> None:
+        self.mine = mine
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> bytes:  # noqa: N802
+        return [b"GPU-AAAA-1", b"GPU-bbbb-2"][handle]
+
+    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
+        return ["first", "second"][handle]
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(total=1000, free=[400, 900][handle], used=600)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:  # noqa: N802
+        if self.mine is None:
+            raise self.NVMLError
+        return [
+            SimpleNamespace(pid=os.getpid(), usedGpuMemory=self.mine),
+            SimpleNamespace(pid=1, usedGpuMemory=9),
+        ]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(gpu=80 + handle, memory=3)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802
+        raise self.NVMLError
+
+
+def use(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, visible: str | None = None) -> None:
+    monkeypatch.setattr(stats, "_nvml", lambda: nvml)
+    monkeypatch.setattr(stats, "_cards_seen", {})
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+
+@pytest.mark.parametrize("mine", [None, 350])
+def test_holdings_and_free_memory_add_up(
+    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, mine: int | None
+) -> None:
+    use(monkeypatch, FakeNvml(mine))
+    card = memory_stats()["gpu:0"]
+    assert (card.name, card.total, card.free) == ("first", 1000, 400)
+    held = {h.holder: (h.used, h.cached) for h in card.holdings}
+    if mine is None:
+        assert held == {"fake": (100, 50), "everything else": (450, None)}
+    else:
+        assert held == {
+            "fake": (100, 50),
+            "this process, otherwise": (200, None),
+            "other processes": (250, None),
+        }
+    assert card.free is not None
+    assert sum((used or 0) + (cached or 0) for used, cached in held.values()) + card.free == card.total
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["first", "second"]),
+        ("1,0", ["second", "first"]),
+        ("1", ["second"]),
+        ("GPU-bbbb", ["second"]),
+        ("GPU-aaaa-1,GPU-bbbb-2", ["first", "second"]),
+        ("", []),
+        ("-1", []),
+        ("0,5,1", ["first"]),
+    ],
+)
+def test_nvml_numbers_become_cudas(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
+) -> None:
+    use(monkeypatch, FakeNvml(), visible)
+    cards = [d for d in memory_stats().devices if d.device != "cpu"]
+    assert [card.name for card in cards] == names
+    assert [card.device for card in cards] == [f"gpu:{i}" for i in range(len(names))]
+
+
+def test_a_framework_that_has_cuda_open_knows_the_order(
+    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, FakeNvml())
+    monkeypatch.setattr(fake, "card_uuids", lambda: ["bbbb-2", "aaaa-1"])
+    assert [d.name for d in memory_stats().devices[1:]] == ["second", "first"]
+
+
+def test_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeNvml())
+    first, second = gpu_utilization()
+    assert tuple(first) == ("gpu:0", "first", 80, 600, 1000, None)
+    assert second.load == 81
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_utilization_without_a_card() -> None:
+    assert gpu_utilization() == ()
+
+
+@pytest.mark.usefixtures("no_nvml", "fake")
+def test_forms() -> None:
+    reading = memory_stats()
+    assert json.loads(json.dumps(reading.to_dict()))["devices"][1]["holdings"][0]["holder"] == "fake"
+    assert str(reading).splitlines()[0].split() == ["device", "holder", "used", "cached", "peak"]
+    assert "<td>fake</td>" in reading._repr_html_()
+    assert {row.device for row in reading.rows} == {"cpu", "gpu:0", "gpu:1"}
+    with pytest.raises(KeyError, match="gpu:9"):
+        reading["gpu:9"]
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto", "cupy"])
+def test_every_framework_answers_here(name: str) -> None:
+    require(name)
+    assert memory_stats()["cpu"].total
+
+
+def test_a_reading_is_quick() -> None:
+    memory_stats()
+    best = min(timed(memory_stats) for _ in range(20))
+    assert best < 0.001
+
+
+def timed(call: Any) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def test_a_table_says_unknown_sizes() -> None:
+    assert stats.words(None) == "-"
+    assert stats.words(17) == "17 B"
+    assert stats.words(5 << 40) == "5.0 TiB"
+
+
+# -- the peak of a block -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_the_peak_of_the_host() -> None:
+    with memory_peak() as m:
+        large = np.ones(1 << 25)  # 256 MiB
+        del large
+    row = m["this process"]
+    assert row.device == "cpu"
+    assert (1 << 28) * 0.9 < row.growth < (1 << 28) * 1.5
+    assert "this process" in str(m)
+    assert "<table>" in m._repr_html_()
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_the_peak_of_a_framework(fake: FakeFramework) -> None:
+    fake.used[1] = 40
+    with memory_peak() as m:
+        fake.peak[0] = 900
+    assert (m["fake"].before, m["fake"].peak, m["fake"].growth) == (100, 900, 800)
+    assert [(r.device, r.growth) for r in m.rows if r.holder == "fake"] == [("gpu:0", 800), ("gpu:1", 0)]
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_an_inner_block_takes_nothing_from_the_outer(fake: FakeFramework) -> None:
+    with memory_peak() as outer:
+        fake.peak[0] = 900
+        with memory_peak() as inner:
+            fake.peak[0] = 300
+    assert outer["fake"].peak == 900
+    assert inner["fake"].peak == 300
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_a_counter_that_cannot_start_anew(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake, "reset_peak", lambda device: False)
+    with memory_peak() as m:
+        fake.used[0] = 200
+    assert m["fake"].peak == 200
+    with memory_peak() as m:
+        fake.peak[0] = 600
+    assert m["fake"].peak == 600
+
+
+def test_nothing_is_left_running() -> None:
+    with pytest.raises(ValueError, match="x"), memory_peak():
+        raise ValueError("x")
+    assert not [t for t in threading.enumerate() if t.name.startswith("arraybridge-memory")]
+
+
+# -- a record over time ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_a_record(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"memory{suffix}"
+    with MemoryCollector(file, interval=0.02):
+        time.sleep(0.1)
+    with MemoryCollector(file, interval=60):
+        pass
+    text = file.read_text()
+    if suffix == ".csv":
+        records: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
+    else:
+        records = [json.loads(line) for line in text.splitlines()]
+    mine = [r for r in records if r["holder"] == "this process"]
+    assert len(mine) >= 5
+    assert all(int(r["used"]) > 0 and r["device"] == "cpu" for r in mine)
+    assert [float(r["time"]) for r in mine] == sorted(float(r["time"]) for r in mine)
+
+
+def test_bad_records(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="csv"):
+        MemoryCollector(tmp_path / "memory.txt")
+    with pytest.raises(ValueError, match="interval"):
+        MemoryCollector(tmp_path / "memory.csv", interval=0)
+    with pytest.raises(FileNotFoundError), MemoryCollector(tmp_path / "missing" / "memory.csv"):
+        pass
+
+
+def test_pynvml_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a driver nvmlInit fails, which is found out once."""
+    calls = []
+
+    class Broken:
+        class NVMLError(Exception):
+            pass
+
+        def nvmlInit(self) -> None:  # noqa: N802
+            calls.append(1)
+            raise self.NVMLError
+
+    monkeypatch.setitem(sys.modules, "pynvml", Broken())  # type: ignore[arg-type]
+    monkeypatch.setattr(stats, "_nvml_tried", False)
+    monkeypatch.setattr(stats, "_nvml_module", None)
+    assert stats._nvml() is None
+    assert stats._nvml() is None
+    assert calls == [1]

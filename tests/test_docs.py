@@ -1,0 +1,29 @@
+"""Every Python block of the guide pages runs, page by page, from top to bottom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import require
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = sorted(DOCS.glob("*.md")) if DOCS.is_dir() else []  # the wheel's tests have no docs beside them
+
+#: What the blocks of a page import, so that it is skipped where that is missing.
+NEEDS = {"decorators": ("torch", "jax", "pyclesperanto"), "memory": ("torch",)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page: Path) -> None:
+    sybil = pytest.importorskip("sybil")
+    from sybil.parsers.myst import PythonCodeBlockParser
+
+    for name in NEEDS.get(page.stem, ()):
+        require(name)
+    document = sybil.Sybil(parsers=[PythonCodeBlockParser()]).parse(page)
+    examples = list(document.examples())
+    assert examples or "```python" not in page.read_text(encoding="utf-8")
+    for example in examples:
+        example.evaluate()
