@@ -105,8 +105,8 @@ def _owner_name(x: Any) -> str:
 # A look at the first value of a type may import a framework and take a lock: torch.compile cannot trace that.
 # By this mark, which torch.compiler.assume_constant_result leaves, it calls them while it traces; what they
 # return is remembered by their callers, which it does trace. (That function itself would import torch here.)
-for _function in (_look, _owner_name):
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_look._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_owner_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def convert(
