@@ -43,6 +43,8 @@ from arraybridge.functions.decorators import pyclesperanto as pyclesperanto
 from arraybridge.functions.decorators import tensorflow as tensorflow
 from arraybridge.functions.decorators import torch as torch
 from arraybridge.functions.dtypes import DtypeConversion as DtypeConversion
+from arraybridge.functions.offload import gpu as gpu
+from arraybridge.functions.offload import stay_on_gpu as stay_on_gpu
 from arraybridge.functions.slices import process_slices as process_slices
 from arraybridge.functions.slices import stack_slices as stack_slices
 from arraybridge.functions.slices import unstack_slices as unstack_slices
@@ -116,6 +118,7 @@ __all__ = [
     "fixed",
     "framework",
     "free_memory",
+    "gpu",
     "gpu_context",
     "gpu_utilization",
     "is_oom_error",
@@ -133,6 +136,7 @@ __all__ = [
     "share_gpu_memory",
     "split_and_retry",
     "stack_slices",
+    "stay_on_gpu",
     "tensorflow",
     "to_cpu",
     "to_cupy",

@@ -7,6 +7,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 import arraybridge
+from arraybridge.frameworks import registry
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -104,3 +107,19 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of tests/scripts as ``run_python`` does."""
     return run_python(str(SCRIPTS / script), *arguments, env=env, timeout=timeout)
+
+
+@contextmanager
+def registry_kept() -> Iterator[None]:
+    """Forget afterwards which frameworks were registered inside."""
+    instances = dict(registry._instances)
+    roots = {root: list(names) for root, names in registry._ROOTS.items()}
+    try:
+        yield
+    finally:
+        for known, before in ((registry._instances, instances), (registry._ROOTS, roots)):
+            known.clear()
+            known.update(before)  # type: ignore[arg-type]
+        registry._owners.clear()
+        for forget in registry.on_register:
+            forget()

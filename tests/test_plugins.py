@@ -30,9 +30,8 @@ from arraybridge import (
     settings,
     trace,
 )
-from arraybridge.frameworks import registry
 from tests import matrix_data as data
-from tests.helpers import require, run_python
+from tests.helpers import registry_kept, require, run_python
 
 PLUGIN = Path(__file__).parent / "plugin"
 BUILT_IN = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
@@ -135,14 +134,8 @@ def test_the_package_installs(tmp_path: Path) -> None:
 @pytest.fixture(autouse=True)
 def clean_registry() -> Iterator[None]:
     """Forget afterwards what a test has registered."""
-    kept = dict(registry._instances), dict(registry._ROOTS)
-    yield
-    for known, before in zip((registry._instances, registry._ROOTS), kept, strict=True):
-        known.clear()
-        known.update(before)
-    registry._owners.clear()
-    for forget in registry.on_register:
-        forget()
+    with registry_kept():
+        yield
 
 
 class Samples:

@@ -246,6 +246,10 @@ class Framework(ABC):
             reason=f"{self.name} has no array API",
         )
 
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What this thread has set for itself alone, as a context for another thread that works for it."""
+        return nullcontext
+
     def take_stream(self, device: Device) -> None:
         """From now on this thread queues its work on ``device`` on a stream of its own.
 

@@ -131,7 +131,10 @@ class CupyFramework(Framework):
 
     def take_stream(self, device: Device) -> None:
         with cupy.cuda.Device(device.index):
-            cupy.cuda.Stream(non_blocking=True).use()
+            stream = cupy.cuda.Stream(non_blocking=True)
+            stream.use()
+        own: dict[Any, Any] = _streams.__dict__
+        own["own", device.index] = stream  # kept for as long as the thread lives, whoever else refers to it
 
     def mark(self, device: Device) -> Mark | None:
         with cupy.cuda.Device(device.index):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -182,8 +183,19 @@ class JaxFramework(Framework):
         if not self.is_started() and cards():
             plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
             if any(importlib.util.find_spec(plugin) is not None for plugin in plugins):
-                return (CPU, *(Device("gpu", card.index) for card in cards()))
+                cpus = (Device("cpu", i) for i in range(_cpu_count()))
+                return (*cpus, *(Device("gpu", card.index) for card in cards()))
         return self.devices()
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        wide, device = bool(jax.config.jax_enable_x64), jax.config.jax_default_device
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            with _x64(wide), jax.default_device(device):
+                yield
+
+        return same
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         if device.kind == "cpu" or not self.is_started():
@@ -345,6 +357,13 @@ def _backends_are_initialized() -> bool:
     from jax._src import xla_bridge
 
     return xla_bridge.backends_are_initialized()
+
+
+def _cpu_count() -> int:
+    """How many CPU devices JAX will have."""
+    wanted = int(getattr(jax.config, "jax_num_cpu_devices", -1))
+    flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return wanted if wanted > 0 else int(flag.group(1)) if flag else 1
 
 
 def _held(device: Any) -> int:

@@ -6,7 +6,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -204,6 +204,26 @@ class TorchFramework(Framework):
         import array_api_compat.torch as namespace
 
         return namespace
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        casts = [
+            (kind, torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
+            if torch.is_autocast_enabled(kind)
+        ]
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            with ExitStack() as stack:
+                if inference:
+                    stack.enter_context(torch.inference_mode())
+                stack.enter_context(torch.set_grad_enabled(grad))
+                for kind, dtype in casts:
+                    stack.enter_context(torch.autocast(kind, dtype))
+                yield
+
+        return same
 
     def take_stream(self, device: Device) -> None:
         if device.kind == "gpu" and self.has_streams:

@@ -276,7 +276,9 @@ def test_a_foreign_array_on_the_host_is_shared(wrap: Callable[[Any], Any], targe
         assert data.framework_of(result) == target
         assert data.bits(result) == memory.tobytes()
         assert data.dtype_name(result) == "float64"
-    if wrap is not OldDlpack:  # its capsule cannot say that the memory may be written to
+    # NumPy takes what it imports for read-only where the capsule cannot say, and NumPy 1 always does.
+    readonly = wrap is not Interface and (wrap is OldDlpack or np.__version__ < "2")
+    if not readonly:
         assert explain(thing, target).shares_memory
         assert data.address(result) == data.address(memory)
     copied = convert_memory(thing, target, copy=True)
@@ -302,6 +304,8 @@ def test_strided_and_foreign() -> None:
 @pytest.mark.parametrize("wrap", [Interface, Dlpack])
 def test_read_only_foreign_memory_stays_unwritten(wrap: Callable[[Any], Any]) -> None:
     require("torch")
+    if wrap is Dlpack and np.__version__ < "2":
+        pytest.skip("NumPy 1 exports no read-only array through DLPack")
     memory = aligned()
     memory.setflags(write=False)
     thing = wrap(memory)

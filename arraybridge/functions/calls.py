@@ -1,0 +1,124 @@
+"""What `@gpu` must know of one call: its arrays, what distinguishes it from others, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.functions.trees import ARRAY, LEAF, TREE, kind_of, kinds, source_of
+
+__all__ = ["Call", "Home", "dtype_name", "map_results", "results", "size"]
+
+_names: dict[Any, str] = {}  # np.dtype → its name, which NumPy makes anew each time
+
+
+class Call:
+    """The arrays of one call, and what distinguishes it from others."""
+
+    __slots__ = ("arrays", "dtypes", "extras", "nbytes", "numpy_alone", "on_gpu", "shapes")
+
+    def __init__(self) -> None:
+        self.arrays: list[Any] = []
+        self.dtypes: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+        #: Numbers and words among the arguments, which may decide how long the function takes.
+        self.extras: list[Any] = []
+        self.nbytes = 0
+        self.numpy_alone = True
+        #: Whether an array is on some card already.
+        self.on_gpu = False
+
+    def add(self, value: Any) -> None:
+        cls = type(value)
+        if cls is np.ndarray:
+            dtype = value.dtype
+            name = _names.get(dtype)
+            if name is None:
+                name = _names[dtype] = dtype.name
+            self.arrays.append(value)
+            self.dtypes.append(name)
+            self.shapes.append(value.shape)
+            self.nbytes += value.nbytes
+            return
+        kind = kinds.get(cls) or kind_of(value)
+        if kind == LEAF:
+            if cls is int or cls is str or cls is bool:
+                self.extras.append(value)
+        elif kind == TREE:
+            import optree
+
+            for leaf in optree.tree_leaves(value, none_is_leaf=True, namespace="arraybridge"):
+                self.add(leaf)
+        else:
+            owner, data = source_of(value)
+            self.arrays.append(value)
+            self.dtypes.append(owner.dtype_name(data))
+            self.shapes.append(owner.shape(data))
+            self.nbytes += owner.nbytes(data)
+            self.numpy_alone = False
+            self.on_gpu = self.on_gpu or owner.device_of(data).kind == "gpu"
+
+
+def size(arrays: list[Any]) -> tuple[int, int]:
+    """How many arrays, and bytes of them all together."""
+    total = 0
+    for x in arrays:
+        if isinstance(x, (np.ndarray, np.generic)):
+            total += x.nbytes
+        else:
+            owner, data = source_of(x)
+            total += owner.nbytes(data)
+    return len(arrays), total
+
+
+def results(result: Any) -> list[Any]:
+    """The arrays of a result, NumPy's scalars among them: elsewhere those are 0-d arrays."""
+    kind = kinds.get(type(result)) or kind_of(result)
+    if kind == ARRAY or isinstance(result, np.generic):
+        return [result]
+    if kind == LEAF:
+        return []
+    import optree
+
+    leaves: list[Any] = optree.tree_leaves(result, none_is_leaf=True, namespace="arraybridge")
+    return [x for x in leaves if isinstance(x, np.generic) or (kinds.get(type(x)) or kind_of(x)) == ARRAY]
+
+
+def map_results(result: Any, convert: Callable[[Any], Any]) -> Any:
+    kind = kinds.get(type(result)) or kind_of(result)
+    if kind == ARRAY or isinstance(result, np.generic):
+        return convert(result)
+    if kind == LEAF:
+        return result
+    import optree
+
+    def one(x: Any) -> Any:
+        return convert(x) if isinstance(x, np.generic) or (kinds.get(type(x)) or kind_of(x)) == ARRAY else x
+
+    return optree.tree_map(one, result, none_is_leaf=True, namespace="arraybridge")
+
+
+def dtype_name(x: Any) -> str:
+    if isinstance(x, (np.ndarray, np.generic)):
+        return str(x.dtype.name)
+    owner, data = source_of(x)
+    return owner.dtype_name(data)
+
+
+class Home:
+    """Where results go back to: framework and device of the first array among the arguments."""
+
+    def __init__(self, first: Any) -> None:
+        self.source, data = source_of(first)
+        self.device = self.source.device_of(data)
+
+    def __call__(self, x: Any) -> Any:
+        if self.source.name == "numpy":
+            host = convert_memory(x, "numpy")
+            return host if host.ndim else host[()]  # a reduction gives a scalar in NumPy
+        if isinstance(x, np.generic):
+            x = np.asarray(x)
+        return convert_memory(x, self.source.name, device=self.device)

@@ -1,0 +1,193 @@
+"""`@gpu`: write NumPy-style code, and let each call run where it is done first."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+from arraybridge.frameworks import registry
+from arraybridge.functions.costs import History
+from arraybridge.functions.machine import BACKENDS
+from arraybridge.functions.offloading import Decision, Offload, staying
+from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
+
+__all__ = ["Decision", "Offloaded", "gpu", "stay_on_gpu"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+
+class Offloaded(Protocol[P, R_co]):
+    """What `gpu` makes of a function, to a type checker."""
+
+    explain: Callable[..., Decision]
+    history: History
+    gpu_id: GpuId
+
+    @property
+    def __name__(self) -> str: ...
+    @property
+    def __wrapped__(self) -> Callable[P, R_co]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
+
+    # A method: self is given by the attribute access.
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Offloaded[P, R_co]: ...
+    @overload
+    def __get__(
+        self: Offloaded[Concatenate[Any, Q], R_co], instance: object, owner: type | None = None
+    ) -> Offloaded[Q, R_co]: ...
+
+
+class _Decorator(Protocol):
+    def __call__(self, fn: Callable[P, R], /) -> Offloaded[P, R]: ...
+
+
+@overload
+def gpu(fn: Callable[P, R], /) -> Offloaded[P, R]: ...
+@overload
+def gpu(
+    *, gpu_id: GpuId = None, backend: FrameworkLike | None = None, split_axis: int | None = None
+) -> _Decorator: ...
+def gpu(
+    fn: Any = None,
+    /,
+    *,
+    gpu_id: GpuId = None,
+    backend: FrameworkLike | None = None,
+    split_axis: int | None = None,
+) -> Any:
+    """Run a NumPy-style function on a GPU whenever that is expected to be done sooner.
+
+    The function is written with methods and operators of its arrays, or with ``xp = array_namespace(x)``; on
+    the CPU it is handed NumPy arrays, on a card arrays of CuPy, PyTorch or JAX, whichever is installed.
+    Its results come back as its first array came: NumPy for NumPy, a torch tensor for a torch tensor.
+
+    Each call is decided on by what is known: the bytes that are not on the card yet and the rates at which
+    they travel, which are measured once on each machine; how long this function took before, on either side,
+    with arrays of that size; and the card's free memory. Small arrays stay on the CPU, as does everything
+    where there is no GPU, or inside ``use_device("cpu")``.
+
+    What the card cannot do is computed on the CPU, with one warning: a function that fails there or gives
+    another dtype than in NumPy (PyTorch divides integers in float32), and a call that runs out of memory.
+    Functions that work on their arguments in place stay on the CPU, since a card has copies of them.
+
+    Args:
+        fn: a function, method, static or class method. It should do nothing besides computing its result: a
+            call that fails on the card is made again on the CPU.
+        gpu_id: the card; ``"auto"`` for the one with the most free memory when it is first needed. Left out,
+            the default device (`set_device`), else card 0.
+        backend: the framework to use on the card; left out, the first of cupy, torch and jax that has it.
+        split_axis: for functions that treat each row along this axis by itself: where the card's memory
+            runs out, the batch is halved along it before the CPU is resorted to.
+
+    Returns:
+        a function with the name, docstring, signature and type hints of ``fn``, and with ``explain(*args)``,
+        which says where such a call would run and why, and ``history``, the times measured.
+
+    Raises:
+        TypeError: ``fn`` is no plain function, or an option is of the wrong type.
+        ValueError: an option has a value that makes no sense.
+
+    A call raises what the function raises.
+
+    >>> import numpy as np
+    >>> @gpu
+    ... def normalise(x):
+    ...     return (x - x.mean()) / x.std()
+    >>> normalise(np.array([1.0, 3.0]))
+    array([-1.,  1.])
+    >>> print(normalise.explain(np.array([1.0, 3.0])).on_gpu)
+    False
+    """
+    check_gpu_id(gpu_id)
+    name = None if backend is None else registry.framework_name(backend)
+    if name in ("numpy", "tensorflow", "pyclesperanto"):
+        raise ValueError(
+            f"backend={name!r} does not run NumPy-style functions on a card;"
+            f" pass one of {', '.join(BACKENDS)}"
+        )
+    if split_axis is not None and (isinstance(split_axis, bool) or not isinstance(split_axis, int)):
+        raise TypeError(f"split_axis={split_axis!r} must be a whole number, or None")
+    if fn is not None:
+        return _decorate(fn, name, gpu_id, split_axis)
+    return lambda fn: _decorate(fn, name, gpu_id, split_axis)
+
+
+def _decorate(fn: Any, backend: str | None, gpu_id: GpuId, split_axis: int | None) -> Any:
+    if isinstance(fn, (staticmethod, classmethod)):
+        return type(fn)(_decorate(fn.__func__, backend, gpu_id, split_axis))
+    if isinstance(fn, type):
+        raise TypeError(f"@gpu decorates functions, and {fn.__qualname__} is a class; decorate its methods")
+    if not callable(fn):
+        hint = "; options go by name, as in gpu_id=0" if isinstance(fn, (int, str)) else ""
+        raise TypeError(f"@gpu decorates functions, and {fn!r} cannot be called{hint}")
+    if any(
+        kind(fn)
+        for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    ):
+        raise TypeError(
+            f"@gpu takes plain functions, and {fn.__qualname__}() is a coroutine or a generator, which is not"
+            " done when its call returns; decorate the function that computes"
+        )
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    run = Offload(
+        fn,
+        backend=backend,
+        gpu_id=gpu_id,
+        split_axis=split_axis,
+        label=getattr(inner, "__qualname__", type(inner).__qualname__),
+        is_method=_is_method(fn),
+    )
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return run(args, kwargs)
+
+    functools.update_wrapper(wrapper, fn)
+    if not hasattr(fn, "__name__"):  # a partial, or an object that can be called
+        wrapper.__name__ = getattr(inner, "__name__", type(inner).__name__)
+        wrapper.__qualname__ = run.label
+        wrapper.__doc__ = inner.__doc__
+    made = cast("Any", wrapper)
+    made.explain, made.history, made.gpu_id = run.explain, run.history, gpu_id
+    return made
+
+
+def _is_method(fn: Any) -> bool:
+    """Whether the first argument will be self, which is no input even where it is an array."""
+    if not inspect.isfunction(fn):
+        return False
+    parameters = list(inspect.signature(fn).parameters)
+    return bool(parameters) and parameters[0] in ("self", "cls")
+
+
+@contextmanager
+def stay_on_gpu() -> Iterator[None]:
+    """Inside the ``with`` block, what `gpu` functions computed on a card stays there for the next one.
+
+    Holds for this thread or task. A result is an array of the card's framework where the call ran on the
+    card, and a NumPy array where it ran on the CPU; `to_numpy` fetches either at the end.
+
+    >>> import numpy as np
+    >>> @gpu
+    ... def double(x):
+    ...     return 2 * x
+    >>> from arraybridge import to_numpy
+    >>> with stay_on_gpu():
+    ...     result = to_numpy(double(double(np.arange(3))))
+    >>> result
+    array([0, 4, 8])
+    """
+    token = staying.set(True)
+    try:
+        yield
+    finally:
+        staying.reset(token)

@@ -1,0 +1,99 @@
+"""What `@gpu` costs before a function runs: the decision, and the call around a function that does nothing.
+
+    python -m benchmarks.offload [--out FOLDER]
+
+It needs no GPU: the card is one that is never used, since only the decision is timed. Writes
+``results/offload.json``. Target: a decision under 20 µs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arraybridge.frameworks.registry import framework
+from arraybridge.functions.costs import Link, Rates
+from arraybridge.functions.machine import Card, Machine
+from arraybridge.functions.offload import gpu
+from arraybridge.functions.offloading import Offload
+from arraybridge.types import Device
+from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
+
+TARGET_US = 20.0
+
+
+class OneCard(Machine):
+    """A machine with a card whose rates are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.card = Card(framework("numpy"), Device("gpu", 0))
+        self.card._rates = Rates(Link(2e-5, 1e10), Link(2e-5, 1e10), 1e-5)
+        self._found[None, 0] = self.card
+
+
+def microseconds(call: Callable[[], object], rounds: int = 15) -> float:
+    count = calls_per_batch(call)
+    return statistics.median(batch_ns(call, count) for _ in range(rounds)) / 1000
+
+
+def decisions() -> dict[str, float]:
+    """Microseconds of a decision: known and new footprints, one array and eight, flat and in a container."""
+    run = Offload(lambda *xs: xs[0], cards=OneCard())
+    found = {}
+
+    def decide(args: tuple[Any, ...]) -> object:
+        call = run.look(args, {}, 0)
+        return run.decide(call, run.entry(call))
+
+    one, eight = (np.zeros((512, 512)),), tuple(np.zeros((64, 8 + i)) for i in range(8))
+    for name, args in {"one array": one, "eight arrays": eight, "eight in a list": (list(eight),)}.items():
+        entry = run.entry(run.look(args, {}, 0))
+        for times, seconds in ((entry.cpu, 1e-3), (entry.card(run.machine.find(None, 0).name), 1e-4)):  # type: ignore[union-attr]
+            for _ in range(7):
+                times.add(seconds)
+        entry.out, entry.calls = (1, 1 << 20), 10
+        found[f"{name}, measured before"] = microseconds(lambda args=args: decide(args))  # type: ignore[misc]
+    fresh = [np.zeros((4, n)) for n in range(1, 4000)]
+    turn = iter(fresh * 1000)
+    found["one array of a new size"] = microseconds(lambda: decide((next(turn),)))
+    return found
+
+
+def calls() -> dict[str, float]:
+    """Microseconds that the decorator adds to a call on a machine without a card, or with small arrays."""
+
+    def same(x: Any) -> Any:
+        return None
+
+    wrapped, x = gpu(same), np.zeros(100)
+    return {"a call, small array": microseconds(lambda: wrapped(x)) - microseconds(lambda: same(x))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    folder = parser.parse_args().out
+    measured = {**decisions(), **calls()}
+    for name, value in measured.items():
+        print(f"{name:<32} {value:6.2f} µs")
+    slowest = max(measured.values())
+    print(f"target under {TARGET_US:.0f} µs: {'met' if slowest < TARGET_US else 'missed'} ({slowest:.2f} µs)")
+    folder.mkdir(parents=True, exist_ok=True)
+    result = {
+        "machine": machine(),
+        "versions": versions("numpy", "arraybridge"),
+        "target_us": TARGET_US,
+        "microseconds": {name: round(value, 2) for name, value in measured.items()},
+    }
+    (folder / "offload.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

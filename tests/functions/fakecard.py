@@ -1,0 +1,151 @@
+"""A card that is none, and a clock that moves only when something is said to take time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.types import Device
+
+GPU = Device("gpu", 0)
+
+
+class Clock:
+    """Seconds that somebody has let pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class CardArray:
+    """An array on the fake card. Its values are NumPy's, to be reached by its own framework alone."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.values.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def __add__(self, other: Any) -> CardArray:
+        return CardArray(self.values + (other.values if isinstance(other, CardArray) else other))
+
+    def __mul__(self, other: Any) -> CardArray:
+        return CardArray(self.values * (other.values if isinstance(other, CardArray) else other))
+
+    def __getitem__(self, key: Any) -> CardArray:
+        return CardArray(self.values[key])
+
+    def sum(self) -> CardArray:
+        return CardArray(np.asarray(self.values.sum()))
+
+
+class CardMemoryError(RuntimeError):
+    """The fake card is full."""
+
+
+class FakeCard(Framework):
+    """Both directions take a latency and a time for each byte, and a launch takes a time of its own."""
+
+    name = "fakecard"
+    modules = ("tests",)
+    has_host = False
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        latency: float = 20e-6,
+        bandwidth: float = 10e9,
+        launch: float = 10e-6,
+        memory: int = 0,
+    ) -> None:
+        self.clock = clock
+        self.latency, self.bandwidth, self.launch, self.memory = latency, bandwidth, launch, memory
+        self.moved: list[tuple[str, int]] = []
+        #: Rows of the largest array that fits; more of them run out of memory.
+        self.rows: int | None = None
+
+    def travel(self, where: str, nbytes: int) -> None:
+        self.moved.append((where, nbytes))
+        self.clock.sleep(self.latency + nbytes / self.bandwidth)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, CardArray)
+
+    def device_of(self, x: CardArray) -> Device:
+        return GPU
+
+    def devices(self) -> tuple[Device, ...]:
+        return (GPU,)
+
+    def default_device(self) -> Device:
+        return GPU
+
+    def host_view(self, x: CardArray) -> np.ndarray:
+        raise NotImplementedError("it has no host arrays")
+
+    def to_host(self, x: CardArray) -> np.ndarray:
+        self.travel("host", x.nbytes)
+        return x.values
+
+    def from_host(self, view: np.ndarray, device: Device) -> CardArray:
+        assert device != CPU
+        if self.rows is not None and view.shape and view.shape[0] > self.rows:
+            raise CardMemoryError(f"{view.shape[0]} rows do not fit")
+        self.travel("card", view.nbytes)
+        return CardArray(view)  # nobody writes to it, and 64 MiB are quickly moved this way
+
+    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
+        return CardArray(np.concatenate([part.values for part in parts], axis))
+
+    def free_memory_of(self, device: Device) -> int:
+        return self.memory
+
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, CardMemoryError)
+
+    def settle(self, x: CardArray) -> None:
+        self.clock.sleep(1e-6)
+
+
+class Work:
+    """A function that takes as long as it is told to on either side, and counts where it ran."""
+
+    def __init__(
+        self, clock: Clock, cpu: Callable[[int], float], card: Callable[[int], float], first: float = 0.0
+    ) -> None:
+        self.clock, self.cpu, self.card, self.first = clock, cpu, card, first
+        self.ran: list[str] = []
+        self._seen: set[tuple[int, ...]] = set()
+
+    def __call__(self, x: Any) -> Any:
+        if isinstance(x, np.ndarray):
+            self.ran.append("cpu")
+            self.clock.sleep(self.cpu(x.nbytes))
+        else:
+            self.ran.append("card")
+            if x.shape not in self._seen:  # compiled for each shape
+                self._seen.add(x.shape)
+                self.clock.sleep(self.first)
+            self.clock.sleep(self.card(x.nbytes))
+        # As large as x, and without memory of its own.
+        ones = np.broadcast_to(np.float32(1), x.shape)
+        return ones if isinstance(x, np.ndarray) else CardArray(ones)

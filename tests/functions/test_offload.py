@@ -1,0 +1,924 @@
+"""@gpu: what it decides with a fake clock and a fake card, and what it does where there is none."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import json
+import math
+import os
+import pickle
+import random
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import array_namespace
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.chosen import running_on as running_device
+from arraybridge.functions import costs
+from arraybridge.functions.costs import Link, Rates
+from arraybridge.functions.machine import Card, Machine
+from arraybridge.functions.offload import gpu, stay_on_gpu
+from arraybridge.functions.offloading import Offload
+from arraybridge.testing import inject_oom
+from tests.functions.fakecard import CardArray, Clock, FakeCard, Work
+from tests.helpers import registry_kept, require, run_script
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def card(clock: Clock) -> Iterator[FakeCard]:
+    framework = FakeCard(clock)
+    with registry_kept():
+        registry.register(framework)
+        yield framework
+
+
+@pytest.fixture
+def machine(clock: Clock, card: FakeCard, tmp_path: Path) -> Machine:
+    found = Machine(clock, lambda: tmp_path)
+    fake = found.find("fakecard", 0)  # so that small arrays, too, are weighed
+    assert not isinstance(fake, str)
+    assert fake.rates.launch > 0
+    return found
+
+
+def offload(fn: Any, machine: Machine, **options: Any) -> Any:
+    """The function as @gpu makes it, with the fake machine behind it."""
+    run = Offload(fn, backend="fakecard", cards=machine, label="fn", **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run(args, kwargs)
+
+    call.run, call.explain, call.history = run, run.explain, run.history
+    return call
+
+
+def floats(nbytes: int) -> np.ndarray:
+    return np.broadcast_to(np.float32(0), nbytes // 4)  # as large as it is to be, without the memory
+
+
+# -- the cost model -----------------------------------------------------------------------------------
+
+SIZES = [4 * KIB << (2 * i) for i in range(8)]  # 4 KiB … 64 MiB
+
+
+def cases() -> list[tuple[float, float, float, float, float]]:
+    """Twenty functions: seconds and exponents on the CPU and on the card, and how long compiling takes."""
+    rng = random.Random(5)
+    made = []
+    for i in range(20):
+        cpu = 10 ** rng.uniform(-10.5, -8)  # seconds a byte
+        speedup = 10 ** rng.uniform(-1, 2.5)
+        made.append((cpu, cpu / speedup, rng.uniform(5e-6, 1e-4), rng.choice([1.0, 1.0, 1.2]), 0.3 * (i % 2)))
+    return made
+
+
+def seconds(rate: float, power: float, nbytes: int, start: float) -> float:
+    return start + rate * nbytes * (nbytes / MIB) ** (power - 1)
+
+
+def oracle(card: FakeCard, work: Work, nbytes: int) -> tuple[float, float]:
+    """What a call takes on the CPU and on the card, compiling left out."""
+    moving = 2 * (card.latency + nbytes / card.bandwidth)
+    return work.cpu(nbytes), moving + work.card(nbytes)
+
+
+def make_work(clock: Clock, case: tuple[float, float, float, float, float]) -> Work:
+    cpu, there, launch, power, first = case
+    return Work(
+        clock,
+        lambda n: seconds(cpu, power, n, 2e-6),
+        lambda n: seconds(there, power, n, launch),
+        first,
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.15])
+@pytest.mark.parametrize("order", ["up", "down", "mixed"])
+def test_regret_against_an_oracle(
+    machine: Machine, card: FakeCard, clock: Clock, order: str, noise: float
+) -> None:
+    """After five calls for each of 20 functions and 8 sizes, at most 10 % more than by always being right."""
+    rng = random.Random(7)
+    sizes = {"up": SIZES, "down": SIZES[::-1], "mixed": rng.sample(SIZES, len(SIZES))}[order]
+    spent = best = 0.0
+    for case in cases():
+        exact = make_work(clock, case)
+        work = make_work(clock, case)
+        work.cpu = lambda n, w=exact: w.cpu(n) * rng.uniform(1 - noise, 1 + noise)  # type: ignore[misc]
+        work.card = lambda n, w=exact: w.card(n) * rng.uniform(1 - noise, 1 + noise)  # type: ignore[misc]
+        fn = offload(work, machine)
+        arrays = [floats(n) for n in sizes]
+        for x in arrays:
+            for _ in range(5):
+                fn(x)
+        case_spent = case_best = 0.0
+        for _, x in itertools.product(range(60), arrays):
+            started = clock()
+            fn(x)
+            took = clock() - started
+            cpu, there = oracle(card, exact, x.nbytes)
+            case_spent += took
+            case_best += min(cpu, there)
+            # Settling and the noise are all that may come on top of the CPU's time.
+            assert took <= 2 * cpu * (1 + noise) / (1 - noise) + 2e-6
+        assert case_spent <= (1.10 + noise) * case_best + 1e-4
+        spent += case_spent
+        best += case_best
+    assert spent <= 1.10 * best
+
+
+def test_every_pair_is_right_without_noise(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    for case in cases():
+        work = make_work(clock, case)
+        fn = offload(work, machine)
+        for n in SIZES:
+            x = floats(n)
+            for _ in range(5):
+                fn(x)
+            cpu, there = oracle(card, work, n)
+            chosen = there if fn.explain(x).on_gpu else cpu
+            assert chosen <= 1.10 * min(cpu, there)
+
+
+def test_a_hopeless_card_is_tried_at_few_sizes(machine: Machine, clock: Clock) -> None:
+    """What it costs to find out is bounded: one size tells for the others."""
+    work = Work(clock, lambda n: 1e-4 + n * 1e-9, lambda n: 100 * (1e-4 + n * 1e-9))
+    fn = offload(work, machine)
+    for n in SIZES:
+        for _ in range(50):
+            fn(floats(n))
+    assert work.ran.count("card") <= 6
+
+
+def test_transfers_that_cannot_pay_are_never_tried(machine: Machine, clock: Clock) -> None:
+    work = Work(clock, lambda n: n / 20e9, lambda n: 0.0)  # twice as fast as the transfers
+    fn = offload(work, machine)
+    for n in SIZES:
+        for _ in range(10):
+            fn(floats(n))
+    assert "card" not in work.ran
+    assert "moving the arrays alone takes longer" in str(fn.explain(floats(MIB))).lower()
+
+
+def test_a_card_that_compiles_first_is_given_a_second_chance(machine: Machine, clock: Clock) -> None:
+    work = Work(clock, lambda n: 0.1, lambda n: 0.001, first=5.0)
+    fn = offload(work, machine)
+    for _ in range(8):
+        fn(floats(MIB))
+    assert work.ran == ["cpu", *["card"] * 7] or work.ran[3:] == ["card"] * 5
+
+
+def test_sizes_never_seen_are_judged_by_their_neighbours(machine: Machine, clock: Clock) -> None:
+    work = Work(clock, lambda n: n * 1e-8, lambda n: 1e-5 + n * 1e-11)
+    fn = offload(work, machine)
+    for _ in range(5):
+        fn(floats(4 * MIB))
+    work.ran.clear()
+    for extra in range(1, 20):
+        fn(floats(4 * MIB + 4096 * extra))
+    assert set(work.ran) == {"card"}
+
+
+def test_the_choice_does_not_flutter(machine: Machine, clock: Clock) -> None:
+    """Two places that are equally fast: noise alone does not move a function back and forth."""
+    rng = random.Random(3)
+    moving = 2 * (20e-6 + MIB / 10e9)
+    work = Work(clock, lambda n: 1e-2 * rng.uniform(0.99, 1.01), lambda n: 1e-2 - moving)
+    fn = offload(work, machine)
+    for _ in range(30):
+        fn(floats(MIB))
+    ran = work.ran[6:]
+    assert sum(a != b for a, b in itertools.pairwise(ran)) <= 1
+
+
+def test_a_change_of_speed_is_noticed(machine: Machine, clock: Clock) -> None:
+    slow = [1.0]
+    work = Work(clock, lambda n: 1e-2, lambda n: 1e-3 * slow[0])
+    fn = offload(work, machine)
+    for _ in range(10):
+        fn(floats(MIB))
+    assert work.ran[-1] == "card"
+    slow[0] = 50.0  # somebody else uses the card
+    for _ in range(10):
+        fn(floats(MIB))
+    assert work.ran[-1] == "cpu"
+
+
+def test_slow_transfers_are_learnt(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    """The rates that were measured once are corrected by what the function's own arrays take."""
+    work = Work(clock, lambda n: 1e-2, lambda n: 1e-4)
+    fn = offload(work, machine)
+    fn(floats(MIB))
+    card.bandwidth /= 100
+    for _ in range(8):
+        fn(floats(MIB))
+    assert work.ran[-1] == "cpu"
+
+
+def test_numbers_among_the_arguments_are_told_apart(machine: Machine, clock: Clock) -> None:
+    def steps(x: Any, count: int) -> Any:
+        clock.sleep(count * (1e-3 if isinstance(x, np.ndarray) else 1e-6))
+        return x + count
+
+    fn = offload(steps, machine)
+    for _ in range(6):
+        fn(floats(MIB), 100)
+        fn(floats(64 * KIB), 0)
+    assert fn.explain(floats(MIB), 100).on_gpu
+    assert not fn.explain(floats(64 * KIB), 0).on_gpu
+
+
+def test_samples() -> None:
+    times = costs.Times()
+    assert times.seconds is None
+    times.add(9.0)
+    assert times.seconds == 9.0
+    for sample in (1.0, 1.2, 1.1):
+        times.add(sample)
+    assert times.seconds == 1.1  # the first sample is dropped
+    times.add(50.0)
+    assert times.outliers == 1
+    assert times.seconds == 1.1
+    for _ in range(7):
+        times.add(2.0)
+    assert times.seconds == 2.0
+
+
+def test_history_is_bounded_and_prints(machine: Machine, clock: Clock) -> None:
+    fn = offload(Work(clock, lambda n: 1e-3, lambda n: 1e-5), machine)
+    for n in range(1, 400):
+        fn(np.zeros(n, np.float32))
+    assert len(fn.history.entries) <= 256
+    for _ in range(4):
+        fn(np.zeros((300, 300), np.float32))
+    line = next(line for line in str(fn.history).splitlines() if "[300, 300]" in line)
+    assert line.startswith("float32[300, 300]")
+    assert any(r.place == "fakecard gpu:0" and r.runs >= 1 for r in fn.history)
+    fn.history.clear()
+    assert str(fn.history) == "no call has been measured yet"
+    assert len(fn.history) == 0
+
+
+# -- results, residence, memory -----------------------------------------------------------------------
+
+
+def on_card(machine: Machine, clock: Clock, body: Any = None, **options: Any) -> Any:
+    """A function that pays on the card, warmed up until it runs there."""
+
+    def fn(x: Any, *rest: Any) -> Any:
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        return (body or (lambda y: y + 1))(x)
+
+    return offload(fn, machine, **options)
+
+
+def test_results_come_back_as_they_came(machine: Machine, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for _ in range(5):
+        result = fn(x)
+        assert type(result) is np.ndarray
+        assert result.dtype == np.float32
+        assert result.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert fn.explain(x).on_gpu
+    torch = require("torch")
+    tensor = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+    for _ in range(5):
+        result = fn(tensor)
+        assert isinstance(result, torch.Tensor)
+        assert result.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert fn.explain(tensor).on_gpu
+
+
+def test_containers_and_scalars(machine: Machine, clock: Clock) -> None:
+    fn = on_card(machine, clock, lambda x: {"sum": x.sum(), "parts": [x * 2], "name": "cells"})
+    x = np.ones((4, 2))
+    for _ in range(5):
+        result = fn(x, None)
+        assert result["name"] == "cells"
+        assert isinstance(result["sum"], np.float64)
+        assert result["sum"] == 8.0
+        assert result["parts"][0].tolist() == [[2.0, 2.0]] * 4
+    assert fn.explain(x, None).on_gpu
+
+
+def test_keywords(machine: Machine, clock: Clock) -> None:
+    def add(x: Any, *, other: Any, scale: float) -> Any:
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        return (x + other) * scale
+
+    fn = offload(add, machine)
+    for _ in range(5):
+        assert fn(np.ones(4), other=np.ones(4), scale=0.5).tolist() == [1.0] * 4
+    assert fn.explain(np.ones(4), other=np.ones(4), scale=0.5).on_gpu
+
+
+def test_self_stays_as_it_is(machine: Machine, clock: Clock) -> None:
+    class Rows(np.ndarray):
+        """Its methods are handed an array that is not to be moved."""
+
+    seen: list[type] = []
+
+    def add(self: Any, x: Any) -> Any:
+        seen.append(type(self))
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        return x + 1
+
+    fn = offload(add, machine, is_method=True)
+    rows = np.zeros(3).view(Rows)
+    for _ in range(4):
+        assert fn(rows, np.ones(2)).tolist() == [2.0, 2.0]
+    assert set(seen) == {Rows}
+    assert fn.explain(np.ones(2)).on_gpu
+
+
+def test_chained_calls_keep_data_on_the_card(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    x = np.zeros(1024, np.float32)
+    for _ in range(4):
+        fn(x)
+    card.moved.clear()
+    with stay_on_gpu():
+        first = fn(x)
+        assert isinstance(first, CardArray)
+        result = fn(fn(first))
+    assert card.moved == [("card", 4096)]
+    assert arraybridge.to_numpy(result).tolist() == [3.0] * 1024
+    card.moved.clear()
+    assert isinstance(fn(x), np.ndarray)
+    assert card.moved == [("card", 4096), ("host", 4096)]
+
+
+def test_arrays_on_the_card_stay_there(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    x = arraybridge.convert_memory(np.zeros(1024, np.float32), "fakecard")
+    card.moved.clear()
+    result = fn(x)
+    assert isinstance(result, CardArray)
+    assert card.moved == []
+    assert "on the card already" in str(fn.explain(x[:5]))
+
+
+def test_a_small_chain_on_the_card_goes_on_there(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    """On the host these would never leave it; where they are, leaving costs more than it gains."""
+    work = Work(clock, lambda n: 1e-6, lambda n: 5e-6)
+    fn = offload(work, machine)
+    x = arraybridge.convert_memory(np.zeros(1024, np.float32), "fakecard")
+    for _ in range(10):
+        fn(x)
+        fn(np.zeros(1024, np.float32))
+    assert fn.explain(x).on_gpu
+    assert not fn.explain(np.zeros(1024, np.float32)).on_gpu
+
+
+def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    x = np.zeros(1024, np.float32)
+    for _ in range(4):
+        fn(x)
+    card.memory = 5000
+    clock.sleep(1.0)
+    decision = fn.explain(x)
+    assert not decision.on_gpu
+    assert "4.9 KiB free" in str(decision)
+    card.memory = 1 << 30
+    clock.sleep(1.0)
+    assert fn.explain(x).on_gpu
+
+
+def test_oom_is_split_where_rows_are_independent(
+    machine: Machine, card: FakeCard, clock: Clock, recwarn: pytest.WarningsRecorder
+) -> None:
+    fn = on_card(machine, clock, split_axis=0)
+    x = np.arange(100, dtype=np.float32).reshape(50, 2)
+    for _ in range(4):
+        fn(x)
+    card.rows = 20
+    card.moved.clear()
+    assert np.array_equal(fn(x), x + 1)
+    assert sum(n for where, n in card.moved if where == "card") == x.nbytes
+    assert len(card.moved) >= 6
+    assert not recwarn
+
+
+def test_oom_falls_back_to_the_cpu_with_a_warning(machine: Machine, card: FakeCard, clock: Clock) -> None:
+    centre = lambda x: x + 1  # noqa: E731
+    fn = on_card(machine, clock, centre)
+    x = np.arange(100, dtype=np.float32)
+    for _ in range(4):
+        fn(x)
+    card.rows = 20
+    with pytest.warns(RuntimeWarning, match=r"fn\(\) ran out of memory on fakecard gpu:0"):
+        result = fn(x)
+    assert np.array_equal(result, x + 1)
+    assert np.array_equal(fn(x), x + 1)  # without another try, and another warning
+    assert "ran out of memory" in str(fn.explain(x))
+
+
+def test_a_rehearsed_oom_is_retried(machine: Machine, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    x = np.ones(64, np.float32)
+    for _ in range(4):
+        fn(x)
+    with inject_oom("fakecard", count=1) as rehearsal:
+        assert fn(x).tolist() == [2.0] * 64
+    assert rehearsal.raised == 1
+
+
+# -- functions that a card cannot run -----------------------------------------------------------------
+
+
+def test_what_fails_on_the_card_runs_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    fn = on_card(machine, clock, lambda x: x - 1)  # the fake card cannot subtract
+    x = np.ones(8)
+    fn(x)
+    with pytest.warns(RuntimeWarning, match=r"fn\(\) cannot run in fakecard \(TypeError"):
+        assert fn(x).tolist() == [0.0] * 8
+    for _ in range(5):
+        assert fn(x).tolist() == [0.0] * 8
+    assert "cannot run in fakecard: TypeError" in str(fn.explain(x))
+
+
+def test_the_functions_own_errors_are_its_own(machine: Machine, clock: Clock) -> None:
+    broken = [False]
+
+    def body(x: Any) -> Any:
+        if broken[0]:
+            raise KeyError("no such cell")
+        return x + 1
+
+    fn = on_card(machine, clock, body)
+    x = np.ones(8)
+    for _ in range(4):
+        fn(x)
+    broken[0] = True
+    with pytest.raises(KeyError, match="no such cell"):
+        fn(x)
+    broken[0] = False
+    assert fn.explain(x).on_gpu
+
+
+def test_another_dtype_on_the_card_is_not_accepted(machine: Machine, clock: Clock) -> None:
+    def mean(x: Any) -> Any:
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        return x / 2 if isinstance(x, np.ndarray) else CardArray((x.values / 2).astype(np.float32))
+
+    fn = offload(mean, machine)
+    x = np.ones(8, np.int64)
+    fn(x)
+    with pytest.warns(RuntimeWarning, match="gives float32 there, and float64 in NumPy"):
+        result = fn(x)
+    assert result.dtype == np.float64
+    assert fn(x).dtype == np.float64
+
+
+def test_working_in_place_stays_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    def clear(x: Any) -> None:
+        clock.sleep(1.0)
+        x[:] = 0
+
+    def double(x: Any) -> Any:
+        clock.sleep(1.0)
+        x += x
+        return x
+
+    for fn, expected in ((offload(clear, machine), 0.0), (offload(double, machine), 8.0)):
+        x = np.ones(4)
+        for _ in range(3):
+            fn(x)
+        assert x.tolist() == [expected] * 4
+        assert "in place" in str(fn.explain(x))
+
+
+def test_nested_functions_run_where_the_outer_one_runs(machine: Machine, clock: Clock) -> None:
+    seen: list[type] = []
+    inner_work = Work(clock, lambda n: 1e-9, lambda n: 1.0)
+    inner = offload(inner_work, machine)
+
+    def outer(x: Any) -> Any:
+        seen.append(type(x))
+        clock.sleep(100.0 if isinstance(x, np.ndarray) else 1e-5)
+        return inner(x) * 2
+
+    fn = offload(outer, machine)
+    for _ in range(5):
+        assert fn(np.ones(4)).tolist() == [2.0] * 4
+    assert seen[-1] is CardArray
+    assert inner_work.ran[-1] == "card"
+
+
+def test_threads(machine: Machine, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        try:
+            for i in range(100):
+                x = np.full(16 + (seed + i) % 5, seed, np.float32)
+                assert fn(x).tolist() == [seed + 1.0] * len(x)
+        except AssertionError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert sum(entry.calls for entry in fn.history.entries.values()) == 800
+
+
+# -- real frameworks, with a device of the CPU for a card ---------------------------------------------
+
+
+class Pretended(Machine):
+    """A machine on which a CPU device of a real framework is the card."""
+
+    def __init__(self, name: str, device: str) -> None:
+        super().__init__(folder=lambda: None)
+        require(name)
+        self.card = Card(arraybridge.framework(name), arraybridge.Device.parse(device))
+        self._found[name, 0] = self.card
+
+
+def running_on(name: str, device: str, body: Any, seen: list[str], **options: Any) -> Any:
+    """The function ``body``, which NumPy is slow at, with that device for a card."""
+
+    def fn(x: Any, *rest: Any) -> Any:
+        seen.append(arraybridge.detect_memory_type(x))
+        if isinstance(x, np.ndarray):
+            time.sleep(0.05)
+        return body(x, *rest)
+
+    run = Offload(fn, backend=name, cards=Pretended(name, device), label="fn", **options)
+
+    def call(*args: Any) -> Any:
+        return run(args, {})
+
+    call.explain = run.explain
+    return call
+
+
+PRETENDED = [("jax", "cpu:1"), ("torch", "cpu")]
+
+
+@pytest.mark.parametrize(("name", "device"), PRETENDED, ids=lambda v: str(v))
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128", "int64"])
+def test_real_frameworks_run_it(name: str, device: str, dtype: str) -> None:
+    require(name)
+
+    def body(x: Any, parts: list[Any]) -> Any:
+        xp = array_namespace(x)
+        return {"sum": xp.sum(x), "joined": xp.concat([x, *parts]) * 2}
+
+    seen: list[str] = []
+    fn = running_on(name, device, body, seen)
+    x, part = np.arange(5000).astype(dtype), np.ones(3, dtype)
+    for _ in range(5):
+        result = fn(x, [part, part])
+        assert type(result["joined"]) is np.ndarray
+        assert result["joined"].dtype == dtype
+        assert np.array_equal(result["joined"], np.concatenate([x, part, part]) * 2)
+        assert isinstance(result["sum"], np.generic)
+        assert result["sum"] == x.sum()
+    assert seen[0] == "numpy"
+    assert seen[-1] == name
+    assert fn.explain(x, [part, part]).backend == name
+
+
+def test_torch_divides_integers_in_float32_and_so_does_not() -> None:
+    seen: list[str] = []
+    fn = running_on("torch", "cpu", lambda x: x / 3, seen)
+    x = np.arange(5000)
+    fn(x)
+    with pytest.warns(RuntimeWarning, match="gives float32 there, and float64 in NumPy"):
+        result = fn(x)
+    assert np.array_equal(result, x / 3)
+    fn(x)
+    assert seen == ["numpy", "torch", "numpy", "numpy"]
+
+
+def test_jax_has_no_assignment_and_the_cpu_does_it() -> None:
+    def body(x: Any) -> Any:
+        y = x * 2
+        y[0] = -1
+        return y
+
+    fn = running_on("jax", "cpu:1", body, [])
+    x = np.arange(5000.0)
+    fn(x)
+    with pytest.warns(RuntimeWarning, match="cannot run in jax"):
+        assert fn(x)[:3].tolist() == [-1.0, 2.0, 4.0]
+    assert fn(x)[:3].tolist() == [-1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(("name", "device"), PRETENDED, ids=lambda v: str(v))
+def test_real_results_stay_with_the_framework(name: str, device: str) -> None:
+    fn = running_on(name, device, lambda x: x + 1, [])
+    x = np.zeros(5000)
+    for _ in range(4):
+        fn(x)
+    with stay_on_gpu():
+        result = fn(fn(x))
+    assert arraybridge.detect_memory_type(result) == name
+    assert arraybridge.device_of(result) == device
+    assert arraybridge.to_numpy(result)[0] == 2.0
+
+
+# -- the file -----------------------------------------------------------------------------------------
+
+RATES = Rates(Link(1e-5, 1e10), Link(2e-5, 2e10), 1e-5)
+KEY = {"card": "One", "backend": "cupy 14"}
+
+
+def test_rates_are_measured_once_and_kept(machine: Machine, card: FakeCard, tmp_path: Path) -> None:
+    found = machine.find("fakecard", 0)
+    assert not isinstance(found, str)
+    rates = found.rates
+    assert math.isclose(rates.to_card.bandwidth, 10e9, rel_tol=0.05)
+    assert math.isclose(rates.to_card.latency, 20e-6, rel_tol=0.05)
+    assert math.isclose(rates.to_host.bandwidth, 10e9, rel_tol=0.05)
+    card.moved.clear()
+    other = Machine(Clock(), lambda: tmp_path).find("fakecard", 0)
+    assert not isinstance(other, str)
+    assert other.rates == rates
+    assert card.moved == []
+
+
+def test_measuring_is_not_traced(machine: Machine) -> None:
+    found = machine.find("fakecard", 0)
+    assert not isinstance(found, str)
+    with arraybridge.trace() as log:
+        assert found.rates.launch > 0
+    assert not log.records
+
+
+def test_stored_rates_come_back(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    assert costs.store_rates(folder, KEY, RATES)
+    assert costs.load_rates(folder, KEY) == RATES
+    assert costs.load_rates(folder, {**KEY, "backend": "cupy 15"}) is None
+    assert [f.suffix for f in folder.iterdir()] == [".json"]
+
+
+def damaged() -> list[bytes]:
+    good = {"format": 1, "key": KEY, "rates": json.loads(json.dumps(costs.asdict(RATES)))}
+    bad: list[Any] = [[], None, {}, {**good, "format": 2}, {**good, "key": {"card": "Other"}}]
+    for value in (0.0, -1.0, math.inf, math.nan, "fast", None, True, [1.0]):
+        bad.append({**good, "rates": {**good["rates"], "launch": value}})  # noqa: PERF401
+    bad.append({**good, "rates": {"launch": 1.0}})
+    whole = json.dumps(good).encode()
+    return [json.dumps(b).encode() for b in bad] + [b"", whole[:40], b"\xff\xfe\x00", b"[" * 100_000]
+
+
+@pytest.mark.parametrize("content", damaged(), ids=lambda c: c[:12].decode("ascii", "replace"))
+def test_a_damaged_file_is_ignored(tmp_path: Path, content: bytes) -> None:
+    assert costs.store_rates(tmp_path, KEY, RATES)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(content)
+    assert costs.load_rates(tmp_path, KEY) is None
+    assert costs.store_rates(tmp_path, KEY, RATES)
+    assert costs.load_rates(tmp_path, KEY) == RATES
+
+
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert costs.store_rates(tmp_path, KEY, RATES)
+
+    def fail(self: Path, target: Path) -> None:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    assert not costs.store_rates(tmp_path, KEY, Rates(Link(1.0, 1.0), Link(1.0, 1.0), 1.0))
+    monkeypatch.undo()
+    assert costs.load_rates(tmp_path, KEY) == RATES
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
+    costs.store_rates(tmp_path, KEY, RATES)
+    others = [Rates(Link(float(i), 1.0), Link(1.0, 1.0), 1.0) for i in range(1, 60)]
+    done = threading.Event()
+    seen: list[Rates | None] = []
+
+    def read() -> None:
+        while not done.is_set():
+            seen.append(costs.load_rates(tmp_path, KEY))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for rates in others:
+        assert costs.store_rates(tmp_path, KEY, rates)
+    done.set()
+    reader.join()
+    assert None not in seen
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    assert not costs.store_rates(file / "below", KEY, RATES)
+    assert not costs.store_rates(None, KEY, RATES)
+    assert costs.load_rates(None, KEY) is None
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the folders of Windows and of others differ")
+def test_the_folder_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert costs.cache_folder() == tmp_path / "arraybridge"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = costs.cache_folder()
+    assert folder is not None
+    assert tmp_path in folder.parents
+
+
+# -- the decorator, without a card --------------------------------------------------------------------
+
+
+@gpu
+def smooth(image: Any, weight: float = 0.5) -> Any:
+    """Average of neighbours."""
+    return weight * image[:-1] + (1 - weight) * image[1:]
+
+
+class Scaler:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @gpu
+    def scale(self, x: Any) -> Any:
+        return self.factor * x
+
+    @gpu(backend="torch")
+    @staticmethod
+    def half(x: Any) -> Any:
+        return x / 2
+
+    @classmethod
+    @gpu
+    def name(cls, x: Any) -> Any:
+        return x + len(cls.__name__)
+
+
+def test_a_function_keeps_what_it_is() -> None:
+    assert smooth.__name__ == "smooth"
+    assert smooth.__doc__ == "Average of neighbours."
+    assert str(inspect.signature(smooth)) == "(image: 'Any', weight: 'float' = 0.5) -> 'Any'"
+    assert pickle.loads(pickle.dumps(smooth)) is smooth
+    assert pickle.loads(pickle.dumps(Scaler(2).scale))(np.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_functions_and_methods_run_in_numpy() -> None:
+    assert smooth(np.array([1.0, 3.0, 5.0])).tolist() == [2.0, 4.0]
+    assert smooth(np.array([1.0, 3.0]), weight=1.0).tolist() == [1.0]
+    assert Scaler(3.0).scale(np.array([1.0])).tolist() == [3.0]
+    assert Scaler.half(np.array([3])).tolist() == [1.5]
+    assert Scaler.name(np.array([1])).tolist() == [7]
+    assert not Scaler(3.0).scale.explain(np.ones(3)).on_gpu
+    assert "It takes no arrays." in str(smooth.explain(1))
+
+
+def test_a_tensor_comes_back_as_a_tensor() -> None:
+    torch = require("torch")
+    result = smooth(torch.tensor([1.0, 3.0]))
+    assert isinstance(result, torch.Tensor)
+    assert result.tolist() == [2.0]
+
+
+def test_frameworks_come_back_as_they_came() -> None:
+    @gpu
+    def total(x: Any) -> Any:
+        return {"sum": x.sum(), "max": x.max()}
+
+    for name in ("torch", "jax", "tensorflow"):
+        require(name)
+        found = total(arraybridge.convert_memory(np.array([[1.0, 2.0]]), name))
+        assert arraybridge.detect_memory_type(found["sum"]) == name
+        assert float(found["sum"]) == 3.0
+        assert float(found["max"]) == 2.0
+
+
+def test_without_a_card_explain_says_why() -> None:
+    large = np.zeros(4 * MIB, np.uint8)
+    assert (
+        "too little to look for a card" in str(smooth.explain(np.zeros(3)))
+        or not smooth.explain(large).on_gpu
+    )
+    decision = smooth.explain(large)
+    if decision.on_gpu:
+        pytest.skip("there is a card here")
+    assert decision.device == "cpu"
+    assert decision.backend == "numpy"
+    text = str(decision)
+    assert text.startswith("It would run on the CPU in NumPy.")
+    assert "GPU" in text or "accelerator" in text or "card" in text or "CPU alone" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"gpu_id": -1}, ValueError, "GPU's number"),
+        ({"gpu_id": True}, ValueError, "GPU's number"),
+        ({"backend": "numpy"}, ValueError, "cupy, torch, jax"),
+        ({"backend": "tensorflow"}, ValueError, "cupy, torch, jax"),
+        ({"backend": "pytorch"}, ValueError, "torch"),
+        ({"backend": 3}, TypeError, "string"),
+        ({"split_axis": 1.5}, TypeError, "whole number"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        gpu(**options)
+
+
+def test_bad_functions() -> None:
+    async def later(x: Any) -> Any:
+        return x
+
+    def many(x: Any) -> Any:
+        yield x
+
+    for fn, message in (
+        (later, "coroutine or a generator"),
+        (many, "coroutine or a generator"),
+        (Scaler, "is a class"),
+        (0, "gpu_id=0"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            gpu(fn)  # type: ignore[call-overload]
+
+
+def test_callables_without_a_name() -> None:
+    from functools import partial
+
+    fn = gpu(partial(np.add, 1))
+    assert fn(np.ones(2)).tolist() == [2.0, 2.0]
+    assert gpu(Work(Clock(), lambda n: 0.0, lambda n: 0.0))(np.zeros(1)).tolist() == [1.0]
+
+
+def test_use_device_cpu_is_plain_numpy(machine: Machine, clock: Clock) -> None:
+    context = pytest.importorskip("arraybridge.device.context")
+    fn = on_card(machine, clock)
+    x = np.ones(64)
+    for _ in range(4):
+        fn(x)
+    assert fn.explain(x).on_gpu
+    with context.use_device("cpu"):
+        decision = fn.explain(x)
+        assert not decision.on_gpu
+        assert "default device is the CPU" in str(decision)
+        assert fn(x).tolist() == [2.0] * 64
+    assert fn.explain(x).on_gpu
+
+
+def test_a_worker_with_a_device_of_its_own(machine: Machine, clock: Clock) -> None:
+    fn = on_card(machine, clock)
+    x = np.ones(64)
+    for _ in range(4):
+        fn(x)
+    token = running_device.set(arraybridge.Device("gpu", 3))
+    try:
+        assert "there is no gpu:3 here" in str(fn.explain(x)).lower()
+        assert "fakecard has no gpu:3 (it has gpu:0)" in str(fn.explain(x))
+    finally:
+        running_device.reset(token)
+    assert fn.explain(x).on_gpu
+
+
+def test_a_call_of_small_arrays_imports_nothing() -> None:
+    done = run_script("offload_imports_nothing.py")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+def test_without_a_driver_no_framework_is_imported_to_be_asked() -> None:
+    require("torch")
+    if cards():
+        pytest.skip("there is a driver, and a card")
+    done = run_script("offload_imports_nothing.py", "torch")
+    assert done.returncode == 0, done.stderr
+    assert "torch" in json.loads(done.stdout)
+    assert not {"cupy", "jax", "tensorflow"} & set(json.loads(done.stdout))
+
+
+def test_no_warning_without_a_card() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert smooth(np.zeros(2 * MIB)).shape == (2 * MIB - 1,)
