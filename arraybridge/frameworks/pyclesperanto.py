@@ -466,7 +466,7 @@ _OOM = re.compile(
 
 def is_opencl_oom(error: BaseException) -> bool:
     """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
-    cl = sys.modules.get("pyopencl")
+    cl: Any = sys.modules.get("pyopencl")
     if cl is not None and isinstance(error, cl.Error):
         return error.code in _OOM_CODES
     return isinstance(error, MemoryError) or (

@@ -178,6 +178,10 @@ class TensorflowFramework(Framework):
         return tf.raw_ops.DeepCopy(x=x)  # tf.identity may hand back the same buffer
 
     def cast(self, x: Any, dtype: str) -> Any:
+        if isinstance(x, _EAGER) and x.dtype.name in _DTYPES and self.device_of(x).kind == "cpu":
+            memory = self.host_view(x)
+            if memory.size and hostmemory.address(memory) % self.alignment:
+                x = self.copy(x)  # tf.cast ends the process on memory that was imported misaligned
         return tf.cast(x, dtype)
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
