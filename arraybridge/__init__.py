@@ -21,6 +21,24 @@ from arraybridge.conversion.convert import to_torch as to_torch
 from arraybridge.conversion.routes import Route as Route
 from arraybridge.conversion.trace import TraceLog as TraceLog
 from arraybridge.conversion.trace import trace as trace
+from arraybridge.device.context import array_namespace as array_namespace
+from arraybridge.device.context import get_device as get_device
+from arraybridge.device.context import set_device as set_device
+from arraybridge.device.context import use_device as use_device
+from arraybridge.device.discovery import DeviceMismatchError as DeviceMismatchError
+from arraybridge.device.discovery import FoundDevice as FoundDevice
+from arraybridge.device.discovery import device_info as device_info
+from arraybridge.device.discovery import devices as devices
+from arraybridge.device.discovery import gpu_available as gpu_available
+from arraybridge.device.discovery import least_used_gpu as least_used_gpu
+from arraybridge.device.measure import Comparison as Comparison
+from arraybridge.device.measure import Timing as Timing
+from arraybridge.device.measure import benchmark as benchmark
+from arraybridge.device.measure import compare as compare
+from arraybridge.device.parallel import device_map as device_map
+from arraybridge.device.pipeline import Pipeline as Pipeline
+from arraybridge.device.report import PipelineReport as PipelineReport
+from arraybridge.device.report import StageReport as StageReport
 from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
 from arraybridge.errors import CopyRequiredError as CopyRequiredError
 from arraybridge.errors import DeviceNotFoundError as DeviceNotFoundError
@@ -82,11 +100,14 @@ __all__ = [
     "BufferPool",
     "CannotSplitError",
     "Coexistence",
+    "Comparison",
     "CopyRequiredError",
     "Device",
+    "DeviceMismatchError",
     "DeviceNotFoundError",
     "DtypeConversion",
     "DtypeNotSupportedError",
+    "FoundDevice",
     "Framework",
     "FrameworkNotInstalledError",
     "GradientError",
@@ -95,13 +116,19 @@ __all__ = [
     "MemoryStats",
     "MemoryType",
     "MissingGpuWarning",
+    "Pipeline",
+    "PipelineReport",
     "PoolLimitError",
     "Route",
     "SharedPoolError",
     "SourceMismatchError",
+    "StageReport",
+    "Timing",
     "TraceLog",
     "UnknownArrayError",
     "UnknownFrameworkError",
+    "array_namespace",
+    "benchmark",
     "cleanup_all_gpu_frameworks",
     "cleanup_cupy_gpu",
     "cleanup_jax_gpu",
@@ -109,20 +136,27 @@ __all__ = [
     "cleanup_tensorflow_gpu",
     "cleanup_torch_gpu",
     "coexist",
+    "compare",
     "convert_memory",
     "convert_tree",
     "cupy",
     "detect_memory_type",
+    "device_info",
+    "device_map",
     "device_of",
+    "devices",
     "explain",
     "fixed",
     "framework",
     "free_memory",
+    "get_device",
     "gpu",
+    "gpu_available",
     "gpu_context",
     "gpu_utilization",
     "is_oom_error",
     "jax",
+    "least_used_gpu",
     "memory_peak",
     "memory_stats",
     "memory_types",
@@ -132,6 +166,7 @@ __all__ = [
     "pyclesperanto",
     "register",
     "run_with_oom_recovery",
+    "set_device",
     "settings",
     "share_gpu_memory",
     "split_and_retry",
@@ -149,6 +184,7 @@ __all__ = [
     "torch",
     "trace",
     "unstack_slices",
+    "use_device",
 ]
 
 __version__ = "1.0.0"

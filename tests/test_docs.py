@@ -12,7 +12,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGES = sorted(DOCS.glob("*.md")) if DOCS.is_dir() else []  # the wheel's tests have no docs beside them
 
 #: What the blocks of a page import, so that it is skipped where that is missing.
-NEEDS = {"decorators": ("torch", "jax", "pyclesperanto"), "memory": ("torch",)}
+NEEDS = {"decorators": ("torch", "jax", "pyclesperanto"), "devices": ("jax",), "memory": ("torch",)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

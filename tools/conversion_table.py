@@ -13,8 +13,9 @@ from arraybridge.conversion.table import FRAMEWORKS, TABLE
 
 CHECKOUT = Path(__file__).parent.parent
 README = CHECKOUT / "README.md"
+PAGE = CHECKOUT / "docs" / "conversion-table.md"
 # A source distribution has no docs beside the README.
-PAGES = [page for page in (README, CHECKOUT / "docs" / "conversion-table.md") if page == README or page.is_file()]
+PAGES = [README, PAGE] if PAGE.is_file() else [README]
 BEGIN = "<!-- conversion table: begin -->"
 END = "<!-- conversion table: end -->"
 

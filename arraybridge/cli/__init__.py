@@ -7,6 +7,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command ``arraybridge``."""
-    from arraybridge.cli.app import app  # typer and rich cost 100 ms, which `import arraybridge` shall not
+    try:
+        # typer and rich cost 100 ms, which `import arraybridge` shall not.
+        from arraybridge.cli.app import run
 
-    app()
+        run()
+    except KeyboardInterrupt:  # while the program itself is imported; the rest is typer's
+        raise SystemExit(130) from None

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import signal
+import sys
 from typing import Annotated
 
 import typer
+from typer import rich_utils
 
 import arraybridge
+from arraybridge.cli.bench import bench
 from arraybridge.cli.demo import demo
+from arraybridge.cli.doctor import doctor
+from arraybridge.cli.matrix import matrix
+from arraybridge.cli.monitor import monitor
+from arraybridge.cli.output import no_colour
 
 app = typer.Typer(
     name="arraybridge",
@@ -15,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -24,7 +35,10 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    epilog="New here? Start with [bold]arraybridge demo[/bold]."
+    " Something crashes? [bold]arraybridge doctor[/bold]."
+)
 def program(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and leave.", callback=_version, is_eager=True)
@@ -34,3 +48,27 @@ def program(
 
 
 app.command()(demo)
+app.command()(doctor)
+app.command()(matrix)
+app.command()(bench)
+app.command()(monitor)
+
+
+def run() -> None:
+    """Run the program as `arraybridge`, however it was started; leaves with its exit code."""
+    if no_colour():
+        rich_utils.COLOR_SYSTEM = None  # help and errors without bold, too
+    # `kill` ends the program as Ctrl-C does, so that a terminal is never left without its cursor.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no µ or → shows a question mark in its place.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        app(prog_name="arraybridge")
+    except (OSError, MemoryError) as error:
+        # A full disk behind stdout, for one. What is left in the buffers can't be written either.
+        with contextlib.suppress(OSError):
+            sys.stdout.close()
+        typer.echo(f"arraybridge: {error or 'out of memory'}", err=True)
+        raise SystemExit(1) from None

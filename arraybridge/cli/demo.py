@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import json
-import os
-from collections.abc import Iterator
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 import arraybridge
+from arraybridge.cli.demo_page import page
+from arraybridge.cli.output import console, print_json, quiet, rewrite, show, stdout_is_for_json, writable
 from arraybridge.conversion.routes import Route, format_bytes, format_seconds
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
+from arraybridge.testing import inject_oom
 
 ORDER = ("torch", "jax", "tensorflow", "cupy", "pyclesperanto")
 
@@ -34,22 +32,35 @@ def demo(
             readable=True,
         ),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a report with the pictures in it to this file.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")] = False,
 ) -> None:
     """Send a picture through every installed framework, do a little work in each, and show the routes.
 
-    Each framework inverts the picture twice; the result has to be the original, bit for bit.
+    Each framework inverts the picture twice; the result has to be the original, bit for bit. Then a decorated
+    function, a rehearsed lack of memory with its recovery, and a pipeline of two stages.
 
-    Examples: [bold]arraybridge demo[/bold], [bold]arraybridge demo --image cell.png --json[/bold]
+    Examples: [bold]arraybridge demo[/bold], [bold]arraybridge demo --image cell.png --html report.html[/bold]
     """
+    writable(html, "--html")
+    if html is not None and importlib.util.find_spec("PIL") is None:
+        raise typer.BadParameter("pictures need Pillow; run pip install pillow", param_hint="--html")
     name, picture = _load(image)
-    steps, missing = _tour(picture)
-    wrong = [step for step in steps if not step["exact"]]
+    with stdout_is_for_json(as_json):
+        steps, missing = _tour(picture)
+        more = _more(picture, [step["route"].target for step in steps if step["route"].target in _ANY])
+    report = _as_json(name, picture, steps, missing, more)
+    if html is not None:
+        pictures = {name: picture, f"its edges, found in {more['decorated']['framework']}": more["edges"]}
+        with rewrite(html, "--html"):
+            html.write_text(page(report, pictures), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(_as_json(name, picture, steps, missing), indent=2))
+        print_json(report)
     else:
-        _print(name, picture, steps, missing)
-    raise typer.Exit(1 if wrong else 0)
+        _print(name, picture, steps, missing, more)
+    raise typer.Exit(0 if report["exact"] else 1)
 
 
 def _load(image: Path | None) -> tuple[str, np.ndarray]:
@@ -84,20 +95,6 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
     return image.name, np.ascontiguousarray(picture)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what C++ writes to the error stream while TensorFlow is imported; no setting stops it (2.21)."""
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
-
-
 def _invert(framework: str, array: Any) -> Any:
     """255 − array, computed in the array's own framework, in its dtype."""
     if framework == "pyclesperanto":
@@ -117,7 +114,7 @@ def _tour(picture: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, str]]:
     for framework in (*ORDER, "numpy"):
         try:
             # The first conversion imports the framework, which takes seconds and is no conversion.
-            with _quiet():
+            with quiet():
                 arraybridge.convert_memory(picture[:1, :1], framework)
         except (FrameworkNotInstalledError, DeviceNotFoundError) as error:
             missing[framework] = str(error)
@@ -129,6 +126,51 @@ def _tour(picture: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, str]]:
         steps.append({"route": log.records[0], "work": "inverted twice", "exact": exact})
         current = twice
     return steps, missing
+
+
+# Frameworks in which slices and operators are written as in NumPy; NumPy itself is always among them.
+_ANY = ("torch", "jax", "tensorflow", "cupy")
+
+
+def _edges(image: Any) -> Any:
+    """Differences to the neighbours above and to the left: (h, w) uint8 → (h - 1, w - 1) in 0 … 2."""
+    f = image / 255
+    return abs(f[1:, 1:] - f[:-1, 1:]) + abs(f[1:, 1:] - f[1:, :-1])
+
+
+def _negative(image: Any) -> Any:
+    return 255 - image
+
+
+def _more(picture: np.ndarray, frameworks: list[str]) -> dict[str, Any]:
+    """A decorated function, a rehearsed OOM and a pipeline, in the frameworks at hand."""
+    first, second = ([*frameworks, "numpy", "numpy"])[:2]
+    one, two = registry.framework(first).decorator, registry.framework(second).decorator
+
+    edges = one(output_type="input")(_edges)(picture)
+    rows = max(1, len(picture) // 3)
+    with inject_oom(first, above_rows=rows) as rehearsal:
+        recovered = one(output_type="input", oom_recovery="split")(_negative)(picture)
+    pipeline = arraybridge.Pipeline(one(_negative), two(_negative), microbatches=4)
+    piped = arraybridge.to_numpy(pipeline(picture))
+    return {
+        "edges": edges,
+        "decorated": {
+            "framework": first,
+            "exact": bool(np.allclose(edges, _edges(picture), atol=1e-6)),
+        },
+        "out_of_memory": {
+            "framework": first,
+            "attempts": rehearsal.attempts,
+            "failed": rehearsal.raised,
+            "exact": bool(np.array_equal(recovered, 255 - picture)),
+        },
+        "pipeline": {
+            "stages": [first, second],
+            "microbatches": 4,
+            "exact": bool(np.array_equal(piped, picture)),
+        },
+    }
 
 
 _NO_GPU = (
@@ -143,7 +185,11 @@ def _has_gpu(names: list[str]) -> bool:
 
 
 def _as_json(
-    name: str, picture: np.ndarray, steps: list[dict[str, Any]], missing: dict[str, str]
+    name: str,
+    picture: np.ndarray,
+    steps: list[dict[str, Any]],
+    missing: dict[str, str],
+    more: dict[str, Any],
 ) -> dict[str, Any]:
     def route(r: Route) -> dict[str, Any]:
         return {
@@ -158,6 +204,7 @@ def _as_json(
             "reason": r.reason,
         }
 
+    parts = {key: value for key, value in more.items() if key != "edges"}
     return {
         "image": name,
         "shape": list(picture.shape),
@@ -165,40 +212,59 @@ def _as_json(
         "steps": [{**route(s["route"]), "work": s["work"], "exact": s["exact"]} for s in steps],
         "missing": missing,
         "gpu": _has_gpu([s["route"].target for s in steps]),
+        **parts,
+        "exact": all(s["exact"] for s in (*steps, *parts.values())),
     }
 
 
-def _print(name: str, picture: np.ndarray, steps: list[dict[str, Any]], missing: dict[str, str]) -> None:
-    console = Console()
+def _print(
+    name: str,
+    picture: np.ndarray,
+    steps: list[dict[str, Any]],
+    missing: dict[str, str],
+    more: dict[str, Any],
+) -> None:
+    to = console()
     shape = " × ".join(map(str, picture.shape))
-    console.print(f"[bold]{name}[/bold], {shape} {picture.dtype}, {format_bytes(picture.nbytes)}")
-    table = Table("from", "to", "method", "memory", "bytes", "time", "bits", box=None, pad_edge=False)
+    to.print(f"[bold]{escape(name)}[/bold], {shape} {picture.dtype}, {format_bytes(picture.nbytes)}\n")
+    rows = []
     for step in steps:
         route: Route = step["route"]
-        memory = (
+        shared = (
             "shared" if route.shares_memory else "copied" if route.copies == 1 else f"{route.copies} copies"
         )
-        bits = "[green]equal[/green]" if step["exact"] else "[red]DIFFERENT[/red]"
-        table.add_row(
-            route.source,
-            f"{route.target} on {route.device}",
-            route.method,
-            memory,
-            format_bytes(route.nbytes),
-            format_seconds(route.seconds or 0.0),
-            bits,
+        rows.append(
+            (
+                f"{route.source} → {route.target}",
+                str(route.device),
+                route.method,
+                shared,
+                format_bytes(route.nbytes),
+                format_seconds(route.seconds or 0.0),
+                _verdict(step["exact"]),
+            )
         )
-    console.print(table)
+    columns = ("conversion", "device", "method", "memory", "bytes", "time", "bits")
+    show(to, columns, rows, right=("bytes", "time"))
     for framework, reason in missing.items():
-        console.print(f"[yellow]{framework} left out:[/yellow] {escape(reason)}", highlight=False)
+        to.print(f"[yellow]{framework} left out:[/yellow] {escape(reason)}")
     if not _has_gpu([step["route"].target for step in steps]):
-        console.print(f"[yellow]no GPU is used:[/yellow] {escape(_NO_GPU)}", highlight=False)
-    unused = [
-        n for n in registry.framework_names() if n not in ("numpy", *ORDER) and registry.is_installed(n)
-    ]
-    if unused:
-        console.print(f"Also known: {', '.join(unused)}")
-    if all(step["exact"] for step in steps):
-        console.print(f"Each framework inverted the picture twice; all {len(steps)} results are exact.")
-    else:
-        console.print("[red]Some results differ from the original; please report this.[/red]")
+        to.print(f"[yellow]no GPU is used:[/yellow] {escape(_NO_GPU)}")
+    oom, line = more["out_of_memory"], more["pipeline"]
+    attempts = " → ".join(map(str, oom["attempts"]))
+    stages = " → ".join(line["stages"])
+    to.print(
+        f"\nDecorated: a NumPy picture into a {more['decorated']['framework']} function, its edges back as"
+        f" NumPy: {_verdict(more['decorated']['exact'])}."
+    )
+    to.print(
+        f"Out of memory, rehearsed in {oom['framework']} and recovered in parts (rows tried: {attempts}):"
+        f" {_verdict(oom['exact'])}."
+    )
+    to.print(f"Pipeline {stages}, {line['microbatches']} microbatches: {_verdict(line['exact'])}.")
+    if not all(step["exact"] for step in (*steps, more["decorated"], oom, line)):
+        to.print("[red]Some results differ from the expected ones; please report this.[/red]")
+
+
+def _verdict(exact: bool) -> str:
+    return "[green]equal[/green]" if exact else "[red]DIFFERENT[/red]"

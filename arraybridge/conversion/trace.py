@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -75,6 +74,8 @@ class TraceLog:
         return "\n".join([*lines, self._summary()])
 
     def _repr_html_(self) -> str:
+        import html
+
         head = "".join(f"<th>{html.escape(c)}</th>" for c in _COLUMNS)
         body = "".join(
             "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"

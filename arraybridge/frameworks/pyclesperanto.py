@@ -37,7 +37,7 @@ _MAX_RANK = 3
 
 # On a CPU device, from this size on it pays to map the buffer and write into it: what PoCL allocates is
 # touched page by page otherwise, which takes five times as long as the copy.
-_MAP_FROM = 1 << 20
+_MAP_FROM = 1 << 25
 
 _PACKAGES = ("pyclesperanto", "pyclesperanto_prototype")
 
@@ -103,6 +103,16 @@ class _Package(ABC):
             self.select(previous)
 
 
+def _no_device() -> FrameworkNotInstalledError:
+    return FrameworkNotInstalledError(
+        "pyclesperanto is installed, but finds no OpenCL device. Install your GPU's driver, or"
+        ' run pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew; convert'
+        " before you import pyclesperanto yourself, so that the PoCL wheel can be set up.",
+        target_type="pyclesperanto",
+        reason="no OpenCL device",
+    )
+
+
 class _Modern(_Package):
     """The package ``pyclesperanto``."""
 
@@ -113,13 +123,7 @@ class _Modern(_Package):
         except (AttributeError, RuntimeError):  # without a device, the package imports half
             has_device = False
         if not has_device:
-            raise FrameworkNotInstalledError(
-                "pyclesperanto is installed, but finds no OpenCL device. Install your GPU's driver, or"
-                ' run pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew; convert'
-                " before you import pyclesperanto yourself, so that the PoCL wheel can be set up.",
-                target_type="pyclesperanto",
-                reason="no OpenCL device",
-            )
+            raise _no_device()
         # The device list has no public call that leaves the current device alone.
         core = importlib.import_module("pyclesperanto._core")
         self._backend = core._get_backend_manager().get_backend()
@@ -215,9 +219,14 @@ class _Prototype(_Package):
     """The package ``pyclesperanto_prototype``, on top of pyopencl."""
 
     def __init__(self) -> None:
-        self.cle = importlib.import_module("pyclesperanto_prototype")
         self._cl = importlib.import_module("pyopencl")
-        found = [d for p in self._cl.get_platforms() for d in p.get_devices()]
+        try:
+            found = [d for p in self._cl.get_platforms() for d in p.get_devices()]
+        except self._cl.Error as error:  # PLATFORM_NOT_FOUND_KHR
+            raise _no_device() from error
+        if not found:
+            raise _no_device()
+        self.cle = importlib.import_module("pyclesperanto_prototype")
         self._devices = sorted(found, key=lambda d: d.type != self._cl.device_type.GPU)
         self._queues: dict[int, Any] = {}
 
@@ -468,7 +477,7 @@ def is_opencl_oom(error: BaseException) -> bool:
     """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
     cl: Any = sys.modules.get("pyopencl")
     if cl is not None and isinstance(error, cl.Error):
-        return error.code in _OOM_CODES
+        return getattr(error, "code", None) in _OOM_CODES
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
     )

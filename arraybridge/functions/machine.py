@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import os
 import platform
 import sys
 import threading
@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from contextvars import Context
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,9 +24,11 @@ from arraybridge.functions.costs import Rates
 from arraybridge.functions.trees import source_of
 from arraybridge.types import Device
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 __all__ = ["BACKENDS", "Card", "Machine"]
 
-_log = logging.getLogger("arraybridge.functions")
 
 #: Frameworks that run NumPy-style functions on a card, the one that is most like NumPy first.
 BACKENDS = ("cupy", "torch", "jax")
@@ -102,12 +103,17 @@ class Card:
         if found is None:
             with self._lock:
                 if self._rates is None:
+                    from arraybridge.functions import ratesfile
+
                     key = self.key()
-                    stored = costs.load_rates(self.folder, key)
+                    stored = ratesfile.load_rates(self.folder, key)
                     # In a context of its own: what the user traces is not about this.
                     self._rates = stored or Context().run(self._measure)
-                    if stored is None and not costs.store_rates(self.folder, key, self._rates):
-                        _log.info("the rates of %s could not be kept in %s", self.name, self.folder)
+                    if stored is None and not ratesfile.store_rates(self.folder, key, self._rates):
+                        import logging  # costs 2 ms, and hardly anybody meets this
+
+                        log = logging.getLogger("arraybridge.functions")
+                        log.info("the rates of %s could not be kept in %s", self.name, self.folder)
                 found = self._rates
         return found
 
@@ -176,13 +182,20 @@ class Machine:
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
-        folder: Callable[[], Path | None] = costs.cache_folder,
+        folder: Callable[[], Path | None] | None = None,
     ) -> None:
         self.clock = clock
         self.folder = folder
         self._lock = threading.RLock()
         self._found: dict[tuple[str | None, int], Card | str] = {}
         self._cards: dict[tuple[str, int], Card] = {}
+
+    def _folder(self) -> Path | None:
+        if self.folder is not None:
+            return self.folder()
+        from arraybridge.functions import ratesfile
+
+        return ratesfile.cache_folder()
 
     def forget(self) -> None:
         """Look again at the next call."""
@@ -225,7 +238,7 @@ class Machine:
             if wanted in there:
                 known = self._cards.get((name, index))
                 if known is None:
-                    known = self._cards[name, index] = Card(framework, wanted, self.clock, self.folder())
+                    known = self._cards[name, index] = Card(framework, wanted, self.clock, self._folder())
                 return known
             others = [str(d) for d in there if d.kind == "gpu"]
             if others:
@@ -268,4 +281,4 @@ def _has_driver() -> bool:
     if sys.platform == "darwin":
         return platform.machine() == "arm64"
     # An AMD card, or NVIDIA ones.
-    return Path("/dev/kfd").exists() or bool(cards())
+    return os.path.exists("/dev/kfd") or bool(cards())  # noqa: PTH110  # pathlib costs 3 ms to import

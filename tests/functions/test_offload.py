@@ -24,7 +24,7 @@ from arraybridge import array_namespace
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.chosen import running_on as running_device
-from arraybridge.functions import costs
+from arraybridge.functions import costs, ratesfile
 from arraybridge.functions.costs import Link, Rates
 from arraybridge.functions.machine import Card, Machine
 from arraybridge.functions.offload import gpu, stay_on_gpu
@@ -672,14 +672,14 @@ def test_measuring_is_not_traced(machine: Machine) -> None:
 
 def test_stored_rates_come_back(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    assert costs.store_rates(folder, KEY, RATES)
-    assert costs.load_rates(folder, KEY) == RATES
-    assert costs.load_rates(folder, {**KEY, "backend": "cupy 15"}) is None
+    assert ratesfile.store_rates(folder, KEY, RATES)
+    assert ratesfile.load_rates(folder, KEY) == RATES
+    assert ratesfile.load_rates(folder, {**KEY, "backend": "cupy 15"}) is None
     assert [f.suffix for f in folder.iterdir()] == [".json"]
 
 
 def damaged() -> list[bytes]:
-    good = {"format": 1, "key": KEY, "rates": json.loads(json.dumps(costs.asdict(RATES)))}
+    good = {"format": 1, "key": KEY, "rates": json.loads(json.dumps(ratesfile.asdict(RATES)))}
     bad: list[Any] = [[], None, {}, {**good, "format": 2}, {**good, "key": {"card": "Other"}}]
     for value in (0.0, -1.0, math.inf, math.nan, "fast", None, True, [1.0]):
         bad.append({**good, "rates": {**good["rates"], "launch": value}})  # noqa: PERF401
@@ -690,41 +690,41 @@ def damaged() -> list[bytes]:
 
 @pytest.mark.parametrize("content", damaged(), ids=lambda c: c[:12].decode("ascii", "replace"))
 def test_a_damaged_file_is_ignored(tmp_path: Path, content: bytes) -> None:
-    assert costs.store_rates(tmp_path, KEY, RATES)
+    assert ratesfile.store_rates(tmp_path, KEY, RATES)
     (file,) = tmp_path.iterdir()
     file.write_bytes(content)
-    assert costs.load_rates(tmp_path, KEY) is None
-    assert costs.store_rates(tmp_path, KEY, RATES)
-    assert costs.load_rates(tmp_path, KEY) == RATES
+    assert ratesfile.load_rates(tmp_path, KEY) is None
+    assert ratesfile.store_rates(tmp_path, KEY, RATES)
+    assert ratesfile.load_rates(tmp_path, KEY) == RATES
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert costs.store_rates(tmp_path, KEY, RATES)
+    assert ratesfile.store_rates(tmp_path, KEY, RATES)
 
     def fail(self: Path, target: Path) -> None:
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(Path, "replace", fail)
-    assert not costs.store_rates(tmp_path, KEY, Rates(Link(1.0, 1.0), Link(1.0, 1.0), 1.0))
+    assert not ratesfile.store_rates(tmp_path, KEY, Rates(Link(1.0, 1.0), Link(1.0, 1.0), 1.0))
     monkeypatch.undo()
-    assert costs.load_rates(tmp_path, KEY) == RATES
+    assert ratesfile.load_rates(tmp_path, KEY) == RATES
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
-    costs.store_rates(tmp_path, KEY, RATES)
+    ratesfile.store_rates(tmp_path, KEY, RATES)
     others = [Rates(Link(float(i), 1.0), Link(1.0, 1.0), 1.0) for i in range(1, 60)]
     done = threading.Event()
     seen: list[Rates | None] = []
 
     def read() -> None:
         while not done.is_set():
-            seen.append(costs.load_rates(tmp_path, KEY))
+            seen.append(ratesfile.load_rates(tmp_path, KEY))
 
     reader = threading.Thread(target=read)
     reader.start()
     for rates in others:
-        assert costs.store_rates(tmp_path, KEY, rates)
+        assert ratesfile.store_rates(tmp_path, KEY, rates)
     done.set()
     reader.join()
     assert None not in seen
@@ -733,18 +733,18 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert not costs.store_rates(file / "below", KEY, RATES)
-    assert not costs.store_rates(None, KEY, RATES)
-    assert costs.load_rates(None, KEY) is None
+    assert not ratesfile.store_rates(file / "below", KEY, RATES)
+    assert not ratesfile.store_rates(None, KEY, RATES)
+    assert ratesfile.load_rates(None, KEY) is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the folders of Windows and of others differ")
 def test_the_folder_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert costs.cache_folder() == tmp_path / "arraybridge"
+    assert ratesfile.cache_folder() == tmp_path / "arraybridge"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = costs.cache_folder()
+    folder = ratesfile.cache_folder()
     assert folder is not None
     assert tmp_path in folder.parents
 

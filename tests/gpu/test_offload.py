@@ -11,9 +11,9 @@ import pytest
 
 import arraybridge
 from arraybridge.functions import offloading
-from arraybridge.functions.costs import load_rates
 from arraybridge.functions.machine import Card
 from arraybridge.functions.offload import gpu, stay_on_gpu
+from arraybridge.functions.ratesfile import load_rates
 from tests.helpers import require
 
 pytestmark = pytest.mark.gpu

@@ -1,0 +1,1 @@
+"""Choosing devices, and using several: `device_map` and `Pipeline`."""

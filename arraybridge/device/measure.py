@@ -1,0 +1,207 @@
+"""Timing functions of any framework: warmed up, and until the arrays are really there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.routes import format_seconds
+from arraybridge.device.context import ON_GPU, use_device
+from arraybridge.device.discovery import gpu_available
+from arraybridge.device.parallel import working_on
+from arraybridge.device.workers import arrays_of
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import CPU
+from arraybridge.functions.trees import map_arrays, source_of
+from arraybridge.types import Device
+
+__all__ = ["Comparison", "Timing", "benchmark", "compare"]
+
+
+class Timing(NamedTuple):
+    """Seconds that a call takes; prints as one line.
+
+    Attributes:
+        median, minimum: of all calls.
+        spread: the range of the middle half of them (the third quartile less the first).
+        runs: how many calls were timed.
+    """
+
+    median: float
+    minimum: float
+    spread: float
+    runs: int
+
+    def __str__(self) -> str:
+        return (
+            f"median {format_seconds(self.median)}, minimum {format_seconds(self.minimum)},"
+            f" spread {format_seconds(self.spread)}, {self.runs} runs"
+        )
+
+
+def benchmark(
+    fn: Callable[..., Any], *args: Any, warmup: int = 2, seconds: float = 0.5, runs: int | None = None
+) -> Timing:
+    """How long ``fn(*args)`` takes, until the arrays of its result are computed.
+
+    Each call is followed by what its framework needs to be done with it: JAX blocks on the arrays, CuPy and
+    PyTorch wait for the stream, TensorFlow for the device, pyclesperanto for the queue.
+
+    Args:
+        fn: a function, decorated or not.
+        args: its arguments; arrays that it changes stay changed.
+        warmup: calls before the first that counts, for compilers and caches.
+        seconds: how long to go on measuring, at least five calls.
+        runs: exactly so many calls instead.
+
+    Raises:
+        TypeError: ``fn`` is no function.
+        ValueError: a number is too small.
+        Exception: what ``fn`` raises.
+
+    >>> import numpy as np
+    >>> timing = benchmark(np.sum, np.ones(1000), runs=5)
+    >>> 0 < timing.minimum <= timing.median
+    True
+    """
+    if not callable(fn):
+        raise TypeError(f"benchmark takes a function and its arguments, not {fn!r}")
+    if warmup < 0 or seconds <= 0 or (runs is not None and runs < 1):
+        raise ValueError("warmup must be 0 or more, seconds positive, and runs 1 or more")
+    _finish(args)
+    for _ in range(warmup):
+        _finish(fn(*args), args)
+    samples: list[float] = []
+    clock = time.perf_counter
+    until = clock() + seconds
+    while len(samples) < runs if runs is not None else len(samples) < 5 or clock() < until:
+        start = clock()
+        result = fn(*args)
+        # A function may work in place and return nothing.
+        _finish(result) if result is not None else _finish(args)
+        samples.append(clock() - start)
+        del result
+    samples.sort()
+    quarter = len(samples) // 4
+    median = (samples[len(samples) // 2] + samples[(len(samples) - 1) // 2]) / 2
+    return Timing(median, samples[0], samples[-1 - quarter] - samples[quarter], len(samples))
+
+
+def _finish(*values: Any) -> None:
+    for x in arrays_of(values):
+        owner = registry.find_owner(x)
+        if owner is not None:
+            owner.finish(x)
+
+
+class Comparison(NamedTuple):
+    """A function on the CPU and on the GPU; prints as a table, also in a notebook.
+
+    Attributes:
+        cpu, gpu: a `Timing` each; ``gpu`` is None without a GPU.
+        speedup: how many times as fast the GPU is, by the medians; None without a GPU.
+        note: what was compared, or why there is no GPU.
+    """
+
+    cpu: Timing
+    gpu: Timing | None
+    note: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        return None if self.gpu is None else self.cpu.median / self.gpu.median
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("", "median", "minimum", "spread", "runs")]
+        for name, timing in (("cpu", self.cpu), ("gpu", self.gpu)):
+            if timing is not None:
+                times = (timing.median, timing.minimum, timing.spread)
+                rows.append((name, *(format_seconds(t) for t in times), str(timing.runs)))
+        return rows
+
+    def _summary(self) -> str:
+        if self.speedup is None:
+            return self.note
+        if self.speedup >= 1:
+            return f"the GPU is {self.speedup:.3g} times as fast; {self.note}"
+        return f"the CPU is {1 / self.speedup:.3g} times as fast; {self.note}"
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = ["  ".join(t.rjust(w) for t, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, self._summary()])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        head, *body = ["".join(f"<td>{escape(text)}</td>" for text in row) for row in self._rows()]
+        return (
+            f"<table><caption>{escape(self._summary())}</caption><thead><tr>{head}</tr></thead><tbody>"
+            + "".join(f"<tr>{row}</tr>" for row in body)
+            + "</tbody></table>"
+        )
+
+
+def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int | None = None) -> Comparison:
+    """The same call on the CPU and on the GPU, with the speed-up; on a machine without a GPU, the CPU alone.
+
+    A decorated function or one with ``@gpu`` is called with the arguments as they are, once with each device
+    as the one to use, so that its transfers count. For any other function the arrays are moved first, and the
+    transfers do not count: arrays of a framework within it, NumPy's to CuPy, PyTorch or JAX, the first that
+    has a card, so that the function must be written for both (see `array_namespace`).
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        seconds: as of `benchmark`, for each device.
+        runs: as of `benchmark`, for each device.
+
+    Raises:
+        as `benchmark`.
+
+    >>> import numpy as np
+    >>> result = compare(np.sort, np.arange(100), runs=5)
+    >>> result.cpu.runs
+    5
+    """
+    if not callable(fn):
+        raise TypeError(f"compare takes a function and its arguments, not {fn!r}")
+    placed = hasattr(fn, "execution_memory_type") or hasattr(fn, "history")
+
+    def on(device: Device, values: tuple[Any, ...]) -> Timing:
+        with use_device(device), working_on(device):
+            return benchmark(fn, *values, seconds=seconds, runs=runs)
+
+    cpu = on(CPU, args if placed else _moved(args, CPU, None))
+    if not gpu_available():
+        return Comparison(cpu, None, "there is no GPU here, so that only the CPU was measured")
+    card = Device("gpu", 0)
+    if placed:
+        return Comparison(cpu, on(card, args), "transfers are included")
+    target = _framework_with(card)
+    if target is None and any(source_of(x)[0].name == "numpy" for x in arrays_of(args)):
+        note = f"none of {', '.join(ON_GPU)} is installed for the card, so that only the CPU was measured"
+        return Comparison(cpu, None, note)
+    return Comparison(cpu, on(card, _moved(args, card, target)), "transfers are not included")
+
+
+def _framework_with(device: Device) -> str | None:
+    for name in ON_GPU:
+        if registry.is_installed(name) and device in registry.framework(name).visible_devices():
+            return name
+    return None
+
+
+def _moved(args: tuple[Any, ...], device: Device, instead_of_numpy: str | None) -> tuple[Any, ...]:
+    def place(x: Any) -> Any:
+        source, _ = source_of(x)
+        name = instead_of_numpy if source.name == "numpy" and instead_of_numpy else source.name
+        if device == CPU and not source.has_host:
+            name = "numpy"  # CuPy's and pyclesperanto's arrays have no home on the host
+        return convert_memory(x, name, device=None if name == "numpy" else device)
+
+    moved: tuple[Any, ...] = map_arrays(args, place)
+    return moved

@@ -1,0 +1,259 @@
+"""`device_map`: one function over many items, on several devices at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, TypeVar
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.device.discovery import devices as all_devices
+from arraybridge.device.discovery import find_device, on_host_instead
+from arraybridge.device.workers import Lane, Line, Station, marks_of
+from arraybridge.errors import DeviceNotFoundError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import CPU, Framework, Mark
+from arraybridge.frameworks.chosen import running_on, workers
+from arraybridge.frameworks.registry import loaded
+from arraybridge.functions.trees import map_arrays, source_of
+from arraybridge.options import missing_gpu
+from arraybridge.types import Device, DeviceLike, check_gpu_id
+
+__all__ = ["device_map"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Items a thread that are read and not handed out yet, at most: one in work, one waiting, two done.
+_IN_FLIGHT = 4
+
+
+def device_map(
+    fn: Callable[[T], R],
+    items: Iterable[T],
+    devices: Literal["all"] | DeviceLike | Sequence[DeviceLike | int] = "all",
+    *,
+    per_device: int = 1,
+    ordered: bool = True,
+    progress: bool = False,
+    processes: bool = False,
+) -> Iterator[R]:
+    """Apply a function to every item, each on whichever device is free; an iterator of the results.
+
+    Each device has a thread. It moves the arrays of an item to the device (within their framework; NumPy
+    arrays stay on the host), and makes the device the current one of every loaded framework. A decorated
+    function that names no device runs there too, whatever arrays it gets, and one that names its own runs on
+    its own.
+
+    Args:
+        fn: a function of one item.
+        items: read by the thread that asks for the results, as devices become free; at most four items a
+            thread are read and not handed out.
+        devices: ``"all"``: the accelerators of the function's framework, or where it is not decorated of all
+            loaded frameworks; where there is none, their CPU devices. Else a list of devices in words, or of
+            numbers of accelerators.
+        per_device: threads a device, each with a stream of its own on an accelerator.
+        ordered: give the results in the order of the items; False: as they are ready.
+        progress: show a progress bar on the standard error stream.
+        processes: a spawned process in place of each thread, for functions that hold Python's lock. Function,
+            items and results must pickle; a function that is defined in a module does. A script must keep its
+            own start under ``if __name__ == "__main__":``.
+
+    Returns:
+        an iterator. When it ends, fails or is dropped half-way, the threads and processes end.
+
+    Raises:
+        TypeError: ``fn`` is no function or does not pickle, ``items`` cannot be iterated over.
+        ValueError: ``per_device`` or ``devices`` has no sense.
+        DeviceNotFoundError: a device is not there.
+        Exception: what ``fn`` raises first, with a note that names the item and the device.
+
+    >>> import numpy as np
+    >>> list(device_map(len, [np.zeros(3), np.zeros(4)], devices=["cpu"]))
+    [3, 4]
+    """
+    if not callable(fn):
+        raise TypeError(f"device_map takes a function of one item, not {fn!r}")
+    if isinstance(per_device, bool) or not isinstance(per_device, int):
+        raise TypeError(f"per_device={per_device!r} must be a whole number")
+    if per_device < 1:
+        raise ValueError(f"per_device={per_device!r} must be at least 1")
+    try:
+        source = iter(items)
+    except TypeError:
+        raise TypeError(f"device_map takes items to iterate over, not {items!r}") from None
+    chosen = [d for d in _chosen(fn, devices) for _ in range(per_device)]
+    if processes:
+        from arraybridge.device.processes import ProcessStation, check_picklable
+
+        check_picklable(fn)
+        station: Station = ProcessStation(fn, chosen)
+    else:
+        station = _ThreadStation(fn, chosen)
+    total = len(items) if isinstance(items, Sized) else None
+    results = _results(Line([station], _IN_FLIGHT * len(chosen), ordered), source)
+    return _with_progress(results, total, fn) if progress else results
+
+
+# -- which devices -----------------------------------------------------------------------------------
+
+
+def _own_framework(fn: Any) -> Framework | None:
+    """The framework of a decorated function; None where arrays reach the function as they are."""
+    name = getattr(fn, "execution_memory_type", None) if hasattr(fn, "gpu_id") else None
+    return None if name is None else registry.framework(name)
+
+
+def _own_device(fn: Any, framework: Framework) -> Device | None:
+    device, gpu_id = getattr(fn, "device", None), getattr(fn, "gpu_id", None)
+    if device is not None:
+        return framework.find_device(Device.parse(device))
+    return framework.find_device(framework.accelerator(gpu_id)) if isinstance(gpu_id, int) else None
+
+
+def _chosen(fn: Any, wanted: Any) -> list[Device]:
+    framework = _own_framework(fn)
+    if wanted is None or (isinstance(wanted, str) and wanted == "all"):
+        if framework is not None:
+            own = _own_device(fn, framework)
+            if own is not None:
+                return [own]
+            there: Sequence[Device] = framework.devices()
+        else:
+            there = [d for d in all_devices([one.name for one in loaded()]) if d.kind != "opencl"]
+        accelerators = [d for d in there if d.kind != "cpu"]
+        return accelerators or list(there) or [CPU]
+    if isinstance(wanted, (str, Device)):
+        wanted = [wanted]
+    if not isinstance(wanted, Sequence):
+        raise TypeError(f"devices={wanted!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
+    if not wanted:
+        raise ValueError("devices=[] leaves none to run on; pass 'all', or leave it out")
+    found: list[Device] = []
+    for word in wanted:
+        if isinstance(word, (str, Device)):
+            device = Device.parse(word)
+        else:
+            index = check_gpu_id(word)
+            if not isinstance(index, int):
+                raise ValueError(f"devices={wanted!r} names {word!r}, which is no device; pass 'gpu:0' or 0")
+            device = framework.accelerator(index) if framework is not None else Device("gpu", index)
+        if framework is None:
+            device = find_device(device)
+        else:
+            try:
+                device = framework.find_device(device)
+            except DeviceNotFoundError:
+                if device.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
+                    raise
+                device = on_host_instead(device)
+        if device in found:
+            raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")
+        found.append(device)
+    return found
+
+
+# -- one thread a device -----------------------------------------------------------------------------
+
+
+class _ThreadStation(Station):
+    def __init__(self, fn: Callable[[Any], Any], chosen: list[Device]) -> None:
+        lanes = [Lane(2) for _ in chosen]
+        framework = _own_framework(fn)
+
+        def worker(device: Device, lane: Lane) -> Callable[[Any], Any]:
+            def work(sent: tuple[Any, list[Mark]]) -> tuple[Any, list[Mark]]:
+                item, marks = sent
+                lane.receive(marks)
+                # A decorated function brings its arrays to the device by itself, from any framework.
+                result = fn(item if framework is not None else move(item, device))
+                made = marks_of(result)
+                if marks:
+                    lane.hold(item, marks)
+                return result, made
+
+            return work
+
+        @contextmanager
+        def enter(w: int) -> Iterator[None]:
+            with working_on(chosen[w], lanes[w]):
+                yield
+
+        super().__init__(
+            [worker(d, lane) for d, lane in zip(chosen, lanes, strict=True)],
+            len(chosen),
+            lambda number, w: f"item {number}, on {chosen[w]}",
+            enter,
+        )
+
+
+@contextmanager
+def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
+    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
+    with ExitStack() as stack:
+        token = running_on.set(device)
+        stack.callback(running_on.reset, token)
+        workers.append(device)
+        stack.callback(workers.remove, device)
+        # pyclesperanto selects devices for the whole process, and gets them by argument alone.
+        for framework in loaded() if device.kind != "opencl" else ():
+            if framework.name != "pyclesperanto" and device in framework.devices():
+                if lane is not None:
+                    lane.use_stream(framework, device)
+                stack.enter_context(framework.selected(device))
+        if lane is not None:
+            stack.callback(lane.close)
+        yield
+
+
+def move(item: Any, device: Device) -> Any:
+    """The item with its arrays on the device, each in its own framework; NumPy's stay on the host."""
+
+    def place(x: Any) -> Any:
+        source, array = source_of(x)
+        if source.name == "numpy" or source.device_of(array) == device:
+            return x
+        try:
+            return convert_memory(x, source.name, device=device)
+        except DeviceNotFoundError as error:
+            error.add_note(
+                f"device_map moves arrays within their framework, and {source.name} has no {device};"
+                " pass devices= that it has, or decorate the function for the framework that it is to run in"
+            )
+            raise
+
+    return map_arrays(item, place)
+
+
+# -- results -----------------------------------------------------------------------------------------
+
+
+def _results(line: Line, source: Iterator[Any]) -> Iterator[Any]:
+    from arraybridge.device.pipeline import received
+
+    results = line.run((item, marks_of(item)) for item in source)
+    try:
+        for result, marks in results:
+            yield received(result, marks)
+    finally:
+        results.close()  # type: ignore[attr-defined]  # a generator
+
+
+def _with_progress(results: Iterator[Any], total: int | None, fn: Any) -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(getattr(fn, "__name__", "device_map"), total=total)
+        try:
+            for result in results:
+                bar.advance(task)
+                yield result
+        finally:
+            results.close()  # type: ignore[attr-defined]  # a generator

@@ -1,0 +1,340 @@
+"""`Pipeline`: a chain of stages, each in a thread of its own, on its own device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from arraybridge.device.report import PipelineReport, StageReport
+from arraybridge.device.workers import Lane, Line, Station, arrays_of, marks_of
+from arraybridge.errors import ArrayNotSupportedError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Mark
+from arraybridge.functions.trees import NAMESPACE, map_arrays, source_of
+
+__all__ = ["Pipeline", "PipelineReport", "StageReport", "received"]
+
+
+class Pipeline:
+    """Run stages one after the other, all at the same time: while one works on an item, the next works on the
+    item before.
+
+    Each stage is a function of one argument, usually decorated (``@torch(gpu_id=0)``, a method too): where it
+    runs is its own affair, and the decorator brings its input there. Each has a thread, on accelerators a
+    stream, and in front of it a queue. A card is never synchronised: the next stage's stream waits for the
+    event that the stage before has left.
+
+    Args:
+        stages: functions of one argument, one or more. What one returns, the next one gets.
+        microbatches: how many parts a call splits its batch into. Where the batch has fewer rows, each row is
+            a part.
+        queue_size: items that wait in front of each stage at most.
+        axis: the axis to split along.
+
+    Raises:
+        TypeError: a stage is no function, or a pipeline itself; a number is none.
+        ValueError: there is no stage, or a number is too small.
+
+    >>> import numpy as np
+    >>> def double(x):
+    ...     return x * 2
+    >>> def shift(x):
+    ...     return x + 1
+    >>> pipeline = Pipeline(double, shift, microbatches=2)
+    >>> pipeline(np.arange(5))
+    array([1, 3, 5, 7, 9])
+    >>> list(pipeline.map([1, 2, 3]))
+    [3, 5, 7]
+    >>> print(pipeline)
+    Pipeline, 2 microbatches along axis 0
+      input
+        ↓ queue of 2
+      double  where its input is  waits for input
+        ↓ queue of 2
+      shift   where its input is  waits for double
+        ↓
+      output, in order
+    """
+
+    def __init__(
+        self, *stages: Callable[[Any], Any], microbatches: int = 4, queue_size: int = 2, axis: int = 0
+    ) -> None:
+        if not stages:
+            raise ValueError("a pipeline needs one stage or more, as in Pipeline(encode, decode)")
+        for i, stage in enumerate(stages):
+            if isinstance(stage, Pipeline):
+                raise TypeError(
+                    f"stage {i} is a pipeline itself; give its stages one by one, as in"
+                    " Pipeline(*inner.stages, last)"
+                )
+            if not callable(stage):
+                raise TypeError(f"stage {i} is {stage!r}, which is no function; a stage takes one argument")
+        for name, value, least in (
+            ("microbatches", microbatches, 1),
+            ("queue_size", queue_size, 1),
+            ("axis", axis, None),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name}={value!r} must be a whole number")
+            if least is not None and value < least:
+                raise ValueError(f"{name}={value!r} must be at least {least}")
+        self.stages = stages
+        self.microbatches = microbatches
+        self.queue_size = queue_size
+        self.axis = axis
+        self._last: Line | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        """Split the batch, send its parts through the stages, and join what comes out.
+
+        Args:
+            batch: an array, or arrays in nested tuples, lists and dicts, all with the same extent along
+                ``axis``. What is no array in there goes to every part as it is.
+
+        Returns:
+            the results, joined along ``axis``: bit for bit what the stages make of the whole batch, where
+            they treat each row by itself. Their structure is that which the last stage returns.
+
+        Raises:
+            TypeError: there is no array in the batch, or a stage returns None.
+            ValueError: the arrays differ in extent, lack the axis, or the results differ in structure.
+            Exception: what a stage raises, with a note that names stage and microbatch.
+        """
+        arrays = arrays_of(batch)
+        if not arrays:
+            raise TypeError(
+                "there is no array in the batch, so that it cannot be split; pass single items to"
+                " pipeline.map(items)"
+            )
+        bounds = self._bounds([self._extent(x) for x in arrays])
+        parts = (self._part(batch, start, stop) for start, stop in bounds)
+        return self._join(list(self._run(parts)))
+
+    def map(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Send items through the stages as they are, and give back the results in order.
+
+        Args:
+            items: read as there is room, by the thread that asks for the results. At most
+                ``len(stages) * (queue_size + 1)`` items are on their way.
+
+        Returns:
+            an iterator. When it ends, fails or is dropped half-way, the threads end.
+
+        Raises:
+            TypeError: ``items`` cannot be iterated over; later, where a stage returns None.
+            Exception: what a stage raises, with a note that names stage and microbatch.
+        """
+        try:
+            source = iter(items)
+        except TypeError:
+            raise TypeError(f"pipeline.map takes items to iterate over, not {items!r}") from None
+        return self._run(source)
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def _run(self, source: Iterator[Any]) -> Iterator[Any]:
+        line = Line(
+            [self._station(i) for i in range(len(self.stages))],
+            limit=len(self.stages) * (self.queue_size + 1),
+        )
+        self._last = line
+        sent = ((item, marks_of(item)) for item in source)
+        results = line.run(sent)
+        try:
+            for result, marks in results:
+                yield received(result, marks)
+        finally:
+            results.close()  # type: ignore[attr-defined]  # a generator
+
+    def _station(self, i: int) -> Station:
+        stage, label, lane = self.stages[i], _label(self.stages[i]), Lane(self.queue_size)
+
+        def work(sent: tuple[Any, list[Mark]]) -> tuple[Any, list[Mark]]:
+            item, marks = sent
+            lane.receive(marks)
+            result = stage(item)
+            if result is None:
+                raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
+            made = marks_of(result)
+            if marks:
+                lane.hold(item, marks)
+            return result, made
+
+        @contextmanager
+        def enter(_: int) -> Iterator[None]:
+            try:
+                yield
+            finally:
+                lane.close()
+
+        return Station(
+            [work], self.queue_size, lambda number, _: f"in stage {i} ({label}), microbatch {number}", enter
+        )
+
+    # -- splitting and joining --------------------------------------------------------------------
+
+    def _extent(self, x: Any) -> int:
+        framework, array = source_of(x)
+        shape = framework.shape(array)
+        if not -len(shape) <= self.axis < len(shape):
+            raise ValueError(
+                f"an array of shape {shape} has no axis {self.axis} to split along; pass axis= to Pipeline,"
+                " or send single items through pipeline.map(items)"
+            )
+        return shape[self.axis]
+
+    def _bounds(self, extents: list[int]) -> list[tuple[int, int]]:
+        if len(set(extents)) > 1:
+            raise ValueError(
+                f"the arrays of a batch have {extents} rows along axis {self.axis}; all must have as many"
+            )
+        rows = extents[0]
+        count = max(1, min(self.microbatches, rows))
+        return [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
+
+    def _part(self, batch: Any, start: int, stop: int) -> Any:
+        def part(x: Any) -> Any:
+            framework, array = source_of(x)
+            framework.check(array)
+            return framework.part(array, self.axis, start, stop)
+
+        return map_arrays(batch, part)
+
+    def _join(self, results: list[Any]) -> Any:
+        import optree
+
+        first, *others = results
+        if not others:
+            return first
+        leaves, spec = optree.tree_flatten(first, none_is_leaf=True, namespace=NAMESPACE)
+        columns = [[leaf] for leaf in leaves]
+        for number, other in enumerate(others, 1):
+            more, structure = optree.tree_flatten(other, none_is_leaf=True, namespace=NAMESPACE)
+            if structure != spec:
+                raise ValueError(
+                    f"microbatch 0 came out as {_shape_of(first)}, and microbatch {number} as"
+                    f" {_shape_of(other)}; the last stage must return the same structure for each"
+                )
+            for column, leaf in zip(columns, more, strict=True):
+                column.append(leaf)
+        return optree.tree_unflatten(spec, [self._join_leaves(column) for column in columns])
+
+    def _join_leaves(self, parts: list[Any]) -> Any:
+        owners = [registry.find_owner(part) for part in parts]
+        first = owners[0]
+        if first is None:
+            if all(part is parts[0] or (type(part) is type(parts[0]) and part == parts[0]) for part in parts):
+                return parts[0]
+            raise ValueError(
+                f"the microbatches gave {parts[0]!r} and others, which are no arrays to join; return arrays,"
+                " or use pipeline.map(items)"
+            )
+        if any(owner is not first for owner in owners):
+            names = [
+                type(part).__name__ if o is None else o.name for o, part in zip(owners, parts, strict=True)
+            ]
+            raise ValueError(f"the microbatches came out as {names}, which cannot be joined to one array")
+        shapes = [first.shape(part) for part in parts]
+        if any(not -len(shape) <= self.axis < len(shape) for shape in shapes):
+            raise ArrayNotSupportedError(
+                f"the last stage returned arrays of shape {shapes[0]}, which have no axis {self.axis} to join"
+                " along; return one row for each row, or send single items through pipeline.map(items)"
+            )
+        return first.concatenate(parts, self.axis)
+
+    # -- what it looks like -----------------------------------------------------------------------
+
+    def _drawn(self) -> list[tuple[str, str]]:
+        return [(_label(stage), _place(stage)) for stage in self.stages]
+
+    def __repr__(self) -> str:
+        return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"
+
+    def __str__(self) -> str:
+        plural = "" if self.microbatches == 1 else "s"
+        lines = [
+            f"Pipeline, {self.microbatches} microbatch{'e' if plural else ''}{plural} along axis {self.axis}"
+        ]
+        rows = self._drawn()
+        width, wide = (max(len(row[i]) for row in rows) for i in (0, 1))
+        lines.append("  input")
+        before = "input"
+        for name, place in rows:
+            lines.append(f"    ↓ queue of {self.queue_size}")
+            lines.append(f"  {name.ljust(width)}  {place.ljust(wide)}  waits for {before}")
+            before = name
+        return "\n".join([*lines, "    ↓", "  output, in order"])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        style = "display:inline-block;border:1px solid;border-radius:4px;padding:4px 8px;text-align:center"
+        boxes = [
+            f'<span style="{style}"><b>{escape(name)}</b><br>{escape(place)}</span>'
+            for name, place in self._drawn()
+        ]
+        arrow = f" <span>→ {self.queue_size} →</span> "
+        return f"<div>input{arrow}{arrow.join(boxes)} → output</div>"
+
+    def report(self) -> PipelineReport:
+        """Where the last run spent its time, stage by stage; of a run that goes on, what it did so far.
+
+        Raises:
+            RuntimeError: nothing has run yet.
+
+        >>> pipeline = Pipeline(abs)
+        >>> _ = list(pipeline.map([-1, -2]))
+        >>> pipeline.report().bottleneck
+        'abs'
+        """
+        line = self._last
+        if line is None:
+            raise RuntimeError("this pipeline has not run yet; call it, or go through pipeline.map(items)")
+        stages = tuple(
+            StageReport(name, place, c.items, c.busy, c.starved, c.blocked, spans)
+            for (name, place), (c, spans) in zip(self._drawn(), line.clocks(), strict=True)
+        )
+        return PipelineReport(stages, line.ended - line.began, line.most_in_flight)
+
+
+def received(result: Any, marks: list[Mark]) -> Any:
+    """The result, for this thread to use and to free."""
+    if not marks:
+        return result
+    for mark in marks:
+        mark.wait()
+    marked = {(mark.framework.name, mark.device) for mark in marks}
+
+    def take_over(x: Any) -> Any:
+        owner = registry.find_owner(x)
+        return x if owner is None or (owner.name, owner.device_of(x)) not in marked else owner.take_over(x)
+
+    return map_arrays(result, take_over)
+
+
+def _label(stage: Any) -> str:
+    name = getattr(stage, "__name__", None) or type(stage).__name__
+    return str(name)
+
+
+def _place(stage: Any) -> str:
+    """Framework and device of a stage, in words."""
+    framework = getattr(stage, "execution_memory_type", None)
+    if framework is None:
+        return "where its input is"
+    device, gpu_id = getattr(stage, "device", None), getattr(stage, "gpu_id", None)
+    if device is not None:
+        return f"{framework} on {device}"
+    if gpu_id is not None:
+        return f"{framework} on {'the freest gpu' if gpu_id == 'auto' else f'gpu:{gpu_id}'}"
+    return f"{framework}, where its input is"
+
+
+def _shape_of(tree: Any) -> str:
+    """The structure of a result, without its values."""
+    if isinstance(tree, dict):
+        return f"a dict of {', '.join(map(repr, tree))}"
+    if isinstance(tree, (list, tuple)):
+        return f"a {type(tree).__name__} of {len(tree)}"
+    return f"a {type(tree).__name__}"

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Check that the built documentation holds together and loads nothing from the network.
+
+    python docs/check_links.py docs/_build
+
+Every link to another page, to an anchor or to a file has to lead somewhere; pictures, scripts and styles have
+to be files of the build. What is wrong is printed; the exit code is 1 then.
+"""
+
+from __future__ import annotations
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+#: Pages that Sphinx writes for itself.
+GENERATED = {"genindex.html", "search.html"}
+
+
+class Page(HTMLParser):
+    """The anchors of a page, what it links to, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value for name, value in attrs if value}
+        if "id" in values:
+            self.anchors.add(values["id"])
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag == "link" and values.get("rel") in ("stylesheet", "icon", "preload") and "href" in values:
+            self.loads.append(values["href"])
+        if tag in ("img", "script", "iframe") and "src" in values:
+            self.loads.append(values["src"])
+
+
+def faults(folder: Path) -> list[str]:
+    """What is wrong in the pages of a folder, one line each."""
+    pages = {path.resolve(): Page(path) for path in sorted(folder.rglob("*.html"))}
+    if not pages:
+        return [f"{folder} has no pages"]
+    wrong = []
+    for path, page in pages.items():
+        if path.name in GENERATED:
+            continue
+        name = path.relative_to(folder.resolve())
+        wrong += [f"{name} loads {url} from the network" for url in page.loads if urlsplit(url).netloc]
+        for url in page.links + page.loads:
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists():
+                wrong.append(f"{name} points to {url}, which is not there")
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                wrong.append(f"{name} points to {url}, which has no such anchor")
+    return wrong
+
+
+def main() -> int:
+    """Print the faults; returns the exit status."""
+    found = faults(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/_build"))
+    print("\n".join(found) or "All links lead somewhere.")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

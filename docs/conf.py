@@ -1,0 +1,147 @@
+"""How the documentation is built: `tox -e docs`, or `sphinx-build -W -b html docs docs/_build`.
+
+Nothing is fetched while building: no inventories of other projects, no fonts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import warnings
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(CHECKOUT))
+
+import arraybridge  # noqa: E402
+
+# It calls Sphinx by a name that a later Sphinx will drop, and says so a hundred times.
+warnings.filterwarnings("ignore", category=PendingDeprecationWarning, module=r"sphinx_autodoc_typehints\.")
+warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"sphinx_autodoc_typehints\.")
+
+RESULTS = CHECKOUT / "benchmarks" / "results"
+
+project = "arraybridge"
+author = "arraybridge contributors"
+version = release = arraybridge.__version__
+copyright = author  # noqa: A001  # the name is Sphinx's
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_autodoc_typehints",
+    "sphinx_copybutton",
+]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+
+# Docstrings name functions in single backquotes.
+default_role = "py:obj"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_custom_sections = [("Class attributes", "params_style")]
+autodoc_member_order = "bysource"
+autodoc_class_signature = "mixed"
+always_use_bars_union = True
+typehints_use_signature = True
+typehints_use_signature_return = True
+typehints_document_rtype = False  # the signature has it
+suppress_warnings = [
+    # The types of torch, jax and the others are named in annotations, and need not be installed here.
+    "sphinx_autodoc_typehints.forward_reference",
+    "sphinx_autodoc_typehints.guarded_import",
+]
+
+html_theme = "furo"
+html_title = f"arraybridge {version}"
+html_static_path = ["_static"]
+html_css_files = ["arraybridge.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+
+# -- parts of pages that are written from what is there ------------------------------------------------
+
+
+def _names_left(page: str) -> str:
+    """A directive for each public name that the page does not have yet, so that none is missing."""
+    there = set(re.findall(r"(?:auto\w+|py:data):: ([\w.]+)", page))
+    lines = []
+    for name in arraybridge.__all__:
+        if name in there:
+            continue
+        thing = getattr(arraybridge, name)
+        kind = "class" if isinstance(thing, type) else "function" if callable(thing) else "data"
+        if isinstance(thing, type) and issubclass(thing, BaseException):
+            kind = "exception"
+        lines.append(f".. auto{kind}:: {name}")
+    return "\n".join(lines)
+
+
+def _numbers(value: float) -> str:
+    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _targets(file: str) -> str:
+    """The targets of one file of results, with what was measured, as a table."""
+    rows = ["| claim | target | measured | |", "|---|---|---|---|"]
+    for section in json.loads((RESULTS / file).read_text(encoding="utf-8")).values():
+        for one in section.get("targets", ()) if isinstance(section, dict) else ():
+            unit = one.get("unit", "").replace("x", "×")
+            target = f"{one['target']} {unit}".replace("<=", "≤").replace(">=", "≥")
+            cells = (target, f"{_numbers(one['measured'])} {unit}", "met" if one["met"] else "**missed**")
+            kept = " | ".join(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in cells)
+            rows.append(f"| {one['claim']} | {kept} |")
+    return "\n".join(rows)
+
+
+def _verdicts(file: str) -> str:
+    """The targets of one file of results that has them under the words of the claim, as a table."""
+    results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    rows = [
+        f"| {claim} | {_numbers(one['measured'])} | {'met' if one['met'] else '**missed**'} |"
+        for claim, one in results["targets"].items()
+    ]
+    return "\n".join(["| target | measured | |", "|---|---|---|", *rows])
+
+
+def _times(file: str) -> str:
+    """The medians of the first section of one file of results, as a table."""
+    section = next(iter(json.loads((RESULTS / file).read_text(encoding="utf-8")).values()))
+    rows = [f"| {name} | {_numbers(row['median_ns'])} |" for name, row in section["results"].items()]
+    return "\n".join(["| call | ns over the plain call, median |", "|---|---|", *rows])
+
+
+def _taken_on(file: str) -> str:
+    """The machine and the versions of one file of results, as a sentence."""
+    results = json.loads((RESULTS / file).read_text(encoding="utf-8"))
+    part = results if "machine" in results else next(iter(results.values()))
+    machine, versions = part["machine"], part["versions"]
+    packages = ", ".join(f"{name} {number}" for name, number in versions.items())
+    return (
+        f"Taken on {machine['cpu']}, {machine['cores']} cores, {machine['system']},"
+        f" Python {machine['python']}, with {packages}."
+    )
+
+
+def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
+    if page == "api":
+        source[0] = source[0].replace(".. names-left", _names_left(source[0]))
+    if page == "benchmarks":
+        source[0] = re.sub(r"<!-- targets: (\S+) -->", lambda m: _targets(m[1]), source[0])
+        source[0] = re.sub(r"<!-- verdicts: (\S+) -->", lambda m: _verdicts(m[1]), source[0])
+        source[0] = re.sub(r"<!-- times: (\S+) -->", lambda m: _times(m[1]), source[0])
+        source[0] = re.sub(r"<!-- machine: (\S+) -->", lambda m: _taken_on(m[1]), source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Let Sphinx call `_fill_in` for each page that it reads."""
+    app.connect("source-read", _fill_in)

@@ -1,0 +1,5 @@
+"""A CuPy that ends the process at import."""
+
+import os
+
+os.abort()

@@ -1,0 +1,22 @@
+"""Hides the frameworks that the environment has, but for those that are planted beside this file."""
+
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FRAMEWORKS = {"cupy", "jax", "jaxlib", "pyclesperanto", "pyclesperanto_prototype", "tensorflow", "torch"}
+HIDDEN = {name for name in FRAMEWORKS if not (HERE / name).exists()}
+
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        # The program's own folder comes first in sys.path, and what lies there is never hidden.
+        own = Path.cwd() / f"{fullname}.py"
+        if fullname in HIDDEN and not own.exists():
+            return None
+        return super().find_spec(fullname, path, target)
+
+
+sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]

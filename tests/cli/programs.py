@@ -1,0 +1,82 @@
+"""Running the program as a user does, and throw-away environments with planted faults."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[2]
+PLANTED = Path(__file__).parent / "planted"
+# What a shell may have set and the tests decide themselves.
+UNSET = (
+    *("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TERM", "PY_COLORS", "GITHUB_ACTIONS"),
+    *("XLA_FLAGS", "JAX_PLATFORMS", "XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH"),
+)
+
+
+def environment(*first: Path, **changes: str) -> dict[str, str]:
+    """The environment of a program: this checkout is found, and before it what lies in ``first``."""
+    environ = {name: value for name, value in os.environ.items() if name not in UNSET}
+    environ["PYTHONPATH"] = os.pathsep.join([*map(str, first), str(CHECKOUT)])
+    environ["PYTHONWARNINGS"] = ""
+    return environ | changes
+
+
+def run_cli(
+    *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None, timeout: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m arraybridge`` with these arguments in a process of its own, through pipes."""
+    return subprocess.run(
+        [sys.executable, "-m", "arraybridge", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=timeout,
+        check=False,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        env=env or environment(PYTHONIOENCODING="utf-8"),
+    )
+
+
+class Site:
+    """A throw-away folder of packages that comes before everything installed, and hides other frameworks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "site"
+        self.bin = folder / "bin"
+        self.work = folder / "work"
+        for made in (self.folder, self.bin, self.work):
+            made.mkdir(parents=True)
+        shutil.copy(PLANTED / "sitecustomize.py", self.folder)
+        self.environ: dict[str, str] = {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
+
+    def package(self, name: str, file: str) -> None:
+        """Plant a package of that name, which is one file of the folder planted/."""
+        (self.folder / name).mkdir()
+        shutil.copy(PLANTED / file, self.folder / name / "__init__.py")
+
+    def distribution(self, name: str, version: str, *requires: str) -> None:
+        """Plant the metadata of an installed distribution."""
+        info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+        lines += [f"Requires-Dist: {line}" for line in requires]
+        extras = {line.split("extra ==")[1].strip(" \"'") for line in requires if "extra ==" in line}
+        lines += [f"Provides-Extra: {extra}" for extra in sorted(extras)]
+        (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def card(self, cuda: str, driver: str, **more: str) -> None:
+        """Plant an nvidia-smi that tells of a card and a driver."""
+        command = self.bin / "nvidia-smi"
+        shutil.copy(PLANTED / "nvidia-smi", command)
+        command.chmod(0o755)
+        self.environ |= {"FAKE_CUDA": cuda, "FAKE_DRIVER": driver, **more}
+
+    def run(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
+        """Run arraybridge in this environment, in the folder ``work``."""
+        env = environment(self.folder, **(self.environ | changes))
+        return run_cli(*arguments, env=env, cwd=self.work)

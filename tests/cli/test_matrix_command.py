@@ -1,0 +1,214 @@
+"""`arraybridge matrix`: every pair measured, and told in a terminal, as JSON, as a page and as a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+
+from arraybridge.cli import matrix as command
+from arraybridge.cli.matrix_page import page
+from tests.cli.programs import environment, run_cli
+from tests.helpers import require
+
+Json = dict[str, Any]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Json, Path]:
+    """One run with all its files: numpy, torch and jax, in a dtype that all of them have."""
+    for name in ("torch", "jax"):
+        if importlib.util.find_spec(name) is None:
+            require(name)
+    folder = tmp_path_factory.mktemp("matrix")
+    arguments = ["--frameworks", "numpy,torch,jax", "--size", "256KiB", "--dtype", "int64", "--json"]
+    arguments += ["--html", str(folder / "page.html")]
+    if importlib.util.find_spec("matplotlib") is not None:
+        arguments += ["--png", str(folder / "map.png")]
+    done = run_cli("matrix", *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), folder
+
+
+def test_every_pair_was_converted_and_is_exact(measured: tuple[Json, Path]) -> None:
+    result, _ = measured
+    names = ["numpy", "torch", "jax"]
+    assert result["places"] == names
+    assert [(c["source"], c["target"]) for c in result["cells"]] == [(a, b) for a in names for b in names]
+    assert result["nbytes"] == 262144
+    assert result["shape"] == [32, 1024]
+    assert result["dtype"] == "int64"
+    for cell in result["cells"]:
+        assert cell["exact"] is True
+        assert cell["kind"] == ("same" if cell["source"] == cell["target"] else "shared")
+        assert cell["shares_memory"] is True
+        assert cell["copies"] == 0
+        assert 0 < cell["seconds"] < 1
+        assert cell["bytes_per_second"] is None
+        assert cell["error"] is None
+
+
+class Page(HTMLParser):
+    """What of a page a test looks at."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.cells = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_no_network(measured: tuple[Json, Path]) -> None:
+    _, folder = measured
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    parsed = Page(text)
+    assert parsed.open == []
+    assert not re.search(r"https?://|//[a-z]+\.[a-z]+/|@import", text)
+    assert not [attrs for _, attrs in parsed.tags if "src" in attrs]
+    assert [attrs.get("href") for tag, attrs in parsed.tags if tag == "link"] == ["data:,"]
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in parsed.tags
+    assert "prefers-color-scheme: dark" in text
+    # 9 pairs of 8 columns, and a grid of 9.
+    assert sum(tag == "td" for tag, _ in parsed.tags) == 9 * 8 + 9
+
+
+def test_what_frameworks_say_is_escaped() -> None:
+    cell = {"source": "numpy", "target": "<script>", "kind": "refused", "error": '<b onload="x()">&'}
+    blank = dict.fromkeys(
+        ("method", "device", "shares_memory", "copies", "seconds", "bytes_per_second", "exact", "reason")
+    )
+    result = {"dtype": "float32", "shape": [1], "nbytes": 4, "arraybridge": "1", "machine": "<i>"}
+    text = page(result | {"places": ["<u>"], "cells": [blank | cell], "missing": {"<s>": "<em>"}})
+    assert Page(text).open == []
+    for tag in ("<b ", "<i>", "<u>", "<s>", "<em>"):
+        assert tag not in text
+    assert text.count("<script>") == 1
+
+
+def chromium(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM is not None
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--enable-logging=stderr",
+    ]
+    return subprocess.run(
+        [CHROMIUM, *options, f"--user-data-dir={folder / 'profile'}", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="Chromium is not installed; the page is parsed in the tests above"
+)
+def test_the_page_sorts_in_a_browser_without_a_console_error(
+    measured: tuple[Json, Path], tmp_path: Path
+) -> None:
+    result, folder = measured
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    clicks = (Path(__file__).parent / "planted" / "click_time.js").read_text(encoding="utf-8")
+    clicked = tmp_path / "clicked.html"
+    clicked.write_text(text.replace("</body>", f"<script>{clicks}</script></body>"), encoding="utf-8")
+    done = chromium("--dump-dom", clicked.as_uri(), folder=tmp_path)
+    assert "CONSOLE" not in done.stderr
+    title = re.search("<title>(.*?)</title>", done.stdout)
+    assert title is not None, done.stderr
+    told = json.loads(title.group(1))
+    times = sorted(float(f"{cell['seconds']:.6g}") for cell in result["cells"])
+    assert told == {"up": times, "down": times[::-1], "sort": "descending", "phone": times, "wide": False}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_a_console_error_would_be_seen(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.html"
+    wrong.write_text("<script>missing();</script>", encoding="utf-8")
+    assert "CONSOLE" in chromium("--dump-dom", wrong.as_uri(), folder=tmp_path).stderr
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    return width, height
+
+
+def test_the_heat_map_is_a_picture_with_colours(measured: tuple[Json, Path]) -> None:
+    image = pytest.importorskip("matplotlib.image")
+    path = measured[1] / "map.png"
+    pixels = image.imread(path)
+    assert png_size(path) == (pixels.shape[1], pixels.shape[0])
+    assert min(pixels.shape[:2]) > 400
+    assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 50
+
+
+def test_a_picture_without_matplotlib_is_a_clear_mistake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(typer.BadParameter, match="pip install matplotlib"):
+        command.matrix(size="1KiB", dtype="uint8", frameworks="numpy", png=tmp_path / "x.png")
+
+
+def test_a_dtype_that_a_framework_lacks_is_refused_in_its_cells() -> None:
+    require("pyclesperanto")
+    places, missing = command.find_places(["numpy", "pyclesperanto"])
+    assert missing == {}
+    assert [place.framework for place in places] == ["numpy", "pyclesperanto"]
+    from arraybridge.cli.output import progress
+
+    with progress() as bar:
+        refused = command.measure(places, np.zeros((2, 3)), bar)
+        copied = command.measure(places, np.ones((2, 3), np.uint8), bar)
+    assert [cell["kind"] for cell in refused] == ["same", "refused", "refused", "refused"]
+    assert all("float64" in cell["error"] for cell in refused[1:])
+    assert [cell["kind"] for cell in copied] == ["same", "copied", "copied", "same"]
+    assert all(cell["bytes_per_second"] > 0 for cell in copied[1:3])
+    assert all(cell["exact"] for cell in copied)
+
+
+@pytest.mark.parametrize(
+    ("name", "itemsize"), [("float32", 4), ("bool", 1), ("complex128", 16), (">i4", 4), ("bfloat16", 2)]
+)
+def test_the_array_has_the_size_and_dtype_asked_for(name: str, itemsize: int) -> None:
+    if name == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    array = command._array(48 * 1024, name)
+    assert array.nbytes == 48 * 1024
+    assert array.dtype.itemsize == itemsize
+    assert array.shape == (48 // itemsize, 1024)
+    assert command._array(1, name).shape == (1,)
+
+
+def test_the_table_and_the_list_for_narrow_terminals() -> None:
+    arguments = ("matrix", "--frameworks", "numpy", "--size", "1KiB", "--dtype", "uint8")
+    wide = run_cli(*arguments, env=environment(PYTHONIOENCODING="utf-8"))
+    assert "same" in wide.stdout
+    assert "All 1 results are exact" in wide.stdout
+    assert wide.stderr == ""

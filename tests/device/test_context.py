@@ -1,0 +1,177 @@
+"""The default device: chosen, restored, per thread and task; and the namespaces that go with it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import array_namespace, get_device, set_device, use_device
+from tests.helpers import require
+
+
+@pytest.fixture(autouse=True)
+def chosen_by_nobody() -> Any:
+    set_device(None)
+    yield
+    set_device(None)
+
+
+@pytest.fixture
+def jax_devices() -> Any:
+    jax = require("jax")
+    if len(jax.devices("cpu")) < 4:
+        pytest.skip("XLA_FLAGS gives JAX fewer than four CPU devices")
+    return jax
+
+
+def test_nobody_chose() -> None:
+    assert str(get_device()) == ("gpu:0" if arraybridge.gpu_available() else "cpu")
+
+
+def test_set_and_forget() -> None:
+    set_device("cpu")
+    assert get_device() == "cpu"
+    assert isinstance(get_device(), arraybridge.Device)
+    set_device(None)
+    assert get_device() == ("gpu:0" if arraybridge.gpu_available() else "cpu")
+
+
+def test_blocks_nest_and_restore(jax_devices: Any) -> None:
+    set_device("cpu:1")
+    with use_device("cpu:2") as device:
+        assert str(device) == "cpu:2"
+        with pytest.raises(KeyError), use_device(arraybridge.Device("cpu", 3)) as inner:
+            raise KeyError(str(inner))
+        assert str(inner) == "cpu:3"
+        assert str(get_device()) == "cpu:2"
+    assert str(get_device()) == "cpu:1"
+
+
+def test_a_thread_has_its_own(jax_devices: Any) -> None:
+    seen: dict[str, str] = {}
+
+    def other() -> None:
+        seen["before"] = str(get_device())
+        set_device("cpu:3")
+        seen["after"] = str(get_device())
+
+    set_device("cpu:2")
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen["after"] == "cpu:3"
+    assert seen["before"] != "cpu:2"
+    assert str(get_device()) == "cpu:2"
+
+
+def test_a_task_has_its_own(jax_devices: Any) -> None:
+    async def use(words: str) -> str:
+        with use_device(words):
+            await asyncio.sleep(0.01)
+            return str(get_device())
+
+    async def main() -> list[str]:
+        return list(await asyncio.gather(*(use(f"cpu:{i}") for i in (1, 2, 3))))
+
+    assert asyncio.run(main()) == ["cpu:1", "cpu:2", "cpu:3"]
+
+
+@pytest.mark.parametrize("words", ["gpu:97", "cuda:97", "cpu:97", "opencl:97"])
+def test_a_device_that_is_not_there(words: str) -> None:
+    with pytest.raises(arraybridge.DeviceNotFoundError, match=r"no installed framework has a device .*:97"):
+        set_device(words)
+    with pytest.raises(arraybridge.DeviceNotFoundError), use_device(words):
+        pass
+    assert str(get_device()) == ("gpu:0" if arraybridge.gpu_available() else "cpu")
+
+
+def test_the_host_instead_of_a_missing_gpu() -> None:
+    with arraybridge.settings(missing_gpu="host"):
+        with pytest.warns(arraybridge.MissingGpuWarning, match="gpu:97 is missing") as caught:
+            set_device("gpu:97")
+        assert caught[0].filename == __file__
+        with pytest.raises(arraybridge.DeviceNotFoundError):
+            set_device("cpu:97")
+    assert get_device() == "cpu"
+
+
+@pytest.mark.parametrize("words", ["", "GPU", "gpu:-1", "cpu:x", 0, 1.5])
+def test_what_is_no_device(words: Any) -> None:
+    with pytest.raises(ValueError, match="is not a device"):
+        set_device(words)
+
+
+def test_to_gpu_goes_to_the_chosen_device(jax_devices: Any) -> None:
+    x = arraybridge.to_jax(np.arange(3, dtype=np.float32))
+    with use_device("cpu:2"):
+        moved = arraybridge.to_gpu(x)
+    assert str(arraybridge.device_of(moved)) == "cpu:2"
+    np.testing.assert_array_equal(np.asarray(moved), [0, 1, 2])
+    host = np.arange(3)
+    with use_device("cpu"):
+        assert arraybridge.to_gpu(host) is host
+        assert arraybridge.to_gpu(x) is x
+    if not arraybridge.gpu_available():
+        with use_device("cpu:2"), pytest.raises(arraybridge.DeviceNotFoundError):
+            arraybridge.to_gpu(x, 0)
+        with pytest.raises(arraybridge.DeviceNotFoundError):
+            arraybridge.to_gpu(x)
+
+
+# -- namespaces --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_one_function_for_every_framework(name: str) -> None:
+    require(name)
+
+    def normalised(x: Any) -> Any:
+        xp = array_namespace(x)
+        return (x - xp.mean(x)) / xp.max(xp.abs(x))
+
+    host = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
+    result = normalised(arraybridge.convert_memory(host, name))
+    assert arraybridge.detect_memory_type(result) == name
+    np.testing.assert_allclose(arraybridge.to_numpy(result), (host - 3.0) / 6.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_names_of_the_standard(name: str) -> None:
+    require(name)
+    x = arraybridge.convert_memory(np.arange(6, dtype=np.float32).reshape(2, 3), name)
+    xp = array_namespace(x, 2.0, None)
+    both = xp.concat([x, xp.permute_dims(x, (0, 1))], axis=0)
+    assert tuple(both.shape) == (4, 3)
+    assert tuple(xp.astype(x, xp.int32).shape) == (2, 3)
+
+
+def test_without_arrays_the_default_device_decides(jax_devices: Any) -> None:
+    with use_device("cpu"):
+        assert array_namespace().asarray([1]).__class__ is np.ndarray
+    with use_device("cpu:1"):
+        assert array_namespace() is jax_devices.numpy
+
+
+def test_arrays_of_two_frameworks() -> None:
+    torch = require("torch")
+    with pytest.raises(TypeError, match="numpy and torch"):
+        array_namespace(np.zeros(2), torch.zeros(2))
+
+
+def test_pyclesperanto_has_none() -> None:
+    require("pyclesperanto")
+    image = arraybridge.to_pyclesperanto(np.zeros((2, 2), np.float32))
+    with pytest.raises(arraybridge.ArrayNotSupportedError, match="no array API namespace"):
+        array_namespace(image)
+    with use_device("opencl:0"), pytest.raises(TypeError, match="convert them first"):
+        array_namespace()
+
+
+def test_what_is_no_array() -> None:
+    with pytest.raises(arraybridge.UnknownArrayError):
+        array_namespace([1, 2])

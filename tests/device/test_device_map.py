@@ -1,0 +1,348 @@
+"""device_map: every device works, results in order, bounded, errors that name their item, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import device_map
+from tests.device import functions
+from tests.device.conftest import our_threads
+from tests.helpers import require
+
+FOUR = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
+
+
+@pytest.fixture
+def jax_devices() -> Any:
+    jax = require("jax")
+    if len(jax.devices("cpu")) < 4:
+        pytest.skip("XLA_FLAGS gives JAX fewer than four CPU devices")
+    return jax
+
+
+def test_a_decorated_function_runs_on_every_device(jax_devices: Any) -> None:
+    @arraybridge.jax(output_type="numpy")
+    def where(x: Any) -> Any:
+        time.sleep(0.002)
+        seen.append(str(arraybridge.device_of(x)))
+        return x * 2
+
+    seen: list[str] = []
+    items = [np.full(3, i, np.float32) for i in range(40)]
+    results = list(device_map(where, items, devices=FOUR))
+    np.testing.assert_array_equal(np.stack(results), np.stack(items) * 2)
+    assert set(seen) == {"cpu", "cpu:1", "cpu:2", "cpu:3"}
+
+
+def test_all_devices_are_those_of_the_functions_framework(jax_devices: Any) -> None:
+    @arraybridge.jax
+    def where(x: Any) -> Any:
+        time.sleep(0.002)
+        return x
+
+    results = list(device_map(where, [np.zeros(2, np.float32)] * 40))
+    expected = {str(d) for d in arraybridge.framework("jax").devices()}
+    gpus = {d for d in expected if d.startswith("gpu")}
+    assert {str(arraybridge.device_of(r)) for r in results} == (gpus or expected)
+
+
+def test_a_plain_function_gets_arrays_on_its_device(jax_devices: Any) -> None:
+    jnp = jax_devices.numpy
+
+    def where(item: dict[str, Any]) -> tuple[str, str]:
+        time.sleep(0.002)
+        return str(arraybridge.device_of(item["x"])), str(arraybridge.device_of(jnp.zeros(2)))
+
+    items = [{"x": arraybridge.to_jax(np.zeros(3, np.float32)), "name": "a"} for _ in range(24)]
+    results = list(device_map(where, items, devices=FOUR[1:]))
+    assert {a for a, _ in results} == {"cpu:1", "cpu:2", "cpu:3"}
+    assert all(a == b for a, b in results)  # what the function makes lies there, too
+
+
+def test_a_decorated_function_that_is_called_inside_runs_there(jax_devices: Any) -> None:
+    @arraybridge.jax
+    def inner(x: Any) -> Any:
+        return x
+
+    result = list(device_map(lambda x: str(arraybridge.device_of(inner(x))), [np.zeros(2)] * 3, ["cpu:2"]))
+    assert result == ["cpu:2"] * 3
+
+
+def test_a_function_with_a_device_of_its_own_keeps_it(jax_devices: Any) -> None:
+    @arraybridge.jax(device="cpu:3")
+    def own(x: Any) -> Any:
+        return x
+
+    for devices in ("all", ["cpu:1"]):
+        results = list(device_map(own, [np.zeros(2)] * 3, devices))
+        assert {str(arraybridge.device_of(r)) for r in results} == {"cpu:3"}
+
+
+def test_outside_nothing_has_changed(jax_devices: Any) -> None:
+    @arraybridge.jax
+    def same(x: Any) -> Any:
+        return x
+
+    list(device_map(same, [np.zeros(2)], ["cpu:2"]))
+    assert str(arraybridge.device_of(same(np.zeros(2)))) == "cpu"
+    assert str(arraybridge.device_of(jax_devices.numpy.zeros(2))) == str(
+        arraybridge.framework("jax").devices()[0]
+        if len(arraybridge.framework("jax").devices()) == 4
+        else "gpu:0"
+    )
+
+
+def test_logical_devices_of_tensorflow() -> None:
+    tf = require("tensorflow")
+    if len(tf.config.list_logical_devices("CPU")) < 2:
+        pytest.skip("TensorFlow had started with one CPU device")
+
+    @arraybridge.tensorflow
+    def where(x: Any) -> Any:
+        time.sleep(0.002)
+        return x + 1
+
+    results = list(device_map(where, [np.zeros(2, np.float32)] * 20, ["cpu:0", "cpu:1"]))
+    assert {str(arraybridge.device_of(r)) for r in results} == {"cpu", "cpu:1"}
+
+
+# The kernels of pyclesperanto-prototype draw remarks from PoCL's compiler.
+@pytest.mark.filterwarnings("ignore:Non-empty compiler output")
+def test_opencl_devices() -> None:
+    cle = require("pyclesperanto")
+    if len(arraybridge.devices("pyclesperanto")) < 2:
+        pytest.skip("POCL_DEVICES gives one device")
+
+    @arraybridge.pyclesperanto
+    def add(x: Any) -> Any:
+        time.sleep(0.002)
+        seen.add(str(arraybridge.device_of(x)))
+        return cle.add_image_and_scalar(x, scalar=1)
+
+    seen: set[str] = set()
+    items = [np.full((2, 3), i, np.float32) for i in range(12)]
+    results = list(device_map(add, items))
+    assert seen == {"opencl:0", "opencl:1"}
+    for i, result in enumerate(results):
+        np.testing.assert_array_equal(arraybridge.to_numpy(result), items[i] + 1)
+
+
+# -- order, laziness, bounds -------------------------------------------------------------------------
+
+
+def test_order_and_no_order() -> None:
+    def wait(i: int) -> int:
+        time.sleep(0.05 if i == 0 else 0.001)
+        return i
+
+    assert list(device_map(wait, range(12), "cpu", per_device=3)) == list(range(12))
+    loose = list(device_map(wait, range(12), "cpu", per_device=3, ordered=False))
+    assert sorted(loose) == list(range(12))
+    assert loose[0] != 0
+
+
+def test_input_is_read_lazily_and_within_bounds() -> None:
+    read = handed = most = 0
+
+    def items() -> Iterator[int]:
+        nonlocal read, most
+        while True:
+            read += 1
+            most = max(most, read - handed)
+            yield read
+
+    results = device_map(lambda x: x, items(), "cpu", per_device=2)
+    assert read == 0
+    for _ in range(50):
+        next(results)
+        handed += 1
+    results.close()
+    assert most <= 4 * 2 + 1
+
+
+def test_per_device_threads_work_at_the_same_time() -> None:
+    barrier = threading.Barrier(4, timeout=10)
+
+    def meet(i: int) -> int:
+        barrier.wait()
+        return i
+
+    assert list(device_map(meet, range(8), "cpu", per_device=4)) == list(range(8))
+
+
+def test_free_devices_take_the_work() -> None:
+    counts: dict[str, int] = {}
+
+    def work(i: int) -> None:
+        name = threading.current_thread().name
+        counts[name] = counts.get(name, 0) + 1
+        time.sleep(0.1 if i == 0 else 0.001)
+
+    list(device_map(work, range(30), "cpu", per_device=2, ordered=False))
+    assert max(counts.values()) > 20  # one was held up by the first item
+
+
+# -- errors and ends ---------------------------------------------------------------------------------
+
+
+class OwnError(Exception):
+    pass
+
+
+def test_the_first_error_names_its_item_and_stops_the_rest() -> None:
+    started = []
+
+    def fail(i: int) -> int:
+        started.append(i)
+        if i == 3:
+            raise OwnError("three")
+        time.sleep(0.001)
+        return i
+
+    with pytest.raises(OwnError) as caught:
+        list(device_map(fail, range(1000), "cpu", per_device=2))
+    assert "item 3, on cpu" in caught.value.__notes__
+    assert len(started) < 20
+
+
+def test_an_input_that_raises() -> None:
+    def items() -> Iterator[int]:
+        yield 1
+        raise OwnError
+
+    with pytest.raises(OwnError) as caught:
+        list(device_map(lambda x: x, items(), "cpu"))
+    assert "while reading item 1 of the input" in caught.value.__notes__
+
+
+def test_a_dropped_iterator_ends_its_threads() -> None:
+    results = device_map(lambda x: x, range(1000), "cpu", per_device=3)
+    next(results)
+    assert len(our_threads()) == 3
+    del results
+    until = time.monotonic() + 1
+    while our_threads():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((3, [1]), {}, TypeError, "takes a function"),
+        ((abs, 3), {}, TypeError, "items to iterate over"),
+        ((abs, [1], []), {}, ValueError, "leaves none"),
+        ((abs, [1], 3), {}, TypeError, "devices=3"),
+        ((abs, [1], ["cpu", "cpu"]), {}, ValueError, "given twice"),
+        ((abs, [1], ["gpu 1"]), {}, ValueError, "is not a device"),
+        ((abs, [1], [True]), {}, ValueError, "gpu_id=True"),
+        ((abs, [1], [None]), {}, ValueError, "None"),
+        ((abs, [1], ["auto"]), {}, ValueError, "is not a device"),
+        ((abs, [1]), {"per_device": 0}, ValueError, "per_device=0"),
+        ((abs, [1]), {"per_device": True}, TypeError, "per_device=True"),
+        ((abs, [1], ["cpu:97"]), {}, arraybridge.DeviceNotFoundError, "no installed framework has"),
+        ((lambda x: x, [1]), {"processes": True}, TypeError, "does not pickle"),
+    ],
+)
+def test_bad_input_is_refused_at_once(
+    arguments: Any, options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        device_map(*arguments, **options)
+
+
+def test_arrays_of_a_framework_without_the_device(jax_devices: Any) -> None:
+    require("torch")
+    tensor = arraybridge.to_torch(np.zeros(2))
+    with pytest.raises(arraybridge.DeviceNotFoundError) as caught:
+        list(device_map(lambda x: x, [tensor], ["cpu:2"]))
+    assert any("item 0, on cpu:2" in note for note in caught.value.__notes__)
+    assert any("torch has no cpu:2" in note for note in caught.value.__notes__)
+
+
+def test_the_host_instead_of_a_missing_gpu(jax_devices: Any) -> None:
+    @arraybridge.jax
+    def same(x: Any) -> Any:
+        return x
+
+    for fn in (abs, same):
+        with (
+            arraybridge.settings(missing_gpu="host"),
+            pytest.warns(arraybridge.MissingGpuWarning, match="gpu:97 is missing"),
+        ):
+            results = list(device_map(fn, [np.ones(2)], ["gpu:97"]))
+        assert str(arraybridge.device_of(results[0])) == "cpu"
+
+
+def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(device_map(abs, [-1, -2, -3], "cpu", progress=True)) == [1, 2, 3]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "3/3" in captured.err
+
+
+# -- processes ---------------------------------------------------------------------------------------
+
+
+def test_processes() -> None:
+    items = [np.arange(4) + i for i in range(6)]
+    results = list(device_map(functions.square, items, "cpu", per_device=2, processes=True))
+    for item, result in zip(items, results, strict=True):
+        np.testing.assert_array_equal(result, item * item)
+    pids = {
+        pid
+        for pid, _ in device_map(functions.process_and_item, range(4), "cpu", per_device=1, processes=True)
+    }
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+
+
+def test_processes_run_on_their_devices(jax_devices: Any) -> None:
+    items = [np.zeros(1, np.int32)] * 6
+    results = list(device_map(functions.device_number, items, ["cpu:1", "cpu:2"], processes=True))
+    assert {int(r[0]) for r in results} <= {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "message"),
+    [
+        (functions.fail_at_three, LookupError, "three"),
+        (functions.fail_strangely, RuntimeError, "StrangeError: first"),
+        (functions.die, RuntimeError, "exit code 7"),
+    ],
+)
+def test_errors_in_processes(fn: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        list(device_map(fn, [1, 3], "cpu", processes=True))
+    assert any(note.startswith("item ") for note in caught.value.__notes__)
+
+
+def test_ctrl_c_ends_it() -> None:
+    script = Path(__file__).with_name("interrupted.py")
+    for mode in ("threads", "processes"):
+        with subprocess.Popen(
+            [sys.executable, str(script), mode],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(arraybridge.__file__).parent.parent)},
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "working\n"
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+        assert out == "interrupted, and 0 threads left\n", err
+        assert process.returncode == 0
+        assert err == ""

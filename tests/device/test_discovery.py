@@ -1,0 +1,202 @@
+"""What is here: names, numbers, memory, and the same card under one number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import arraybridge
+from arraybridge import Device, devices
+from arraybridge.device import discovery
+from arraybridge.frameworks import cards as cards_module
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.cards import Card
+from tests.helpers import require, run_script
+
+FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30, (9, 0))
+SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30, (8, 6))
+
+
+class Cards(Framework):
+    """A framework of the tests, whose devices and cards are what a test says."""
+
+    name = "cards"
+    modules = ("tests",)
+
+    def __init__(self, told: dict[str, str]) -> None:
+        self.told = told
+
+    def owns(self, x: Any) -> bool:
+        return False
+
+    def host_view(self, x: Any) -> Any:
+        raise NotImplementedError
+
+    def from_host(self, view: Any, device: Device) -> Any:
+        raise NotImplementedError
+
+    def devices(self) -> tuple[Device, ...]:
+        return (CPU, *map(Device.parse, self.told))
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        return "", self.told.get(str(device), ""), None
+
+
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards_module, "cards", lambda: (FIRST, SECOND))
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, *frameworks: Framework) -> list[Any]:
+    monkeypatch.setattr(discovery, "_frameworks", lambda named: list(frameworks))
+    return devices()
+
+
+def test_the_host_of_numpy() -> None:
+    (cpu,) = devices("numpy")
+    assert str(cpu) == "cpu"
+    assert cpu == "cpu"
+    assert cpu == Device("cpu")
+    assert isinstance(cpu, Device)
+    assert cpu.frameworks == ("numpy",)
+    assert cpu.total is None or 0 < cpu.free < cpu.total
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto"])
+def test_they_are_those_of_the_framework(name: str) -> None:
+    require(name)
+    found = devices(name)
+    assert found == list(arraybridge.framework(name).devices())
+    assert all(d.frameworks == (name,) for d in found)
+
+
+def test_every_installed_framework() -> None:
+    require("jax")
+    found = {str(d): d for d in devices()}
+    assert next(iter(found)) == "cpu"
+    assert {"numpy", "jax"} <= set(found["cpu"].frameworks)
+    assert len(found) == len(devices())
+    for device in arraybridge.framework("jax").devices():
+        assert "jax" in found[str(device)].frameworks
+
+
+def test_devices_are_accepted_wherever_words_are() -> None:
+    require("jax")
+    import numpy as np
+
+    for device in devices("jax"):
+        x = arraybridge.convert_memory(np.zeros(2, np.float32), "jax", device=device)
+        assert arraybridge.device_of(x) == device
+        assert arraybridge.device_of(arraybridge.to_jax(x, device=str(device))) == device
+
+
+def test_the_memory_of_opencl_devices() -> None:
+    require("pyclesperanto")
+    for device in devices("pyclesperanto"):
+        assert device.kind == "opencl"
+        assert device.name
+        assert device.total is None or device.total > 0
+
+
+def test_unknown_and_missing_frameworks() -> None:
+    with pytest.raises(arraybridge.UnknownFrameworkError, match="did you mean 'torch'"):
+        devices("troch")
+
+
+def test_cards_have_names_and_identities(two_cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"gpu:0": "GPU-aaaa", "gpu:1": "0000:5e:00.0", "opencl:0": "0000:5e:00.0", "opencl:1": ""}
+    found = {str(d): d for d in listed(monkeypatch, Cards(told))}
+    assert list(found) == ["cpu", "gpu:0", "gpu:1", "opencl:0", "opencl:1"]
+    assert found["gpu:0"].name == "Card A"
+    assert found["gpu:0"].identity == "GPU-aaaa"
+    assert found["gpu:0"].capability == (9, 0)
+    assert found["gpu:0"].total == 8 << 30
+    assert found["opencl:0"].identity == found["gpu:1"].identity == "GPU-bbbb"
+    assert found["opencl:1"].identity == ""
+
+
+def test_frameworks_that_disagree_are_an_error(two_cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(arraybridge.DeviceMismatchError, match="gpu:0 is GPU-bbbb for cards"):
+        listed(monkeypatch, Cards({"gpu:0": "GPU-bbbb", "gpu:1": "GPU-aaaa"}))
+
+
+class _Package:
+    """OpenCL devices of the tests: the two cards the other way round, and a CPU."""
+
+    def device_names(self) -> list[str]:
+        return ["Card B", "Card A", "CPU"]
+
+    def is_cpu(self, index: int) -> bool:
+        return index == 2
+
+
+def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses: str) -> Any:
+    require("pyclesperanto")
+    from arraybridge.frameworks import pyclesperanto
+
+    one = object.__new__(pyclesperanto.PyclesperantoFramework)
+    monkeypatch.setattr(one, "_main", _Package(), raising=False)
+    monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
+    seen = [(name, address, 1) for name, address in zip(_Package().device_names(), addresses, strict=True)]
+    monkeypatch.setattr(pyclesperanto, "opencl_devices", lambda: seen)
+    return one
+
+
+def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = _opencl(monkeypatch, (FIRST, SECOND), SECOND.pci, FIRST.pci, "")
+    assert [str(one.accelerator(i)) for i in range(3)] == ["opencl:1", "opencl:0", "opencl:2"]
+    assert str(one.find_device(Device("gpu", 0))) == "opencl:1"
+    assert str(one.find_device(Device("opencl", 0))) == "opencl:0"
+
+
+def test_a_card_that_opencl_does_not_have_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Card(0, "Card C", "GPU-cccc", "0000:01:00.0", 1, (7, 0))
+    one = _opencl(monkeypatch, (other, FIRST), SECOND.pci, FIRST.pci, "")
+    with pytest.raises(arraybridge.DeviceNotFoundError, match="Card C"):
+        one.accelerator(0)
+    assert str(one.accelerator(1)) == "opencl:1"
+
+
+def test_without_addresses_opencl_counts_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = _opencl(monkeypatch, (FIRST,), "", "", "")
+    assert [str(one.accelerator(i)) for i in range(3)] == ["opencl:0", "opencl:1", "opencl:2"]
+
+
+# -- in one line -------------------------------------------------------------------------------------
+
+
+def test_the_freest_card(two_cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"a": ("GPU-aaaa", 8, 3), "b": ("GPU-bbbb", 4, 4)}
+    monkeypatch.setattr(discovery, "_free_memory", lambda: free)
+    assert arraybridge.least_used_gpu() == 1
+    free["a"] = ("GPU-aaaa", 8, 4)
+    assert arraybridge.least_used_gpu() == 0
+
+
+def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards_module, "cards", lambda: ())
+    monkeypatch.setattr(discovery, "loaded", list)
+    assert not arraybridge.gpu_available()
+    assert arraybridge.least_used_gpu() is None
+    info = arraybridge.device_info()
+    assert info["available"] is False
+    assert info["backend"] == "cpu"
+    assert info["names"] == []
+    assert str(info) == "no GPU; arrays live on the host"
+
+
+def test_info_of_two_cards(two_cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "_free_memory", lambda: {"gpu:0": ("GPU-aaaa", 8, 3)})
+    info = arraybridge.device_info()
+    assert info["available"] is True
+    assert info["backend"] == "cuda"
+    assert info["memory"] == [(8 << 30, 3), (4 << 30, None)]
+    assert info["versions"]["numpy"]
+    assert str(info) == "cuda: gpu:0 Card A, gpu:1 Card B"
+
+
+def test_asking_in_one_line_imports_no_framework() -> None:
+    done = run_script("devices_import_nothing.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "nothing"

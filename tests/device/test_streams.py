@@ -1,0 +1,175 @@
+"""Hand-over between streams, with a framework of the tests that writes down what is asked of its card."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import Device, Pipeline, device_map
+from arraybridge.device.workers import Lane
+from arraybridge.frameworks.base import CPU, Framework, Mark
+from tests.helpers import registry_kept
+
+CARDS = (Device("gpu", 0), Device("gpu", 1))
+
+
+class Array:
+    """Values that a card of the tests holds."""
+
+    def __init__(self, values: np.ndarray, device: Device = CARDS[0]) -> None:
+        self.values = values
+        self.device = device
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __getitem__(self, key: Any) -> Array:
+        return Array(self.values[key], self.device)
+
+
+class Streams(Framework):
+    """A framework with two cards, each thread's marks in the order in which they were set and waited for."""
+
+    name = "streams"
+    modules = ("tests",)
+    has_streams = True
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, str, int]] = []
+        self.count = 0
+        self.done = False
+        self.taken_over: list[Array] = []
+        self.lock = threading.Lock()
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Array)
+
+    def host_view(self, x: Any) -> Any:
+        raise NotImplementedError
+
+    def to_host(self, x: Array) -> np.ndarray:
+        return x.values.copy()
+
+    def from_host(self, view: np.ndarray, device: Device) -> Array:
+        return Array(view.copy(), device)
+
+    def shape(self, x: Array) -> tuple[int, ...]:
+        return x.values.shape
+
+    def dtype_name(self, x: Array) -> str:
+        return x.values.dtype.name
+
+    def nbytes(self, x: Array) -> int:
+        return x.values.nbytes
+
+    def devices(self) -> tuple[Device, ...]:
+        return (CPU, *CARDS)
+
+    def device_of(self, x: Array) -> Device:
+        return x.device
+
+    def concatenate(self, parts: list[Array], axis: int) -> Array:
+        assert all(any(part is known for known in self.taken_over) for part in parts)
+        return Array(np.concatenate([part.values for part in parts], axis), parts[0].device)
+
+    def _note(self, what: str, number: int) -> None:
+        with self.lock:
+            self.log.append((threading.current_thread().name, what, number))
+
+    def take_stream(self, device: Device) -> None:
+        self._note("stream", device.index)
+
+    def mark(self, device: Device) -> Mark | None:
+        if device.kind == "cpu":
+            return None
+        with self.lock:
+            self.count += 1
+            number = self.count
+        self._note("mark", number)
+        return Mark(
+            self,
+            device,
+            lambda: self._note("wait", number),
+            lambda: self._note("synchronize", number),
+            lambda: self.done,
+        )
+
+    def take_over(self, x: Array) -> Array:
+        self.taken_over.append(x)
+        return x
+
+
+@pytest.fixture
+def streams() -> Iterator[Streams]:
+    one = Streams()
+    with registry_kept():
+        arraybridge.register(one)
+        yield one
+
+
+def test_each_stage_waits_for_the_marks_of_the_one_before(streams: Streams) -> None:
+    def first(x: Array) -> Array:
+        return Array(x.values * 2, CARDS[0])
+
+    def second(x: Array) -> Array:
+        return Array(x.values + 1, CARDS[1])
+
+    x = np.arange(12.0)
+    result = Pipeline(first, second, microbatches=3)(Array(x))
+    np.testing.assert_array_equal(result.values, x * 2 + 1)
+    threads = {name: [e for e in streams.log if e[0] == name] for name in {e[0] for e in streams.log}}
+    assert set(threads) == {"MainThread", "arraybridge-0-0", "arraybridge-1-0"}
+    # A stream of its own on each card that a thread touches, and once.
+    for name in ("arraybridge-0-0", "arraybridge-1-0"):
+        assert [what for _, what, _ in threads[name]].count("stream") == 1
+    made = {name: [n for _, what, n in events if what == "mark"] for name, events in threads.items()}
+    waited = {name: [n for _, what, n in events if what == "wait"] for name, events in threads.items()}
+    assert waited["arraybridge-0-0"] == made["MainThread"]
+    # A stage sets two marks an item: behind what it made, and behind what it read.
+    assert waited["arraybridge-1-0"] == made["arraybridge-0-0"][0::2]
+    assert waited["MainThread"] == made["arraybridge-1-0"][0::2]
+    assert len(streams.taken_over) == 3
+
+
+def test_inputs_are_held_until_the_work_that_reads_them_is_done(streams: Streams) -> None:
+    lane, item = Lane(2), Array(np.zeros(1))
+    marks = [m for m in [streams.mark(CARDS[0])] if m is not None]
+    for _ in range(2):
+        lane.hold(item, marks)
+    assert not [e for e in streams.log if e[1] == "synchronize"]  # nobody waits for the card yet
+    lane.hold(item, marks)
+    assert [n for _, what, n in streams.log if what == "synchronize"] == [2]  # for the oldest alone
+    assert len(lane._held) == 2
+    streams.done = True
+    lane.hold(item, marks)
+    assert len(lane._held) == 0
+
+
+def test_the_end_of_a_thread_waits_for_what_it_has_queued(streams: Streams) -> None:
+    lane = Lane(5)
+    marks = [m for m in [streams.mark(CARDS[1])] if m is not None]
+    lane.hold("a", marks)
+    lane.hold("b", marks)
+    lane.close()
+    assert [n for _, what, n in streams.log if what == "synchronize"] == [2, 3]
+
+
+def test_each_worker_of_device_map_has_a_stream_on_its_card(streams: Streams) -> None:
+    barrier = threading.Barrier(4, timeout=10)
+
+    def double(x: Array) -> Array:
+        barrier.wait()
+        return Array(x.values * 2, x.device)
+
+    items = [Array(np.full(2, i), CPU) for i in range(8)]
+    results = list(device_map(double, items, ["gpu:0", "gpu:1"], per_device=2))
+    assert [int(r.values[0]) for r in results] == [2 * i for i in range(8)]
+    assert {r.device for r in results} == set(CARDS)
+    taken = [(name, number) for name, what, number in streams.log if what == "stream"]
+    assert sorted(taken) == [(f"arraybridge-0-{w}", w // 2) for w in range(4)]

@@ -1,0 +1,155 @@
+"""The documentation builds without a warning, its links lead somewhere, its error messages are real."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import convert_memory
+from tests.helpers import require
+
+CHECKOUT = Path(__file__).parent.parent
+DOCS = CHECKOUT / "docs"
+
+if not DOCS.is_dir():
+    pytest.skip("there are no docs beside these tests", allow_module_level=True)
+
+
+def check_links(folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(DOCS / "check_links.py"), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_it_builds_without_a_warning(tmp_path: Path) -> None:
+    for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinx_autodoc_typehints"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (tox -e docs has it)")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html"]
+    done = subprocess.run(
+        [*command, str(DOCS), str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    links = check_links(tmp_path)
+    assert links.returncode == 0, links.stdout
+    reference = (tmp_path / "api.html").read_text(encoding="utf-8")
+    assert [name for name in arraybridge.__all__ if f'id="arraybridge.{name}"' not in reference] == []
+
+
+def test_the_link_check_finds_what_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text('<h1 id="here">x</h1>', encoding="utf-8")
+    (tmp_path / "index.html").write_text(
+        '<a href="other.html#here">right</a><a href="https://example.org/">elsewhere</a>', encoding="utf-8"
+    )
+    assert check_links(tmp_path).returncode == 0
+    (tmp_path / "index.html").write_text(
+        '<a href="gone.html">a</a><a href="other.html#gone">b</a><img src="https://example.org/c.png">',
+        encoding="utf-8",
+    )
+    done = check_links(tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "index.html loads https://example.org/c.png from the network",
+        "index.html points to gone.html, which is not there",
+        "index.html points to other.html#gone, which has no such anchor",
+    ]
+
+
+def test_the_table_of_pairs_on_its_page_is_that_of_the_readme() -> None:
+    pages = [
+        (path.read_text(encoding="utf-8")) for path in (CHECKOUT / "README.md", DOCS / "conversion-table.md")
+    ]
+    tables = [re.findall(r"^\| (?:from|\*\*).*$", text, flags=re.MULTILINE) for text in pages]
+    assert len(tables[0]) == 7
+    assert tables[0] == tables[1]
+
+
+# -- the messages that the page on troubleshooting explains -----------------------------------------------
+
+
+def _array() -> np.ndarray[Any, Any]:
+    return np.zeros((2, 3))
+
+
+def _requires_grad() -> Any:
+    return convert_memory(require("torch").ones(2, requires_grad=True), "numpy")
+
+
+def _sparse() -> Any:
+    return convert_memory(require("torch").ones(2).to_sparse(), "numpy")
+
+
+def _traced() -> Any:
+    jax = require("jax")
+    return jax.jit(lambda x: convert_memory(x, "numpy"))(np.ones(2, np.float32))
+
+
+def _two_frameworks() -> Any:
+    return arraybridge.array_namespace(_array(), arraybridge.to_torch(_array()))
+
+
+def _read_only() -> None:
+    require("jax")
+    arraybridge.to_numpy(arraybridge.to_jax(_array()))[0] = 1
+
+
+def _resized() -> None:
+    require("torch")
+    memory = np.arange(16.0)
+    tensor = arraybridge.to_torch(memory)
+    try:
+        memory.resize(4, refcheck=False)
+    finally:
+        del tensor
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "NumPy arrays live on the host": lambda: arraybridge.to_gpu(_array()),
+    "an object of type list is no array": lambda: convert_memory([1], "numpy"),
+    "pyclesperanto has no dtype float64": lambda: convert_memory(_array(), "pyclesperanto"),
+    "dtype object": lambda: convert_memory(np.array([None]), "torch"),
+    "a masked array of numpy": lambda: convert_memory(np.ma.masked_equal(_array(), 0), "torch"),
+    "a sparse_coo tensor": _sparse,
+    "a traced value of jax": _traced,
+    "pyclesperanto cannot hold an array of shape": lambda: convert_memory(
+        np.zeros((1, 1, 1, 1), np.float32), "pyclesperanto"
+    ),
+    "requires grad": _requires_grad,
+    "copy=False": lambda: convert_memory(_array()[::-1], "torch", copy=False),
+    "declared as torch": lambda: convert_memory(_array(), "torch", "numpy"),
+    "'pytorch' is no framework": lambda: convert_memory(_array(), "pytorch"),
+    "gpu_id=-1": lambda: convert_memory(_array(), "torch", -1),
+    "'cuda0' is not a device": lambda: convert_memory(_array(), "torch", device="cuda0"),
+    "not both": lambda: convert_memory(_array(), "torch", gpu_id=0, device="cpu"),
+    "is a decorator and has no 'nn'": lambda: arraybridge.torch.nn,  # type: ignore[attr-defined]
+    "no namespace in common": _two_frameworks,
+    "assignment destination is read-only": _read_only,
+    "cannot resize an array": _resized,
+}
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_the_page_on_troubleshooting_has_the_message_as_it_comes(words: str) -> None:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    headings = [line.strip("`") for line in text.splitlines() if re.match(r"`\w+(Error|Warning): .*`$", line)]
+    (heading,) = [line for line in headings if words in line]
+    for framework in ("torch", "pyclesperanto"):
+        require(framework)
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # which one is what the heading says
+        CASES[words]()
+    came = " ".join(f"{type(caught.value).__name__}: {caught.value}".split())
+    wanted = ".*".join(re.escape(part.strip()) for part in heading.split("…"))
+    assert re.match(wanted, came), f"{came!r} is not explained by {heading!r}"
