@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
 import itertools
 import json
 import re
@@ -65,7 +67,7 @@ def test_the_demo_runs_through_every_framework(shown: subprocess.CompletedProces
     assert_plain(shown)
     there = installed()
     for name in (*there, "numpy"):
-        assert f"{name} on " in shown.stdout, "the table names it as a target"
+        assert f"→ {name} " in shown.stdout, "the table names it as a target"
     for word in ("method", "memory", "bytes", "time"):
         assert word in shown.stdout
     assert shown.stdout.count("equal") >= len(there) + 1
@@ -112,7 +114,8 @@ def test_without_frameworks_the_demo_says_what_to_install() -> None:
     assert_plain(done)
     for extra in ("cupy-cuda13x", "torch", "jax", "tensorflow", "pyclesperanto"):
         assert f'pip install "arraybridge[{extra}]"' in done.stdout
-    assert "exact" in done.stdout
+    assert "equal" in done.stdout
+    assert "DIFFERENT" not in done.stdout
 
 
 def test_a_missing_gpu_is_named() -> None:
@@ -252,3 +255,38 @@ def test_help_and_version_load_no_framework() -> None:
     loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "arraybridge" in loaded
     assert not loaded & {"torch", "jax", "tensorflow", "cupy", "pyclesperanto", "pyopencl"}
+
+
+def test_the_report_holds_its_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("PIL", reason="pictures need Pillow")
+    report = tmp_path / "report.html"
+    done = run("demo", "--html", str(report), "--json")
+    assert done.returncode == 0, done.stderr
+    text = report.read_text(encoding="utf-8")
+    pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
+    sizes = [
+        importlib.import_module("PIL.Image").open(io.BytesIO(base64.b64decode(p))).size for p in pictures
+    ]
+    height, width = json.loads(done.stdout)["shape"]
+    assert sizes == [(width, height), (width - 1, height - 1)]
+    assert not re.search(r'(?:src|href)="(?!data:)', text)  # nothing comes from elsewhere
+    assert "DIFFERENT" not in text
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -> None:
+    done = run("demo", "--html", str(tmp_path / "nowhere" / "report.html"))
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_demo_decorates_recovers_and_pipes(told: tuple[np.ndarray[Any, Any], Any]) -> None:
+    document = told[1]
+    assert document["exact"] is True
+    assert document["decorated"]["exact"] is True
+    oom = document["out_of_memory"]
+    assert oom["exact"] is True
+    assert oom["attempts"] == [40, 40, 20, 10, 10, 10, 10]  # 13 rows fit: the whole twice, then halves
+    assert oom["failed"] == 3
+    assert document["pipeline"]["exact"] is True
+    assert len(document["pipeline"]["stages"]) == 2
