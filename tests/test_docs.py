@@ -9,10 +9,16 @@ import pytest
 from tests.helpers import require
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = sorted(DOCS.glob("*.md")) if DOCS.is_dir() else []  # the wheel's tests have no docs beside them
+# The wheel's tests have no pages beside them.
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))] if DOCS.is_dir() else []
 
 #: What the blocks of a page import, so that it is skipped where that is missing.
-NEEDS = {"decorators": ("torch", "jax", "pyclesperanto"), "devices": ("jax",), "memory": ("torch",)}
+NEEDS = {
+    "README": ("torch", "jax", "tensorflow"),
+    "decorators": ("torch", "jax", "pyclesperanto"),
+    "devices": ("jax",),
+    "memory": ("torch",),
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
