@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import arraybridge
+from arraybridge.frameworks import registry
 from tests.helpers import run_python
 
 BARE = Path(__file__).parent / "without_frameworks.py"
@@ -27,7 +28,7 @@ WIDE = {"COLUMNS": "200"}
 
 
 def installed() -> list[str]:
-    return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
+    return [name for name in FRAMEWORKS if registry.is_installed(name)]
 
 
 def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
