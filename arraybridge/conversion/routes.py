@@ -118,6 +118,22 @@ class Route:
             f" because {self.reason}."
         )
 
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        shown = {
+            "conversion": f"{self.source} → {self.target}",
+            "method": self.method,
+            "device": str(self.device),
+            "shares memory": "yes" if self.shares_memory else "no",
+            "copies": str(self.copies),
+            "bytes": format_bytes(self.nbytes),
+            "time": "" if self.seconds is None else format_seconds(self.seconds),
+            "reason": self.reason,
+        }
+        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in shown.items() if text)
+        return f"<table>{''.join(rows)}</table>"
+
 
 def format_bytes(count: int) -> str:
     """``"4.0 MiB"``, in binary units."""

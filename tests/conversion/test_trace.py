@@ -364,3 +364,11 @@ def test_html_is_escaped() -> None:
     log.records.append(Route("<b>", "&", route.method, route.device, True, 0, 1, "a < b"))
     assert "<b>" not in log._repr_html_()
     assert "&lt;b&gt;" in log._repr_html_()
+
+
+def test_a_route_is_a_table_in_a_notebook() -> None:
+    html = explain(np.zeros(4), "numpy")._repr_html_()
+    assert html.startswith("<table>")
+    assert "<th>method</th><td>same</td>" in html
+    assert "<th>bytes</th><td>32 B</td>" in html
+    assert "<th>time</th>" not in html  # nothing was measured
