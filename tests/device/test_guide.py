@@ -1,4 +1,4 @@
-"""The model of the guide whose halves name two cards; where they are missing, the host stands in on request."""
+"""The guide's model, whose halves name two cards; where they are missing, the host stands in on request."""
 
 from __future__ import annotations
 
