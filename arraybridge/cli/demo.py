@@ -113,9 +113,10 @@ def _tour(picture: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, str]]:
     current: Any = picture
     for framework in (*ORDER, "numpy"):
         try:
-            # The first conversion imports the framework, which takes seconds and is no conversion.
+            # Once beforehand: it imports the framework, which takes seconds and is no conversion, and compiles the
+            # kernels, of which OpenCL's compiler tells on stderr.
             with quiet():
-                arraybridge.convert_memory(picture[:1, :1], framework)
+                _invert(framework, arraybridge.convert_memory(picture, framework))
         except (FrameworkNotInstalledError, DeviceNotFoundError) as error:
             missing[framework] = str(error)
             continue
