@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Literal
 
-__all__ = ["MissingGpu", "missing_gpu", "settings"]
+__all__ = ["MissingGpu", "missing_gpu", "settings", "staging_allowed"]
 
 MissingGpu = Literal["error", "host"]
 
 _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gpu", default=None)
+_staging: ContextVar[bool | None] = ContextVar("arraybridge_staging", default=None)
 
 
 def missing_gpu() -> MissingGpu:
@@ -29,14 +30,28 @@ def _checked(value: str, what: str) -> MissingGpu:
     raise ValueError(f"{what} is {value!r}; it must be 'error' or 'host'")
 
 
+def staging_allowed() -> bool:
+    """Whether large arrays may travel through pinned buffers, in this thread or task."""
+    chosen = _staging.get()
+    if chosen is not None:
+        return chosen
+    value = os.environ.get("ARRAYBRIDGE_STAGING") or "on"
+    if value not in ("on", "off"):
+        raise ValueError(f"ARRAYBRIDGE_STAGING is {value!r}; it must be 'on' or 'off'")
+    return value == "on"
+
+
 @contextmanager
-def settings(*, missing_gpu: MissingGpu | None = None) -> Iterator[None]:
+def settings(*, missing_gpu: MissingGpu | None = None, staging: bool | None = None) -> Iterator[None]:
     """Change arraybridge's settings inside a ``with`` block, for this thread or task alone.
 
     Args:
         missing_gpu: ``"error"`` (the default of the library) refuses a GPU that is not there;
             ``"host"`` places the array on the host instead, with one warning that carries the reason.
             The environment variable ``ARRAYBRIDGE_MISSING_GPU`` does the same for a whole process.
+        staging: False moves every array to a card, and back, by the framework's own call; True (the
+            default of the library) lets large ones travel through pinned buffers where these have proven
+            faster. ``ARRAYBRIDGE_STAGING=off`` in the environment is False for a whole process.
 
     Raises:
         ValueError: another value.
@@ -45,9 +60,12 @@ def settings(*, missing_gpu: MissingGpu | None = None) -> Iterator[None]:
     >>> with arraybridge.settings(missing_gpu="host"):
     ...     pass
     """
+    if staging not in (None, True, False):
+        raise ValueError(f"staging is {staging!r}; it must be True or False")
     chosen = _missing_gpu.get() if missing_gpu is None else _checked(missing_gpu, "missing_gpu")
-    token = _missing_gpu.set(chosen)
+    tokens = _missing_gpu.set(chosen), _staging.set(_staging.get() if staging is None else staging)
     try:
         yield
     finally:
-        _missing_gpu.reset(token)
+        _missing_gpu.reset(tokens[0])
+        _staging.reset(tokens[1])

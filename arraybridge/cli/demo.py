@@ -113,8 +113,8 @@ def _tour(picture: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, str]]:
     current: Any = picture
     for framework in (*ORDER, "numpy"):
         try:
-            # Once beforehand: it imports the framework, which takes seconds and is no conversion, and compiles the
-            # kernels, of which OpenCL's compiler tells on stderr.
+            # Once beforehand: it imports the framework, which takes seconds and is no conversion, and
+            # compiles the kernels, of which OpenCL's compiler tells on stderr.
             with quiet():
                 _invert(framework, arraybridge.convert_memory(picture, framework))
         except (FrameworkNotInstalledError, DeviceNotFoundError) as error:

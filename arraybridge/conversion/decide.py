@@ -270,7 +270,7 @@ class _Journey:
         if there.kind != "cpu":
             method: Method = "device" if self.here.kind == "cpu" else "host"
             reason = reason or f"{there} has memory of its own"
-            return self._end(method, copies + 1, reason, lambda: target.from_host(fetch(), there))
+            return self._end(method, copies + 1, reason, lambda: _send(target, fetch(), there))
         if copies:
             return self._end(
                 "host", copies, reason, lambda: target.from_host(_viewable(target, fetch()), there)
@@ -284,7 +284,7 @@ class _Journey:
             reason = (
                 f"{self.source.name} on {self.here} and {self.target.name} on {self.there} share no memory"
             )
-            return lambda: source.to_host(source.resolve(data)), 1, reason
+            return lambda: _fetch(source, source.resolve(data)), 1, reason
         if source.is_scattered(data):
             return lambda: source.to_host(data), 1, "several devices hold a part of it each"
         if source.is_lazy(data):
@@ -322,12 +322,14 @@ class _Journey:
 
     def _to_other_device(self) -> tuple[Route, Run]:
         """To another device of the same framework, at least one of the two being an accelerator."""
-        target, data, there = self.target, self.data, self.there
+        target, data, here, there = self.target, self.data, self.here, self.there
         method: Method = "host" if there.kind == "cpu" else "device"
         copies = 1
-        if self.here.kind != "cpu" and there.kind != "cpu" and target.dlpack_device is None:
+        if here.kind != "cpu" and there.kind != "cpu" and target.dlpack_device is None:
             method, copies = "host", 2  # OpenCL: out of one device, and into the other
-        return self._end(method, copies, f"{there} is another device", lambda: target.to_device(data, there))
+        return self._end(
+            method, copies, f"{there} is another device", lambda: _move(target, data, here, there)
+        )
 
     def _card_to_card(self) -> tuple[Route, Run]:
         """Both frameworks reach the card where the array lives."""
@@ -370,6 +372,8 @@ class _Journey:
 
         def run() -> Any:
             values = registry.framework("numpy").cast(fetch(), dtype)
+            if there.kind != "cpu":
+                return _send(target, values, there)
             return target.from_host(_viewable(target, values), there)
 
         method: Method = "host" if there.kind == "cpu" else "device"
@@ -425,6 +429,36 @@ def _refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
     """What frameworks raise for an array that they do not take."""
     named = (error for framework in frameworks for error in framework.fast_errors)
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *named)
+
+
+# Only what goes to a card that memory can be pinned for, or comes from one, loads the staging.
+
+
+def _send(target: Framework, memory: np.ndarray, there: Device) -> Any:
+    """Host memory as an array on a card."""
+    if not target.can_pin:
+        return target.from_host(memory, there)
+    from arraybridge.conversion import staging
+
+    return staging.send(target, memory, there)
+
+
+def _fetch(source: Framework, x: Any) -> np.ndarray:
+    """The values of an array on a card, in host memory."""
+    if not source.can_pin:
+        return source.to_host(x)
+    from arraybridge.conversion import staging
+
+    return staging.fetch(source, x)
+
+
+def _move(owner: Framework, x: Any, here: Device, there: Device) -> Any:
+    """An array on another device of its framework, one of the two being an accelerator at least."""
+    if not owner.can_pin or (here.kind != "cpu" and there != CPU):
+        return owner.to_device(x, there)
+    from arraybridge.conversion import staging
+
+    return staging.send_own(owner, x, there) if here.kind == "cpu" else staging.fetch_own(owner, x)
 
 
 def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:

@@ -72,6 +72,10 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
+        can_pin: whether large arrays may travel through pinned buffers to its cards and back; it then
+            answers `pinned_bytes`, `is_pinned`, `enqueue_copy`, `is_bare` and `empty`.
+        counts_pinned: whether `free_cache` counts the pinned memory that `pinned_bytes` once handed out.
+        pickles: whether its arrays pickle by themselves.
         default_modules: root modules to import it by, first one that is installed; `name` where empty.
     """
 
@@ -83,7 +87,10 @@ class Framework(ABC):
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
+    pickles: ClassVar[bool] = True
     dlpack_device: int | None = None
+    can_pin: bool = False
+    counts_pinned: bool = False
 
     def __repr__(self) -> str:
         return f"<arraybridge framework {self.name!r}>"
@@ -112,6 +119,14 @@ class Framework(ABC):
     def nbytes(self, x: Any) -> int:
         """Bytes that the elements occupy when they are packed."""
         return int(x.nbytes)
+
+    def array_classes(self) -> tuple[type, ...]:
+        """The classes of its arrays, or bases of them, for libraries that go by class."""
+        return self.exact_types()
+
+    def held_bytes(self, x: Any) -> int:
+        """Bytes of memory that the array keeps from others."""
+        return self.nbytes(x)
 
     def strides(self, x: Any) -> tuple[int, ...]:
         """Bytes to step along each axis, for an array on an accelerator."""
@@ -378,6 +393,21 @@ class Framework(ABC):
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
+        return None
+
+    def is_pinned(self, memory: np.ndarray) -> bool:
+        """Whether host memory (uint8, 1-D) is page-locked for its cards, whoever locked it."""
+        return False
+
+    def is_bare(self, x: Any) -> bool:
+        """Whether ``x`` is nothing but its values: of no subclass, in no graph, and not lazy."""
+        return False
+
+    def own_bytes(self, x: Any) -> np.ndarray | None:
+        """The bytes of an array of its own on the host, uint8 1-D, leaving no mark on ``x``.
+
+        None where they are not packed, or cannot be had like that.
+        """
         return None
 
     def enqueue_copy(self, host: np.ndarray, x: Any, offset: int, to_host: bool) -> Callable[[], None]:

@@ -33,6 +33,7 @@ class CupyFramework(Framework):
     extra = "cupy-cuda13x"
     has_host = False
     has_streams = True
+    can_pin = True
     dtypes = frozenset(
         {
             *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -242,6 +243,16 @@ class CupyFramework(Framework):
         if not self.devices():
             return None
         return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+    def is_pinned(self, memory: np.ndarray) -> bool:
+        try:
+            found = cupy.cuda.runtime.pointerGetAttributes(hostmemory.address(memory))
+        except cupy.cuda.runtime.CUDARuntimeError:
+            return False  # what some versions answer for memory that they do not know
+        return found.type == cupy.cuda.runtime.memoryTypeHost
+
+    def is_bare(self, x: cupy.ndarray) -> bool:
+        return type(x) is cupy.ndarray
 
     def enqueue_copy(
         self, host: np.ndarray, x: cupy.ndarray, offset: int, to_host: bool

@@ -61,10 +61,22 @@ class TorchFramework(Framework):
 
     def __init__(self) -> None:
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
-        self.has_streams = self.dlpack_device is not None
+        self.has_streams = self.can_pin = self.dlpack_device is not None
+        self.counts_pinned = hasattr(torch.accelerator, "empty_host_cache") and hasattr(
+            torch.cuda, "host_memory_stats"
+        )
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor)
+
+    def array_classes(self) -> tuple[type, ...]:
+        return (torch.Tensor,)
+
+    def held_bytes(self, x: torch.Tensor) -> int:
+        held = min(x.nbytes, x.untyped_storage().nbytes())  # an expanded tensor repeats its elements
+        if x.requires_grad and x.is_leaf and x.grad is not None:
+            held += x.grad.nbytes
+        return held
 
     def check(self, x: torch.Tensor) -> None:
         if x.is_nested:
@@ -340,7 +352,22 @@ class TorchFramework(Framework):
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         if not torch.cuda.is_available():
             return None
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
+
+    def is_pinned(self, memory: np.ndarray) -> bool:
+        return torch.from_numpy(hostmemory.writable_alias(memory)).is_pinned()
+
+    def is_bare(self, x: torch.Tensor) -> bool:
+        if type(x) is not torch.Tensor or x.requires_grad or self.is_lazy(x):
+            return False
+        if getattr(x, "has_names", bool)():  # torch 2.13 has no named dimensions any more
+            return False
+        # Inside dual_level() a tensor may carry a tangent; asking for it compiles a lot first (2.13).
+        return getattr(torch.autograd.forward_ad, "_current_level", 0) < 0
+
+    def own_bytes(self, x: torch.Tensor) -> np.ndarray | None:
+        # Unlike .numpy(), DLPack leaves the storage resizable.
+        return np.from_dlpack(x.view(-1).view(torch.uint8)) if x.is_contiguous() else None
 
     def enqueue_copy(
         self, host: np.ndarray, x: torch.Tensor, offset: int, to_host: bool

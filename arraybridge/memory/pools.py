@@ -1,12 +1,10 @@
-"""Reusable arrays, page-locked host memory, and the transfer of large arrays through it."""
+"""Reusable arrays, and page-locked host memory."""
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
 
-__all__ = ["BufferPool", "PoolLimitError", "StagingRing", "fetch_through", "pinned", "send_through"]
+__all__ = ["BufferPool", "PoolLimitError", "pinned"]
 
 
 class PoolLimitError(MemoryConversionError, ValueError):
@@ -254,169 +252,14 @@ def pinned(x: Any) -> Any:
     return x
 
 
-# -- through pinned memory to a card and back ------------------------------------------------------------
-#
-# `send_through` and `fetch_through` are complete and tested without a card, but `gpu_id=` does not use them:
-# the plain call stays until benchmarks/memory.py has shown on a card that they win.
-
-#: From this size on it pays to stage; below it the plain call is faster.
-STAGE_FROM = 1 << 20
-#: Bytes of one staging buffer, and how many there are: 64 MiB in all.
-CHUNK = 4 << 20
-BUFFERS = 16
-
-
-class StagingRing:
-    """A few pinned buffers through which pageable memory travels, each used again when its copy is done.
-
-    While one chunk is on the bus, threads copy the next ones between their buffers and pageable memory.
-    One transfer at a time goes through a ring.
-
-    Args:
-        owner: the framework whose card is meant; it locks the pages and queues the copies.
-        chunk: bytes of a buffer.
-        buffers: how many.
-
-    Raises:
-        ValueError: the framework has no pinned memory here.
-    """
-
-    def __init__(self, owner: Framework, chunk: int = CHUNK, buffers: int = BUFFERS) -> None:
-        self._owner = owner
-        self._chunk = chunk
-        self._lock = threading.Lock()
-        memory = [owner.pinned_bytes(chunk) for _ in range(buffers)]
-        self._buffers = [one for one in memory if one is not None]
-        if len(self._buffers) < buffers:
-            raise ValueError(f"{owner.name} has no card here for which memory could be pinned")
-        from concurrent.futures import ThreadPoolExecutor
-
-        # They end with the ring.
-        self._threads = ThreadPoolExecutor(
-            min(8, buffers, os.cpu_count() or 1), thread_name_prefix="arraybridge-staging"
-        )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its buffers."""
-        return self._chunk * len(self._buffers)
-
-    def send(self, source: np.ndarray, target: Any) -> None:
-        """Copy packed host bytes (uint8, 1-D) into the packed array ``target`` on the card.
-
-        Complete on return.
-        """
-        buffers = len(self._buffers)
-        with self._lock:
-            pending: list[Callable[[], None] | None] = [None] * buffers
-
-            def fill(n: int) -> np.ndarray:
-                waiting = pending[n % buffers]
-                if waiting is not None:
-                    waiting()  # for the copy that used this buffer last
-                part = source[n * self._chunk : (n + 1) * self._chunk]
-                staged = self._buffers[n % buffers][: part.size]
-                np.copyto(staged, part)
-                return staged
-
-            chunks = -(-source.size // self._chunk)
-            filling: deque[Any] = deque()
-            asked = 0
-            try:
-                for n in range(chunks):
-                    # Chunk k needs the buffer of chunk k - buffers, whose copy has to be queued before.
-                    while asked < min(n + buffers, chunks):
-                        filling.append(self._threads.submit(fill, asked))
-                        asked += 1
-                    staged = filling.popleft().result()
-                    copied = self._owner.enqueue_copy(staged, target, n * self._chunk, False)
-                    pending[n % buffers] = copied
-            finally:
-                _finish(filling, pending)
-
-    def fetch(self, source: Any, target: np.ndarray) -> None:
-        """Copy the packed array ``source`` on the card into packed host bytes (uint8, 1-D).
-
-        Complete on return.
-        """
-        with self._lock:
-            pending: list[Callable[[], None] | None] = [None] * len(self._buffers)
-            emptied: deque[Any] = deque()
-
-            def empty(i: int, start: int, wait: Callable[[], None]) -> None:
-                wait()
-                part = target[start : start + self._chunk]
-                np.copyto(part, self._buffers[i][: part.size])
-
-            try:
-                for n, start in enumerate(range(0, target.size, self._chunk)):
-                    if len(emptied) == len(self._buffers):
-                        emptied.popleft().result()
-                    i = n % len(self._buffers)
-                    size = min(self._chunk, target.size - start)
-                    wait = self._owner.enqueue_copy(self._buffers[i][:size], source, start, True)
-                    pending[i] = wait
-                    emptied.append(self._threads.submit(empty, i, start, wait))
-                while emptied:
-                    emptied.popleft().result()
-            finally:
-                _finish(emptied, pending)
-
-
-def _finish(futures: Iterable[Any], pending: list[Callable[[], None] | None]) -> None:
-    """Leave no thread and no copy behind that still uses the buffers, also after an error."""
-    for future in futures:
-        future.exception()
-    for wait in pending:
-        if wait is not None:
-            wait()
-
-
-_rings: dict[str, StagingRing] = {}
-_rings_lock = threading.Lock()
-
-
-def _ring(owner: Framework) -> StagingRing:
-    with _rings_lock:
-        if owner.name not in _rings:
-            _rings[owner.name] = StagingRing(owner)
-        return _rings[owner.name]
-
-
-def send_through(source: np.ndarray, owner: Framework, device: Device) -> Any:
-    """A packed host array on a card of ``owner``, by way of pinned memory; complete on return.
-
-    Args:
-        source: C-contiguous host memory, of a dtype that ``owner`` has.
-        owner: torch or cupy.
-        device: its card.
-
-    Raises:
-        ValueError: there is no card.
-    """
-    target = owner.empty(source.shape, source.dtype.name, device)
-    _ring(owner).send(_bytes(source), target)
-    return target
-
-
-def fetch_through(x: Any, owner: Framework, target: np.ndarray) -> np.ndarray:
-    """The values of a packed array on a card in ``target``, packed host memory that is warm at best.
-
-    Raises:
-        ValueError: there is no card.
-    """
-    _ring(owner).fetch(x, _bytes(target))
-    return target
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
+# -- the buffers behind gpu_id= ------------------------------------------------------------------------
 
 
 def _drop_rings(device: Device | None, name: str | None) -> int:
-    """Let the staging buffers go once nobody uses them; the next large transfer makes new ones."""
-    with _rings_lock:
-        return sum(_rings.pop(known).nbytes for known in list(_rings) if name in (None, known))
+    """Let the staging buffers go that a framework locked, for whichever of its cards."""
+    from arraybridge.conversion import staging  # nothing that `import arraybridge` needs
+
+    return staging.drop(name)
 
 
 cleanup.own_caches.append(_drop_rings)

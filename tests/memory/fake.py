@@ -1,4 +1,7 @@
-"""A framework with two cards made of host memory: it counts, caches, and copies late, as a bus does."""
+"""A framework with two cards made of host memory: it counts, caches, and copies late, as a bus does.
+
+It has a clock of its own, which only its transfers move, so that a test decides how long each takes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.frameworks.base import Framework, Usage
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import CPU, Framework, Usage
 from arraybridge.types import Device
 
 
@@ -35,13 +39,35 @@ class FakeArray:
 
 
 class FakeFramework(Framework):
-    """Two cards; copies on its queue happen late, in a thread, as those on a bus do."""
+    """Two cards; copies on its queue happen late, in a thread, as those on a bus do.
+
+    Attributes:
+        plain_seconds: what a plain call takes: so much each, and so much a MiB.
+        queued_seconds: what a queued copy takes, likewise.
+        plain: how many plain calls there were, ``[to the card, to the host]``.
+        queued: how many queued copies, likewise.
+        spoil: ways (0: to the card, 1: to the host) on which queued copies deliver a wrong byte.
+        skip: ways on which queued copies deliver nothing.
+        fail: ways on which queueing raises.
+    """
 
     name = "fake"
     modules = ("tests.memory.fake",)
     has_host = False
+    can_pin = True
 
     def __init__(self) -> None:
+        self.now = 0.0
+        self.plain_seconds = (0.0, 1.0)
+        self.queued_seconds = (0.0, 0.1)
+        self.plain = [0, 0]
+        self.queued = [0, 0]
+        self.spoil: set[int] = set()
+        self.skip: set[int] = set()
+        self.fail: set[int] = set()
+        #: Addresses and sizes of what it has pinned.
+        self.locked: list[tuple[int, int]] = []
+        self._lock = threading.Lock()
         self.current = 0
         self.used = [100, 0]
         self.cached = [50, 30]
@@ -50,6 +76,7 @@ class FakeFramework(Framework):
         self.unfinished = 0
         self.most_pinned = 0
         self.delay = 0.0005
+        self.plain_delay = 0.0
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, FakeArray)
@@ -60,11 +87,29 @@ class FakeFramework(Framework):
     def host_view(self, x: FakeArray) -> np.ndarray:
         raise NotImplementedError
 
+    def strides(self, x: FakeArray) -> tuple[int, ...]:
+        return x.host.strides
+
+    def clock(self) -> float:
+        return self.now
+
+    def _spend(self, counts: list[int], way: int, nbytes: int, seconds: tuple[float, float]) -> None:
+        with self._lock:
+            counts[way] += 1
+            self.now += seconds[0] + seconds[1] * nbytes / (1 << 20)
+
     def to_host(self, x: FakeArray) -> np.ndarray:
+        self._spend(self.plain, 1, x.nbytes, self.plain_seconds)
+        time.sleep(self.plain_delay)
         return x.host.copy()
 
     def from_host(self, view: np.ndarray, device: Device) -> FakeArray:
+        self._spend(self.plain, 0, view.nbytes, self.plain_seconds)
+        time.sleep(self.plain_delay)
         return FakeArray(view.copy(), device.index)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> FakeArray:
+        return FakeArray(np.empty(shape, dtype), device.index)
 
     def devices(self) -> tuple[Device, ...]:
         return (Device("gpu", 0), Device("gpu", 1))
@@ -106,17 +151,58 @@ class FakeFramework(Framework):
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         self.most_pinned += nbytes
-        return np.empty(nbytes, np.uint8)
+        memory = np.empty(nbytes, np.uint8)
+        self.locked.append((hostmemory.address(memory), nbytes))
+        return memory
+
+    def is_pinned(self, memory: np.ndarray) -> bool:
+        return any(start <= hostmemory.address(memory) < start + size for start, size in self.locked)
+
+    def is_bare(self, x: FakeArray) -> bool:
+        return type(x) is FakeArray
 
     def enqueue_copy(self, host: np.ndarray, x: FakeArray, offset: int, to_host: bool) -> Callable[[], None]:
         place = x.host.reshape(-1).view(np.uint8)[offset : offset + host.size]
-        self.unfinished += 1
+        if to_host in self.fail:
+            raise RuntimeError("the bus is gone")
+        self._spend(self.queued, to_host, host.size, self.queued_seconds)
+        with self._lock:
+            self.unfinished += 1
 
         def copy() -> None:
             time.sleep(self.delay)
-            np.copyto(*((host, place) if to_host else (place, host)))
-            self.unfinished -= 1
+            source, target = (place, host) if to_host else (host, place)
+            if to_host not in self.skip:
+                np.copyto(target, source)
+            if to_host in self.spoil:
+                target[-1] ^= 1
+            with self._lock:
+                self.unfinished -= 1
 
         bus = threading.Thread(target=copy)
         bus.start()
         return bus.join
+
+
+class HostedFake(FakeFramework):
+    """The same, with arrays on the host as well: those of card -1."""
+
+    has_host = True
+
+    def device_of(self, x: FakeArray) -> Device:
+        return CPU if x.card < 0 else super().device_of(x)
+
+    def devices(self) -> tuple[Device, ...]:
+        return (CPU, *super().devices())
+
+    def host_view(self, x: FakeArray) -> np.ndarray:
+        return x.host
+
+    def from_host(self, view: np.ndarray, device: Device) -> FakeArray:
+        return FakeArray(view, -1) if device == CPU else super().from_host(view, device)
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> FakeArray:
+        return FakeArray(np.empty(shape, dtype), -1 if device == CPU else device.index)
+
+    def own_bytes(self, x: FakeArray) -> np.ndarray | None:
+        return x.host.reshape(-1).view(np.uint8) if x.host.flags.c_contiguous else None

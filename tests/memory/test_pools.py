@@ -1,4 +1,4 @@
-"""Reusable arrays, pinned memory, and the staging ring on a bus made of threads."""
+"""Reusable arrays and pinned memory. (tests/conversion/test_staging.py: what travels through it.)"""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import pytest
 
 import arraybridge
 from arraybridge import BufferPool, PoolLimitError, free_memory, pinned
-from arraybridge.memory import pools
 from arraybridge.testing import inject_oom
-from arraybridge.types import Device
 from tests.helpers import require
-from tests.memory.fake import FakeArray, FakeFramework
+from tests.memory.fake import FakeFramework
 
 # -- BufferPool ----------------------------------------------------------------------------------------
 
@@ -206,68 +204,3 @@ def test_what_cannot_be_pinned() -> None:
     cle = require("pyclesperanto")
     with pytest.raises(arraybridge.CopyRequiredError):
         pinned(cle.push(np.ones((2, 2), np.float32)))
-
-
-# -- the staging ring ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 99, 100, 101, 399, 400, 401, 2345])
-@pytest.mark.parametrize("buffers", [1, 2, 3, 4])
-def test_bytes_arrive(fake: FakeFramework, size: int, buffers: int) -> None:
-    """Also though each copy ends late: a buffer that is filled too early would show."""
-    source = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    ring = pools.StagingRing(fake, chunk=100, buffers=buffers)
-    assert fake.most_pinned == 100 * buffers
-    target = FakeArray(np.zeros(size, np.uint8), 0)
-    ring.send(source, target)
-    assert fake.unfinished == 0
-    np.testing.assert_array_equal(target.host, source)
-    back = np.zeros(size, np.uint8)
-    ring.fetch(target, back)
-    assert fake.unfinished == 0
-    np.testing.assert_array_equal(back, source)
-
-
-def test_there_and_back(fake: FakeFramework) -> None:
-    x = np.arange(1 << 20, dtype=np.float64).reshape(1024, 1024)
-    there = pools.send_through(x, fake, Device("gpu", 1))
-    assert there.card == 1
-    assert there.shape == x.shape
-    back = pools.fetch_through(there, fake, np.empty_like(x))
-    np.testing.assert_array_equal(back, x)
-    # At most 64 MiB are pinned, and go back when memory is freed.
-    assert fake.most_pinned == pools.CHUNK * pools.BUFFERS == 64 << 20
-    fake.cached = [0, 0]
-    assert free_memory("fake") == 64 << 20
-
-
-def test_an_error_on_the_way_leaves_nothing_running(
-    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ring = pools.StagingRing(fake, chunk=10, buffers=3)
-    enqueue = fake.enqueue_copy
-    calls = []
-
-    def fail(*arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 5:
-            raise RuntimeError("the bus is gone")
-        return enqueue(*arguments)
-
-    monkeypatch.setattr(fake, "enqueue_copy", fail)
-    target = FakeArray(np.zeros(200, np.uint8), 0)
-    with pytest.raises(RuntimeError, match="bus"):
-        ring.send(np.ones(200, np.uint8), target)
-    assert fake.unfinished == 0
-    calls.clear()
-    with pytest.raises(RuntimeError, match="bus"):
-        ring.fetch(target, np.zeros(200, np.uint8))
-    assert fake.unfinished == 0
-    monkeypatch.undo()
-    ring.send(np.ones(200, np.uint8), target)
-    assert target.host.all()
-
-
-def test_no_card_no_ring() -> None:
-    with pytest.raises(ValueError, match="no card"):
-        pools.StagingRing(arraybridge.framework("numpy"))
