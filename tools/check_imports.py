@@ -29,7 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"memory"}),
     frozenset({"functions", "device"}),
     frozenset({"__init__"}),  # the public names, which programs on top may use as any user does
-    frozenset({"cli", "dask", "testing"}),
+    frozenset({"cli", "dask", "dask_arrays", "testing"}),
     frozenset({"__main__"}),
 )
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

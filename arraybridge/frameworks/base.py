@@ -75,7 +75,7 @@ class Framework(ABC):
         can_pin: whether large arrays may travel through pinned buffers to its cards and back; it then
             answers `pinned_bytes`, `is_pinned`, `enqueue_copy`, `is_bare` and `empty`.
         counts_pinned: whether `free_cache` counts the pinned memory that `pinned_bytes` once handed out.
-        pickles: whether its arrays pickle by themselves.
+        pickles: whether its arrays pickle by themselves, and bit for bit.
         default_modules: root modules to import it by, first one that is installed; `name` where empty.
     """
 
@@ -123,6 +123,10 @@ class Framework(ABC):
     def array_classes(self) -> tuple[type, ...]:
         """The classes of its arrays, or bases of them, for libraries that go by class."""
         return self.exact_types()
+
+    def is_plain(self, x: Any) -> bool:
+        """Whether an array made of its values is of the same class: no parameter, variable or subclass."""
+        return True
 
     def held_bytes(self, x: Any) -> int:
         """Bytes of memory that the array keeps from others."""

@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 from arraybridge.types import Device
 
-__all__ = ["default_device", "running_on", "workers"]
+__all__ = ["default_device", "only_card", "running_on", "workers"]
 
 #: The choice of `set_device` and `use_device`; None where nobody chose.
 default_device: ContextVar[Device | None] = ContextVar("arraybridge_default_device", default=None)
@@ -16,3 +16,7 @@ workers: list[Device] = []
 
 #: Where decorated functions run that name no device: the device of this worker of `device_map`.
 running_on: ContextVar[Device | None] = ContextVar("arraybridge_running_on", default=None)
+
+#: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
+#: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
+only_card: int | None = None

@@ -72,6 +72,7 @@ class JaxFramework(Framework):
     extra = "jax"
     alignment = hostmemory.ALIGNMENT
     mutable = False
+    pickles = False  # it cuts 64 bits down to 32 where they are not enabled
     dtypes = _DTYPES
 
     def __init__(self) -> None:
@@ -79,6 +80,9 @@ class JaxFramework(Framework):
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
+
+    def array_classes(self) -> tuple[type, ...]:
+        return (jax.Array,)
 
     def check(self, x: jax.Array) -> None:
         if isinstance(x, jax.core.Tracer):

@@ -160,7 +160,7 @@ def _load(name: str) -> Framework:
 
 
 def _import_failed(name: str, error: Exception) -> FrameworkNotInstalledError:
-    extra = _EXTRAS.get(name, name)
+    extra = extra_of(name)
     if is_installed(name):
         message = (
             f"{name} is installed, but importing it failed: {type(error).__name__}: {error}."
@@ -170,6 +170,16 @@ def _import_failed(name: str, error: Exception) -> FrameworkNotInstalledError:
         message = f'{name} is not installed; run pip install "arraybridge[{extra}]"'
         message += " (or [cupy-cuda12x], for CUDA 12)." if name == "cupy" else "."
     return FrameworkNotInstalledError(message, target_type=name, reason=str(error))
+
+
+def extra_of(name: str) -> str:
+    """The extra of arraybridge that installs a framework."""
+    return _EXTRAS.get(name, name)
+
+
+def roots() -> dict[str, tuple[str, ...]]:
+    """Root module of the arrays' classes → the frameworks of which they may be."""
+    return {root: tuple(names) for root, names in _ROOTS.items()}
 
 
 def is_installed(name: str) -> bool:

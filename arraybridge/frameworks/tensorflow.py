@@ -59,6 +59,12 @@ class TensorflowFramework(Framework):
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
 
+    def array_classes(self) -> tuple[type, ...]:
+        return (tf.Tensor, tf.Variable)
+
+    def is_plain(self, x: Any) -> bool:
+        return not isinstance(x, tf.Variable)
+
     def check(self, x: Any) -> None:
         if isinstance(x, tf.RaggedTensor):
             raise refuse(self, "a ragged tensor", "pass x.to_tensor(), which pads, or its x.flat_values")

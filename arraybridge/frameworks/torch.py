@@ -72,6 +72,9 @@ class TorchFramework(Framework):
     def array_classes(self) -> tuple[type, ...]:
         return (torch.Tensor,)
 
+    def is_plain(self, x: torch.Tensor) -> bool:
+        return type(x) is torch.Tensor
+
     def held_bytes(self, x: torch.Tensor) -> int:
         held = min(x.nbytes, x.untyped_storage().nbytes())  # an expanded tensor repeats its elements
         if x.requires_grad and x.is_leaf and x.grad is not None:
@@ -358,7 +361,7 @@ class TorchFramework(Framework):
         return torch.from_numpy(hostmemory.writable_alias(memory)).is_pinned()
 
     def is_bare(self, x: torch.Tensor) -> bool:
-        if type(x) is not torch.Tensor or x.requires_grad or self.is_lazy(x):
+        if not self.is_plain(x) or x.requires_grad or self.is_lazy(x):
             return False
         if getattr(x, "has_names", bool)():  # torch 2.13 has no named dimensions any more
             return False

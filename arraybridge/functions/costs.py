@@ -230,6 +230,10 @@ class History:
         self.families: dict[Any, Family] = {}
         self.lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Elsewhere other times hold: a history begins anew.
+        return (History, ())
+
     def clear(self) -> None:
         """Forget everything, and measure anew."""
         with self.lock:

@@ -49,6 +49,7 @@ class Decorated(Protocol[P, R_co]):
     execution_memory_type: str
     gpu_id: GpuId
     device: DeviceLike | None
+    dtype_conversion: DtypeConversion
 
     @property
     def __name__(self) -> str: ...
@@ -170,8 +171,8 @@ class FrameworkDecorator:
 
         Returns:
             a function with the name, docstring, signature and type hints of ``fn``, on which
-            ``input_memory_type``, ``output_memory_type``, ``execution_memory_type``, ``gpu_id`` and
-            ``device`` can be read; or a decorator.
+            ``input_memory_type``, ``output_memory_type``, ``execution_memory_type``, ``gpu_id``, ``device``
+            and ``dtype_conversion`` can be read; or a decorator.
 
         Raises:
             TypeError: ``fn`` is no function, an option is unknown or of the wrong type.
@@ -311,6 +312,7 @@ def _decorate(fn: Any, options: Options) -> Any:
     wrapper.execution_memory_type = options.framework
     wrapper.gpu_id = options.gpu_id
     wrapper.device = options.device
+    wrapper.dtype_conversion = options.dtype_conversion
     return wrapper
 
 

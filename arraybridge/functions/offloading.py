@@ -105,6 +105,14 @@ class Offload:
         self.history = History()
         self._auto: int | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The cards of this process stay here.
+        return {name: value for name, value in self.__dict__.items() if name not in ("machine", "_auto")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.machine, self._auto = machine, None
+
     # -- looking ----------------------------------------------------------------------------------
 
     def look(self, args: tuple[Any, ...], kwargs: dict[str, Any], skip: int) -> Call:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad
 from arraybridge.errors import MemoryConversionError, SourceMismatchError
-from arraybridge.frameworks import registry
+from arraybridge.frameworks import chosen, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.chosen import running_on, workers
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
@@ -120,6 +120,10 @@ class Runner(Declaration):
         self.output = options.output_type
         self.place: Device | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What was found out here, as `place`, is of no use elsewhere, and would make its bytes change.
+        return (_runner, (self.fn, self.options, self.label, self.skip))
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call()
         result = self._recovering(args, kwargs, call) if self.recovers else self._attempt(args, kwargs, call)
@@ -152,7 +156,8 @@ class Runner(Declaration):
         Everything goes by position, so that no keyword can be taken for an option of the recovery.
         """
         options = self.options
-        gpu_id = None if options.gpu_id == "auto" else options.gpu_id
+        number = self._gpu_id()
+        gpu_id = None if number == "auto" else number
         recover = run_with_oom_recovery
         if options.oom_recovery is True:
             return recover(self._attempt, args, kwargs, call, max_retries=options.max_retries, gpu_id=gpu_id)
@@ -250,11 +255,15 @@ class Runner(Declaration):
             here, wanted = framework.device_of(value), self._wanted(framework)
             if here.kind == wanted.kind and here.index == wanted.index:
                 return value
-        return convert(value, self.name, self.grad, options.gpu_id, options.device)
+        return convert(value, self.name, self.grad, self._gpu_id(), options.device)
+
+    def _gpu_id(self) -> GpuId:
+        gpu_id = self.options.gpu_id
+        return chosen.only_card if isinstance(gpu_id, int) and chosen.only_card is not None else gpu_id
 
     def _wanted(self, framework: Framework) -> Device:
         if self.place is None:
-            gpu_id, device = self.options.gpu_id, self.options.device
+            gpu_id, device = self._gpu_id(), self.options.device
             self.place = (
                 framework.accelerator(gpu_id) if isinstance(gpu_id, int) else Device.parse(device or "cpu")
             )
@@ -334,3 +343,7 @@ class Runner(Declaration):
             if owner is source and not trace.open_logs:
                 return array
         return convert(array, source.name, self.grad)
+
+
+def _runner(fn: Callable[..., Any], options: Options, label: str, skip: int) -> Runner:
+    return Runner(fn, options, label=label, is_method=bool(skip))

@@ -228,6 +228,16 @@ class Coexistence(NamedTuple):
         return "\n".join([*lines, *(f"too late for {name}" for name in self.too_late)])
 
 
+def coexistence(fraction: float | None = None) -> dict[str, str]:
+    """The environment variables that `coexist` sets."""
+    chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    if fraction is not None:
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction={fraction!r} is no share of a card; pass a number over 0, at most 1")
+        chosen["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:g}"
+    return chosen
+
+
 def coexist(fraction: float | None = None) -> Coexistence:
     """Stop JAX and TensorFlow from taking a whole card, so that several frameworks fit on it.
 
@@ -246,13 +256,9 @@ def coexist(fraction: float | None = None) -> Coexistence:
     >>> print(coexist().environment["XLA_PYTHON_CLIENT_PREALLOCATE"])
     false
     """
-    chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-    if fraction is not None:
-        if not 0 < fraction <= 1:
-            raise ValueError(f"fraction={fraction!r} is no share of a card; pass a number over 0, at most 1")
-        # JAX refuses to start when it finds both names.
+    chosen = coexistence(fraction)
+    if fraction is not None:  # JAX refuses to start when it finds both names
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)
-        chosen["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:g}"
     late = tuple(
         name
         for name, variable in (

@@ -192,10 +192,16 @@ def _let_go(error: BaseException, before: BaseException | None) -> None:
         traceback.clear_frames(one.__traceback__)
 
 
-def _tell(message: str, *values: object) -> None:
+#: Called with "retry", "split" or "grow" and a message whenever a recovery takes that step.
+watchers: list[Callable[[str, str], None]] = []
+
+
+def _tell(step: str, message: str, *values: object) -> None:
     import logging
 
     logging.getLogger("arraybridge.memory").info(message, *values)
+    for watch in watchers:
+        watch(step, message % values)
 
 
 def _describe(error: BaseException) -> str:
@@ -279,6 +285,7 @@ def _retry(
     for retry in range(1, max_retries + 1):
         freed = _clean_up(failure, before, gpu_id)
         _tell(
+            "retry",
             "attempt %d of %d ran out of memory (%s); freed %d bytes of caches and try again",
             retry, max_retries + 1, _describe(failure), freed,
         )  # fmt: skip
@@ -461,6 +468,7 @@ class _Plan:
                 if retries > 0:
                     retries -= 1
                     _tell(
+                        "retry",
                         "%d rows ran out of memory (%s); freed %d bytes of caches and try them again",
                         take, reason, freed,
                     )  # fmt: skip
@@ -471,6 +479,7 @@ class _Plan:
                     # Parts of the smallest size are tried twice, since nothing smaller is left to try.
                     retries = 1 if size < 2 * self.min_split else 0
                     _tell(
+                        "split",
                         "%d rows ran out of memory (%s); freed %d bytes of caches and go on with %d rows at a"
                         " time (%d of %d rows are done)",
                         take, reason, freed, size, start, self.rows,
@@ -497,7 +506,7 @@ class _Plan:
                 break
             fitted += 1
             if fitted >= patience and size < self.rows - start:
-                _tell("%d parts of %d rows fitted; try %d rows", fitted, size, 2 * size)
+                _tell("grow", "%d parts of %d rows fitted; try %d rows", fitted, size, 2 * size)
                 size, fitted = 2 * size, 0
             left = self.rows - start
             retries = 1 if _portion(left, size, self.min_split) < 2 * self.min_split else 0

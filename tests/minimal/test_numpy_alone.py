@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from pathlib import Path
@@ -116,3 +117,12 @@ def test_a_missing_framework_is_refused_again_the_second_time() -> None:
     done = run_script("convert_to_missing.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["FrameworkNotInstalledError"] * 2
+
+
+def test_dask_is_named_with_its_extra_where_it_is_missing() -> None:
+    if importlib.util.find_spec("dask") is not None:
+        if os.environ.get("ARRAYBRIDGE_MINIMAL"):
+            pytest.fail("dask is installed, where NumPy should be alone")
+        pytest.skip("dask is installed")
+    with pytest.raises(arraybridge.FrameworkNotInstalledError, match=r"arraybridge\[dask\]"):
+        importlib.import_module("arraybridge.dask")

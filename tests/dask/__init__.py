@@ -1,0 +1,1 @@
+"""Decorated functions over Dask arrays."""

@@ -1,0 +1,268 @@
+"""Functions that worker processes import, and what the tests of this folder share."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import WorkerPlugin
+
+import arraybridge
+from arraybridge import convert_memory, detect_memory_type, device_of
+from arraybridge.dask import recoveries
+from arraybridge.testing import inject_oom
+
+#: Every framework that computes without a GPU.
+FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
+
+#: float32, 13 × 10, no two values alike; no chunk of it is like another.
+IMAGE = (np.random.default_rng(7).permutation(130).astype("float32") / 4).reshape(13, 10)
+CHUNKS = ((5, 5, 3), (4, 6))
+
+
+def clesperanto() -> Any:
+    """The package that serves pyclesperanto here."""
+    arraybridge.framework("pyclesperanto")
+    return sys.modules.get("pyclesperanto_prototype") or importlib.import_module("pyclesperanto")
+
+
+# -- a filter in each framework, whose result depends on the whole block --------------------------------
+
+
+@arraybridge.numpy
+def normalise(x: Any) -> Any:
+    """Mean 0 and standard deviation 1."""
+    assert detect_memory_type(x) == "numpy"
+    return (x - x.mean()) / x.std()
+
+
+@arraybridge.torch
+def torch_mean(x: Any) -> Any:
+    """Mean of 3 × 3."""
+    torch = importlib.import_module("torch")
+    assert detect_memory_type(x) == "torch"
+    return torch.nn.functional.avg_pool2d(x[None, None], 3, stride=1, padding=1)[0, 0]
+
+
+@arraybridge.jax
+def jax_stretch(x: Any) -> Any:
+    """Its range becomes 0 to 1."""
+    assert detect_memory_type(x) == "jax"
+    return (x - x.min()) / (x.max() - x.min())
+
+
+@arraybridge.tensorflow
+def tensorflow_mean(x: Any) -> Any:
+    """Mean of 3 × 3."""
+    tf = importlib.import_module("tensorflow")
+    assert detect_memory_type(x) == "tensorflow"
+    return tf.nn.avg_pool2d(x[None, :, :, None], 3, 1, "SAME")[0, :, :, 0]
+
+
+@arraybridge.pyclesperanto
+def clesperanto_gaussian(x: Any) -> Any:
+    """A Gaussian blur."""
+    assert detect_memory_type(x) == "pyclesperanto"
+    return clesperanto().gaussian_blur(x, sigma_x=1, sigma_y=1)
+
+
+FILTERS = {
+    "numpy": normalise,
+    "torch": torch_mean,
+    "jax": jax_stretch,
+    "tensorflow": tensorflow_mean,
+    "pyclesperanto": clesperanto_gaussian,
+}
+
+
+# -- a pointwise function in each ----------------------------------------------------------------------
+
+
+@arraybridge.numpy
+def numpy_raised(x: Any) -> Any:
+    """At least 9."""
+    return np.maximum(x, 9)
+
+
+@arraybridge.torch
+def torch_raised(x: Any) -> Any:
+    return x.clamp(min=9)
+
+
+@arraybridge.jax
+def jax_raised(x: Any) -> Any:
+    return importlib.import_module("jax").numpy.maximum(x, 9)
+
+
+@arraybridge.tensorflow
+def tensorflow_raised(x: Any) -> Any:
+    return importlib.import_module("tensorflow").maximum(x, 9)
+
+
+@arraybridge.pyclesperanto
+def clesperanto_raised(x: Any) -> Any:
+    return clesperanto().maximum_image_and_scalar(x, None, 9)
+
+
+POINTWISE = {
+    "numpy": numpy_raised,
+    "torch": torch_raised,
+    "jax": jax_raised,
+    "tensorflow": tensorflow_raised,
+    "pyclesperanto": clesperanto_raised,
+}
+
+
+def blockwise(fn: Any, image: np.ndarray, chunks: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    """The plain call of ``fn`` on each chunk of a 2-D image, put together by hand."""
+    rows, row = [], 0
+    for height in chunks[0]:
+        parts, column = [], 0
+        for width in chunks[1]:
+            part = np.ascontiguousarray(image[row : row + height, column : column + width])
+            parts.append(convert_memory(fn(part), "numpy"))
+            column += width
+        rows.append(np.concatenate(parts, axis=1))
+        row += height
+    return np.concatenate(rows)
+
+
+# -- filters with a margin ------------------------------------------------------------------------------
+
+
+@arraybridge.torch
+def sum_of_nine(x: Any) -> Any:
+    """Sum of 3 × 3 of whole numbers; what lies outside the block counts as 0."""
+    padded = importlib.import_module("torch").nn.functional.pad(x, (1, 1, 1, 1))
+    height, width = x.shape
+    return sum(padded[i : i + height, j : j + width] for i in range(3) for j in range(3))
+
+
+# -- what happens on workers ----------------------------------------------------------------------------
+
+
+class Model:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @arraybridge.torch
+    def scaled(self, x: Any) -> Any:
+        return x * self.factor
+
+
+@arraybridge.torch
+def twice(x: Any) -> Any:
+    return x * 2
+
+
+@arraybridge.torch
+def one_row(x: Any) -> Any:
+    return x[:1]
+
+
+@arraybridge.torch(gpu_id=99)
+def on_a_card_that_is_not_there(x: Any) -> Any:
+    return x
+
+
+@arraybridge.torch
+def with_graph(x: Any) -> Any:
+    return x.clone().requires_grad_() * 2
+
+
+@arraybridge.pyclesperanto
+def clesperanto_identity(x: Any) -> Any:
+    return x
+
+
+@arraybridge.torch(oom_recovery="split")
+def plus_one(x: Any) -> Any:
+    return x + 1
+
+
+@arraybridge.torch
+def dies_once(x: Any, marker: str) -> Any:
+    """Ends its process the first time that it is called."""
+    try:
+        Path(marker).touch(exist_ok=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+    except FileExistsError:
+        pass
+    return x * 2
+
+
+@arraybridge.pyclesperanto(gpu_id=1)
+def number_of_second(x: Any) -> Any:
+    """The number of the accelerator on which it runs."""
+    return np.full(x.shape, device_of(x).index, np.float32)
+
+
+@arraybridge.pyclesperanto(gpu_id=1)
+def number_of_only(x: Any) -> Any:
+    """The same again: a function remembers where it has run."""
+    return np.full(x.shape, device_of(x).index, np.float32)
+
+
+class Marks(WorkerPlugin):
+    """A plugin of somebody else's."""
+
+    name = "mark"
+
+
+def plugins(dask_worker: Any) -> list[str]:
+    """Names of the plugins that have prepared the worker, but for Dask's own."""
+    return sorted({"arraybridge", "mark"} & dask_worker.plugins.keys())
+
+
+#: One entry for each time that JAX traced a function in this process.
+traces: list[int] = []
+
+_rehearsal = ExitStack()
+
+
+def begin_rehearsal(rows: int) -> dict[str, int]:
+    """From now on this process has memory for so many rows; returns what it recovered from before."""
+    _rehearsal.enter_context(inject_oom("torch", above_rows=rows))
+    return recoveries()
+
+
+def end_rehearsal() -> dict[str, int]:
+    """Return what this process has recovered from."""
+    _rehearsal.close()
+    return recoveries()
+
+
+def number_of_traces() -> int:
+    return len(traces)
+
+
+def forget_traces() -> None:
+    traces.clear()
+
+
+def process() -> int:
+    return os.getpid()
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def loaded(*names: str) -> list[str]:
+    """Which of these modules the process has imported."""
+    return [name for name in names if name in sys.modules]
+
+
+def only_card() -> int | None:
+    return importlib.import_module("arraybridge.frameworks.chosen").only_card
+
+
+def pretend_dask_cuda() -> None:
+    """As if dask-cuda had started this process."""
+    sys.modules["dask_cuda"] = sys.modules["distributed"]

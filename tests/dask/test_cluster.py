@@ -1,0 +1,474 @@
+"""Worker processes: how they are prepared, what they say, and that they may run out of memory or die."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import arraybridge
+import arraybridge.dask as our_dask
+from arraybridge import (
+    DeviceNotFoundError,
+    DtypeNotSupportedError,
+    FrameworkNotInstalledError,
+    GradientError,
+)
+from arraybridge.dask import BlockError, WorkerSetup, cluster, map_blocks, prepared, recoveries, to_dask
+from arraybridge.frameworks import cards, chosen
+from tests.conversion.scripts.blocker import hide
+from tests.dask import functions
+from tests.dask.functions import IMAGE
+from tests.helpers import require, run_python, run_script
+
+# Port 0: two runs at a time must not quarrel about 8787, which None stands for.
+QUIET = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
+COEXISTENCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+
+
+@contextmanager
+def workers(number: int, **options: Any) -> Iterator[Client]:
+    """Worker processes of `cluster`, as on a machine without cards, and a client that is nobody's default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cards, "cards", lambda: ())
+        started = cluster(number, **QUIET, **options)
+    with started, Client(started, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[Client]:
+    with workers(2) as client:
+        yield client
+
+
+def numbers() -> Any:
+    """Eight rows of whole numbers in two blocks, float32."""
+    return to_dask(np.arange(16, dtype=np.float32).reshape(8, 2), chunks=(4, 2))
+
+
+# -- errors travel -----------------------------------------------------------------------------------
+
+ERRORS: dict[str, tuple[type[Exception], str, dict[str, str]]] = {
+    "one_row": (BlockError, r"one_row\(\) returned a block of shape \(1, 2\)", {"target_type": "numpy"}),
+    "with_graph": (GradientError, "no_grad", {"source_type": "torch", "target_type": "numpy"}),
+    "on_a_card_that_is_not_there": (DeviceNotFoundError, "gpu:99", {"target_type": "torch"}),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_arrive_with_their_class_and_attributes(name: str, two_workers: Client) -> None:
+    require("torch")
+    cls, words, attributes = ERRORS[name]
+    with pytest.raises(cls, match=words) as caught:
+        map_blocks(getattr(functions, name), numbers()).compute(scheduler=two_workers)
+    assert type(caught.value) is cls
+    assert {key: getattr(caught.value, key) for key in attributes} == attributes
+    assert caught.value.reason  # type: ignore[attr-defined]
+
+
+def test_a_refused_dtype_arrives_with_its_attributes(two_workers: Client) -> None:
+    require("pyclesperanto")
+    array = map_blocks(functions.clesperanto_identity, numbers().astype("float64"))
+    with pytest.raises(DtypeNotSupportedError, match=r"clesperanto_identity\(\).*float64") as caught:
+        array.compute(scheduler=two_workers)
+    assert (caught.value.source_type, caught.value.target_type) == ("numpy", "pyclesperanto")
+
+
+# -- a worker without the framework ------------------------------------------------------------------
+
+
+def test_a_worker_without_the_framework() -> None:
+    torch = require("torch")
+    require("jax")
+
+    @arraybridge.torch
+    def says_no_name(x: Any) -> Any:
+        return x + 1
+
+    @arraybridge.torch
+    def mentions_torch(x: Any) -> Any:
+        return torch.add(x, 1)
+
+    def plain_with_torch(x: Any) -> Any:
+        return torch.from_numpy(x).numpy()
+
+    with workers(1) as client:
+        (address,) = client.scheduler_info()["workers"]
+        client.run(hide, "torch", "tensorflow")
+        for fn in (says_no_name, mentions_torch, plain_with_torch, functions.twice):
+            with pytest.raises(FrameworkNotInstalledError) as caught:
+                map_blocks(fn, numbers()).compute(scheduler=client)
+            message = str(caught.value)
+            for part in (f"{fn.__name__}()", address, "torch is not installed", '"arraybridge[torch]"'):
+                assert part in message
+            assert isinstance(caught.value, ImportError)
+            assert caught.value.target_type == "torch"
+            assert "No module named 'torch'" in caught.value.reason
+        with pytest.raises(FrameworkNotInstalledError, match=r"arraybridge\[tensorflow\]"):
+            map_blocks(functions.tensorflow_raised, numbers()).compute(scheduler=client)
+        # The worker goes on with what it has.
+        found = map_blocks(functions.numpy_raised, numbers()).compute(scheduler=client)
+        np.testing.assert_array_equal(found, np.maximum(np.arange(16), 9).reshape(8, 2))
+
+
+def test_a_module_that_is_no_framework_is_missed_under_its_own_name() -> None:
+    """Only a framework has an extra."""
+    with pytest.raises(ModuleNotFoundError, match="of_this_process_alone") as caught:
+        our_dask._unpickled(b"cof_this_process_alone\nfn\n.")
+    assert not isinstance(caught.value, FrameworkNotInstalledError)
+
+
+# -- a worker dies -----------------------------------------------------------------------------------
+
+
+def test_a_worker_that_dies_is_replaced_and_its_work_done_again(tmp_path: Path) -> None:
+    require("torch")
+    marker = tmp_path / "died"
+    image = to_dask(IMAGE, (3, 5))
+    with workers(2) as client:
+        before = set(client.run(functions.process).values())
+        found = map_blocks(functions.dies_once, image, marker=str(marker)).compute(scheduler=client)
+        client.wait_for_workers(2, timeout=60)
+        after = set(client.run(functions.process).values())
+    assert marker.exists()
+    assert len(before - after) == 1
+    np.testing.assert_array_equal(found, IMAGE * 2, strict=True)
+
+
+# -- memory runs out ---------------------------------------------------------------------------------
+
+
+def test_a_block_that_does_not_fit_is_split_on_the_worker(two_workers: Client) -> None:
+    require("torch")
+    whole = np.arange(64, dtype=np.float32).reshape(32, 2)
+    before = two_workers.run(functions.begin_rehearsal, 2)
+    here = recoveries()
+    try:
+        found = map_blocks(functions.plus_one, to_dask(whole, (8, 2))).compute(scheduler=two_workers)
+    finally:
+        two_workers.run(functions.end_rehearsal)
+    np.testing.assert_array_equal(found, whole + 1, strict=True)
+    after = two_workers.run(recoveries)
+    gained = {step: sum(after[w][step] - before[w][step] for w in after) for step in ("retry", "split")}
+    # Each of the four blocks: 8 rows, 8 again, then 4, then 2 and 2 and 2 and 2.
+    assert gained == {"retry": 4, "split": 8}
+    assert recoveries() == here
+    logs = two_workers.get_worker_logs()
+    for worker, counts in after.items():
+        lines = [message for _, message in logs[worker] if "ran out of memory" in message]
+        assert len(lines) == sum(counts.values())
+        if counts["split"]:
+            assert any("8 rows" in line and "4 rows at a time" in line for line in lines)
+
+
+# -- once for a process, not for a block -------------------------------------------------------------
+
+
+def test_jax_compiles_once_in_a_worker(two_workers: Client) -> None:
+    jax = require("jax")
+
+    @jax.jit
+    def inner(x: Any) -> Any:
+        functions.traces.append(1)  # runs while JAX traces, and then no more
+        return x * 3
+
+    @arraybridge.jax
+    def tripled(x: Any) -> Any:
+        return inner(x)
+
+    two_workers.run(functions.forget_traces)
+    whole = np.arange(40, dtype=np.float32)
+    for _ in range(2):
+        found = map_blocks(tripled, to_dask(whole, 2)).compute(scheduler=two_workers)
+        np.testing.assert_array_equal(found, whole * 3, strict=True)
+    assert set(two_workers.run(functions.number_of_traces).values()) == {1}
+
+
+def test_the_scheduler_needs_no_framework(tmp_path: Path) -> None:
+    """What it opens of a graph mentions torch nowhere, not even where a function does."""
+    torch = require("torch")
+
+    @arraybridge.torch
+    def by_value(x: Any) -> Any:
+        return torch.add(x, 1)
+
+    def graph_of(array: Any) -> dict[Any, Any]:
+        (array,) = dask.optimize(array)
+        return dict(array.__dask_graph__())
+
+    for number, fn in enumerate((by_value, functions.twice)):
+        carried = tmp_path / f"graph-{number}"
+        carried.write_bytes(cloudpickle.dumps(graph_of(map_blocks(fn, numbers()))))
+        done = run_script("dask_graph_opens_nothing.py", str(carried))
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == {"tasks": 2, "loaded": []}
+    # Without the care that is taken it does: the check can fail.
+    carried.write_bytes(cloudpickle.dumps({"x": by_value}))
+    done = run_script("dask_graph_opens_nothing.py", str(carried))
+    assert json.loads(done.stdout)["loaded"] == ["torch"]
+
+
+# -- how workers are prepared ------------------------------------------------------------------------
+
+
+def test_workers_are_prepared_before_a_framework_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    env = {"TF_FORCE_GPU_ALLOW_GROWTH": "false", "OF_THE_CALLER": "1"}
+    with workers(2, fraction=0.25, env=env) as client:
+        assert type(client.cluster) is LocalCluster
+        assert len(client.scheduler_info()["workers"]) == 2
+        assert set(client.nthreads().values()) == {1}
+        loaded = client.run(functions.loaded, "torch", "jax", "tensorflow", "pyclesperanto")
+        assert list(loaded.values()) == [[], []]
+        for found in client.run(functions.environment).values():
+            assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+            assert found["XLA_CLIENT_MEM_FRACTION"] == "0.25"
+            assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
+            assert found["OF_THE_CALLER"] == "1"
+        assert set(client.run(functions.only_card).values()) == {None}
+        # The plugin has been there: the workers know our arrays.
+        assert client.run(functions.loaded, "arraybridge.dask")
+        assert list(client.run(functions.plugins).values()) == [["arraybridge"]] * 2
+
+
+def test_plugins_of_the_caller_are_kept() -> None:
+    with workers(1, plugins=(functions.Marks(),)) as client:
+        assert list(client.run(functions.plugins).values()) == [["arraybridge", "mark"]]
+
+
+@pytest.mark.parametrize("fraction", [0, 1.5, -1])
+def test_a_fraction_that_is_none(fraction: float) -> None:
+    with pytest.raises(ValueError, match="no share of a card"):
+        cluster(1, fraction=fraction, **QUIET)
+
+
+def test_one_pool_needs_a_card() -> None:
+    require("torch")
+    if cards.cards():
+        pytest.skip("there is a card")
+    before = list(LocalCluster._instances)
+    with pytest.raises(DeviceNotFoundError, match="torch has no device gpu:0"):
+        cluster(1, share_memory=True, **QUIET)
+    assert [one for one in LocalCluster._instances if one not in before] == []
+
+
+# -- dask-cuda ---------------------------------------------------------------------------------------
+
+CARD = cards.Card(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34, (9, 0))
+
+
+class LocalCUDACluster(LocalCluster):
+    """What `cluster` relies on of the class of that name: each worker has a card in its environment."""
+
+    def __init__(self, n_workers: int | None = None, threads_per_worker: int = 1, **options: Any) -> None:
+        self.given = {"n_workers": n_workers, "threads_per_worker": threads_per_worker, **options}
+        super().__init__(n_workers=0, threads_per_worker=threads_per_worker, **options)
+        self.scale(2 if n_workers is None else n_workers)
+        self.sync(self._correct_state)
+
+    def new_worker_spec(self) -> dict[Any, Any]:
+        ((name, spec),) = super().new_worker_spec().items()
+        # In place of what the caller said, as there.
+        options = {
+            **spec["options"],
+            "env": {"CUDA_VISIBLE_DEVICES": str(name)},
+            "plugins": {functions.Marks()},
+        }
+        return {name: {**spec, "options": options}}
+
+
+@pytest.fixture
+def with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "cards", lambda: (CARD,))
+    module = ModuleType("dask_cuda")
+    module.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dask_cuda", module)
+
+
+@pytest.mark.usefixtures("with_cards")
+def test_where_there_are_cards_each_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*COEXISTENCE, "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    env = {"OF_THE_CALLER": "1", "CUDA_VISIBLE_DEVICES": "7"}
+    with cluster(env=env, fraction=0.5, dashboard_address="127.0.0.1:0") as started:
+        assert isinstance(started, LocalCUDACluster)
+        assert type(started).__name__ == "LocalCUDACluster"
+        assert started.given == {
+            "n_workers": None, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"
+        }  # fmt: skip
+        with Client(started, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            found = list(client.run(functions.environment).values())
+            assert {one["CUDA_VISIBLE_DEVICES"] for one in found} == {"0", "1"}
+            for one in found:
+                assert COEXISTENCE.items() <= one.items()
+                assert (one["XLA_CLIENT_MEM_FRACTION"], one["OF_THE_CALLER"]) == ("0.5", "1")
+            assert set(client.run(functions.only_card).values()) == {0}
+            assert list(client.run(functions.plugins).values()) == [["arraybridge", "mark"]] * 2
+    assert chosen.only_card is None
+
+
+def test_prepared() -> None:
+    own = functions.Marks()
+    setup = WorkerSetup(own_card=True)
+    theirs = {"CUDA_VISIBLE_DEVICES": "0", "BOTH": "theirs"}
+    spec = {
+        0: {"cls": object, "options": {"env": theirs, "plugins": {own}}},
+        1: {"cls": object, "options": {"nthreads": 1}},
+    }
+    environment = {"BOTH": "ours", "CUDA_VISIBLE_DEVICES": "9", "ONLY": "ours"}
+    done = prepared(spec, environment, setup)
+    assert done[0]["options"] == {
+        "env": {"BOTH": "theirs", "CUDA_VISIBLE_DEVICES": "0", "ONLY": "ours"},
+        "plugins": [own, setup],
+    }
+    assert done[1]["options"] == {"env": environment, "plugins": [setup], "nthreads": 1}
+    assert done[1]["cls"] is object
+    assert environment == {"BOTH": "ours", "CUDA_VISIBLE_DEVICES": "9", "ONLY": "ours"}
+
+
+def test_cards_without_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "cards", lambda: (CARD,))
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    before = list(LocalCluster._instances)
+    with pytest.raises(FrameworkNotInstalledError, match=r'pip install "arraybridge\[dask-cuda\]"') as caught:
+        cluster(**QUIET)
+    assert isinstance(caught.value, ImportError)
+    assert caught.value.__cause__ is not None
+    assert [one for one in LocalCluster._instances if one not in before] == []
+
+
+# -- one worker, one card ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _card_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chosen, "only_card", None)
+    monkeypatch.setattr(our_dask, "_arrived", False)
+
+
+@pytest.mark.usefixtures("_card_kept")
+def test_when_the_first_card_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "dask_cuda", raising=False)
+    for setup in (WorkerSetup(), WorkerSetup(own_card=False)):
+        setup.setup(None)
+        assert chosen.only_card is None
+    # dask-cuda in a process that is no worker says nothing.
+    monkeypatch.setitem(sys.modules, "dask_cuda", ModuleType("dask_cuda"))
+    map_blocks(lambda x: x, numbers()).compute(scheduler="synchronous")
+    WorkerSetup(own_card=False).setup(None)
+    assert chosen.only_card is None
+    WorkerSetup().setup(None)
+    assert chosen.only_card == 0
+
+
+def test_every_number_means_the_card_of_the_worker() -> None:
+    """With OpenCL, which has two devices without a card."""
+    require("pyclesperanto")
+    with workers(1, env={"POCL_DEVICES": "pthread pthread"}) as client:
+
+        def number(fn: Callable[..., Any]) -> float:
+            found = map_blocks(fn, numbers()).compute(scheduler=client)
+            (only,) = set(found.ravel().tolist())
+            return float(only)
+
+        assert number(functions.number_of_second) == 1
+        client.register_plugin(WorkerSetup(own_card=True))
+        assert set(client.run(functions.only_card).values()) == {0}
+        assert number(functions.number_of_only) == 0
+        # A function that has run before is no exception.
+        assert number(functions.number_of_second) == 0
+
+
+def test_a_worker_that_dask_cuda_started_without_us() -> None:
+    """The first block finds out; no plugin is needed."""
+    require("pyclesperanto")
+    started = LocalCluster(n_workers=1, env={"POCL_DEVICES": "pthread pthread"}, **QUIET)
+    with started, Client(started, set_as_default=False) as client:
+        client.run(functions.pretend_dask_cuda)
+        found = map_blocks(functions.number_of_second, numbers()).compute(scheduler=client)
+        np.testing.assert_array_equal(found, np.zeros((8, 2), np.float32), strict=True)
+        assert set(client.run(functions.only_card).values()) == {0}
+
+
+def test_a_cluster_that_was_started_otherwise() -> None:
+    """map_blocks needs no plugin; one that is registered twice is there once."""
+    require("torch")
+    with LocalCluster(n_workers=1, **QUIET) as started, Client(started, set_as_default=False) as client:
+        found = map_blocks(functions.twice, numbers()).compute(scheduler=client)
+        np.testing.assert_array_equal(found, np.arange(0, 32, 2, np.float32).reshape(8, 2), strict=True)
+        for _ in range(2):
+            client.register_plugin(WorkerSetup())
+        assert list(client.run(functions.plugins).values()) == [["arraybridge"]]
+        assert set(client.run(functions.only_card).values()) == {None}
+
+
+# -- what an import brings along ---------------------------------------------------------------------
+
+#: The rooms of the frameworks import these; what stands in them is read instead.
+ROOMS = {f"arraybridge.frameworks.{name}" for name in ("cupy", "jax", "pyclesperanto", "tensorflow", "torch")}
+
+
+def modules() -> list[str]:
+    """Every module of the package but the one for Dask, and the one that is a program."""
+    found = pkgutil.walk_packages(arraybridge.__path__, "arraybridge.")
+    return [one.name for one in found if one.name not in ("arraybridge.dask", "arraybridge.__main__")]
+
+
+def test_nothing_else_imports_dask() -> None:
+    every = modules()
+    assert {"arraybridge.dask_arrays", "arraybridge.memory.oom", *ROOMS} <= set(every)
+    done = run_script("loaded_after_import.py", "arraybridge", *(name for name in every if name not in ROOMS))
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout))
+    assert "arraybridge" in loaded
+    assert not loaded & {"dask", "distributed", "cloudpickle", "dask_cuda"}
+
+
+def test_the_rooms_of_the_frameworks_do_not_know_dask() -> None:
+    folder = Path(arraybridge.__file__).parent / "frameworks"
+    for room in ROOMS:
+        path = folder / f"{room.rpartition('.')[2]}.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not {name.partition(".")[0] for name in names} & {"dask", "distributed"}
+
+
+def test_dask_itself_is_seen() -> None:
+    """The check above can fail."""
+    done = run_script("loaded_after_import.py", "arraybridge.dask")
+    assert done.returncode == 0, done.stderr
+    assert {"dask", "distributed"} <= set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("missing", [("dask", "distributed"), ("distributed",), ("cloudpickle",)])
+def test_without_dask(missing: tuple[str, ...]) -> None:
+    done = run_script("dask_missing.py", *missing)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("FrameworkNotInstalledError: ")
+    assert 'pip install "arraybridge[dask]"' in done.stdout
+
+
+def test_arrays_arrive_whether_or_not_the_workers_are_prepared() -> None:
+    """Dask's own form or pickle before, ours after; nobody misunderstands the other."""
+    for name in ("torch", "jax", "pyclesperanto"):
+        require(name)
+    done = run_python(str(Path(__file__).parent / "scripts" / "started_otherwise.py"), timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "all arrived"

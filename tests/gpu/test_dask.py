@@ -1,0 +1,180 @@
+"""Dask on a real card: a worker for each, which every number means, and chunks that stay there.
+
+`ARRAYBRIDGE_REQUIRE=gpu,cupy,torch,jax pytest -m gpu` makes a missing card or framework a failure; where
+dask-cuda is missing, what needs it skips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import convert_memory, detect_memory_type, device_of
+from arraybridge.frameworks import cards
+from tests.helpers import require
+
+pytestmark = pytest.mark.gpu
+
+pytest.importorskip("dask", reason="dask is not installed")
+pytest.importorskip("distributed", reason="distributed is not installed")
+
+from distributed import Client  # noqa: E402
+
+from arraybridge.dask import cluster, from_dask, map_blocks, map_overlap, to_dask  # noqa: E402
+from tests.dask import functions  # noqa: E402
+
+WHOLE = np.arange(48, dtype=np.float32).reshape(8, 6)
+ADDRESS = "127.0.0.1:0"  # a free port
+
+
+@pytest.fixture(scope="module")
+def one_a_card() -> Iterator[Client]:
+    require("dask_cuda")
+    with cluster(dashboard_address=ADDRESS) as started, Client(started, set_as_default=False) as client:
+        client.wait_for_workers(len(cards.cards()), timeout=120)
+        yield client
+
+
+def cupy_image() -> Any:
+    return to_dask(require("cupy").asarray(WHOLE), chunks=(4, 3))
+
+
+# -- without dask-cuda ---------------------------------------------------------------------------------
+
+
+def test_cupy_arrays_enter_and_leave_on_the_card() -> None:
+    cupy = require("cupy")
+    array = to_dask(cupy.asarray(WHOLE), chunks=(4, 3))
+    assert isinstance(array._meta, cupy.ndarray)
+    assert array.chunks == ((4, 4), (3, 3))
+    result = from_dask(array + 1, "cupy")
+    assert isinstance(result, cupy.ndarray)
+    np.testing.assert_array_equal(result.get(), WHOLE + 1, strict=True)
+
+
+def test_torch_tensors_on_the_card_become_cupy_chunks() -> None:
+    torch, cupy = require("torch"), require("cupy")
+    x = torch.arange(6, device="cuda", dtype=torch.float32)
+    array = to_dask(x, chunks=3)
+    assert isinstance(array._meta, cupy.ndarray)
+    back = from_dask(array * 2, "torch", 0)
+    assert back.is_cuda
+    assert back.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
+def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
+    cupy = require("cupy")
+    require(name)
+    seen = []
+
+    @arraybridge.framework(name).decorator
+    def doubled(x: Any) -> Any:
+        seen.append((detect_memory_type(x), str(device_of(x))))
+        return x * 2
+
+    array = map_blocks(doubled, cupy_image())
+    assert seen == []
+    assert isinstance(array._meta, cupy.ndarray)
+    result = array.compute(scheduler="threads")
+    assert isinstance(result, cupy.ndarray)
+    np.testing.assert_array_equal(result.get(), WHOLE * 2, strict=True)
+    assert seen == [(name, "gpu:0")] * 4
+    # A function of the host is no exception.
+    on_host = map_blocks(arraybridge.numpy(lambda x: x * 2), cupy_image()).compute(scheduler="threads")
+    assert isinstance(on_host, cupy.ndarray)
+    np.testing.assert_array_equal(on_host.get(), WHOLE * 2, strict=True)
+
+
+def test_another_chunk_type_where_meta_says_so() -> None:
+    require("torch")
+    array = map_blocks(functions.twice, cupy_image(), meta=np.empty((0, 0), np.float32))
+    result = array.compute(scheduler="synchronous")
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_array_equal(result, WHOLE * 2, strict=True)
+
+
+def test_a_filter_with_a_margin_on_the_card() -> None:
+    require("torch")
+    found = map_overlap(functions.sum_of_nine, cupy_image(), depth=1, boundary="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(WHOLE, 1, mode="symmetric"), (3, 3))
+    result = found.compute(scheduler="synchronous")
+    np.testing.assert_array_equal(convert_memory(result, "numpy"), windows.sum((2, 3)), strict=True)
+
+
+# -- LocalCUDACluster ----------------------------------------------------------------------------------
+
+
+def test_a_worker_for_each_card(one_a_card: Client) -> None:
+    from dask_cuda import LocalCUDACluster
+
+    assert isinstance(one_a_card.cluster, LocalCUDACluster)
+    assert len(one_a_card.scheduler_info()["workers"]) == len(cards.cards())
+    assert set(one_a_card.nthreads().values()) == {1}
+    assert set(one_a_card.run(functions.only_card).values()) == {0}
+    first = set()
+    for found in one_a_card.run(functions.environment).values():
+        assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+        assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+        first.add(found["CUDA_VISIBLE_DEVICES"].partition(",")[0])
+    # Each begins with a card of its own.
+    assert len(first) == len(cards.cards())
+
+
+@pytest.mark.parametrize("gpu_id", [0, 1, "auto"])
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_every_number_means_the_card_of_the_worker(name: str, gpu_id: Any, one_a_card: Client) -> None:
+    require(name)
+
+    @arraybridge.framework(name).decorator(gpu_id=gpu_id)
+    def plus_one(x: Any) -> Any:
+        assert (detect_memory_type(x), str(device_of(x))) == (name, "gpu:0")
+        return x + 1
+
+    array = map_blocks(plus_one, to_dask(WHOLE, chunks=(2, 3)))
+    result = array.compute(scheduler=one_a_card)
+    assert isinstance(result, np.ndarray)
+    np.testing.assert_array_equal(result, WHOLE + 1, strict=True)
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_cupy_chunks_on_workers(name: str, one_a_card: Client) -> None:
+    cupy = require("cupy")
+    require(name)
+    decorated: Callable[..., Any] = arraybridge.framework(name).decorator(gpu_id=1)(lambda x: x * 3)
+    array = map_blocks(decorated, map_blocks(decorated, cupy_image()))
+    assert isinstance(array._meta, cupy.ndarray)
+    result = array.compute(scheduler=one_a_card)
+    assert isinstance(result, cupy.ndarray)
+    np.testing.assert_array_equal(result.get(), WHOLE * 9, strict=True)
+
+
+def reserved_by_torch() -> tuple[int, int]:
+    """Bytes that torch holds before and after CuPy allocates 64 MiB."""
+    import cupy
+    import torch
+
+    before = torch.cuda.memory_allocated()
+    x = cupy.empty(64 << 20, cupy.uint8)
+    after = torch.cuda.memory_allocated()
+    assert x.nbytes == 64 << 20
+    return before, after
+
+
+def test_one_pool_for_torch_and_cupy() -> None:
+    require("dask_cuda")
+    require("cupy")
+    require("torch")
+    with (
+        cluster(1, share_memory=True, dashboard_address=ADDRESS) as started,
+        Client(started, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(1, timeout=120)
+        ((before, after),) = client.run(reserved_by_torch).values()
+        assert after - before == 64 << 20
+        result = map_blocks(functions.twice, to_dask(WHOLE, (4, 3))).compute(scheduler=client)
+    np.testing.assert_array_equal(result, WHOLE * 2, strict=True)
