@@ -105,6 +105,7 @@ def map_blocks(
     Raises:
         TypeError: ``fn`` cannot be called, or is a coroutine or generator function; ``array`` is no Dask
             array.
+        ValueError: the chunks of two arrays do not meet.
         DtypeNotSupportedError: an array holds Python objects, and ``fn`` runs in another framework than
             NumPy.
 
@@ -369,7 +370,7 @@ def _checked_shape(block: Any, slices: tuple[slice, ...], name: str) -> Any:
 
 _MAX_FUNCTIONS = 256
 _functions: dict[str, Callable[..., Any]] = {}
-_functions_lock = threading.Lock()
+_functions_lock = threading.RLock()  # a function may carry another one
 
 
 def _opened(digest: str, carried: bytes) -> Callable[..., Any]:

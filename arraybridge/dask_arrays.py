@@ -196,9 +196,9 @@ def _write(x: Any, owner: Framework) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _owner(x: Any) -> Framework | None:
-    """The framework of an array; from the first one of its class on, all of them pickle bit for bit."""
+    """The framework of an array; from the first that does not pickle by itself on, those of its class do."""
     owner = registry.find_owner(x)
-    if owner is not None and not owner.pickles and type(x) not in copyreg.dispatch_table:
+    if owner is not None and not owner.pickles(x) and type(x) not in copyreg.dispatch_table:
         copyreg.pickle(type(x), _written_for_pickle)
     return owner
 
@@ -206,7 +206,7 @@ def _owner(x: Any) -> Framework | None:
 def _written_for_pickle(x: Any) -> tuple[Any, ...]:
     owner = registry.find_owner(x)
     try:
-        if owner is not None:
+        if owner is not None and not owner.pickles(x):
             return load, _write(x, owner)
     except NotImplementedError:
         pass

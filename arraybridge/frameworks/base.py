@@ -75,7 +75,6 @@ class Framework(ABC):
         can_pin: whether large arrays may travel through pinned buffers to its cards and back; it then
             answers `pinned_bytes`, `is_pinned`, `enqueue_copy`, `is_bare` and `empty`.
         counts_pinned: whether `free_cache` counts the pinned memory that `pinned_bytes` once handed out.
-        pickles: whether its arrays pickle by themselves, and bit for bit.
         default_modules: root modules to import it by, first one that is installed; `name` where empty.
     """
 
@@ -87,7 +86,6 @@ class Framework(ABC):
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
-    pickles: ClassVar[bool] = True
     dlpack_device: int | None = None
     can_pin: bool = False
     counts_pinned: bool = False
@@ -126,6 +124,10 @@ class Framework(ABC):
 
     def is_plain(self, x: Any) -> bool:
         """Whether an array made of its values is of the same class: no parameter, variable or subclass."""
+        return True
+
+    def pickles(self, x: Any) -> bool:
+        """Whether the array pickles by itself, and bit for bit."""
         return True
 
     def held_bytes(self, x: Any) -> int:
