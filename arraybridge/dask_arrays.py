@@ -91,6 +91,8 @@ def _register_classes(names: list[str], before: list[Callable[[], Any]]) -> None
         except FrameworkNotInstalledError:  # a package that is imported but does not work here has no arrays
             continue
         for cls in classes:
+            if not registry.framework(name).all_pickle:
+                copyreg.pickle(cls, _written_for_pickle)
             for dispatch, answer in _tables:
                 known = dispatch._lookup.get(cls)
                 if known is not None and known is not answer:
@@ -105,7 +107,7 @@ def size(x: Any) -> int:
     >>> size(torch.zeros(1000, 10_000, dtype=torch.float32))
     40000000
     """
-    owner = _owner(x)
+    owner = registry.find_owner(x)
     try:
         if owner is not None:
             owner.check(x)
@@ -119,7 +121,7 @@ def token(x: Any) -> Any:
     """What makes an array the same as another to Dask: framework, dtype, shape, device and every bit."""
     from dask.tokenize import normalize_object, normalize_token
 
-    owner = _owner(x)
+    owner = registry.find_owner(x)
     try:
         if owner is not None:
             owner.check(x)
@@ -141,7 +143,7 @@ def function_token(fn: Callable[..., Any]) -> Any:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
-            owner = None if isinstance(obj, type) else _owner(obj)
+            owner = None if isinstance(obj, type) else registry.find_owner(obj)
             if owner is not None and owner.name not in _KNOWN_TO_DASK:
                 return str, (str(token(obj)),)
             return super().reducer_override(obj)
@@ -168,7 +170,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
     Raises:
         NotImplementedError: the array is to be pickled instead.
     """
-    owner = _owner(x)
+    owner = registry.find_owner(x)
     if owner is None:
         raise TypeError(f"an object of type {type(x).__name__} is no array")
     if not owner.is_plain(x):
@@ -193,14 +195,6 @@ def _write(x: Any, owner: Framework) -> tuple[dict[str, Any], list[Any]]:
         header["grad"], more = _write(x.grad, owner)
         frames += more
     return header, frames
-
-
-def _owner(x: Any) -> Framework | None:
-    """The framework of an array; from the first that does not pickle by itself on, those of its class do."""
-    owner = registry.find_owner(x)
-    if owner is not None and not owner.pickles(x) and type(x) not in copyreg.dispatch_table:
-        copyreg.pickle(type(x), _written_for_pickle)
-    return owner
 
 
 def _written_for_pickle(x: Any) -> tuple[Any, ...]:

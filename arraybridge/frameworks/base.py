@@ -75,6 +75,7 @@ class Framework(ABC):
         can_pin: whether large arrays may travel through pinned buffers to its cards and back; it then
             answers `pinned_bytes`, `is_pinned`, `enqueue_copy`, `is_bare` and `empty`.
         counts_pinned: whether `free_cache` counts the pinned memory that `pinned_bytes` once handed out.
+        all_pickle: whether every array pickles by itself, and bit for bit; where not, `pickles` tells.
         default_modules: root modules to import it by, first one that is installed; `name` where empty.
     """
 
@@ -86,6 +87,7 @@ class Framework(ABC):
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
+    all_pickle: ClassVar[bool] = True
     dlpack_device: int | None = None
     can_pin: bool = False
     counts_pinned: bool = False
@@ -128,7 +130,7 @@ class Framework(ABC):
 
     def pickles(self, x: Any) -> bool:
         """Whether the array pickles by itself, and bit for bit."""
-        return True
+        return self.all_pickle
 
     def held_bytes(self, x: Any) -> int:
         """Bytes of memory that the array keeps from others."""

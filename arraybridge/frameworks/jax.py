@@ -72,6 +72,7 @@ class JaxFramework(Framework):
     extra = "jax"
     alignment = hostmemory.ALIGNMENT
     mutable = False
+    all_pickle = False
     dtypes = _DTYPES
 
     def __init__(self) -> None:
@@ -81,7 +82,8 @@ class JaxFramework(Framework):
         return isinstance(x, jax.Array)
 
     def array_classes(self) -> tuple[type, ...]:
-        return (jax.Array,)
+        # jax.Array is an abstract class; its arrays are of another one, which has no public name.
+        return (jax.Array, *jax.Array.__subclasses__())
 
     def pickles(self, x: jax.Array) -> bool:
         # Its own pickle cuts 64 bits down to 32 where they are not enabled.

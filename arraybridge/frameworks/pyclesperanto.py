@@ -281,6 +281,7 @@ class PyclesperantoFramework(Framework):
     modules = (*_PACKAGES, "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal")
     extra = "pyclesperanto"
     has_host = False
+    all_pickle = False
     dtypes = _DTYPES
 
     def __init__(self) -> None:
@@ -308,9 +309,6 @@ class PyclesperantoFramework(Framework):
     def array_classes(self) -> tuple[type, ...]:
         # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
         return tuple(type(p.empty((1,), np.dtype("float32"), p.current_index())) for p in self._packages())
-
-    def pickles(self, x: Any) -> bool:
-        return False
 
     def nbytes(self, x: Any) -> int:
         count = np.dtype(x.dtype).itemsize

@@ -453,6 +453,7 @@ def test_64_bits_of_jax_inside_any_object() -> None:
     jax = require("jax")
     with data.x64(jax):
         wide = jax.numpy.array([2**64 - 1, 2**32 + 5], dtype="uint64")
+    assert sizeof(wide) == 16  # Dask has met one, in case JAX was imported after arraybridge.dask
     (back,) = through_the_wire(Measurement(wide)).arrays
     assert np.asarray(back).tolist() == [2**64 - 1, 2**32 + 5]
 
