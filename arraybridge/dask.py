@@ -521,10 +521,10 @@ def cluster(
 def _cuda_cluster(environment: dict[str, str], setup: WorkerSetup, **options: Any) -> Any:
     try:
         from dask_cuda import LocalCUDACluster
-    except ModuleNotFoundError as error:
+    except ImportError as error:  # it imports half where the bindings of its extras cu12 and cu13 are missing
         raise FrameworkNotInstalledError(
             "There are NVIDIA cards, for which cluster() needs dask-cuda; run pip install"
-            ' "arraybridge[dask-cuda]".',
+            ' "arraybridge[dask-cuda13x]" (or [dask-cuda12x], for CUDA 12).',
             reason=str(error),
         ) from error
 
