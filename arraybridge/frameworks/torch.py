@@ -369,8 +369,10 @@ class TorchFramework(Framework):
         return getattr(torch.autograd.forward_ad, "_current_level", 0) < 0
 
     def own_bytes(self, x: torch.Tensor) -> np.ndarray | None:
-        # Unlike .numpy(), DLPack leaves the storage resizable.
-        return np.from_dlpack(x.view(-1).view(torch.uint8)) if x.is_contiguous() else None
+        if not x.is_contiguous():
+            return None
+        # Unlike .numpy(), DLPack leaves the storage resizable; NumPy 1 marks what comes by it as read-only.
+        return hostmemory.writable_alias(np.from_dlpack(x.view(-1).view(torch.uint8)))
 
     def enqueue_copy(
         self, host: np.ndarray, x: torch.Tensor, offset: int, to_host: bool
