@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import itertools
 import logging
 import math
 import sys
@@ -44,10 +45,10 @@ from arraybridge.types import FrameworkLike, GpuId
 
 try:
     import cloudpickle
+    import dask
     import dask.array as da
     from dask.array.utils import meta_from_array
     from dask.layers import ArraySliceDep
-    from dask.tokenize import tokenize
     from distributed import LocalCluster, WorkerPlugin, get_worker
 except ModuleNotFoundError as error:
     raise FrameworkNotInstalledError(
@@ -89,8 +90,8 @@ def map_blocks(
             is called as ``fn(block, *blocks, **kwargs)`` and returns one array. If it has a parameter
             ``block_id`` or ``block_info``, Dask passes it.
         array: a Dask array of any shape.
-        *arrays: more Dask arrays, whose chunks are broadcast against those of the first as in NumPy;
-            anything else is handed whole to every call.
+        *arrays: more Dask arrays, cut alike along their last axes. One that has a single chunk along an axis
+            is handed over whole along it. Anything else is handed whole to every call.
         dtype: the dtype of the results. Left out: that of ``meta``, what the decorator's ``dtype_conversion``
             says, or else the dtype of ``array``.
         meta: an empty array of the type of the results' chunks. Left out: the chunk type of ``array``.
@@ -122,21 +123,27 @@ def map_blocks(
     array([3., 3., 3., 3.], dtype=float32)
     """
     block, meta = _declared("map_blocks", fn, (array, *arrays), dtype, meta)
-    _check_chunks([one for one in (array, *arrays) if isinstance(one, da.Array)])
-    reshapes = any(kwargs.get(name) is not None for name in ("chunks", "drop_axis", "new_axis"))
-    block.keeps_shape = not reshapes
+    cut = [one for one in (array, *arrays) if isinstance(one, da.Array)]
+    _check_chunks(cut)
+    reshapes = any(kwargs.get(name) is not None for name in _RESHAPING)
+    block.keeps_shape = not reshapes and _are_cut_alike(cut)
     kwargs.setdefault("token", block.name)
-    name = kwargs.pop("name", None) if reshapes else None
+    name = None if block.keeps_shape else kwargs.pop("name", None)
     out = da.map_blocks(block, array, *arrays, dtype=meta.dtype, meta=meta, **kwargs)
-    if not reshapes:
-        return out
-    # Its shape can be told from the graph alone: each block is compared with the slices that it is to fill.
+    return out if block.keeps_shape else _with_checked_shape(out, block.name, name)
+
+
+#: Arguments by which a function says that it changes the shape of its blocks.
+_RESHAPING = ("chunks", "drop_axis", "new_axis")
+
+
+def _with_checked_shape(out: Any, label: str, name: str | None) -> Any:
+    """The array, each block of which is compared with the slices that it is to fill."""
     axes = tuple(range(out.ndim))
     where = ArraySliceDep(out.chunks)
     return da.blockwise(
-        _checked_shape, axes, out, axes, where, axes, block.name, None,
-        align_arrays=False, dtype=out.dtype, meta=out._meta, name=name,
-        token=f"{block.name}-checked",
+        _checked_shape, axes, out, axes, where, axes, label, None,
+        align_arrays=False, dtype=out.dtype, meta=out._meta, name=name, token=f"{label}-checked",
     )  # fmt: skip
 
 
@@ -163,10 +170,12 @@ def map_overlap(
         dtype: as for `map_blocks`.
         meta: as for `map_blocks`.
         **kwargs: ``trim``, ``allow_rechunk`` and ``align_arrays`` mean what they do in
-            ``dask.array.map_overlap``; all others are handed to ``fn``.
+            ``dask.array.map_overlap``, ``name`` and ``token`` what they do in `map_blocks`; all others are
+            handed to ``fn``.
 
     Raises:
         ValueError: the chunk sizes of an array are not known.
+        TypeError: an argument says that the shape changes, or one of the arrays is no Dask array.
         and what `map_blocks` raises.
 
     >>> import numpy as np, arraybridge
@@ -178,16 +187,33 @@ def map_overlap(
     array([-15,   3,   5,   7])
     """
     block, meta = _declared("map_overlap", fn, (array, *arrays), dtype, meta)
+    for word in _RESHAPING:
+        if kwargs.get(word) is not None:
+            raise TypeError(
+                f"map_overlap() has no {word}=: its blocks keep their shape, so that the margins can be cut"
+                " off; change the shape by map_blocks() afterwards"
+            )
     for one in (array, *arrays):
-        if isinstance(one, da.Array) and any(math.isnan(n) for n in one.shape):
+        if not isinstance(one, da.Array):
+            raise TypeError(
+                f"map_overlap() takes Dask arrays, and this is a {type(one).__name__}; pass it to the"
+                " function by name"
+            )
+        if any(math.isnan(n) for n in one.shape):
             raise ValueError(
                 f"the chunk sizes of {one!r} are not known, so that nobody can say where its blocks meet;"
                 " call its compute_chunk_sizes() first"
             )
+    if not kwargs.get("align_arrays", True):
+        _check_chunks([array, *arrays])
     kwargs.setdefault("token", block.name)
-    return da.map_overlap(
+    name = kwargs.pop("name", None)
+    # The margins of several arrays may differ; what is left of the block tells.
+    block.keeps_shape = not arrays
+    out = da.map_overlap(
         block, array, *arrays, depth=depth, boundary=boundary, dtype=meta.dtype, meta=meta, **kwargs
     )
+    return out if block.keeps_shape and name is None else _with_checked_shape(out, block.name, name)
 
 
 def _declared(
@@ -228,21 +254,38 @@ def _declared(
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
             dtype = np.dtype(conversion.value)
     made = meta_from_array(array._meta if meta is None else meta, dtype=dtype)
-    positions = tuple(i for i, one in enumerate(arrays) if isinstance(one, da.Array))
-    return _Block(fn, made.dtype, positions, target), made
+    return _Block(fn, made.dtype, target), made
 
 
 def _check_chunks(arrays: list[Any]) -> None:
     """Refuse arrays whose blocks are paired by their number and yet lie elsewhere."""
-    first, *others = arrays
-    for other in others:
+    for first, other in itertools.combinations(arrays, 2):
         for mine, its in zip(reversed(first.chunks), reversed(other.chunks), strict=False):
-            known = not any(math.isnan(n) for n in (*mine, *its))
-            if len(mine) > 1 and len(its) > 1 and known and mine != its:
+            if len(mine) > 1 and len(its) > 1 and not _same(mine, its):
                 raise ValueError(
                     f"the chunks of {first!r} and {other!r} do not meet: they are {mine} and {its} along one"
                     " axis; rechunk one of the arrays, as in other.rechunk(first.chunks)"
                 )
+
+
+def _same(mine: tuple[float, ...], its: tuple[float, ...]) -> bool:
+    """Whether an axis is cut alike, as far as that is known."""
+    return len(mine) == len(its) and all(
+        a == b or math.isnan(a) or math.isnan(b) for a, b in zip(mine, its, strict=True)
+    )
+
+
+def _are_cut_alike(arrays: list[Any]) -> bool:
+    """Whether a block of the first array tells the shape of the result's."""
+    first, *others = arrays
+    return all(
+        other.ndim <= first.ndim
+        and all(
+            _same(mine, its) or its == (1,)
+            for mine, its in zip(reversed(first.chunks), reversed(other.chunks), strict=False)
+        )
+        for other in others
+    )
 
 
 def _name(fn: Any) -> str:
@@ -258,14 +301,11 @@ class _Block:
     function keeps, as what JAX has compiled for it, is there for the next block.
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], dtype: np.dtype[Any], positions: tuple[int, ...], target: str | None
-    ) -> None:
+    def __init__(self, fn: Callable[..., Any], dtype: np.dtype[Any], target: str | None) -> None:
         self._fn: Callable[..., Any] | None = fn
         self._carried: tuple[str, bytes] | None = None
         self.name = _name(fn)
         self.dtype = dtype
-        self.positions = positions
         self.target = target
         self.keeps_shape = True
         # By its parameters Dask knows whether a function wants its block's number.
@@ -287,7 +327,7 @@ class _Block:
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
         function = dask_arrays.function_token(self._function())
-        return (function, str(self.dtype), self.positions, self.target, self.keeps_shape)
+        return (function, str(self.dtype), self.target, self.keeps_shape)
 
     def __getstate__(self) -> dict[str, Any]:
         if self._carried is None:
@@ -328,7 +368,7 @@ class _Block:
                 target_type=target,
             )
         if self.keeps_shape:
-            expected = self._expected([blocks[i].shape for i in self.positions])
+            expected = blocks[0].shape
             if result.shape != expected:
                 raise BlockError(
                     f"{self.name}() returned a block of shape {result.shape} for one of shape {expected}: say"
@@ -336,15 +376,6 @@ class _Block:
                     target_type=target,
                 )
         return result
-
-    @staticmethod
-    def _expected(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-        if len(shapes) > 1:
-            try:
-                return np.broadcast_shapes(*shapes)
-            except ValueError:  # a block of one array and the whole of another; the first says what comes out
-                pass
-        return shapes[0]
 
 
 def _has_parameter(fn: Callable[..., Any], name: str) -> bool:
@@ -368,8 +399,9 @@ def _checked_shape(block: Any, slices: tuple[slice, ...], name: str) -> Any:
     return block
 
 
-_MAX_FUNCTIONS = 256
-_functions: dict[str, Callable[..., Any]] = {}
+#: Bytes of the functions that are kept open, with what they carry; the oldest ones go.
+_MAX_BYTES = 256 << 20
+_functions: dict[str, tuple[Callable[..., Any], int]] = {}
 _functions_lock = threading.RLock()  # a function may carry another one
 
 
@@ -377,10 +409,10 @@ def _opened(digest: str, carried: bytes) -> Callable[..., Any]:
     with _functions_lock:
         found = _functions.get(digest)
         if found is None:
-            if len(_functions) >= _MAX_FUNCTIONS:
-                _functions.clear()
-            found = _functions[digest] = _unpickled(carried)
-        return found
+            found = _functions[digest] = _unpickled(carried), len(carried)
+            while sum(size for _, size in _functions.values()) > _MAX_BYTES and len(_functions) > 1:
+                del _functions[next(iter(_functions))]
+        return found[0]
 
 
 def _unpickled(carried: bytes) -> Callable[..., Any]:
@@ -412,7 +444,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     Args:
         x: an array.
         chunks: as for ``dask.array.from_array``: an int, a tuple for each axis, or ``"auto"``.
-        name: the name in the graph. Left out, it is made from the values.
+        name: the name in the graph. Left out, it is made from the values and the chunks.
         grad: as for `convert_memory`.
 
     Raises:
@@ -434,7 +466,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
             reason=f"dtype {array.dtype}",
         )
     # Without asarray=False Dask would bring CuPy's arrays to the host.
-    return da.from_array(array, chunks=chunks, name=name or f"array-{tokenize(array)}", asarray=False)
+    return da.from_array(array, chunks=chunks, name=name, asarray=False)
 
 
 def from_dask(
@@ -476,6 +508,7 @@ def cluster(
     n_workers: int | None = None,
     *,
     threads_per_worker: int | None = None,
+    cards: bool | None = None,
     share_memory: bool = False,
     fraction: float | None = None,
     env: Mapping[str, str] | None = None,
@@ -487,8 +520,10 @@ def cluster(
     there, and that knows arrays of every framework.
 
     Args:
-        n_workers: how many; None: one for each card, or as Dask sees fit.
+        n_workers: how many; None: one for each card, or as Dask sees fit. No more than there are cards.
         threads_per_worker: None: one on a card, or as Dask sees fit.
+        cards: False: workers for the processors, on a machine with cards too. None: for the cards if there
+            are any.
         share_memory: whether torch and CuPy take memory from one pool, see `share_gpu_memory`. Needs cards.
         fraction: as for `coexist`.
         env: more environment variables of the workers.
@@ -502,29 +537,38 @@ def cluster(
         FrameworkNotInstalledError: there are cards, and dask-cuda is missing.
         DeviceNotFoundError: ``share_memory`` without a card.
     """
-    from arraybridge.frameworks.cards import cards
+    from arraybridge.frameworks.cards import cards as cards_of_cuda
 
-    found = cards()
+    on_cards = bool(cards_of_cuda()) if cards is None else cards
     environment = {**cleanup.coexistence(fraction), **(env or {})}
-    setup = WorkerSetup(share_memory=share_memory, own_card=bool(found))
+    plugins = [
+        *options.pop("plugins", ()),
+        WorkerSetup(share_memory=share_memory and on_cards, own_card=on_cards),
+    ]
     if threads_per_worker is not None:
         options["threads_per_worker"] = threads_per_worker
-    dask_arrays.agree()
-    if found:
-        return _cuda_cluster(environment, setup, n_workers=n_workers, **options)
-    if share_memory:
+    if share_memory and not on_cards:
         registry.framework("torch").find_device(registry.framework("torch").accelerator(0))  # raises
-    plugins = [*options.pop("plugins", ()), setup]
-    return LocalCluster(n_workers=n_workers, env=environment, plugins=plugins, **options)
+    # `env` reaches a worker once it has imported the script that started it, which may import frameworks;
+    # these are there before. Workers that are added later get them by `env`.
+    early = {**dask.config.get("distributed.nanny.pre-spawn-environ", {}), **environment}
+    with dask.config.set({"distributed.nanny.pre-spawn-environ": early}):
+        if on_cards:
+            started = _cuda_cluster(environment, plugins, n_workers=n_workers, **options)
+        else:
+            started = LocalCluster(n_workers=n_workers, env=environment, plugins=plugins, **options)
+    dask_arrays.agree(started.scheduler_address)
+    return started
 
 
-def _cuda_cluster(environment: dict[str, str], setup: WorkerSetup, **options: Any) -> Any:
+def _cuda_cluster(environment: dict[str, str], plugins: list[Any], **options: Any) -> Any:
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:  # it imports half where the bindings of its extras cu12 and cu13 are missing
         raise FrameworkNotInstalledError(
             "There are NVIDIA cards, for which cluster() needs dask-cuda; run pip install"
-            ' "arraybridge[dask-cuda13x]" (or [dask-cuda12x], for CUDA 12).',
+            ' "arraybridge[dask-cuda13x]" (or [dask-cuda12x], for CUDA 12), or pass cards=False for workers'
+            " without cards.",
             reason=str(error),
         ) from error
 
@@ -532,18 +576,18 @@ def _cuda_cluster(environment: dict[str, str], setup: WorkerSetup, **options: An
         """Its own environment and plugins take the place of ours, so that ours are added to each worker's."""
 
         def new_worker_spec(self) -> dict[Any, Any]:
-            return prepared(super().new_worker_spec(), environment, setup)
+            return prepared(super().new_worker_spec(), environment, plugins)
 
     Cluster.__name__ = LocalCUDACluster.__name__
     return Cluster(**options)
 
 
-def prepared(spec: dict[Any, Any], environment: Mapping[str, str], setup: WorkerSetup) -> dict[Any, Any]:
-    """The specification of workers with our environment, where it says nothing itself, and our plugin."""
+def prepared(spec: dict[Any, Any], environment: Mapping[str, str], plugins: list[Any]) -> dict[Any, Any]:
+    """The specification of workers with this environment, where it says nothing itself, and more plugins."""
     for worker in spec.values():
         options = worker["options"]
         options["env"] = {**environment, **options.get("env", {})}
-        options["plugins"] = [*options.get("plugins", ()), setup]
+        options["plugins"] = [*options.get("plugins", ()), *plugins]
     return spec
 
 
@@ -561,7 +605,7 @@ def prepare(client: Any, *, share_memory: bool = False, own_card: bool | None = 
             dask-cuda started the worker, which makes that card its own.
     """
     client.register_plugin(WorkerSetup(share_memory=share_memory, own_card=own_card))
-    dask_arrays.agree()
+    dask_arrays.agree(client.scheduler.address)
 
 
 class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
@@ -574,7 +618,6 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
     """
 
     name = "arraybridge"
-    idempotent = True
 
     def __init__(self, *, share_memory: bool = False, own_card: bool | None = None) -> None:
         self.share_memory = share_memory
@@ -585,15 +628,17 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
 
     def setup(self, worker: Any) -> None:
         """Called by Dask when the worker has started. The import of this module has registered the arrays."""
-        dask_arrays.agree()
+        global _arrived
+        if worker is not None:
+            dask_arrays.agree(worker.scheduler.address)
+        _arrived = True  # the first block has nothing to find out any more
         self.take_card()
         if self.share_memory:
             cleanup.share_gpu_memory("torch")
 
     def take_card(self) -> None:
         own = "dask_cuda" in sys.modules if self.own_card is None else self.own_card
-        if own:
-            chosen.only_card = 0
+        chosen.only_card = 0 if own else None
 
 
 def _worker() -> Any:
@@ -616,7 +661,7 @@ def _arrive() -> None:
     """Before the first block of a process: the card of a worker that dask-cuda started is its own."""
     global _arrived
     if not _arrived:
-        if "dask_cuda" in sys.modules and _worker() is not None:
+        if _worker() is not None:
             WorkerSetup().take_card()
         _arrived = True
 

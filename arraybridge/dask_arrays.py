@@ -36,14 +36,13 @@ _KNOWN_TO_DASK = ("numpy", "cupy")
 _tables: list[tuple[Any, Callable[..., Any]]] = []
 # The answers of Dask itself that ours have replaced.
 _replaced: dict[tuple[Callable[..., Any], type], Callable[..., Any]] = {}
-# Whether every process of the cluster reads what `save` writes.
-_agreed = False
+# Schedulers of the clusters all of whose processes read what `save` writes.
+_agreed: set[str] = set()
 
 
-def agree() -> None:
-    """Let arrays travel in the form of `save`: the other processes of the cluster are prepared for it."""
-    global _agreed
-    _agreed = True
+def agree(scheduler: str) -> None:
+    """Let arrays travel in the form of `save` in the cluster of that scheduler, by its address."""
+    _agreed.add(scheduler)
 
 
 def register_sizes(sizeof: Any) -> None:
@@ -125,6 +124,8 @@ def token(x: Any) -> Any:
     try:
         if owner is not None:
             owner.check(x)
+            if not owner.is_plain(x):
+                return normalize_object(x)
             place, grad = str(owner.device_of(x)), owner.requires_grad(x)
             return (owner.name, owner.dtype_name(x), owner.shape(x), place, grad, normalize_token(_bytes(x)))
     except (ArrayNotSupportedError, DtypeNotSupportedError):
@@ -144,14 +145,15 @@ def function_token(fn: Callable[..., Any]) -> Any:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             owner = None if isinstance(obj, type) else registry.find_owner(obj)
-            if owner is not None and owner.name not in _KNOWN_TO_DASK:
+            if owner is not None and owner.name not in _KNOWN_TO_DASK and owner.is_plain(obj):
                 return str, (str(token(obj)),)
             return super().reducer_override(obj)
 
     written = io.BytesIO()
     try:
         Pickler(written).dump(fn)
-    except (pickle.PicklingError, TypeError, AttributeError):  # what cannot travel can still be called here
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError, OSError):
+        # What cannot travel, as one that holds a lock, can still be called here.
         return normalize_token(fn)
     return hashlib.blake2b(written.getvalue(), digest_size=16).hexdigest()
 
@@ -209,19 +211,11 @@ def _written_for_pickle(x: Any) -> tuple[Any, ...]:
 
 
 def _is_understood() -> bool:
-    """Whether what `save` writes will be read: outside a cluster, or where everybody is prepared."""
-    if _agreed:
-        return True
-    from distributed import Client, get_worker
+    """Whether what `save` writes will be read: in all clusters of which this process is a part."""
+    from distributed import Client, Worker
 
-    try:
-        get_worker()
-    except ValueError:  # this is no worker; is it a client?
-        try:
-            Client.current()
-        except ValueError:
-            return True
-    return False
+    members = [one for one in Client._instances if one.status not in ("closed", "newly-created")]
+    return all(one.scheduler.address in _agreed for one in (*members, *Worker._instances))
 
 
 def _saved_by_dask(x: Any) -> tuple[dict[str, Any], list[Any]]:

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -122,6 +123,7 @@ def _finish(futures: Iterable[Any], pending: list[Callable[[], None] | None]) ->
     """Leave no thread and no copy behind that still uses the buffers, also after an error."""
     for future in futures:
         future.exception()
-    for wait in pending:
-        if wait is not None:
-            wait()
+    with ExitStack() as stack:  # calls them all, also after one that raises
+        for wait in pending:
+            if wait is not None:
+                stack.callback(wait)

@@ -87,7 +87,8 @@ def _ring(owner: Framework, device: Device) -> StagingRing | None:
 def drop(name: str | None) -> int:
     """Let the buffers go that this framework locked (None: all), once nobody uses them.
 
-    Returns their bytes, but for those that the framework itself counts when it frees its caches.
+    Returns their bytes, those of a transfer under way included, and but for those that the framework itself
+    counts when it frees its caches.
     """
     with _lock:
         going = [kind for kind, ring in _rings.items() if name in (None, ring.owner.name)]

@@ -125,7 +125,7 @@ class Framework(ABC):
         return self.exact_types()
 
     def is_plain(self, x: Any) -> bool:
-        """Whether an array made of its values is of the same class: no parameter, variable or subclass."""
+        """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
         return True
 
     def pickles(self, x: Any) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 
-from arraybridge.types import Device
+from arraybridge.types import Device, GpuId
 
-__all__ = ["default_device", "only_card", "running_on", "workers"]
+__all__ = ["card_meant", "default_device", "only_card", "running_on", "workers"]
 
 #: The choice of `set_device` and `use_device`; None where nobody chose.
 default_device: ContextVar[Device | None] = ContextVar("arraybridge_default_device", default=None)
@@ -20,3 +20,8 @@ running_on: ContextVar[Device | None] = ContextVar("arraybridge_running_on", def
 #: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
 #: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
 only_card: int | None = None
+
+
+def card_meant(gpu_id: GpuId) -> GpuId:
+    """The card that the ``gpu_id`` of a decorator means in this process."""
+    return gpu_id if gpu_id is None or only_card is None else only_card

@@ -85,9 +85,13 @@ class JaxFramework(Framework):
         # jax.Array is an abstract class; its arrays are of another one, which has no public name.
         return (jax.Array, *jax.Array.__subclasses__())
 
+    def is_plain(self, x: jax.Array) -> bool:
+        return not getattr(x, "weak_type", True) and not self.is_scattered(x)  # a key of jax.random has none
+
     def pickles(self, x: jax.Array) -> bool:
         # Its own pickle cuts 64 bits down to 32 where they are not enabled.
-        return x.dtype.name not in ("int64", "uint64", "float64", "complex128")
+        wide = x.dtype.name in ("int64", "uint64", "float64", "complex128")
+        return not wide or bool(jax.config.jax_enable_x64)
 
     def check(self, x: jax.Array) -> None:
         if isinstance(x, jax.core.Tracer):

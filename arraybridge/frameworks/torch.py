@@ -73,7 +73,7 @@ class TorchFramework(Framework):
         return (torch.Tensor,)
 
     def is_plain(self, x: torch.Tensor) -> bool:
-        return type(x) is torch.Tensor
+        return type(x) is torch.Tensor and not x.__dict__
 
     def held_bytes(self, x: torch.Tensor) -> int:
         held = min(x.nbytes, x.untyped_storage().nbytes())  # an expanded tensor repeats its elements

@@ -12,7 +12,7 @@ from typing import Any
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.chosen import default_device, running_on
+from arraybridge.frameworks.chosen import card_meant, default_device, running_on
 from arraybridge.functions.calls import Call, Home, dtype_name, map_results, results, size
 from arraybridge.functions.costs import (
     CALIBRATION,
@@ -141,7 +141,7 @@ class Offload:
         chosen = (running_on.get() if self.gpu_id is None else None) or default_device.get()
         if chosen is not None and chosen.kind == "cpu":
             return "the default device is the CPU"
-        index = self.gpu_id
+        index = card_meant(self.gpu_id)
         if index is None:
             index = 0 if chosen is None else chosen.index
         elif isinstance(index, str):  # "auto"

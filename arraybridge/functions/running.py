@@ -10,9 +10,9 @@ from typing import Any, Literal
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad
 from arraybridge.errors import MemoryConversionError, SourceMismatchError
-from arraybridge.frameworks import chosen, registry
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.chosen import running_on, workers
+from arraybridge.frameworks.chosen import card_meant, running_on, workers
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.trees import ARRAY, LEAF, convert, kind_of, kinds, map_arrays, prefix, source_of
@@ -134,7 +134,7 @@ class Runner(Declaration):
         return self._run(args, kwargs, call)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
-        if call.first is None and self.placed and self.options.gpu_id != "auto":
+        if call.first is None and self.placed and card_meant(self.options.gpu_id) != "auto":
             # No array brings the device along; it has to be selected for those that the function makes.
             framework = _framework(self.name)
             with framework.selected(framework.find_device(self._wanted(framework))):
@@ -156,7 +156,7 @@ class Runner(Declaration):
         Everything goes by position, so that no keyword can be taken for an option of the recovery.
         """
         options = self.options
-        number = self._gpu_id()
+        number = card_meant(options.gpu_id)
         gpu_id = None if number == "auto" else number
         recover = run_with_oom_recovery
         if options.oom_recovery is True:
@@ -234,7 +234,7 @@ class Runner(Declaration):
             )
         if call.place is None:
             framework = _frameworks.get(self.name) or _framework(self.name)
-            if framework.has_streams or self.options.gpu_id == "auto":
+            if framework.has_streams or card_meant(self.options.gpu_id) == "auto":
                 call.place = framework.device_of(new)
         return new
 
@@ -245,7 +245,8 @@ class Runner(Declaration):
 
     def _to_place(self, value: Any, call: Call) -> Any:
         options = self.options
-        if options.gpu_id == "auto":
+        gpu_id = card_meant(options.gpu_id)
+        if gpu_id == "auto":
             if call.place is None:
                 return convert(value, self.name, self.grad, gpu_id="auto")
             # All arrays of a call go where the first one went.
@@ -255,15 +256,11 @@ class Runner(Declaration):
             here, wanted = framework.device_of(value), self._wanted(framework)
             if here.kind == wanted.kind and here.index == wanted.index:
                 return value
-        return convert(value, self.name, self.grad, self._gpu_id(), options.device)
-
-    def _gpu_id(self) -> GpuId:
-        gpu_id = self.options.gpu_id
-        return chosen.only_card if isinstance(gpu_id, int) and chosen.only_card is not None else gpu_id
+        return convert(value, self.name, self.grad, gpu_id, options.device)
 
     def _wanted(self, framework: Framework) -> Device:
         if self.place is None:
-            gpu_id, device = self._gpu_id(), self.options.device
+            gpu_id, device = card_meant(self.options.gpu_id), self.options.device
             self.place = (
                 framework.accelerator(gpu_id) if isinstance(gpu_id, int) else Device.parse(device or "cpu")
             )

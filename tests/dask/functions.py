@@ -215,9 +215,15 @@ class Marks(WorkerPlugin):
     name = "mark"
 
 
+class Others(WorkerPlugin):
+    """A plugin of the caller's."""
+
+    name = "others"
+
+
 def plugins(dask_worker: Any) -> list[str]:
     """Names of the plugins that have prepared the worker, but for Dask's own."""
-    return sorted({"arraybridge", "mark"} & dask_worker.plugins.keys())
+    return sorted({"arraybridge", "mark", "others"} & dask_worker.plugins.keys())
 
 
 #: One entry for each time that JAX traced a function in this process.

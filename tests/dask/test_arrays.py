@@ -659,3 +659,19 @@ def test_the_round_trips_can_fail() -> None:
     flipped = through_the_wire(source.array).clone()
     flipped.view(torch.uint8)[0] ^= 1
     assert not same_array(flipped, source)
+
+
+# -- more than values --------------------------------------------------------------------------------
+
+
+def test_what_is_more_than_its_values_is_another() -> None:
+    torch, jax = require("torch"), require("jax")
+    boxes, other = torch.ones(2), torch.ones(2)
+    boxes.format, other.format = "xyxy", "cxcywh"
+    assert tokenize(boxes) != tokenize(other)
+    assert function_token(lambda: boxes) != function_token(lambda: other)
+    assert through_the_wire(boxes).format == "xyxy"
+    assert tokenize(torch.nn.Parameter(torch.ones(2))) != tokenize(torch.ones(2, requires_grad=True))
+    weak, strong = jax.numpy.asarray(2.0), jax.numpy.asarray(2.0, dtype="float32")
+    assert (weak.weak_type, strong.weak_type) == (True, False)
+    assert tokenize(weak) != tokenize(strong)

@@ -26,7 +26,16 @@ from arraybridge import (
     FrameworkNotInstalledError,
     GradientError,
 )
-from arraybridge.dask import BlockError, WorkerSetup, cluster, map_blocks, prepared, recoveries, to_dask
+from arraybridge.dask import (
+    BlockError,
+    WorkerSetup,
+    cluster,
+    map_blocks,
+    prepare,
+    prepared,
+    recoveries,
+    to_dask,
+)
 from arraybridge.frameworks import cards, chosen
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
@@ -304,7 +313,8 @@ def test_where_there_are_cards_each_has_a_worker(monkeypatch: pytest.MonkeyPatch
     for name in (*COEXISTENCE, "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     env = {"OF_THE_CALLER": "1", "CUDA_VISIBLE_DEVICES": "7"}
-    with cluster(env=env, fraction=0.5, dashboard_address="127.0.0.1:0") as started:
+    options = {"dashboard_address": "127.0.0.1:0", "plugins": [functions.Others()]}
+    with cluster(env=env, fraction=0.5, **options) as started:
         assert isinstance(started, LocalCUDACluster)
         assert type(started).__name__ == "LocalCUDACluster"
         assert started.given == {
@@ -318,8 +328,15 @@ def test_where_there_are_cards_each_has_a_worker(monkeypatch: pytest.MonkeyPatch
                 assert COEXISTENCE.items() <= one.items()
                 assert (one["XLA_CLIENT_MEM_FRACTION"], one["OF_THE_CALLER"]) == ("0.5", "1")
             assert set(client.run(functions.only_card).values()) == {0}
-            assert list(client.run(functions.plugins).values()) == [["arraybridge", "mark"]] * 2
+            assert list(client.run(functions.plugins).values()) == [["arraybridge", "mark", "others"]] * 2
     assert chosen.only_card is None
+
+
+@pytest.mark.usefixtures("with_cards")
+def test_a_machine_with_cards_whose_processors_are_meant() -> None:
+    with cluster(1, cards=False, **QUIET) as started, Client(started, set_as_default=False) as client:
+        assert not isinstance(started, LocalCUDACluster)
+        assert set(client.run(functions.only_card).values()) == {None}
 
 
 def test_prepared() -> None:
@@ -331,7 +348,7 @@ def test_prepared() -> None:
         1: {"cls": object, "options": {"nthreads": 1}},
     }
     environment = {"BOTH": "ours", "CUDA_VISIBLE_DEVICES": "9", "ONLY": "ours"}
-    done = prepared(spec, environment, setup)
+    done = prepared(spec, environment, [setup])
     assert done[0]["options"] == {
         "env": {"BOTH": "theirs", "CUDA_VISIBLE_DEVICES": "0", "ONLY": "ours"},
         "plugins": [own, setup],
@@ -372,8 +389,11 @@ def test_when_the_first_card_is_the_only_one(monkeypatch: pytest.MonkeyPatch) ->
     map_blocks(lambda x: x, numbers()).compute(scheduler="synchronous")
     WorkerSetup(own_card=False).setup(None)
     assert chosen.only_card is None
+    assert [chosen.card_meant(gpu_id) for gpu_id in (None, 7, "auto")] == [None, 7, "auto"]
     WorkerSetup().setup(None)
     assert chosen.only_card == 0
+    assert [chosen.card_meant(gpu_id) for gpu_id in (None, 7, "auto")] == [None, 0, 0]
+    assert "gpu:7" not in str(arraybridge.gpu(gpu_id=7)(lambda x: x).explain(np.zeros(1 << 20)))
 
 
 def test_every_number_means_the_card_of_the_worker() -> None:
@@ -414,6 +434,12 @@ def test_a_cluster_that_was_started_otherwise() -> None:
         for _ in range(2):
             client.register_plugin(WorkerSetup())
         assert list(client.run(functions.plugins).values()) == [["arraybridge"]]
+        assert set(client.run(functions.only_card).values()) == {None}
+        prepare(client, own_card=True)  # the last word counts
+        assert set(client.run(functions.only_card).values()) == {0}
+        client.run(functions.pretend_dask_cuda)
+        prepare(client, own_card=False)
+        map_blocks(functions.twice, numbers() + 1).compute(scheduler=client)
         assert set(client.run(functions.only_card).values()) == {None}
 
 
@@ -472,3 +498,12 @@ def test_arrays_arrive_whether_or_not_the_workers_are_prepared() -> None:
     done = run_python(str(Path(__file__).parent / "scripts" / "started_otherwise.py"), timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "all arrived"
+
+
+def test_what_a_worker_finds_when_it_imports_the_script() -> None:
+    """The script that starts the cluster imports JAX at its top, and so does each worker, first of all."""
+    require("jax")
+    script = Path(__file__).parent / "scripts" / "imports_jax_first.py"
+    done = run_python(str(script), timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["['True']"]

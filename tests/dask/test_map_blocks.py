@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from distributed import Client
 
 import arraybridge
+import arraybridge.dask as our_dask
 from arraybridge import (
     ArrayNotSupportedError,
     DtypeConversion,
@@ -693,3 +696,84 @@ def test_chunks_are_of_numpy_or_cupy() -> None:
     torch = require("torch")
     with pytest.raises(TypeError, match="chunks of a Dask array are of numpy or cupy"):
         map_blocks(functions.twice, numbers(), meta=torch.empty(0))
+
+
+# -- what belongs together ---------------------------------------------------------------------------
+
+
+def test_one_array_cut_in_two_ways_is_two_arrays() -> None:
+    x = np.arange(4.0)
+    halves, whole = to_dask(x, 2), to_dask(x, 4)
+    assert halves.name != whole.name
+    check_equal(
+        computed(map_blocks(lambda a, b: a + b[: a.size], halves, whole)), np.array([0.0, 2.0, 2.0, 4.0])
+    )
+
+
+def test_an_array_of_one_chunk_is_handed_over_whole() -> None:
+    """Beside images of one chunk each, and before and after them."""
+    images = to_dask(np.arange(24.0).reshape(3, 2, 4), (1, 2, 4))
+    stack = to_dask(np.ones((3, 2, 4)), (3, 2, 4))
+    with pytest.raises(BlockError, match="chunks say"):
+        map_blocks(arraybridge.numpy(lambda a, b: a + b), images, stack).compute(scheduler="synchronous")
+    expected = np.arange(24.0).reshape(3, 2, 4) + 24
+    check_equal(computed(map_blocks(lambda a, b: a + b.sum(), images, stack)), expected)
+    check_equal(computed(map_blocks(lambda b, a: a + b.sum(), stack, images)), expected)
+    with pytest.raises(BlockError, match="chunks say"):
+        map_blocks(lambda b, a: b + a.sum(), stack, images).compute(scheduler="synchronous")
+
+
+def test_every_two_arrays_have_to_meet() -> None:
+    one, u, v = to_dask(np.ones(1), 1), to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((1, 3),))
+    with pytest.raises(ValueError, match="do not meet"):
+        map_blocks(lambda a, b, c: a + b + c.mean(), one, u, v)
+    with pytest.raises(ValueError, match="do not meet"):
+        map_overlap(lambda a, b: a + b.mean(), u, v, depth=0, align_arrays=False)
+    # By default Dask cuts them alike.
+    found = map_overlap(lambda a, b: a + b, u, v, depth=0)
+    check_equal(computed(found), np.arange(0.0, 8.0, 2.0))
+
+
+def test_margins_of_another_array() -> None:
+    """Each with its own depth; the result is of the shape that the array with the margin to cut off has."""
+    a, b = to_dask(np.arange(3.0), 1), to_dask(np.arange(3.0) * 10, 1)
+    found = map_overlap(lambda x, y: x + y[1:-1], a, b, depth=[0, 1], boundary="reflect")
+    check_equal(computed(found), np.array([0.0, 11.0, 22.0]))
+    with pytest.raises(BlockError):
+        map_overlap(lambda x, y: x + y, a, b, depth=[0, 1], boundary="reflect").compute(
+            scheduler="synchronous"
+        )
+
+
+def test_what_a_filter_cannot_say() -> None:
+    x = numbers()
+    for words in ({"chunks": (1, 1)}, {"drop_axis": 0}, {"new_axis": 0}):
+        with pytest.raises(TypeError, match=f"map_overlap\\(\\) has no {next(iter(words))}="):
+            map_overlap(lambda a: a, x, depth=1, **words)
+    with pytest.raises(TypeError, match="takes Dask arrays"):
+        map_overlap(lambda a, b: a, x, np.ones(3), depth=1)
+    named = map_overlap(lambda a: a + 1, x, depth=1, name="mine")
+    assert named.name == "mine"
+    check_equal(computed(named), np.arange(12.0).reshape(3, 4) + 1)
+
+
+def test_a_function_that_cannot_travel_runs_on_threads() -> None:
+    lock = multiprocessing.get_context("spawn").Lock()
+
+    def guarded(block: Any) -> Any:
+        with lock:
+            return block + 1
+
+    check_equal(computed(map_blocks(guarded, numbers())), np.arange(12.0).reshape(3, 4) + 1)
+
+
+def test_functions_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker keeps what it has opened, but not for ever."""
+    monkeypatch.setattr(our_dask, "_MAX_BYTES", 100_000)
+    monkeypatch.setattr(our_dask, "_functions", {})
+    for number in range(5):
+        held = np.full(5_000, float(number))  # 40 kB
+        block, _ = our_dask._declared("map_blocks", lambda b, h=held: b + h[0], (numbers(),), None, None)
+        again = pickle.loads(pickle.dumps(block))
+        check_equal(again(np.zeros(2)), np.full(2, float(number)))
+    assert len(our_dask._functions) == 2

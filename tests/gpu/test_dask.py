@@ -17,7 +17,11 @@ from arraybridge import convert_memory, detect_memory_type, device_of
 from arraybridge.frameworks import cards
 from tests.helpers import require
 
-pytestmark = pytest.mark.gpu
+# What dask-cuda and the packages behind it announce when they are first imported is not of arraybridge.
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("default::DeprecationWarning", "default::FutureWarning"),
+]
 
 pytest.importorskip("dask", reason="dask is not installed")
 pytest.importorskip("distributed", reason="distributed is not installed")

@@ -26,7 +26,7 @@ def main() -> None:
     big = 2**40 + 1
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as workers,
-        Client(workers) as client,
+        Client(workers, set_as_default=False) as client,
     ):
         for prepared in (False, True):
             if prepared:
