@@ -97,7 +97,7 @@ class Offload:
     ) -> None:
         self.fn = fn
         self.backend = backend
-        self.gpu_id = gpu_id
+        self.gpu_id: GpuId = gpu_id
         self.split_axis = split_axis
         self.label = label or getattr(fn, "__qualname__", type(fn).__qualname__)
         self.skip = 1 if is_method else 0  # self stays as it is, also where it is an array
