@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge import dask_arrays
+from arraybridge import dask_arrays, placement
 from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of, is_array
 from arraybridge.errors import (
     DtypeNotSupportedError,
@@ -37,7 +37,7 @@ from arraybridge.errors import (
     MemoryConversionError,
     UnknownArrayError,
 )
-from arraybridge.frameworks import chosen, registry
+from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.trees import prefix
 from arraybridge.memory import cleanup, oom
@@ -638,7 +638,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
 
     def take_card(self) -> None:
         own = "dask_cuda" in sys.modules if self.own_card is None else self.own_card
-        chosen.only_card = 0 if own else None
+        placement.only_card = 0 if own else None
 
 
 def _worker() -> Any:

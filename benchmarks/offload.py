@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.registry import framework
-from arraybridge.functions.costs import Link, Rates
-from arraybridge.functions.machine import Card, Machine
-from arraybridge.functions.offload import gpu
-from arraybridge.functions.offloading import Offload
+from arraybridge.offload.costs import Link, Rates
+from arraybridge.offload.decision import Offload
+from arraybridge.offload.decorator import gpu
+from arraybridge.offload.machine import Card, Machine
 from arraybridge.types import Device
 from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
 

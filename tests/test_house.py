@@ -130,8 +130,8 @@ def test_imports_run_one_way() -> None:
         # Against the direction, in each spelling of an import.
         (
             "conversion/planted.py",
-            "from arraybridge.device import discovery",
-            "conversion imports arraybridge.device",
+            "from arraybridge.devices import discovery",
+            "conversion imports arraybridge.devices",
         ),
         (
             "conversion/planted.py",
@@ -158,7 +158,7 @@ def test_imports_run_one_way() -> None:
             "from arraybridge.functions import gpu",
             "memory imports arraybridge.functions",
         ),
-        ("device/planted.py", "import arraybridge.testing", "device imports arraybridge.testing"),
+        ("devices/planted.py", "import arraybridge.testing", "devices imports arraybridge.testing"),
         # A framework outside its room.
         ("conversion/planted.py", "import torch", "only arraybridge/frameworks/torch.py may"),
         (

@@ -14,7 +14,7 @@ from arraybridge.conversion.table import cell
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Fallback
-from arraybridge.frameworks.chosen import default_device
+from arraybridge.placement import default_device
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 
 if TYPE_CHECKING:

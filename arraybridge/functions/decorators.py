@@ -15,7 +15,7 @@ from arraybridge.errors import UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.running import Declaration, Options, Runner
+from arraybridge.functions.runner import Declaration, Options, Runner
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
 __all__ = [

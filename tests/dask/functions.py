@@ -266,7 +266,7 @@ def loaded(*names: str) -> list[str]:
 
 
 def only_card() -> int | None:
-    return importlib.import_module("arraybridge.frameworks.chosen").only_card
+    return importlib.import_module("arraybridge.placement").only_card
 
 
 def pretend_dask_cuda() -> None:

@@ -25,6 +25,7 @@ from arraybridge import (
     DtypeNotSupportedError,
     FrameworkNotInstalledError,
     GradientError,
+    placement,
 )
 from arraybridge.dask import (
     BlockError,
@@ -36,7 +37,7 @@ from arraybridge.dask import (
     recoveries,
     to_dask,
 )
-from arraybridge.frameworks import cards, chosen
+from arraybridge.frameworks import cards
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
 from tests.dask.functions import IMAGE
@@ -329,7 +330,7 @@ def test_where_there_are_cards_each_has_a_worker(monkeypatch: pytest.MonkeyPatch
                 assert (one["XLA_CLIENT_MEM_FRACTION"], one["OF_THE_CALLER"]) == ("0.5", "1")
             assert set(client.run(functions.only_card).values()) == {0}
             assert list(client.run(functions.plugins).values()) == [["arraybridge", "mark", "others"]] * 2
-    assert chosen.only_card is None
+    assert placement.only_card is None
 
 
 @pytest.mark.usefixtures("with_cards")
@@ -374,7 +375,7 @@ def test_cards_without_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _card_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chosen, "only_card", None)
+    monkeypatch.setattr(placement, "only_card", None)
     monkeypatch.setattr(our_dask, "_arrived", False)
 
 
@@ -383,16 +384,16 @@ def test_when_the_first_card_is_the_only_one(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(sys.modules, "dask_cuda", raising=False)
     for setup in (WorkerSetup(), WorkerSetup(own_card=False)):
         setup.setup(None)
-        assert chosen.only_card is None
+        assert placement.only_card is None
     # dask-cuda in a process that is no worker says nothing.
     monkeypatch.setitem(sys.modules, "dask_cuda", ModuleType("dask_cuda"))
     map_blocks(lambda x: x, numbers()).compute(scheduler="synchronous")
     WorkerSetup(own_card=False).setup(None)
-    assert chosen.only_card is None
-    assert [chosen.card_meant(gpu_id) for gpu_id in (None, 7, "auto")] == [None, 7, "auto"]
+    assert placement.only_card is None
+    assert [placement.card_meant(gpu_id) for gpu_id in (None, 7, "auto")] == [None, 7, "auto"]
     WorkerSetup().setup(None)
-    assert chosen.only_card == 0
-    assert [chosen.card_meant(gpu_id) for gpu_id in (None, 7, "auto")] == [None, 0, 0]
+    assert placement.only_card == 0
+    assert [placement.card_meant(gpu_id) for gpu_id in (None, 7, "auto")] == [None, 0, 0]
     assert "gpu:7" not in str(arraybridge.gpu(gpu_id=7)(lambda x: x).explain(np.zeros(1 << 20)))
 
 

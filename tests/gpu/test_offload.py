@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.functions import offloading
-from arraybridge.functions.machine import Card
-from arraybridge.functions.offload import gpu, stay_on_gpu
-from arraybridge.functions.ratesfile import load_rates
+from arraybridge.offload import decision
+from arraybridge.offload.decorator import gpu, stay_on_gpu
+from arraybridge.offload.machine import Card
+from arraybridge.offload.rates import load_rates
 from tests.helpers import require
 
 pytestmark = pytest.mark.gpu
@@ -24,9 +24,9 @@ BACKENDS = ("cupy", "torch", "jax")
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    offloading.machine.forget()
+    decision.machine.forget()
     yield tmp_path / "arraybridge"
-    offloading.machine.forget()
+    decision.machine.forget()
 
 
 def heavy(x: Any) -> Any:
@@ -58,7 +58,7 @@ def test_heavy_work_goes_to_the_card_and_comes_back(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rates_are_plausible_and_kept(backend: str, cache: Path) -> None:
     require(backend)
-    card = offloading.machine.find(backend, 0)
+    card = decision.machine.find(backend, 0)
     assert isinstance(card, Card)
     rates = card.rates
     for link in (rates.to_card, rates.to_host):

@@ -8,7 +8,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Device, devices
-from arraybridge.device import discovery
+from arraybridge.devices import discovery
 from arraybridge.frameworks import cards as cards_module
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.cards import Card

@@ -12,11 +12,11 @@ from arraybridge.conversion.convert import Grad
 from arraybridge.errors import MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.chosen import card_meant, running_on, workers
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.trees import ARRAY, LEAF, convert, kind_of, kinds, map_arrays, prefix, source_of
 from arraybridge.memory.oom import run_with_oom_recovery
+from arraybridge.placement import card_meant, running_on, workers
 from arraybridge.types import Device, DeviceLike, GpuId
 
 __all__ = ["Call", "Declaration", "Options", "Runner"]

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from arraybridge.device.report import PipelineReport, StageReport
-from arraybridge.device.workers import Lane, Line, Station, arrays_of, marks_of
 from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Mark
 from arraybridge.functions.trees import NAMESPACE, map_arrays, source_of
+from arraybridge.lines.line import Lane, Line, Station, arrays_of, marks_of
+from arraybridge.lines.report import PipelineReport, StageReport
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport", "received"]
 

@@ -7,16 +7,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.device.discovery import devices as all_devices
-from arraybridge.device.discovery import find_device, on_host_instead
-from arraybridge.device.workers import Lane, Line, Station, marks_of
+from arraybridge.devices.discovery import devices as all_devices
+from arraybridge.devices.discovery import find_device, on_host_instead
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, Mark
-from arraybridge.frameworks.chosen import running_on, workers
 from arraybridge.frameworks.registry import loaded
 from arraybridge.functions.trees import map_arrays, source_of
+from arraybridge.lines.line import Lane, Line, Station, marks_of
 from arraybridge.options import missing_gpu
+from arraybridge.placement import running_on, workers
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
 __all__ = ["device_map"]
@@ -84,7 +84,7 @@ def device_map(
         raise TypeError(f"device_map takes items to iterate over, not {items!r}") from None
     chosen = [d for d in _chosen(fn, devices) for _ in range(per_device)]
     if processes:
-        from arraybridge.device.processes import ProcessStation, check_picklable
+        from arraybridge.lines.processes import ProcessStation, check_picklable
 
         check_picklable(fn)
         station: Station = ProcessStation(fn, chosen)
@@ -229,7 +229,7 @@ def move(item: Any, device: Device) -> Any:
 
 
 def _results(line: Line, source: Iterator[Any]) -> Iterator[Any]:
-    from arraybridge.device.pipeline import received
+    from arraybridge.lines.pipeline import received
 
     results = line.run((item, marks_of(item)) for item in source)
     try:

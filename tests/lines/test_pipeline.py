@@ -15,8 +15,8 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline
-from tests.device.conftest import our_threads
 from tests.helpers import require
+from tests.lines.conftest import our_threads
 
 
 def double(x: Any) -> Any:

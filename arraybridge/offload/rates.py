@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from arraybridge.functions.costs import Link, Rates
+from arraybridge.offload.costs import Link, Rates
 
 __all__ = ["cache_folder", "load_rates", "store_rates"]
 

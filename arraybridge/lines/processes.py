@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
 
-from arraybridge.device.parallel import move, working_on
-from arraybridge.device.workers import Station, arrays_of
 from arraybridge.frameworks import registry
+from arraybridge.lines.device_map import move, working_on
+from arraybridge.lines.line import Station, arrays_of
 from arraybridge.types import Device
 
 __all__ = ["ProcessDiedError", "ProcessStation", "check_picklable"]

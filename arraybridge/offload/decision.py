@@ -12,9 +12,10 @@ from typing import Any
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.chosen import card_meant, default_device, running_on
-from arraybridge.functions.calls import Call, Home, dtype_name, map_results, results, size
-from arraybridge.functions.costs import (
+from arraybridge.functions.trees import ARRAY, LEAF, kind_of, kinds, map_arrays
+from arraybridge.memory.oom import CannotSplitError, is_oom_error, run_with_oom_recovery
+from arraybridge.offload.calls import Call, Home, dtype_name, map_results, results, size
+from arraybridge.offload.costs import (
     CALIBRATION,
     TRIAL_LONGEST,
     Entry,
@@ -25,9 +26,8 @@ from arraybridge.functions.costs import (
     show_bytes,
     show_seconds,
 )
-from arraybridge.functions.machine import Card, Machine
-from arraybridge.functions.trees import ARRAY, LEAF, kind_of, kinds, map_arrays
-from arraybridge.memory.oom import CannotSplitError, is_oom_error, run_with_oom_recovery
+from arraybridge.offload.machine import Card, Machine
+from arraybridge.placement import card_meant, default_device, running_on
 from arraybridge.types import Device, GpuId
 
 __all__ = ["Decision", "Offload", "machine", "staying"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from arraybridge import Pipeline, device_map
-from tests.device.conftest import our_threads
+from tests.lines.conftest import our_threads
 
 
 class PlannedError(Exception):

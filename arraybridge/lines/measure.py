@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.routes import format_seconds
-from arraybridge.device.context import ON_GPU, use_device
-from arraybridge.device.discovery import gpu_available
-from arraybridge.device.parallel import working_on
-from arraybridge.device.workers import arrays_of
+from arraybridge.devices.context import ON_GPU, use_device
+from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.functions.trees import map_arrays, source_of
+from arraybridge.lines.device_map import working_on
+from arraybridge.lines.line import arrays_of
 from arraybridge.types import Device
 
 __all__ = ["Comparison", "Timing", "benchmark", "compare"]

@@ -19,9 +19,9 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
-from arraybridge.functions import costs
-from arraybridge.functions.costs import Rates
 from arraybridge.functions.trees import source_of
+from arraybridge.offload import costs
+from arraybridge.offload.costs import Rates
 from arraybridge.types import Device
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ class Card:
         if found is None:
             with self._lock:
                 if self._rates is None:
-                    from arraybridge.functions import ratesfile
+                    from arraybridge.offload import rates
 
                     key = self.key()
-                    stored = ratesfile.load_rates(self.folder, key)
+                    stored = rates.load_rates(self.folder, key)
                     # In a context of its own: what the user traces is not about this.
                     self._rates = stored or Context().run(self._measure)
-                    if stored is None and not ratesfile.store_rates(self.folder, key, self._rates):
+                    if stored is None and not rates.store_rates(self.folder, key, self._rates):
                         import logging  # costs 2 ms, and hardly anybody meets this
 
                         log = logging.getLogger("arraybridge.functions")
@@ -193,9 +193,9 @@ class Machine:
     def _folder(self) -> Path | None:
         if self.folder is not None:
             return self.folder()
-        from arraybridge.functions import ratesfile
+        from arraybridge.offload import rates
 
-        return ratesfile.cache_folder()
+        return rates.cache_folder()
 
     def forget(self) -> None:
         """Look again at the next call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from arraybridge.device.workers import Span
+from arraybridge.lines.line import Span
 
 __all__ = ["PipelineReport", "StageReport"]
 

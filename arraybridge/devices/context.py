@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from arraybridge.device.discovery import find_device, gpu_available
+from arraybridge.devices.discovery import find_device, gpu_available
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
-from arraybridge.frameworks.chosen import default_device
+from arraybridge.placement import default_device
 from arraybridge.types import Device, DeviceLike
 
 __all__ = ["array_namespace", "get_device", "set_device", "use_device"]

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.functions.costs import History
-from arraybridge.functions.machine import BACKENDS
-from arraybridge.functions.offloading import Decision, Offload, staying
+from arraybridge.offload.costs import History
+from arraybridge.offload.decision import Decision, Offload, staying
+from arraybridge.offload.machine import BACKENDS
 from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
 
 __all__ = ["Decision", "Offloaded", "gpu", "stay_on_gpu"]

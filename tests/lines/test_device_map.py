@@ -17,9 +17,9 @@ import pytest
 
 import arraybridge
 from arraybridge import device_map
-from tests.device import functions
-from tests.device.conftest import our_threads
 from tests.helpers import require
+from tests.lines import functions
+from tests.lines.conftest import our_threads
 
 FOUR = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 

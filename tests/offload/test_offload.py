@@ -23,15 +23,15 @@ import arraybridge
 from arraybridge import array_namespace
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.cards import cards
-from arraybridge.frameworks.chosen import running_on as running_device
-from arraybridge.functions import costs, ratesfile
-from arraybridge.functions.costs import Link, Rates
-from arraybridge.functions.machine import Card, Machine
-from arraybridge.functions.offload import gpu, stay_on_gpu
-from arraybridge.functions.offloading import Offload
+from arraybridge.offload import costs, rates
+from arraybridge.offload.costs import Link, Rates
+from arraybridge.offload.decision import Offload
+from arraybridge.offload.decorator import gpu, stay_on_gpu
+from arraybridge.offload.machine import Card, Machine
+from arraybridge.placement import running_on as running_device
 from arraybridge.testing import inject_oom
-from tests.functions.fakecard import CardArray, Clock, FakeCard, Work
 from tests.helpers import registry_kept, require, run_script
+from tests.offload.fakecard import CardArray, Clock, FakeCard, Work
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -672,14 +672,14 @@ def test_measuring_is_not_traced(machine: Machine) -> None:
 
 def test_stored_rates_come_back(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    assert ratesfile.store_rates(folder, KEY, RATES)
-    assert ratesfile.load_rates(folder, KEY) == RATES
-    assert ratesfile.load_rates(folder, {**KEY, "backend": "cupy 15"}) is None
+    assert rates.store_rates(folder, KEY, RATES)
+    assert rates.load_rates(folder, KEY) == RATES
+    assert rates.load_rates(folder, {**KEY, "backend": "cupy 15"}) is None
     assert [f.suffix for f in folder.iterdir()] == [".json"]
 
 
 def damaged() -> list[bytes]:
-    good = {"format": 1, "key": KEY, "rates": json.loads(json.dumps(ratesfile.asdict(RATES)))}
+    good = {"format": 1, "key": KEY, "rates": json.loads(json.dumps(rates.asdict(RATES)))}
     bad: list[Any] = [[], None, {}, {**good, "format": 2}, {**good, "key": {"card": "Other"}}]
     for value in (0.0, -1.0, math.inf, math.nan, "fast", None, True, [1.0]):
         bad.append({**good, "rates": {**good["rates"], "launch": value}})  # noqa: PERF401
@@ -690,41 +690,41 @@ def damaged() -> list[bytes]:
 
 @pytest.mark.parametrize("content", damaged(), ids=lambda c: c[:12].decode("ascii", "replace"))
 def test_a_damaged_file_is_ignored(tmp_path: Path, content: bytes) -> None:
-    assert ratesfile.store_rates(tmp_path, KEY, RATES)
+    assert rates.store_rates(tmp_path, KEY, RATES)
     (file,) = tmp_path.iterdir()
     file.write_bytes(content)
-    assert ratesfile.load_rates(tmp_path, KEY) is None
-    assert ratesfile.store_rates(tmp_path, KEY, RATES)
-    assert ratesfile.load_rates(tmp_path, KEY) == RATES
+    assert rates.load_rates(tmp_path, KEY) is None
+    assert rates.store_rates(tmp_path, KEY, RATES)
+    assert rates.load_rates(tmp_path, KEY) == RATES
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ratesfile.store_rates(tmp_path, KEY, RATES)
+    assert rates.store_rates(tmp_path, KEY, RATES)
 
     def fail(self: Path, target: Path) -> None:
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(Path, "replace", fail)
-    assert not ratesfile.store_rates(tmp_path, KEY, Rates(Link(1.0, 1.0), Link(1.0, 1.0), 1.0))
+    assert not rates.store_rates(tmp_path, KEY, Rates(Link(1.0, 1.0), Link(1.0, 1.0), 1.0))
     monkeypatch.undo()
-    assert ratesfile.load_rates(tmp_path, KEY) == RATES
+    assert rates.load_rates(tmp_path, KEY) == RATES
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
-    ratesfile.store_rates(tmp_path, KEY, RATES)
+    rates.store_rates(tmp_path, KEY, RATES)
     others = [Rates(Link(float(i), 1.0), Link(1.0, 1.0), 1.0) for i in range(1, 60)]
     done = threading.Event()
     seen: list[Rates | None] = []
 
     def read() -> None:
         while not done.is_set():
-            seen.append(ratesfile.load_rates(tmp_path, KEY))
+            seen.append(rates.load_rates(tmp_path, KEY))
 
     reader = threading.Thread(target=read)
     reader.start()
-    for rates in others:
-        assert ratesfile.store_rates(tmp_path, KEY, rates)
+    for one in others:
+        assert rates.store_rates(tmp_path, KEY, one)
     done.set()
     reader.join()
     assert None not in seen
@@ -733,18 +733,18 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert not ratesfile.store_rates(file / "below", KEY, RATES)
-    assert not ratesfile.store_rates(None, KEY, RATES)
-    assert ratesfile.load_rates(None, KEY) is None
+    assert not rates.store_rates(file / "below", KEY, RATES)
+    assert not rates.store_rates(None, KEY, RATES)
+    assert rates.load_rates(None, KEY) is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the folders of Windows and of others differ")
 def test_the_folder_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert ratesfile.cache_folder() == tmp_path / "arraybridge"
+    assert rates.cache_folder() == tmp_path / "arraybridge"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = ratesfile.cache_folder()
+    folder = rates.cache_folder()
     assert folder is not None
     assert tmp_path in folder.parents
 
@@ -874,7 +874,7 @@ def test_callables_without_a_name() -> None:
 
 
 def test_use_device_cpu_is_plain_numpy(machine: Machine, clock: Clock) -> None:
-    context = pytest.importorskip("arraybridge.device.context")
+    context = pytest.importorskip("arraybridge.devices.context")
     fn = on_card(machine, clock)
     x = np.ones(64)
     for _ in range(4):

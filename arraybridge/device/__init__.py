@@ -1,1 +1,0 @@
-"""Choosing devices, and using several: `device_map` and `Pipeline`."""

@@ -1,0 +1,1 @@
+"""Choosing devices: what is here, and which is meant."""
