@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, TypeVar
 
-from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.discovery import devices as all_devices
 from arraybridge.devices.discovery import find_device, on_host_instead
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework, Mark
+from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.registry import loaded
-from arraybridge.functions.trees import map_arrays, source_of
-from arraybridge.lines.line import Lane, Line, Station, marks_of
+from arraybridge.lines.line import Line, Station
+from arraybridge.lines.on_device import move, working_on
 from arraybridge.options import missing_gpu
-from arraybridge.placement import running_on, workers
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
 __all__ = ["device_map"]
@@ -84,14 +81,14 @@ def device_map(
         raise TypeError(f"device_map takes items to iterate over, not {items!r}") from None
     chosen = [d for d in _chosen(fn, devices) for _ in range(per_device)]
     if processes:
-        from arraybridge.lines.processes import ProcessStation, check_picklable
+        from arraybridge.lines.processes import check_picklable, process_station
 
         check_picklable(fn)
-        station: Station = ProcessStation(fn, chosen)
+        station = process_station(fn, chosen)
     else:
-        station = _ThreadStation(fn, chosen)
+        station = _thread_station(fn, chosen)
     total = len(items) if isinstance(items, Sized) else None
-    results = _results(Line([station], _IN_FLIGHT * len(chosen), ordered), source)
+    results = Line([station], _IN_FLIGHT * len(chosen), ordered).run(source)
     return _with_progress(results, total, fn) if progress else results
 
 
@@ -156,87 +153,19 @@ def _chosen(fn: Any, wanted: Any) -> list[Device]:
 # -- one thread a device -----------------------------------------------------------------------------
 
 
-class _ThreadStation(Station):
-    def __init__(self, fn: Callable[[Any], Any], chosen: list[Device]) -> None:
-        lanes = [Lane(2) for _ in chosen]
-        framework = _own_framework(fn)
+def _thread_station(fn: Callable[[Any], Any], chosen: list[Device]) -> Station:
+    decorated = _own_framework(fn) is not None
 
-        def worker(device: Device, lane: Lane) -> Callable[[Any], Any]:
-            def work(sent: tuple[Any, list[Mark]]) -> tuple[Any, list[Mark]]:
-                item, marks = sent
-                lane.receive(marks)
-                # A decorated function brings its arrays to the device by itself, from any framework.
-                result = fn(item if framework is not None else move(item, device))
-                made = marks_of(result)
-                if marks:
-                    lane.hold(item, marks)
-                return result, made
+    def worker(device: Device) -> Callable[[Any], Any]:
+        # A decorated function brings its arrays to the device by itself, from any framework.
+        return fn if decorated else lambda item: fn(move(item, device))
 
-            return work
-
-        @contextmanager
-        def enter(w: int) -> Iterator[None]:
-            with working_on(chosen[w], lanes[w]):
-                yield
-
-        super().__init__(
-            [worker(d, lane) for d, lane in zip(chosen, lanes, strict=True)],
-            len(chosen),
-            lambda number, w: f"item {number}, on {chosen[w]}",
-            enter,
-        )
-
-
-@contextmanager
-def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
-    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
-    with ExitStack() as stack:
-        token = running_on.set(device)
-        stack.callback(running_on.reset, token)
-        workers.append(device)
-        stack.callback(workers.remove, device)
-        # pyclesperanto selects devices for the whole process, and gets them by argument alone.
-        for framework in loaded() if device.kind != "opencl" else ():
-            if framework.name != "pyclesperanto" and device in framework.devices():
-                if lane is not None:
-                    lane.use_stream(framework, device)
-                stack.enter_context(framework.selected(device))
-        if lane is not None:
-            stack.callback(lane.close)
-        yield
-
-
-def move(item: Any, device: Device) -> Any:
-    """The item with its arrays on the device, each in its own framework; NumPy's stay on the host."""
-
-    def place(x: Any) -> Any:
-        source, array = source_of(x)
-        if source.name == "numpy" or source.device_of(array) == device:
-            return x
-        try:
-            return convert_memory(x, source.name, device=device)
-        except DeviceNotFoundError as error:
-            error.add_note(
-                f"device_map moves arrays within their framework, and {source.name} has no {device};"
-                " pass devices= that it has, or decorate the function for the framework that it is to run in"
-            )
-            raise
-
-    return map_arrays(item, place)
-
-
-# -- results -----------------------------------------------------------------------------------------
-
-
-def _results(line: Line, source: Iterator[Any]) -> Iterator[Any]:
-    from arraybridge.lines.pipeline import received
-
-    results = line.run((item, marks_of(item)) for item in source)
-    try:
-        for result, marks in results:
-            yield received(result, marks)
-    finally:
-        results.close()  # type: ignore[attr-defined]  # a generator
+    return Station(
+        [worker(device) for device in chosen],
+        len(chosen),
+        lambda number, w: f"item {number}, on {chosen[w]}",
+        lambda w, lane: working_on(chosen[w], lane),
+    )
 
 
 def _with_progress(results: Iterator[Any], total: int | None, fn: Any) -> Iterator[Any]:

@@ -1,26 +1,27 @@
-"""Threads behind bounded queues: what `device_map` and `Pipeline` have in common.
+"""Threads behind bounded queues: what `device_map`, `Pipeline` and `prefetch` have in common.
 
 The caller's own thread reads the input and hands out the results, so that an input that blocks holds up no
-other thread, and an iterator that is dropped has only idle workers to end.
+other thread, and an iterator that is dropped has only idle workers to end. With each item travel the marks
+behind which its arrays are ready (see lanes.py).
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, Mark
+from arraybridge.frameworks.base import Mark
 from arraybridge.frameworks.registry import loaded
-from arraybridge.functions.trees import ARRAY, LEAF, NAMESPACE, kind_of, kinds
-from arraybridge.types import Device
+from arraybridge.lines.lanes import Lane, marks_of, received
 
-__all__ = ["Clock", "Lane", "Line", "Span", "Station", "arrays_of", "marks_of"]
+__all__ = ["Clock", "Line", "Span", "Station"]
 
 #: Spans kept of each station, for the picture of a run; older ones go.
 MAX_SPANS = 10_000
@@ -29,6 +30,9 @@ MAX_SPANS = 10_000
 _LOOK_UP = 0.5
 # How long an iterator that is dropped waits for its threads; they end by themselves when their call returns.
 _PATIENCE = 0.1
+# How long the end of the program waits for threads at work: one that comes back from native code into
+# an interpreter that is being taken down ends the process with SIGABRT.
+_LAST_PATIENCE = 20.0
 
 
 class Span(NamedTuple):
@@ -55,7 +59,9 @@ class Station:
         works: one function for each thread, from an item to its result.
         room: items that wait in the queue at most.
         where: what to say of an error, from the number of the item and that of the thread.
-        enter: a context in which each thread works, from the thread's number.
+        enter: a context in which each thread works, from the thread's number and its lane.
+        depth: inputs whose work may wait for an accelerator, in each thread.
+        stop: called when no more results are wanted; the threads end when their call returns.
     """
 
     def __init__(
@@ -63,16 +69,17 @@ class Station:
         works: Sequence[Callable[[Any], Any]],
         room: int,
         where: Callable[[int, int], str],
-        enter: Callable[[int], AbstractContextManager[Any]] | None = None,
+        enter: Callable[[int, Lane], AbstractContextManager[Any]] | None = None,
+        *,
+        depth: int = 2,
+        stop: Callable[[], object] | None = None,
     ) -> None:
         self.works = works
         self.room = room
         self.where = where
-        self.enter = enter or (lambda _: nullcontext())
-        self.clock = Clock()
-
-    def stop(self) -> None:
-        """Called when no more results are wanted; the threads end when their call returns."""
+        self.enter = enter
+        self.depth = depth
+        self.stop = stop
 
 
 class Line:
@@ -94,10 +101,17 @@ class Line:
         # Reentrant: the collector may close a dropped iterator in any thread, one that holds the lock too.
         self._lock = threading.RLock()
         self._caller = threading.Condition(self._lock)
-        self._filled = [threading.Condition(self._lock) for _ in stations]
-        self._emptied = [threading.Condition(self._lock) for _ in stations]
-        self._queues: list[deque[tuple[int, Any]]] = [deque() for _ in stations]
-        self._done: dict[int, Any] = {}
+        self._filled: list[threading.Condition] = []
+        self._emptied: list[threading.Condition] = []
+        # Numbers, items and their marks.
+        self._queues: list[deque[tuple[int, Any, list[Mark]]]] = []
+        self._clocks: list[Clock] = []
+        for _ in stations:
+            self._filled.append(threading.Condition(self._lock))
+            self._emptied.append(threading.Condition(self._lock))
+            self._queues.append(deque())
+            self._clocks.append(Clock())
+        self._done: dict[int, tuple[Any, list[Mark]]] = {}
         self._error: BaseException | None = None
         self._stopped = False
         self._settings: list[Callable[[], AbstractContextManager[Any]]] = []
@@ -108,6 +122,7 @@ class Line:
         fed = taken = 0
         more = True
         first = self.stations[0]
+        patience = _PATIENCE
         try:
             self._start()
             while more or taken < fed:
@@ -115,6 +130,8 @@ class Line:
                     while True:
                         if self._error is not None:
                             raise self._error
+                        if self._stopped:
+                            raise RuntimeError("the program ends, and with it the threads of this iterator")
                         have = bool(self._done) and (not self.ordered or taken in self._done)
                         room = more and len(self._queues[0]) < first.room and fed - taken < self.limit
                         if have or room:
@@ -129,22 +146,24 @@ class Line:
                         error.add_note(f"while reading item {fed} of the input")
                         raise
                     else:
+                        marks = marks_of(item)
                         with self._lock:
-                            self._queues[0].append((fed, item))
+                            self._queues[0].append((fed, item, marks))
                             self._filled[0].notify()
                         del item
                         fed += 1
                         self.most_in_flight = max(self.most_in_flight, fed - taken)
                 if have:
                     with self._lock:
-                        result = self._done.pop(taken if self.ordered else next(iter(self._done)))
+                        result, marks = self._done.pop(taken if self.ordered else next(iter(self._done)))
                     taken += 1
                     self.ended = time.perf_counter()
-                    yield result
+                    yield received(result, marks)
                     del result
-            self._stop(patience=10 * _PATIENCE)
+            patience = 10 * _PATIENCE  # nothing is left to do, so that none is at work
         finally:
-            self._stop(patience=_PATIENCE)
+            self.stop()
+            self.join(patience)
             self._error = None  # its traceback holds this frame, and so would close a circle
 
     # -- threads ----------------------------------------------------------------------------------
@@ -152,12 +171,14 @@ class Line:
     def clocks(self) -> list[tuple[Clock, tuple[Span, ...]]]:
         """The clock of each station and a copy of its spans, also while the line runs."""
         with self._lock:
-            return [(station.clock, tuple(station.clock.spans)) for station in self.stations]
+            return [(clock, tuple(clock.spans)) for clock in self._clocks]
 
     def _start(self) -> None:
         self.began = self.ended = time.perf_counter()
         # Gradients off, autocast, 64 bits: what frameworks keep for each thread.
-        self._settings = [one.thread_settings() for one in loaded()]
+        for one in loaded():
+            self._settings.append(one.thread_settings())
+        _running.add(self)
         for s, station in enumerate(self.stations):
             for w in range(len(station.works)):
                 # Settings, traces and the default device of the caller hold in the threads that work for it.
@@ -166,12 +187,13 @@ class Line:
                     target=context.run,
                     args=(self._work, s, w),
                     name=f"arraybridge-{s}-{w}",
-                    daemon=True,  # a program that keeps a half-read iterator must be able to end
+                    daemon=True,  # a program that keeps a half-read iterator must be able to end: _end_all
                 )
                 thread.start()
                 self._threads.append(thread)
 
-    def _stop(self, patience: float) -> None:
+    def stop(self) -> None:
+        """No more results are wanted: threads that wait end, the others when their call returns."""
         with self._lock:
             self._stopped = True
             for condition in (*self._filled, *self._emptied, self._caller):
@@ -180,46 +202,64 @@ class Line:
                 queue.clear()
             self._done.clear()  # a report keeps the line, and need not keep the arrays
         for station in self.stations:
-            station.stop()
+            if station.stop is not None:
+                station.stop()
+
+    def join(self, patience: float) -> None:
+        """Wait so many seconds for the threads to end."""
         until = time.perf_counter() + patience
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.perf_counter()))
 
     def _work(self, s: int, w: int) -> None:
-        station, number = self.stations[s], -1
+        station, lane, number = self.stations[s], Lane(self.stations[s].depth), -1
         try:
             with ExitStack() as stack:
                 for same in self._settings:
                     stack.enter_context(same())
-                stack.enter_context(station.enter(w))
+                if station.enter is not None:
+                    stack.enter_context(station.enter(w, lane))
+                stack.callback(lane.close)
                 work = station.works[w]
                 while True:
                     asked = time.perf_counter()
                     taken = self._take(s)
                     if taken is None:
                         return
-                    number, item = taken
+                    number, item, marks = taken
                     del taken
                     start = time.perf_counter()
+                    lane.receive(marks)
                     result = work(item)
+                    made = marks_of(result)
+                    if marks:
+                        lane.hold(item, marks)
                     end = time.perf_counter()
-                    del item
-                    if not self._hand_on(s, number, result):
+                    del item, marks
+                    if not self._hand_on(s, number, result, made):
                         return
-                    del result
-                    self._count(station.clock, number, asked, start, end)
+                    del result, made
+                    self._count(self._clocks[s], number, asked, start, end)
         except BaseException as error:  # noqa: BLE001  # whatever ends the work goes to the caller
-            if number >= 0:
-                error.add_note(station.where(number, w))
-            with self._lock:
-                if self._error is None and not self._stopped:
-                    self._error = error
-                self._stopped = True
-                for condition in (*self._filled, *self._emptied, self._caller):
-                    condition.notify_all()
+            self._fail(error, station.where(number, w) if number >= 0 else "")
 
-    def _take(self, s: int) -> tuple[int, Any] | None:
+    def _fail(self, error: BaseException, where: str) -> None:
+        if isinstance(error, StopIteration):
+            # The caller's iterator cannot raise it: to Python that is its end.
+            named = RuntimeError(f"{where}: StopIteration was raised, which Python takes for an end")
+            named.__cause__ = error
+            error = named
+        if where:
+            error.add_note(where)
+        with self._lock:
+            if self._error is None and not self._stopped:
+                self._error = error
+            self._stopped = True
+            for condition in (*self._filled, *self._emptied, self._caller):
+                condition.notify_all()
+
+    def _take(self, s: int) -> tuple[int, Any, list[Mark]] | None:
         with self._lock:
             queue = self._queues[s]
             while not queue:
@@ -235,12 +275,12 @@ class Line:
                 self._emptied[s].notify()
             return taken
 
-    def _hand_on(self, s: int, number: int, result: Any) -> bool:
+    def _hand_on(self, s: int, number: int, result: Any, marks: list[Mark]) -> bool:
         with self._lock:
             if s + 1 == len(self.stations):
                 if self._stopped:
                     return False
-                self._done[number] = result  # bounded by `limit`
+                self._done[number] = result, marks  # bounded by `limit`
                 self._caller.notify()
                 return True
             queue, room = self._queues[s + 1], self.stations[s + 1].room
@@ -250,7 +290,7 @@ class Line:
                 self._emptied[s + 1].wait()
             if self._stopped:
                 return False
-            queue.append((number, result))
+            queue.append((number, result, marks))
             self._filled[s + 1].notify()
             return True
 
@@ -264,83 +304,16 @@ class Line:
             clock.spans.append(Span(number, start - self.began, end - self.began))
 
 
-# -- work on accelerators ----------------------------------------------------------------------------
+#: Lines some of whose threads may be alive; each thread holds its line.
+_running: weakref.WeakSet[Line] = weakref.WeakSet()
 
 
-def arrays_of(tree: Any) -> list[Any]:
-    """The arrays in nested containers."""
-    kind = kinds.get(type(tree)) or kind_of(tree)
-    if kind == LEAF:
-        return []
-    if kind == ARRAY:
-        return [tree]
-    import optree
-
-    leaves = optree.tree_leaves(tree, none_is_leaf=True, namespace=NAMESPACE)
-    return [leaf for leaf in leaves if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY]
-
-
-def marks_of(tree: Any) -> list[Mark]:
-    """What another thread has to wait for before it reads the arrays of this thread; one mark a device.
-
-    JAX orders its own work, but would raise an error of this thread's computation in the thread that reads
-    the result: such arrays are waited for here.
-    """
-    found: dict[tuple[str, Device], Mark] = {}
-    for x in arrays_of(tree):
-        owner = registry.find_owner(x)
-        if owner is None:
-            continue
-        if not owner.has_streams:
-            wait = owner.late_errors(type(x))
-            if wait is not None:
-                wait(x)
-            continue
-        device = owner.device_of(x)
-        if (owner.name, device) not in found:
-            mark = owner.mark(device)
-            if mark is not None:
-                found[owner.name, device] = mark
-    return list(found.values())
-
-
-class Lane:
-    """A thread's streams, and the inputs that its queued work still reads.
-
-    Args:
-        depth: inputs that may wait for the accelerator before this thread waits for it.
-    """
-
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._streams: set[tuple[str, Device]] = set()
-        self._held: deque[tuple[Any, list[Mark]]] = deque()
-
-    def use_stream(self, framework: Framework, device: Device) -> None:
-        """Give this thread a stream of its own on the device, the first time that it is asked to."""
-        if framework.has_streams and (framework.name, device) not in self._streams:
-            self._streams.add((framework.name, device))
-            framework.take_stream(device)
-
-    def receive(self, marks: list[Mark]) -> None:
-        """Order this thread's work after what made its input."""
-        for mark in marks:
-            self.use_stream(mark.framework, mark.device)
-            mark.wait()
-
-    def hold(self, item: Any, marks: list[Mark]) -> None:
-        """Keep the input until the work that reads it is done: its memory belongs to another stream."""
-        own = [m for mark in marks if (m := mark.framework.mark(mark.device)) is not None]
-        if own:
-            self._held.append((item, own))
-        while self._held and (len(self._held) > self._depth or all(m.is_done() for m in self._held[0][1])):
-            for m in self._held[0][1]:
-                m.synchronize()
-            self._held.popleft()
-
-    def close(self) -> None:
-        """Wait for what is queued, before its inputs go."""
-        while self._held:
-            for m in self._held[0][1]:
-                m.synchronize()
-            self._held.popleft()
+@atexit.register
+def _end_all() -> None:
+    """End the threads of half-read iterators before the interpreter goes, those in native code too."""
+    lines = list(_running)
+    for line in lines:
+        line.stop()
+    until = time.perf_counter() + _LAST_PATIENCE
+    for line in lines:
+        line.join(max(0.0, until - time.perf_counter()))

@@ -13,8 +13,8 @@ from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.functions.trees import map_arrays, source_of
-from arraybridge.lines.device_map import working_on
-from arraybridge.lines.line import arrays_of
+from arraybridge.lines.lanes import arrays_of
+from arraybridge.lines.on_device import working_on
 from arraybridge.types import Device
 
 __all__ = ["Comparison", "Timing", "benchmark", "compare"]

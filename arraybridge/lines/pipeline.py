@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Mark
 from arraybridge.functions.trees import NAMESPACE, map_arrays, source_of
-from arraybridge.lines.line import Lane, Line, Station, arrays_of, marks_of
+from arraybridge.lines.lanes import arrays_of
+from arraybridge.lines.line import Line, Station
 from arraybridge.lines.report import PipelineReport, StageReport
 
-__all__ = ["Pipeline", "PipelineReport", "StageReport", "received"]
+__all__ = ["Pipeline"]
 
 
 class Pipeline:
@@ -83,6 +82,7 @@ class Pipeline:
         self.microbatches = microbatches
         self.queue_size = queue_size
         self.axis = axis
+        self._stations = [self._station(i) for i in range(len(stages))]
         self._last: Line | None = None
 
     def __call__(self, batch: Any) -> Any:
@@ -134,42 +134,23 @@ class Pipeline:
     # -- running ----------------------------------------------------------------------------------
 
     def _run(self, source: Iterator[Any]) -> Iterator[Any]:
-        line = Line(
-            [self._station(i) for i in range(len(self.stages))],
-            limit=len(self.stages) * (self.queue_size + 1),
-        )
-        self._last = line
-        sent = ((item, marks_of(item)) for item in source)
-        results = line.run(sent)
-        try:
-            for result, marks in results:
-                yield received(result, marks)
-        finally:
-            results.close()  # type: ignore[attr-defined]  # a generator
+        line = self._last = Line(self._stations, limit=len(self.stages) * (self.queue_size + 1))
+        yield from line.run(source)
 
     def _station(self, i: int) -> Station:
-        stage, label, lane = self.stages[i], _label(self.stages[i]), Lane(self.queue_size)
+        stage, label = self.stages[i], _label(self.stages[i])
 
-        def work(sent: tuple[Any, list[Mark]]) -> tuple[Any, list[Mark]]:
-            item, marks = sent
-            lane.receive(marks)
+        def work(item: Any) -> Any:
             result = stage(item)
             if result is None:
                 raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
-            made = marks_of(result)
-            if marks:
-                lane.hold(item, marks)
-            return result, made
-
-        @contextmanager
-        def enter(_: int) -> Iterator[None]:
-            try:
-                yield
-            finally:
-                lane.close()
+            return result
 
         return Station(
-            [work], self.queue_size, lambda number, _: f"in stage {i} ({label}), microbatch {number}", enter
+            [work],
+            self.queue_size,
+            lambda number, _: f"in stage {i} ({label}), microbatch {number}",
+            depth=self.queue_size,
         )
 
     # -- splitting and joining --------------------------------------------------------------------
@@ -296,21 +277,6 @@ class Pipeline:
             for (name, place), (c, spans) in zip(self._drawn(), line.clocks(), strict=True)
         )
         return PipelineReport(stages, line.ended - line.began, line.most_in_flight)
-
-
-def received(result: Any, marks: list[Mark]) -> Any:
-    """The result, for this thread to use and to free."""
-    if not marks:
-        return result
-    for mark in marks:
-        mark.wait()
-    marked = {(mark.framework.name, mark.device) for mark in marks}
-
-    def take_over(x: Any) -> Any:
-        owner = registry.find_owner(x)
-        return x if owner is None or (owner.name, owner.device_of(x)) not in marked else owner.take_over(x)
-
-    return map_arrays(result, take_over)
 
 
 def _label(stage: Any) -> str:

@@ -9,14 +9,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from arraybridge.frameworks import registry
-from arraybridge.lines.device_map import move, working_on
-from arraybridge.lines.line import Station, arrays_of
+from arraybridge.lines.lanes import arrays_of
+from arraybridge.lines.line import Station
+from arraybridge.lines.on_device import move, working_on
 from arraybridge.types import Device
 
-__all__ = ["ProcessDiedError", "ProcessStation", "check_picklable"]
+__all__ = ["ProcessDiedError", "check_picklable", "process_station"]
 
 
 class ProcessDiedError(RuntimeError):
@@ -38,67 +40,68 @@ def check_picklable(fn: Any) -> None:
         ) from error
 
 
-class ProcessStation(Station):
-    """One thread a process; the thread sends an item, and waits for its result."""
+class _Worker:
+    """A process, and the thread that sends it an item and waits for its result."""
 
-    def __init__(self, fn: Callable[[Any], Any], chosen: list[Device]) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        ends: list[Connection | None] = [None] * len(chosen)
-        made: list[Any] = [None] * len(chosen)
+    def __init__(self, fn: Callable[[Any], Any], device: Device) -> None:
+        self.fn = fn
+        self.device = device
+        self.end: Connection | None = None
+        self.process: BaseProcess | None = None
 
-        def worker(w: int) -> Callable[[Any], Any]:
-            def work(sent: tuple[Any, Any]) -> tuple[Any, list[Any]]:
-                end, process = ends[w], made[w]
-                if end is None:  # closed while the thread was on its way here
-                    raise ProcessDiedError(f"the process for {chosen[w]} has been ended")
-                try:
-                    end.send(sent[0])
-                    fine, answer = end.recv()
-                except (EOFError, OSError) as error:
-                    process.join(1)
-                    raise ProcessDiedError(
-                        f"the process for {chosen[w]} ended at work, with exit code {process.exitcode};"
-                        " run the function on this item alone to see why"
-                    ) from error
-                if not fine:
-                    raise answer
-                return answer, []
-
-            return work
-
-        @contextmanager
-        def enter(w: int) -> Iterator[None]:
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=serve, args=(theirs, fn, str(chosen[w])), daemon=True)
-            process.start()
-            theirs.close()
-            ends[w], made[w] = ours, process
-            try:
-                yield
-            finally:
-                self.end(w)
-
-        self._ends, self._made = ends, made
-        super().__init__(
-            [worker(w) for w in range(len(chosen))],
-            len(chosen),
-            lambda number, w: f"item {number}, on {chosen[w]}",
-            enter,
-        )
-
-    def end(self, w: int) -> None:
-        """End a process, whatever it does."""
-        process, connection = self._made[w], self._ends[w]
-        if process is not None:
-            process.terminate()
+    def work(self, item: Any) -> Any:
+        end, process = self.end, self.process
+        if end is None or process is None:  # closed while the thread was on its way here
+            raise ProcessDiedError(f"the process for {self.device} has been ended")
+        try:
+            end.send(item)
+            fine, answer = end.recv()
+        except (EOFError, OSError) as error:
             process.join(1)
-        if connection is not None:
-            connection.close()
+            raise ProcessDiedError(
+                f"the process for {self.device} ended at work, with exit code {process.exitcode};"
+                " run the function on this item alone to see why"
+            ) from error
+        if not fine:
+            raise answer
+        return answer
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Start the process, and end it in the end, whatever it does then."""
+        spawn = multiprocessing.get_context("spawn")
+        self.end, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=serve, args=(theirs, self.fn, str(self.device)), daemon=True)
+        self.process.start()
+        theirs.close()
+        try:
+            yield
+        finally:
+            self.stop()
+            self.process.join(1)
+            self.end.close()
 
     def stop(self) -> None:
-        for process in self._made:
-            if process is not None:
-                process.terminate()  # the thread that waits for it sees the end of the connection
+        """The thread that waits for the process sees the end of the connection."""
+        if self.process is not None and self.process.pid is not None:
+            self.process.terminate()
+
+
+def process_station(fn: Callable[[Any], Any], chosen: list[Device]) -> Station:
+    """A station of `device_map` with a process in place of each thread's work."""
+    workers = [_Worker(fn, device) for device in chosen]
+
+    def stop() -> None:
+        for worker in workers:
+            worker.stop()
+
+    return Station(
+        [worker.work for worker in workers],
+        len(chosen),
+        lambda number, w: f"item {number}, on {chosen[w]}",
+        lambda w, _: workers[w].run(),
+        stop=stop,
+    )
 
 
 def serve(connection: Connection, fn: Callable[[Any], Any], words: str) -> None:

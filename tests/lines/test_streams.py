@@ -12,7 +12,7 @@ import pytest
 import arraybridge
 from arraybridge import Device, Pipeline, device_map
 from arraybridge.frameworks.base import CPU, Framework, Mark
-from arraybridge.lines.line import Lane
+from arraybridge.lines.lanes import Lane
 from tests.helpers import registry_kept
 
 CARDS = (Device("gpu", 0), Device("gpu", 1))

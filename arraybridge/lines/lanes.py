@@ -1,0 +1,111 @@
+"""Work on accelerators that passes from thread to thread: a stream for each, and marks between them.
+
+A thread that makes an array leaves a mark in its queue of work; the thread that reads the array lets its own
+queue wait for that mark. Nobody waits for a card.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework, Mark
+from arraybridge.functions.trees import ARRAY, LEAF, NAMESPACE, kind_of, kinds, map_arrays
+from arraybridge.types import Device
+
+__all__ = ["Lane", "arrays_of", "marks_of", "received"]
+
+
+def arrays_of(tree: Any) -> list[Any]:
+    """The arrays in nested containers."""
+    kind = kinds.get(type(tree)) or kind_of(tree)
+    if kind == LEAF:
+        return []
+    if kind == ARRAY:
+        return [tree]
+    import optree
+
+    leaves = optree.tree_leaves(tree, none_is_leaf=True, namespace=NAMESPACE)
+    return [leaf for leaf in leaves if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY]
+
+
+def marks_of(tree: Any) -> list[Mark]:
+    """What another thread has to wait for before it reads the arrays of this thread; one mark a device.
+
+    JAX orders its own work, but would raise an error of this thread's computation in the thread that reads
+    the result: such arrays are waited for here.
+    """
+    found: dict[tuple[str, Device], Mark] = {}
+    for x in arrays_of(tree):
+        owner = registry.find_owner(x)
+        if owner is None:
+            continue
+        if not owner.has_streams:
+            wait = owner.late_errors(type(x))
+            if wait is not None:
+                wait(x)
+            continue
+        device = owner.device_of(x)
+        if (owner.name, device) not in found:
+            mark = owner.mark(device)
+            if mark is not None:
+                found[owner.name, device] = mark
+    return list(found.values())
+
+
+def received(result: Any, marks: list[Mark]) -> Any:
+    """The result, for this thread to use and to free."""
+    if not marks:
+        return result
+    for mark in marks:
+        mark.wait()
+    marked = {(mark.framework.name, mark.device) for mark in marks}
+
+    def take_over(x: Any) -> Any:
+        owner = registry.find_owner(x)
+        return x if owner is None or (owner.name, owner.device_of(x)) not in marked else owner.take_over(x)
+
+    return map_arrays(result, take_over)
+
+
+class Lane:
+    """A thread's streams, and the inputs that its queued work still reads.
+
+    Args:
+        depth: inputs that may wait for the accelerator before this thread waits for it.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+        self._streams: set[tuple[str, Device]] = set()
+        self._held: deque[tuple[Any, list[Mark]]] = deque()
+
+    def use_stream(self, framework: Framework, device: Device) -> None:
+        """Give this thread a stream of its own on the device, the first time that it is asked to."""
+        if framework.has_streams and (framework.name, device) not in self._streams:
+            self._streams.add((framework.name, device))
+            framework.take_stream(device)
+
+    def receive(self, marks: list[Mark]) -> None:
+        """Order this thread's work after what made its input."""
+        for mark in marks:
+            self.use_stream(mark.framework, mark.device)
+            mark.wait()
+
+    def hold(self, item: Any, marks: list[Mark]) -> None:
+        """Keep the input until the work that reads it is done: its memory belongs to another stream."""
+        own = [m for mark in marks if (m := mark.framework.mark(mark.device)) is not None]
+        if own:
+            self._held.append((item, own))
+        while self._held and (len(self._held) > self._depth or all(m.is_done() for m in self._held[0][1])):
+            for m in self._held[0][1]:
+                m.synchronize()
+            self._held.popleft()
+
+    def close(self) -> None:
+        """Wait for what is queued, before its inputs go."""
+        while self._held:
+            for m in self._held[0][1]:
+                m.synchronize()
+            self._held.popleft()

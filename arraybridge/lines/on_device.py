@@ -1,0 +1,53 @@
+"""Working for one device: this thread's default there, and the arrays of an item brought to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.errors import DeviceNotFoundError
+from arraybridge.frameworks.registry import loaded
+from arraybridge.functions.trees import map_arrays, source_of
+from arraybridge.lines.lanes import Lane
+from arraybridge.placement import running_on, workers
+from arraybridge.types import Device
+
+__all__ = ["move", "working_on"]
+
+
+@contextmanager
+def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
+    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
+    with ExitStack() as stack:
+        token = running_on.set(device)
+        stack.callback(running_on.reset, token)
+        workers.append(device)
+        stack.callback(workers.remove, device)
+        # pyclesperanto selects devices for the whole process, and gets them by argument alone.
+        for framework in loaded() if device.kind != "opencl" else ():
+            if framework.name != "pyclesperanto" and device in framework.devices():
+                if lane is not None:
+                    lane.use_stream(framework, device)
+                stack.enter_context(framework.selected(device))
+        yield
+
+
+def move(item: Any, device: Device) -> Any:
+    """The item with its arrays on the device, each in its own framework; NumPy's stay on the host."""
+
+    def place(x: Any) -> Any:
+        source, array = source_of(x)
+        if source.name == "numpy" or source.device_of(array) == device:
+            return x
+        try:
+            return convert_memory(x, source.name, device=device)
+        except DeviceNotFoundError as error:
+            error.add_note(
+                f"device_map moves arrays within their framework, and {source.name} has no {device};"
+                " pass devices= that it has, or decorate the function for the framework that it is to run in"
+            )
+            raise
+
+    return map_arrays(item, place)

@@ -1,0 +1,37 @@
+"""Ends with an iterator that is half read, while its threads are in native code; test_ends.py runs it."""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from arraybridge import Pipeline, convert_memory, device_map
+
+# Alive until the interpreter clears its modules.
+kept: list[Any] = []
+
+
+def main(what: str, name: str) -> None:
+    x = convert_memory(np.ones((300, 300), np.float32), name)
+
+    def work(i: int) -> Any:
+        result = x
+        for _ in range(20):
+            result = result @ x
+        return result
+
+    if what == "device_map":
+        results = device_map(work, count(), "cpu", per_device=3)
+    else:
+        results = Pipeline(work, lambda y: y @ x).map(count())
+    for _ in range(3):
+        next(results)
+    kept.append(results)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    print("done", flush=True)
