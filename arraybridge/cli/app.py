@@ -17,7 +17,7 @@ from arraybridge.cli.demo import demo
 from arraybridge.cli.doctor import doctor
 from arraybridge.cli.matrix import matrix
 from arraybridge.cli.monitor import monitor
-from arraybridge.cli.output import no_colour
+from arraybridge.cli.output import no_colour, paragraphs
 
 app = typer.Typer(
     name="arraybridge",
@@ -47,11 +47,8 @@ def program(
     """Arrays between NumPy, CuPy, PyTorch, JAX, TensorFlow and pyclesperanto."""
 
 
-app.command()(demo)
-app.command()(doctor)
-app.command()(matrix)
-app.command()(bench)
-app.command()(monitor)
+for _command in (demo, doctor, matrix, bench, monitor):
+    app.command(help=paragraphs(_command.__doc__ or ""))(_command)
 
 
 def run() -> None:

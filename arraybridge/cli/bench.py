@@ -23,8 +23,8 @@ from rich.progress import Progress
 
 import arraybridge
 from arraybridge.cli import output
-from arraybridge.conversion.routes import format_bytes, format_seconds
 from arraybridge.errors import MemoryConversionError
+from arraybridge.show import format_bytes, format_seconds
 
 __all__ = ["RAW", "bench", "in_turn"]
 
@@ -383,8 +383,6 @@ def _print(result: Json) -> None:
     rows = []
     for row in result["rows"]:
         raw, ours, over = (format_seconds(row[key] / 1e9) for key in ("raw_ns", "ours_ns", "over_ns"))
-        if row["over_ns"] < 0:
-            over = f"-{format_seconds(-row['over_ns'] / 1e9)}"
         cells = [row["name"], escape(row["raw_call"]), raw, ours, over]
         if compared and "ratio" in row:
             regressed = _key(row) in compared["regressions"]

@@ -14,9 +14,10 @@ from rich.markup import escape
 import arraybridge
 from arraybridge.cli.demo_page import page
 from arraybridge.cli.output import console, print_json, quiet, rewrite, show, stdout_is_for_json, writable
-from arraybridge.conversion.routes import Route, format_bytes, format_seconds
+from arraybridge.conversion.routes import Route
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
+from arraybridge.show import format_bytes, format_seconds
 from arraybridge.testing import inject_oom
 
 ORDER = ("torch", "jax", "tensorflow", "cupy", "pyclesperanto")
@@ -42,7 +43,10 @@ def demo(
     Each framework inverts the picture twice; the result has to be the original, bit for bit. Then a decorated
     function, a rehearsed lack of memory with its recovery, and a pipeline of two stages.
 
-    Examples: [bold]arraybridge demo[/bold], [bold]arraybridge demo --image cell.png --html report.html[/bold]
+    Examples:
+    [bold]arraybridge demo[/bold]
+
+    [bold]arraybridge demo --image cell.png --html report.html[/bold]
     """
     writable(html, "--html")
     if html is not None and importlib.util.find_spec("PIL") is None:

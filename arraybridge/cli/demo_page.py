@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion.routes import format_bytes, format_seconds
+from arraybridge.show import Cell, format_bytes, format_seconds, html_table
 
 __all__ = ["page"]
 
@@ -28,6 +28,9 @@ figcaption { font-size: .9rem; }
 """
 
 
+_COLUMNS = ("conversion", "device", "method", "memory", "bytes", "time", "bits")
+
+
 def page(report: dict[str, Any], pictures: dict[str, np.ndarray]) -> str:
     """The report of a demo as a page of HTML.
 
@@ -40,7 +43,6 @@ def page(report: dict[str, Any], pictures: dict[str, np.ndarray]) -> str:
         f"<figcaption>{escape(caption)}</figcaption></figure>"
         for caption, picture in pictures.items()
     )
-    rows = "".join(_row(step) for step in report["steps"])
     missing = "".join(
         f"<li><b>{escape(name)}</b>: {escape(why)}</li>" for name, why in report["missing"].items()
     )
@@ -54,9 +56,7 @@ def page(report: dict[str, Any], pictures: dict[str, np.ndarray]) -> str:
 {figures}
 <h2>Through every framework</h2>
 <p>Each framework inverted the picture twice; “equal” means bit for bit.</p>
-<div class="wide"><table>
-<thead><tr><th>conversion<th>device<th>method<th>memory<th>bytes<th>time<th>bits</tr></thead>
-<tbody>{rows}</tbody></table></div>
+<div class="wide">{html_table(_COLUMNS, [_row(step) for step in report["steps"]])}</div>
 {f"<h2>Left out</h2><ul>{missing}</ul>" if missing else ""}
 <h2>Decorated</h2>
 <p>A NumPy picture went into a function written in {escape(report["decorated"]["framework"])}, and its
@@ -71,13 +71,16 @@ edges came back as NumPy: {_verdict(report["decorated"])}.</p>
 """
 
 
-def _row(step: dict[str, Any]) -> str:
-    memory = "shared" if step["shares_memory"] else "copied"
-    return (
-        f"<tr><td>{escape(step['source'])} → {escape(step['target'])}<td>{escape(step['device'])}"
-        f"<td>{step['method']}<td>{memory}<td class=number>{format_bytes(step['nbytes'])}"
-        f"<td class=number>{format_seconds(step['seconds'])}<td>{_verdict(step)}</tr>"
-    )
+def _row(step: dict[str, Any]) -> list[str | Cell]:
+    return [
+        f"{step['source']} → {step['target']}",
+        step["device"],
+        step["method"],
+        "shared" if step["shares_memory"] else "copied",
+        Cell(format_bytes(step["nbytes"]), "class=number"),
+        Cell(format_seconds(step["seconds"]), "class=number"),
+        Cell(_verdict(step)),
+    ]
 
 
 def _verdict(part: dict[str, Any]) -> str:

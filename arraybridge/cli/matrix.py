@@ -16,15 +16,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 from rich.text import Text
 
 import arraybridge
 from arraybridge.cli import output
 from arraybridge.cli.matrix_page import page
-from arraybridge.conversion.routes import format_bytes, format_seconds
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
+from arraybridge.show import format_bytes, format_rate, format_seconds
 from arraybridge.types import Device
 
 __all__ = ["matrix"]
@@ -245,17 +244,6 @@ def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 # -- telling -----------------------------------------------------------------------------------------
 
 
-def rate(bytes_per_second: float | None) -> str:
-    """``"4.2 GB/s"``, or nothing."""
-    if bytes_per_second is None:
-        return ""
-    return (
-        f"{bytes_per_second / 1e9:.1f} GB/s"
-        if bytes_per_second >= 1e8
-        else f"{bytes_per_second / 1e6:.1f} MB/s"
-    )
-
-
 def _print(result: Json) -> None:
     console = output.console()
     shape = " × ".join(map(str, result["shape"]))
@@ -263,7 +251,7 @@ def _print(result: Json) -> None:
         f"{result['dtype']}, {shape} ({format_bytes(result['nbytes'])}), from the left to the top\n"
     )
     grid = _grid(result)
-    if output.fits(console, grid):
+    if max(Text.from_markup(line).cell_len for line in grid.split("\n")) <= console.width:
         console.print(grid)
     else:
         _print_list(console, result)
@@ -291,38 +279,34 @@ def _print(result: Json) -> None:
         console.print(f"[yellow]{name} left out:[/yellow] {escape(reason)}")
 
 
-def _grid(result: Json) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 1, 0))
-    table.add_column("", style="bold", no_wrap=True)
-    for label in result["places"]:
-        table.add_column(label, no_wrap=True)
+def _grid(result: Json) -> str:
+    """Rows and columns as in the table of conversions, each cell of three lines."""
     cells = iter(result["cells"])
-    for label in result["places"]:
-        table.add_row(label, *(_cell_text(next(cells)) for _ in result["places"]))
-    return table
+    labels = result["places"]
+    rows = [(f"[bold]{label}[/bold]", *(_cell_text(next(cells)) for _ in labels)) for label in labels]
+    return output.table(("", *labels), rows, (), None)
 
 
-def _cell_text(cell: Json) -> Text:
-    style = _STYLES[cell["kind"]]
-    if cell["kind"] == "refused":
-        return Text("refused", style=style)
-    text = Text(cell["kind"], style=style)
-    if cell["kind"] != "same":
-        text.append(f" {cell['method']}", style="dim" if not output.no_colour() else "")
-    text.append(f"\n{format_seconds(cell['seconds'])}", style="")
-    if cell["bytes_per_second"] is not None:
-        text.append(f"\n{rate(cell['bytes_per_second'])}")
-    return text
+def _cell_text(cell: Json) -> str:
+    lines = [output.coloured(cell["kind"], _STYLES[cell["kind"]])]
+    if cell["kind"] not in ("same", "refused"):
+        lines[0] += " " + output.coloured(cell["method"], "" if output.no_colour() else "dim")
+    lines += [format_seconds(cell["seconds"]), format_rate(cell["bytes_per_second"])]
+    return "\n".join([*filter(None, lines), ""])
 
 
 def _print_list(console: Console, result: Json) -> None:
-    rows = []
-    for cell in result["cells"]:
-        if cell["kind"] != "same":
-            kind = Text(cell["kind"], style=_STYLES[cell["kind"]])
-            spent = "" if cell["seconds"] is None else format_seconds(cell["seconds"])
-            pair = f"{cell['source']} → {cell['target']}"
-            rows.append((pair, kind, cell["method"] or "", spent, rate(cell["bytes_per_second"])))
+    rows = [
+        (
+            f"{cell['source']} → {cell['target']}",
+            output.coloured(cell["kind"], _STYLES[cell["kind"]]),
+            cell["method"] or "",
+            format_seconds(cell["seconds"]),
+            format_rate(cell["bytes_per_second"]),
+        )
+        for cell in result["cells"]
+        if cell["kind"] != "same"
+    ]
     output.show(console, ("pair", "memory", "method", "time", "rate"), rows, ("time", "rate"))
 
 

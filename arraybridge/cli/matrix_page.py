@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from arraybridge.conversion.routes import format_bytes, format_seconds
+from arraybridge.show import Cell, format_bytes, format_rate, format_seconds, html_table
 
 __all__ = ["page"]
 
@@ -143,26 +143,18 @@ def page(result: Json) -> str:
 
 
 def _grid(result: Json) -> str:
-    head = "".join(f'<th scope="col">{escape(label)}</th>' for label in result["places"])
     cells = iter(result["cells"])
-    rows = []
-    for label in result["places"]:
-        row = "".join(_grid_cell(next(cells)) for _ in result["places"])
-        rows.append(f'<tr><th scope="row">{escape(label)}</th>{row}</tr>')
-    return (
-        f'<table class="grid"><thead><tr><th scope="col">from \\ to</th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
+    labels = result["places"]
+    rows = [(label, *(_grid_cell(next(cells)) for _ in labels)) for label in labels]
+    return html_table(("from \\ to", *labels), rows, row_heads=True, attributes='class="grid"')
 
 
-def _grid_cell(cell: Json) -> str:
+def _grid_cell(cell: Json) -> Cell:
+    about = f'class="{cell["kind"]}" title="{escape(cell["reason"] or cell["error"] or "")}"'
     if cell["kind"] == "refused":
-        return f'<td class="refused" title="{escape(cell["error"] or "")}">refused</td>'
+        return Cell("refused", about)
     method = "" if cell["kind"] == "same" else f" <small>{cell['method']}</small>"
-    return (
-        f'<td class="{cell["kind"]}" title="{escape(cell["reason"])}">{cell["kind"]}{method}'
-        f"<br>{format_seconds(cell['seconds'])}</td>"
-    )
+    return Cell(f"{cell['kind']}{method}<br>{format_seconds(cell['seconds'])}", about)
 
 
 def _choices() -> str:
@@ -174,12 +166,11 @@ def _choices() -> str:
 
 
 def _pairs(result: Json) -> str:
-    head = "".join(f'<th scope="col" aria-sort="none"><button>{name}</button></th>' for name in _COLUMNS)
-    body = "".join(_pair(cell) for cell in result["cells"])
-    return f'<table id="pairs"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    head = [Cell(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in _COLUMNS]
+    return html_table(head, [_pair(cell) for cell in result["cells"]], attributes='id="pairs"')
 
 
-def _pair(cell: Json) -> str:
+def _pair(cell: Json) -> list[Cell]:
     rate, spent = cell["bytes_per_second"], cell["seconds"]
     copies = f" ({cell['copies']} copies)" if cell["copies"] and cell["copies"] > 1 else ""
     texts = (
@@ -187,8 +178,8 @@ def _pair(cell: Json) -> str:
         cell["target"],
         cell["kind"] + copies,
         cell["method"] or "",
-        "" if spent is None else format_seconds(spent),
-        "" if rate is None else f"{rate / 1e9:.2f} GB/s",
+        format_seconds(spent),
+        format_rate(rate),
         cell["device"] or "",
         cell["reason"] or cell["error"] or "",
     )
@@ -198,5 +189,5 @@ def _pair(cell: Json) -> str:
     for i, (name, text) in enumerate(zip(_COLUMNS, texts, strict=True)):
         number = f' class="number" data-value="{values[i]:.6g}"' if i in values else ""
         inner = f'<span class="tag {cell["kind"]}">{escape(text)}</span>' if i == 2 else escape(text)
-        made.append(f'<td data-name="{name}"{number}>{inner}</td>')
-    return f"<tr>{''.join(made)}</tr>"
+        made.append(Cell(inner, f'data-name="{name}"{number}'))
+    return made

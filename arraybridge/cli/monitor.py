@@ -16,12 +16,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from arraybridge.cli import output
-from arraybridge.conversion.routes import format_bytes
 from arraybridge.memory.stats import gpu_utilization, memory_stats
+from arraybridge.show import format_bytes
 
 __all__ = ["Reading", "monitor", "sparkline", "take_reading"]
 
@@ -265,16 +264,13 @@ def sparkline(values: Sequence[int]) -> str:
     return "".join(_BARS[round(value / most * (len(_BARS) - 1))] for value in values)
 
 
-def _words(nbytes: int | None) -> str:
-    return "–" if nbytes is None else format_bytes(nbytes)
-
-
 def _table(reading: Reading, history: dict[tuple[str, str], deque[int]], once: bool) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for row in reading.rows:
         processes = "" if row.processes is None else str(row.processes)
-        cells = (f"{row.device}  {row.framework}", _words(row.used), processes)
-        rows.append(cells if once else (*cells, sparkline(history[row.device, row.framework])))
+        cells = (f"{row.device}  {row.framework}", format_bytes(row.used), processes)
+        bars = sparkline(history[row.device, row.framework])
+        rows.append(cells if once else (*cells, output.coloured(bars, "cyan")))
     return rows
 
 
@@ -289,7 +285,10 @@ def _head(device: DeviceRow, width: int) -> Text:
         style = "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
         text.append("  ").append("█" * round(share * cells), style=style)
         text.append("░" * (cells - round(share * cells)), style="dim")
-        text.append(f" {share:.0%}, {_words(device.free)} free of {_words(device.total)}", style="not bold")
+        text.append(
+            f" {share:.0%}, {format_bytes(device.free)} free of {format_bytes(device.total)}",
+            style="not bold",
+        )
     if device.load is not None:
         text.append(f"  load {device.load} %", style="not bold")
     if device.temperature is not None:
@@ -319,16 +318,13 @@ def _picture(
     console: Console, reading: Reading, history: dict[tuple[str, str], deque[int]]
 ) -> RenderableType:
     parts: list[RenderableType] = [_head(device, console.width) for device in reading.devices]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("held by", overflow="fold")
-    table.add_column("used", justify="right", no_wrap=True)
-    wide = console.width >= 70
-    if wide:
-        table.add_column("processes", justify="right")
-    table.add_column("history", no_wrap=True, overflow="crop")
-    for held_by, used, processes, bars in _table(reading, history, once=False):
-        line = Text(bars, style="cyan")
-        table.add_row(held_by, used, *((processes,) if wide else ()), line)
+    rows = _table(reading, history, once=False)
+    columns: tuple[str, ...] = ("held by", "used", "processes", "history")
+    if console.width < 70:  # room for the bars
+        columns = ("held by", "used", "history")
+        rows = [(held_by.replace("  ", "\n"), used, bars) for held_by, used, _, bars in rows]
+    table = Text.from_markup(output.table(columns, rows, ("used", "processes"), None))
+    table.no_wrap, table.overflow = True, "crop"
     parts += [table, *(Text(remark, style="dim") for remark in _remarks(reading))]
     parts.append(Text("Ctrl-C ends it.", style="dim"))
     return Group(*parts)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,21 +18,22 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
 from rich.text import Text
 
-from arraybridge.conversion.routes import format_bytes
 from arraybridge.errors import MemoryConversionError, UnknownFrameworkError
 from arraybridge.frameworks import registry
 from arraybridge.memory.stats import memory_stats
+from arraybridge.show import format_bytes, text_table
 
 __all__ = [
     "check_fits",
     "chosen_frameworks",
+    "coloured",
     "console",
-    "fits",
     "no_colour",
+    "paragraphs",
     "plot_file",
     "print_json",
     "progress",
@@ -41,11 +44,9 @@ __all__ = [
     "show",
     "size_in_bytes",
     "stdout_is_for_json",
+    "table",
     "writable",
 ]
-
-# A pipe has no width; tables written to one are as wide as this, so that no line is folded without need.
-_WIDTH_OF_A_PIPE = 160
 
 
 def no_colour() -> bool:
@@ -54,48 +55,54 @@ def no_colour() -> bool:
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that writes no escape codes into a pipe or a file, nor anywhere under NO_COLOR."""
+    """A console that writes no escape codes into a pipe or a file, nor anywhere under NO_COLOR.
+
+    A pipe has no width: no line is broken there, unless COLUMNS says how wide it is.
+    """
     made = Console(stderr=stderr, color_system=None if no_colour() else "auto", highlight=False)
     if not made.is_terminal and not os.environ.get("COLUMNS"):
-        made.width = _WIDTH_OF_A_PIPE
+        made.width = 1_000_000
     return made
 
 
-def fits(to: Console, table: Table) -> bool:
-    """Whether the console is wide enough for the table with no cell folded."""
-    unbound = to.options.update(max_width=10_000)
-    return to.measure(table, options=unbound).maximum <= to.width
+def paragraphs(words: str) -> str:
+    """Words with the lines of each paragraph joined, for whoever breaks them anew at another width."""
+    blocks = re.split(r"\n\s*\n|(?<=:)\n", inspect.cleandoc(words))  # a heading ends in a colon
+    return "\n\n".join(" ".join(block.split("\n")) for block in blocks)
+
+
+def coloured(words: str, style: str) -> str:
+    """Plain words as rich's markup."""
+    return f"[{style}]{escape(words)}[/]" if style and words else escape(words)
+
+
+def _length(markup: str) -> int:
+    return Text.from_markup(markup).cell_len
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], width: int | None
+) -> str:
+    """A table in rich's markup, of cells in rich's markup; see `arraybridge.show.text_table`."""
+
+    def strong(words: str) -> str:
+        return f"[bold]{words}[/bold]" if words else ""
+
+    return text_table(columns, rows, right=right, width=width, length=_length, strong=strong)
 
 
 def show(
-    to: Console, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], right: Sequence[str] = ()
+    to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
 ) -> None:
     """Print a table; where it is wider than the console, each row as a block of lines.
 
     Args:
         to: where to print.
         columns: headings; the first names the row.
-        rows: cells in rich's markup, or as `Text`.
+        rows: cells in rich's markup.
         right: the columns of numbers, which are set flush right.
     """
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    if fits(to, table):
-        to.print(table)
-        return
-    label = max(len(column) for column in columns[1:])
-    for row in rows:
-        to.print(row[0], style="bold")
-        block = Table.grid(padding=(0, 1))
-        block.add_column(width=label + 2, no_wrap=True)
-        block.add_column(overflow="fold")
-        for column, cell in zip(columns[1:], row[1:], strict=True):
-            if str(cell):
-                block.add_row(f"  {column}", cell)
-        to.print(block)
+    to.print(table(columns, rows, right, to.width))
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:

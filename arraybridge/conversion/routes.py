@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from arraybridge.frameworks.base import Framework
+from arraybridge.show import format_bytes, format_seconds, html_table
 from arraybridge.types import Device
 
 __all__ = ["Method", "Route", "device", "dlpack", "host", "same", "view"]
@@ -119,8 +120,6 @@ class Route:
         )
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         shown = {
             "conversion": f"{self.source} → {self.target}",
             "method": self.method,
@@ -128,25 +127,7 @@ class Route:
             "shares memory": "yes" if self.shares_memory else "no",
             "copies": str(self.copies),
             "bytes": format_bytes(self.nbytes),
-            "time": "" if self.seconds is None else format_seconds(self.seconds),
+            "time": format_seconds(self.seconds),
             "reason": self.reason,
         }
-        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in shown.items() if text)
-        return f"<table>{''.join(rows)}</table>"
-
-
-def format_bytes(count: int) -> str:
-    """``"4.0 MiB"``, in binary units."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def format_seconds(seconds: float) -> str:
-    """``"12.3 µs"``, ``"4.56 ms"`` or ``"1.23 s"``."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.1f} µs"
-    return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+        return html_table((), [row for row in shown.items() if row[1]], row_heads=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from arraybridge.conversion.routes import Route, format_bytes, format_seconds
+from arraybridge.conversion.routes import Route
+from arraybridge.show import format_bytes, format_seconds, html_table, text_table
 
 __all__ = ["TraceLog", "trace"]
 
@@ -65,26 +66,10 @@ class TraceLog:
     def __str__(self) -> str:
         if not self.records:
             return "no conversions"
-        table = [_COLUMNS, *self._rows()]
-        widths = [max(len(row[i]) for row in table) for i in range(len(_COLUMNS))]
-        lines = [
-            "  ".join(text.ljust(w) for text, w in zip(row, widths, strict=True)).rstrip() for row in table
-        ]
-        lines.insert(1, "  ".join("─" * w for w in widths))
-        return "\n".join([*lines, self._summary()])
+        return f"{text_table(_COLUMNS, self._rows(), rule=True)}\n{self._summary()}"
 
     def _repr_html_(self) -> str:
-        import html
-
-        head = "".join(f"<th>{html.escape(c)}</th>" for c in _COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(text)}</td>" for text in row) + "</tr>"
-            for row in self._rows()
-        )
-        return (
-            f"<table><caption>{html.escape(self._summary())}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        return html_table(_COLUMNS, self._rows(), caption=self._summary())
 
 
 _current: ContextVar[tuple[TraceLog, ...]] = ContextVar("arraybridge_trace", default=())

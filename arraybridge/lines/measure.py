@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.routes import format_seconds
 from arraybridge.devices.context import ON_GPU, use_device
 from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
@@ -15,9 +14,12 @@ from arraybridge.frameworks.base import CPU
 from arraybridge.functions.trees import map_arrays, source_of
 from arraybridge.lines.lanes import arrays_of
 from arraybridge.lines.on_device import working_on
+from arraybridge.show import format_seconds, html_table, text_table
 from arraybridge.types import Device
 
 __all__ = ["Comparison", "Timing", "benchmark", "compare"]
+
+_COLUMNS = ("", "median", "minimum", "spread", "runs")
 
 
 class Timing(NamedTuple):
@@ -114,7 +116,7 @@ class Comparison(NamedTuple):
         return None if self.gpu is None else self.cpu.median / self.gpu.median
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("", "median", "minimum", "spread", "runs")]
+        rows: list[tuple[str, ...]] = []
         for name, timing in (("cpu", self.cpu), ("gpu", self.gpu)):
             if timing is not None:
                 times = (timing.median, timing.minimum, timing.spread)
@@ -129,20 +131,10 @@ class Comparison(NamedTuple):
         return f"the CPU is {1 / self.speedup:.3g} times as fast; {self.note}"
 
     def __str__(self) -> str:
-        rows = self._rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = ["  ".join(t.rjust(w) for t, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, self._summary()])
+        return f"{text_table(_COLUMNS, self._rows(), right=_COLUMNS)}\n{self._summary()}"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        head, *body = ["".join(f"<td>{escape(text)}</td>" for text in row) for row in self._rows()]
-        return (
-            f"<table><caption>{escape(self._summary())}</caption><thead><tr>{head}</tr></thead><tbody>"
-            + "".join(f"<tr>{row}</tr>" for row in body)
-            + "</tbody></table>"
-        )
+        return html_table(_COLUMNS, self._rows(), caption=self._summary())
 
 
 def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int | None = None) -> Comparison:

@@ -6,6 +6,7 @@ import os
 from typing import NamedTuple
 
 from arraybridge.lines.line import Span
+from arraybridge.show import format_seconds, html_table, text_table
 
 __all__ = ["PipelineReport", "StageReport"]
 
@@ -58,7 +59,7 @@ class PipelineReport(NamedTuple):
                 s.name,
                 s.device,
                 str(s.items),
-                *(f"{value:.3f} s" for value in (s.busy, s.starved, s.blocked)),
+                *(format_seconds(value) for value in (s.busy, s.starved, s.blocked)),
                 f"{min(100.0, 100 * s.busy / whole):.0f} %",
             )
             for s in self.stages
@@ -66,34 +67,15 @@ class PipelineReport(NamedTuple):
 
     def _summary(self) -> str:
         items = self.stages[-1].items
-        return (
-            f"{items} item{'' if items == 1 else 's'} in {self.seconds:.3f} s; bottleneck: {self.bottleneck}"
-        )
+        done = f"{items} item{'' if items == 1 else 's'} in {format_seconds(self.seconds)}"
+        return f"{done}; bottleneck: {self.bottleneck}"
 
     def __str__(self) -> str:
-        table = [_COLUMNS, *self._rows()]
-        widths = [max(len(row[i]) for row in table) for i in range(len(_COLUMNS))]
-        lines = [
-            "  ".join(
-                text.ljust(w) if i < 2 else text.rjust(w)
-                for i, (text, w) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
-        lines.insert(1, "  ".join("─" * w for w in widths))
-        return "\n".join([*lines, self._summary()])
+        table = text_table(_COLUMNS, self._rows(), right=_COLUMNS[2:], rule=True)
+        return f"{table}\n{self._summary()}"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        head = "".join(f"<th>{escape(c)}</th>" for c in _COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in self._rows()
-        )
-        return (
-            f"<table><caption>{escape(self._summary())}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
+        return html_table(_COLUMNS, self._rows(), caption=self._summary())
 
     def plot(self, file: str | os.PathLike[str]) -> None:
         """Draw the run as a Gantt chart: a row for each stage, a bar for each item. Needs matplotlib.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from arraybridge.frameworks.base import Framework, Usage
 from arraybridge.frameworks.registry import loaded
+from arraybridge.show import format_bytes, html_table, text_table
 
 __all__ = [
     "DeviceMemory",
@@ -35,6 +36,9 @@ THIS_PROCESS = "this process"
 REST_OF_PROCESS = "this process, otherwise"  # contexts, libraries, and pools whose owner does not count them
 OTHERS = "other processes"
 REST = "everything else"  # where NVML does not say which process holds what
+
+_READING = ("device", "holder", "used", "cached", "peak")
+_PEAK = ("device", "holder", "before", "peak", "growth")
 
 
 class Holding(NamedTuple):
@@ -110,65 +114,23 @@ class MemoryStats:
             "note": self.note,
         }
 
-    def _table(self) -> list[tuple[str, ...]]:
-        table: list[tuple[str, ...]] = [("device", "holder", "used", "cached", "peak")]
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = []
         for device in self.devices:
-            size = f"{words(device.free)} free of {words(device.total)}"
-            table.append((device.device, f"{device.name}: {size}" if device.name else size, "", "", ""))
-            table.extend(
-                ("", h.holder, words(h.used), words(h.cached), words(h.peak)) for h in device.holdings
+            free = f"{format_bytes(device.free)} free of {format_bytes(device.total)}"
+            rows.append((device.device, f"{device.name}: {free}" if device.name else free))
+            rows.extend(
+                ("", h.holder, format_bytes(h.used), format_bytes(h.cached), format_bytes(h.peak))
+                for h in device.holdings
             )
-        return table
+        return rows
 
     def __str__(self) -> str:
-        return _text(self._table()) + (f"\n{self.note}" if self.note else "")
+        table = text_table(_READING, self._rows(), right=_READING[2:])
+        return f"{table}\n{self.note}" if self.note else table
 
     def _repr_html_(self) -> str:
-        return _html(self._table(), self.note)
-
-
-def words(nbytes: int | None) -> str:
-    """A number of bytes for a reader: ``"1.5 GiB"``; ``"-"`` for None.
-
-    >>> words(3 << 29)
-    '1.5 GiB'
-    """
-    if nbytes is None:
-        return "-"
-    size, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if unit != "B" else f"{nbytes} B"
-
-
-def _text(table: list[tuple[str, ...]]) -> str:
-    # The second column may run over the others in the lines that have nothing else.
-    widths = [max(len(row[i]) for row in table if i != 1 or row[2]) for i in range(len(table[0]))]
-    lines = []
-    for row in table:
-        cells = [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _html(table: list[tuple[str, ...]], note: str = "") -> str:
-    import html
-
-    head, *body = [[html.escape(cell) for cell in row] for row in table]
-    lines = ["".join(f"<td>{cell}</td>" for cell in row) for row in body]
-    return (
-        "<table><thead><tr>"
-        + "".join(f"<th>{cell}</th>" for cell in head)
-        + "</tr></thead><tbody>"
-        + "".join(f"<tr>{line}</tr>" for line in lines)
-        + "</tbody></table>"
-        + (f"<p>{html.escape(note)}</p>" if note else "")
-    )
+        return html_table(_READING, self._rows(), caption=self.note)
 
 
 # -- NVML --------------------------------------------------------------------------------------------
@@ -457,22 +419,16 @@ class MemoryPeak:
         raise KeyError(f"{holder} is not among {', '.join(row.holder for row in self.rows) or 'no rows'}")
 
     def __str__(self) -> str:
-        head = ("device", "holder", "before", "peak", "growth")
-        return _text(
-            [
-                head,
-                *((r.device, r.holder, words(r.before), words(r.peak), words(r.growth)) for r in self.rows),
-            ]
-        )
+        return text_table(_PEAK, self._table(), right=_PEAK[2:])
 
     def _repr_html_(self) -> str:
-        head = ("device", "holder", "before", "peak", "growth")
-        return _html(
-            [
-                head,
-                *((r.device, r.holder, words(r.before), words(r.peak), words(r.growth)) for r in self.rows),
-            ]
-        )
+        return html_table(_PEAK, self._table())
+
+    def _table(self) -> list[tuple[str, ...]]:
+        return [
+            (r.device, r.holder, format_bytes(r.before), format_bytes(r.peak), format_bytes(r.growth))
+            for r in self.rows
+        ]
 
     def _start(self) -> None:
         used, peak = _own_memory()

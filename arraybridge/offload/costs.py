@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from arraybridge.show import format_seconds, text_table
+
 __all__ = [
     "CardTimes",
     "Entry",
@@ -276,33 +278,25 @@ class History:
         return sum(1 for _ in self)
 
     def __str__(self) -> str:
-        lines = []
+        rows = []
         for r in self:
             arrays = ", ".join(f"{d}{list(s)}" for s, d in zip(r.shapes, r.dtypes, strict=True))
-            lines.append(
-                f"{arrays or 'no arrays':<40} {r.place:<12} {show_seconds(r.seconds):>9}"
-                f"  {r.runs} runs" + (f", {r.outliers} outliers" if r.outliers else "")
+            rows.append(
+                (
+                    arrays or "no arrays",
+                    r.place,
+                    format_seconds(r.seconds),
+                    str(r.runs),
+                    str(r.outliers or ""),
+                )
             )
-        return "\n".join(lines) or "no call has been measured yet"
+        if not rows:
+            return "no call has been measured yet"
+        head = ("arrays", "place", "time", "runs", "outliers")
+        return text_table(head, rows, right=head[2:])
 
     def __repr__(self) -> str:
         return f"<history of {len(self.entries)} footprints>"
-
-
-def show_seconds(seconds: float) -> str:
-    """``"1.2 ms"``."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} µs"
-
-
-def show_bytes(nbytes: float) -> str:
-    """``"8.0 MiB"``."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes:.0f} bytes"
 
 
 # -- choosing ----------------------------------------------------------------------------------------

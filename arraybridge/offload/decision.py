@@ -23,11 +23,10 @@ from arraybridge.offload.costs import (
     Moves,
     Verdict,
     choose,
-    show_bytes,
-    show_seconds,
 )
 from arraybridge.offload.machine import Card, Machine
 from arraybridge.placement import card_meant, default_device, running_on
+from arraybridge.show import format_bytes, format_seconds
 from arraybridge.types import Device, GpuId
 
 __all__ = ["Decision", "Offload", "machine", "staying"]
@@ -160,8 +159,8 @@ class Offload:
         ):
             return None, Verdict(
                 False,
-                f"it takes {show_bytes(call.nbytes)} in, too little to look for a card"
-                f" (under {show_bytes(LOOK_BYTES)}, and under {show_seconds(LOOK_SECONDS)} on the CPU)",
+                f"it takes {format_bytes(call.nbytes)} in, too little to look for a card"
+                f" (under {format_bytes(LOOK_BYTES)}, and under {format_seconds(LOOK_SECONDS)} on the CPU)",
             )
         card = self.card()
         if isinstance(card, str):
@@ -183,7 +182,9 @@ class Offload:
         needed = away + call.nbytes + out  # as much again as the arguments, for what is computed on the way
         fits, free = card.room(needed)
         if not fits:
-            why = f"the call needs about {show_bytes(needed)}, and {card.name} has {show_bytes(free)} free"
+            why = (
+                f"the call needs about {format_bytes(needed)}, and {card.name} has {format_bytes(free)} free"
+            )
             return Verdict(False, why, verdict.cpu, verdict.card)
         before = times.oom_free
         if before is not None and not (before and card.room(1.5 * before)[0]):
@@ -222,14 +223,14 @@ class Offload:
         card, verdict = self.decide(call, entry)
         reasons = [_sentence(verdict.why)]
         if entry.cpu.seconds is not None:
-            took = show_seconds(entry.cpu.seconds)
+            took = format_seconds(entry.cpu.seconds)
             reasons.append(f"On the CPU it takes {took} (runs so far: {entry.cpu.count}).")
         for name, times in list(entry.cards.items()):
             if times.seconds is not None:
-                took = show_seconds(times.seconds)
+                took = format_seconds(times.seconds)
                 reasons.append(f"On {name} it takes {took} without transfers (runs so far: {times.count}).")
         if verdict.card is not None and verdict.cpu is not None:
-            cpu, there = show_seconds(verdict.cpu), show_seconds(verdict.card)
+            cpu, there = format_seconds(verdict.cpu), format_seconds(verdict.card)
             reasons.append(f"With transfers, {cpu} are expected on the CPU and {there} on the card.")
         if card is None:
             where, backend = Device("cpu"), "numpy"

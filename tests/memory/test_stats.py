@@ -18,6 +18,7 @@ import pytest
 
 from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_stats
 from arraybridge.memory import stats
+from arraybridge.show import format_bytes
 from tests.helpers import require
 from tests.memory.fake import FakeFramework
 
@@ -196,9 +197,9 @@ def timed(call: Any) -> float:
 
 
 def test_a_table_says_unknown_sizes() -> None:
-    assert stats.words(None) == "-"
-    assert stats.words(17) == "17 B"
-    assert stats.words(5 << 40) == "5.0 TiB"
+    assert format_bytes(None) == "-"
+    assert format_bytes(17) == "17 B"
+    assert format_bytes(5 << 40) == "5.0 TiB"
 
 
 # -- the peak of a block -----------------------------------------------------------------------------

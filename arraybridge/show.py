@@ -1,0 +1,171 @@
+"""Bytes, seconds and tables for a reader, as text and as HTML: the only ones in the house."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+__all__ = ["Cell", "format_bytes", "format_rate", "format_seconds", "html_table", "text_table"]
+
+
+def format_bytes(nbytes: float | None) -> str:
+    """A number of bytes, in binary units; ``"-"`` for None.
+
+    >>> format_bytes(17), format_bytes(3 << 29)
+    ('17 B', '1.5 GiB')
+    """
+    if nbytes is None:
+        return "-"
+    amount = float(nbytes)
+    if abs(amount) < 1024:
+        return f"{amount:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        amount /= 1024
+        if abs(amount) < 1024:
+            return f"{amount:.1f} {unit}"
+    return f"{amount / 1024:.1f} TiB"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A time; nothing for None.
+
+    >>> format_seconds(12.3e-6), format_seconds(4.56e-3), format_seconds(1.234)
+    ('12.3 µs', '4.56 ms', '1.23 s')
+    """
+    if seconds is None:
+        return ""
+    if abs(seconds) < 1e-3:
+        return f"{seconds * 1e6:.1f} µs"
+    return f"{seconds * 1e3:.2f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
+
+
+def format_rate(bytes_per_second: float | None) -> str:
+    """How fast bytes move, in decimal units, as data sheets count; nothing for None.
+
+    >>> format_rate(4.21e9), format_rate(35e6)
+    ('4.2 GB/s', '35.0 MB/s')
+    """
+    if bytes_per_second is None:
+        return ""
+    unit, name = (1e9, "GB/s") if bytes_per_second >= 1e8 else (1e6, "MB/s")
+    return f"{bytes_per_second / unit:.1f} {name}"
+
+
+def text_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    rule: bool = False,
+    width: int | None = None,
+    length: Callable[[str], int] = len,
+    strong: Callable[[str], str] = str,
+) -> str:
+    """A table as text: columns side by side, two blanks between them, and no line broken.
+
+    Args:
+        head: the headings.
+        rows: a text for each column. A cell may have several lines, and in a row of fewer cells the last one
+            runs over the columns that are left.
+        right: the headings of the columns that are set flush right.
+        rule: draw a line under the headings.
+        width: where the table would be wider, each row becomes a block of lines instead: its first cell, and
+            below that each heading with its cell. None: as wide as need be.
+        length: how wide a text is shown.
+        strong: marks a heading.
+
+    >>> print(text_table(("what", "size"), [("one", "4 B"), ("three", "12 B")], right=("size",)))
+    what   size
+    one     4 B
+    three  12 B
+    """
+    lines = [[strong(name) for name in head], *(line for row in rows for line in _lines(row))]
+    widths = [
+        max(length(line[i]) for line in lines if i < len(line) - 1 or len(line) == len(head))
+        for i in range(len(head))
+    ]
+    flush = [name in right for name in head]
+    text = ["  ".join(_padded(line, widths, flush, length)).rstrip() for line in lines]
+    if width is not None and max(map(length, text)) > width:
+        return _blocks(head, rows, strong)
+    if rule:
+        text.insert(1, "  ".join("─" * w for w in widths))
+    return "\n".join(text)
+
+
+def _lines(row: Sequence[str]) -> list[list[str]]:
+    cells = [cell.split("\n") for cell in row]
+    count = max(map(len, cells))
+    return [[cell[i] if i < len(cell) else "" for cell in cells] for i in range(count)]
+
+
+def _padded(
+    line: Sequence[str], widths: Sequence[int], flush: Sequence[bool], length: Callable[[str], int]
+) -> list[str]:
+    padded = []
+    for cell, width, is_right in zip(line, widths, flush, strict=False):
+        blanks = " " * max(0, width - length(cell))
+        padded.append(blanks + cell if is_right else cell + blanks)
+    return padded
+
+
+def _blocks(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Callable[[str], str]) -> str:
+    label = max(map(len, head[1:]), default=0)
+    lines = []
+    for title, *cells in rows:
+        lines.append(strong(title))
+        for name, cell in zip(head[1:], cells, strict=False):
+            if cell:
+                told = cell.replace("\n", " ")
+                lines.append(f"  {name:<{label}}  {told}")
+    return "\n".join(lines)
+
+
+class Cell(NamedTuple):
+    """A cell that is HTML already, with the attributes of its tag."""
+
+    html: str
+    attributes: str = ""
+
+
+def html_table(
+    head: Sequence[str | Cell],
+    rows: Sequence[Sequence[str | Cell]],
+    *,
+    caption: str = "",
+    row_heads: bool = False,
+    attributes: str = "",
+) -> str:
+    """A table as HTML. Texts are escaped; a `Cell` is taken as it is.
+
+    Args:
+        head: the headings; none for a table without.
+        rows: a cell for each column; in a row of fewer cells the last one runs over those that are left.
+        caption: a line above or below the table, as the page has it.
+        row_heads: the first cell of each row is its heading.
+        attributes: of the table's tag.
+    """
+    top = "".join(_cell("th", cell) for cell in head)
+    body = []
+    for row in rows:
+        cells = [_cell("th" if row_heads and i == 0 else "td", cell) for i, cell in enumerate(row)]
+        if len(row) < len(head):
+            cells[-1] = _cell("td", row[-1], f' colspan="{len(head) - len(row) + 1}"')
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    return (
+        f"<table{attributes and ' ' + attributes}>"
+        + (f"<caption>{_escaped(caption)}</caption>" if caption else "")
+        + (f"<thead><tr>{top}</tr></thead>" if head else "")
+        + f"<tbody>{''.join(body)}</tbody></table>"
+    )
+
+
+def _cell(tag: str, cell: str | Cell, span: str = "") -> str:
+    inner, attributes = cell if isinstance(cell, Cell) else (_escaped(cell), "")
+    return f"<{tag}{attributes and ' ' + attributes}{span}>{inner}</{tag}>"
+
+
+def _escaped(text: str) -> str:
+    from html import escape  # costs 2 ms, and only a notebook or a page needs it
+
+    return escape(text)
