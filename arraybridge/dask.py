@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge import dask_arrays, placement
-from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of, is_array
+from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of
 from arraybridge.errors import (
     DtypeNotSupportedError,
     FrameworkNotInstalledError,
@@ -39,8 +39,8 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.trees import prefix
 from arraybridge.memory import cleanup, oom
+from arraybridge.trees import is_array, prefix
 from arraybridge.types import FrameworkLike, GpuId
 
 try:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "ArrayNotSupportedError",
+    "CannotSplitError",
     "CopyRequiredError",
     "DeviceNotFoundError",
     "DtypeNotSupportedError",
@@ -72,6 +73,10 @@ class DtypeNotSupportedError(MemoryConversionError, TypeError):
 
 class ArrayNotSupportedError(MemoryConversionError, TypeError, ValueError):
     """A masked, sparse, ragged, meta or traced array, or a rank that the target does not have."""
+
+
+class CannotSplitError(MemoryConversionError, ValueError):
+    """The arguments have no batch to split, or the results of the parts cannot be joined."""
 
 
 class CopyRequiredError(MemoryConversionError, ValueError):

@@ -6,9 +6,20 @@ import operator
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
-__all__ = ["Device", "DeviceLike", "FrameworkLike", "FrameworkName", "GpuId", "MemoryType", "check_gpu_id"]
+__all__ = [
+    "Device",
+    "DeviceLike",
+    "FrameworkLike",
+    "FrameworkName",
+    "GpuId",
+    "MemoryType",
+    "TypeMemo",
+    "check_gpu_id",
+]
+
+V = TypeVar("V")
 
 FrameworkName = Literal["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"]
 
@@ -110,3 +121,25 @@ def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
         if index >= 0:
             return index
     raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
+
+
+class TypeMemo(dict[type, V]):
+    """What was found out about types, so that it is found out once.
+
+    Bounded, since classes that are made in a loop must not pile up. A dict, so that a look-up of a known type
+    enters no function.
+
+    >>> sizes: TypeMemo[int] = TypeMemo()
+    >>> sizes.keep(float, 8), sizes.get(float)
+    (8, 8)
+    """
+
+    __slots__ = ()
+    MOST = 512
+
+    def keep(self, cls: type, found: V) -> V:
+        """Remember it, and return it."""
+        if len(self) >= self.MOST:
+            self.clear()
+        self[cls] = found
+        return found

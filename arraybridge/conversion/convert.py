@@ -11,11 +11,12 @@ from arraybridge.conversion import trace
 from arraybridge.conversion.decide import Request, decide, find_source
 from arraybridge.conversion.routes import Route
 from arraybridge.conversion.table import cell
-from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
+from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Fallback
 from arraybridge.placement import default_device
-from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
+from arraybridge.trees import map_arrays, note
+from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType, TypeMemo
 
 if TYPE_CHECKING:
     import cupy
@@ -50,9 +51,8 @@ _Tensorflow = Literal["tensorflow", MemoryType.TENSORFLOW]
 
 # The plan cache: target → type of the array → the function that converts it. It holds only functions that
 # need no options, and that raise one of `_declined` for an array which has to be looked at.
-_plans: dict[Any, dict[type, Callable[[Any], Any]]] = {}
+_plans: dict[Any, TypeMemo[Callable[[Any], Any]]] = {}
 _declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError)
-_MAX_TYPES = 512
 
 
 def _forget_plans() -> None:
@@ -239,7 +239,7 @@ def _remember(request: Request) -> None:
         return
     cls = type(request.data)
     source = registry.find_owner(request.data)
-    known = _plans.setdefault(request.target, {})
+    known = _plans.setdefault(request.target, TypeMemo())
     if source is None or cls in known:
         return
     target = registry.framework(request.target)
@@ -248,10 +248,8 @@ def _remember(request: Request) -> None:
     convert = cell(source.name, target.name)(source, target)
     if convert is None:
         return
-    if len(known) >= _MAX_TYPES:
-        known.clear()
     _declined = tuple(dict.fromkeys((*_declined, *source.fast_errors, *target.fast_errors)))
-    known[cls] = convert
+    known.keep(cls, convert)
 
 
 def explain(
@@ -321,7 +319,7 @@ def device_of(x: Any) -> Device:
 
 
 def convert_tree(
-    tree: T,
+    tree: Any,
     target: FrameworkLike,
     gpu_id: GpuId = None,
     *,
@@ -329,14 +327,13 @@ def convert_tree(
     dtype: Any = None,
     grad: Grad = "error",
     device: DeviceLike | None = None,
-) -> T:
+) -> Any:
     """Convert every array inside nested containers, and leave everything else as it is.
 
     Args:
-        tree: dicts, lists, tuples, named tuples, and dataclasses and classes registered with optree in its
-            global namespace or in the namespace ``"arraybridge"``, nested at will. Containers keep their
-            types, and dicts their order (but for an OrderedDict after ``move_to_end``, which optree gives
-            back in the order of insertion).
+        tree: dicts, lists, tuples, named tuples, deques, and dataclasses and classes registered with optree
+            in its global namespace or in the namespace ``"arraybridge"``, nested at will; subclasses of dict,
+            list and tuple where they can be rebuilt. Containers keep their types, and dicts their order.
         target: the framework to convert to.
         gpu_id: as for `convert_memory`.
         copy: as for `convert_memory`, for every array.
@@ -351,28 +348,12 @@ def convert_tree(
     >>> convert_tree({"image": np.zeros(2), "name": "cell"}, "torch")
     {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
     """
-    import optree
-
     name = registry.framework_name(target)
 
-    def convert(path: tuple[Any, ...], leaf: Any) -> Any:
-        if not is_array(leaf):
-            return leaf
-        try:
-            return convert_memory(leaf, name, gpu_id=gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
-        except (MemoryConversionError, ValueError) as error:
-            where = "".join(f"[{key!r}]" for key in path)
-            error.add_note(f"at tree{where}")
-            raise
+    def convert(leaf: Any) -> Any:
+        return convert_memory(leaf, name, gpu_id=gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
-    # None is a leaf that is no array, and so stays.
-    result: T = optree.tree_map_with_path(convert, tree, none_is_leaf=True, namespace="arraybridge")  # type: ignore[arg-type, assignment]
-    return result
-
-
-def is_array(x: Any) -> bool:
-    """Whether ``x`` is an array that can be a source."""
-    return registry.find_owner(x) is not None or registry.is_foreign_array(x)
+    return map_arrays(tree, convert, say=note)
 
 
 def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:

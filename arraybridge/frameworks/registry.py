@@ -13,7 +13,7 @@ import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError, UnknownArrayError, UnknownFrameworkError, nearest
 from arraybridge.frameworks.base import Framework
-from arraybridge.types import FrameworkLike
+from arraybridge.types import FrameworkLike, TypeMemo
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -59,10 +59,9 @@ on_register: list[Callable[[], None]] = []
 
 _instances: dict[str, Framework] = {}
 # Whose array an object is, is a question of its type alone. Classes made in a loop must not pile up.
-_owners: dict[type, Framework] = {}
+_owners: TypeMemo[Framework] = TypeMemo()
 # Imported, but of no use here; asked once.
 _unusable: set[str] = set()
-_MAX_TYPES = 512
 _lock = threading.RLock()
 _plugins: dict[str, EntryPoint] | None = None
 
@@ -216,9 +215,7 @@ def find_owner(x: Any) -> Framework | None:
     if owner is None:
         owner = _find_owner(x, cls)
         if owner is not None:
-            if len(_owners) >= _MAX_TYPES:
-                _owners.clear()
-            _owners[cls] = owner
+            _owners.keep(cls, owner)
     return owner
 
 

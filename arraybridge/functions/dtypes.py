@@ -30,7 +30,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.functions.trees import source_of
+from arraybridge.trees import source_of
 
 __all__ = ["DtypeConversion", "convert_dtype"]
 

@@ -14,9 +14,10 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.slices import call_by_planes
-from arraybridge.functions.trees import ARRAY, LEAF, convert, kind_of, kinds, map_arrays, prefix, source_of
+from arraybridge.functions.trees import convert
 from arraybridge.memory.oom import run_with_oom_recovery
 from arraybridge.placement import card_meant, running_on, workers
+from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, map_arrays, prefix, source_of
 from arraybridge.types import Device, DeviceLike, GpuId
 
 __all__ = ["Call", "Declaration", "Options", "Runner"]

@@ -8,7 +8,7 @@ from typing import Any
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.functions.trees import ARRAY, TREE, kind_of, kinds, map_together, source_of
+from arraybridge.trees import ARRAY, TREE, kind_of, source_of, together
 from arraybridge.types import FrameworkLike, GpuId
 
 __all__ = ["call_by_planes", "process_slices", "stack_slices", "unstack_slices"]
@@ -117,12 +117,12 @@ def join(results: Sequence[Any]) -> Any:
     """What the calls for each plane returned, put together as `process_slices` says."""
     if not results:
         raise ValueError("a stack without planes leaves nothing to stack")
-    sorts = {kinds.get(type(r)) or kind_of(r) for r in results}
+    sorts = {kind_of(r) for r in results}
     if sorts == {ARRAY}:
         source, _ = source_of(results[0])
         return stack_slices(results, source.name)
     if sorts == {TREE}:
-        return map_together(results, join)
+        return together(results, lambda column, _: join(column), "plane")
     if ARRAY in sorts or TREE in sorts:
         names = ", ".join(sorted({type(r).__name__ for r in results}))
         raise ValueError(f"the results for the planes are of different kinds and cannot be stacked: {names}")
@@ -144,7 +144,7 @@ def call_by_planes(fn: Callable[..., Any], skip: int, args: tuple[Any, ...], kwa
     count: int | None = None
     for place in places:
         value = args[place] if isinstance(place, int) else kwargs[place]
-        if (kinds.get(type(value)) or kind_of(value)) != ARRAY:
+        if kind_of(value) != ARRAY:
             continue
         source, data = source_of(value)
         shape = source.shape(data)

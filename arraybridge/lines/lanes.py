@@ -11,23 +11,10 @@ from typing import Any
 
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, Mark
-from arraybridge.functions.trees import ARRAY, LEAF, NAMESPACE, kind_of, kinds, map_arrays
+from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
-__all__ = ["Lane", "arrays_of", "marks_of", "received"]
-
-
-def arrays_of(tree: Any) -> list[Any]:
-    """The arrays in nested containers."""
-    kind = kinds.get(type(tree)) or kind_of(tree)
-    if kind == LEAF:
-        return []
-    if kind == ARRAY:
-        return [tree]
-    import optree
-
-    leaves = optree.tree_leaves(tree, none_is_leaf=True, namespace=NAMESPACE)
-    return [leaf for leaf in leaves if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY]
+__all__ = ["Lane", "marks_of", "received"]
 
 
 def marks_of(tree: Any) -> list[Mark]:

@@ -11,10 +11,9 @@ from arraybridge.devices.context import ON_GPU, use_device
 from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
-from arraybridge.functions.trees import map_arrays, source_of
-from arraybridge.lines.lanes import arrays_of
 from arraybridge.lines.on_device import working_on
 from arraybridge.show import format_seconds, html_table, text_table
+from arraybridge.trees import arrays_of, map_arrays, source_of
 from arraybridge.types import Device
 
 __all__ = ["Comparison", "Timing", "benchmark", "compare"]

@@ -9,9 +9,9 @@ from typing import Any
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks.registry import loaded
-from arraybridge.functions.trees import map_arrays, source_of
 from arraybridge.lines.lanes import Lane
 from arraybridge.placement import running_on, workers
+from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device
 
 __all__ = ["move", "working_on"]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.frameworks import registry
-from arraybridge.functions.trees import NAMESPACE, map_arrays, source_of
-from arraybridge.lines.lanes import arrays_of
 from arraybridge.lines.line import Line, Station
 from arraybridge.lines.report import PipelineReport, StageReport
+from arraybridge.trees import arrays_of, map_arrays, source_of, together
 
 __all__ = ["Pipeline"]
 
@@ -183,25 +182,11 @@ class Pipeline:
         return map_arrays(batch, part)
 
     def _join(self, results: list[Any]) -> Any:
-        import optree
+        if len(results) == 1:
+            return results[0]
+        return together(results, lambda parts, _: self._join_leaves(parts), "microbatch")
 
-        first, *others = results
-        if not others:
-            return first
-        leaves, spec = optree.tree_flatten(first, none_is_leaf=True, namespace=NAMESPACE)
-        columns = [[leaf] for leaf in leaves]
-        for number, other in enumerate(others, 1):
-            more, structure = optree.tree_flatten(other, none_is_leaf=True, namespace=NAMESPACE)
-            if structure != spec:
-                raise ValueError(
-                    f"microbatch 0 came out as {_shape_of(first)}, and microbatch {number} as"
-                    f" {_shape_of(other)}; the last stage must return the same structure for each"
-                )
-            for column, leaf in zip(columns, more, strict=True):
-                column.append(leaf)
-        return optree.tree_unflatten(spec, [self._join_leaves(column) for column in columns])
-
-    def _join_leaves(self, parts: list[Any]) -> Any:
+    def _join_leaves(self, parts: Sequence[Any]) -> Any:
         owners = [registry.find_owner(part) for part in parts]
         first = owners[0]
         if first is None:
@@ -222,7 +207,7 @@ class Pipeline:
                 f"the last stage returned arrays of shape {shapes[0]}, which have no axis {self.axis} to join"
                 " along; return one row for each row, or send single items through pipeline.map(items)"
             )
-        return first.concatenate(parts, self.axis)
+        return first.concatenate(list(parts), self.axis)
 
     # -- what it looks like -----------------------------------------------------------------------
 
@@ -295,12 +280,3 @@ def _place(stage: Any) -> str:
     if gpu_id is not None:
         return f"{framework} on {'the freest gpu' if gpu_id == 'auto' else f'gpu:{gpu_id}'}"
     return f"{framework}, where its input is"
-
-
-def _shape_of(tree: Any) -> str:
-    """The structure of a result, without its values."""
-    if isinstance(tree, dict):
-        return f"a dict of {', '.join(map(repr, tree))}"
-    if isinstance(tree, (list, tuple)):
-        return f"a {type(tree).__name__} of {len(tree)}"
-    return f"a {type(tree).__name__}"

@@ -13,9 +13,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from arraybridge.frameworks import registry
-from arraybridge.lines.lanes import arrays_of
 from arraybridge.lines.line import Station
 from arraybridge.lines.on_device import move, working_on
+from arraybridge.trees import arrays_of
 from arraybridge.types import Device
 
 __all__ = ["ProcessDiedError", "check_picklable", "process_station"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from arraybridge.errors import FrameworkNotInstalledError, MemoryConversionError
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
@@ -27,10 +27,6 @@ Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
 GROW_AFTER = 4
 #: Attempts of a batch that may fail, beside one for each part that was finished, before it is given up.
 MAX_FAILURES = 100
-
-
-class CannotSplitError(MemoryConversionError, ValueError):
-    """The arguments have no batch to split, or the results of the parts cannot be joined."""
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property

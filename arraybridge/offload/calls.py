@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.functions.trees import ARRAY, LEAF, TREE, kind_of, kinds, source_of
+from arraybridge.trees import LEAF, TREE, arrays_of, kind_of, leaves_of, map_arrays, source_of
 
 __all__ = ["Call", "Home", "dtype_name", "map_results", "results", "size"]
 
@@ -43,14 +43,12 @@ class Call:
             self.shapes.append(value.shape)
             self.nbytes += value.nbytes
             return
-        kind = kinds.get(cls) or kind_of(value)
+        kind = kind_of(value)
         if kind == LEAF:
             if cls is int or cls is str or cls is bool:
                 self.extras.append(value)
         elif kind == TREE:
-            import optree
-
-            for leaf in optree.tree_leaves(value, none_is_leaf=True, namespace="arraybridge"):
+            for leaf in leaves_of(value):
                 self.add(leaf)
         else:
             owner, data = source_of(value)
@@ -76,29 +74,11 @@ def size(arrays: list[Any]) -> tuple[int, int]:
 
 def results(result: Any) -> list[Any]:
     """The arrays of a result, NumPy's scalars among them: elsewhere those are 0-d arrays."""
-    kind = kinds.get(type(result)) or kind_of(result)
-    if kind == ARRAY or isinstance(result, np.generic):
-        return [result]
-    if kind == LEAF:
-        return []
-    import optree
-
-    leaves: list[Any] = optree.tree_leaves(result, none_is_leaf=True, namespace="arraybridge")
-    return [x for x in leaves if isinstance(x, np.generic) or (kinds.get(type(x)) or kind_of(x)) == ARRAY]
+    return arrays_of(result, scalars=True)
 
 
 def map_results(result: Any, convert: Callable[[Any], Any]) -> Any:
-    kind = kinds.get(type(result)) or kind_of(result)
-    if kind == ARRAY or isinstance(result, np.generic):
-        return convert(result)
-    if kind == LEAF:
-        return result
-    import optree
-
-    def one(x: Any) -> Any:
-        return convert(x) if isinstance(x, np.generic) or (kinds.get(type(x)) or kind_of(x)) == ARRAY else x
-
-    return optree.tree_map(one, result, none_is_leaf=True, namespace="arraybridge")
+    return map_arrays(result, convert, scalars=True)
 
 
 def dtype_name(x: Any) -> str:

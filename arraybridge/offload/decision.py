@@ -12,7 +12,6 @@ from typing import Any
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
-from arraybridge.functions.trees import ARRAY, LEAF, kind_of, kinds, map_arrays
 from arraybridge.memory.oom import CannotSplitError, is_oom_error, run_with_oom_recovery
 from arraybridge.offload.calls import Call, Home, dtype_name, map_results, results, size
 from arraybridge.offload.costs import (
@@ -27,6 +26,7 @@ from arraybridge.offload.costs import (
 from arraybridge.offload.machine import Card, Machine
 from arraybridge.placement import card_meant, default_device, running_on
 from arraybridge.show import format_bytes, format_seconds
+from arraybridge.trees import map_arrays
 from arraybridge.types import Device, GpuId
 
 __all__ = ["Decision", "Offload", "machine", "staying"]
@@ -298,16 +298,9 @@ class Offload:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with their arrays converted."""
-
-        def one(value: Any) -> Any:
-            kind = kinds.get(type(value)) or kind_of(value)
-            if kind == ARRAY:
-                return convert(value)
-            return value if kind == LEAF else map_arrays(value, convert)
-
         skip = self.skip
-        new = (*args[:skip], *[one(x) for x in args[skip:]])
-        return new, {name: one(x) for name, x in kwargs.items()} if kwargs else kwargs
+        new = (*args[:skip], *[map_arrays(x, convert) for x in args[skip:]])
+        return new, {name: map_arrays(x, convert) for name, x in kwargs.items()} if kwargs else kwargs
 
     # -- on the card ------------------------------------------------------------------------------
 

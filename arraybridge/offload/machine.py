@@ -19,9 +19,9 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
-from arraybridge.functions.trees import source_of
 from arraybridge.offload import costs
 from arraybridge.offload.costs import Rates
+from arraybridge.trees import source_of
 from arraybridge.types import Device
 
 if TYPE_CHECKING:
