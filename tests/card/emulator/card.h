@@ -1,0 +1,111 @@
+/* What the parts of the emulated card share. One lock guards all of it; it is recursive, since work that is
+ * carried out may call back into the runtime. */
+#ifndef ARRAYBRIDGE_EMULATED_CARD_H
+#define ARRAYBRIDGE_EMULATED_CARD_H
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MAX_CARDS 8
+#define CARD_NAME "Emulated Card (no hardware)"
+
+typedef cudaError_t Status;
+
+/* ---- settings, read from the environment when the library is loaded -------------------------------- */
+
+typedef struct Settings {
+    int cards;       /* CARD_COUNT: how many there are, 2 */
+    size_t capacity; /* CARD_MEMORY: bytes of each, 256 MiB */
+    int lazy;        /* CARD_STREAMS=lazy or at-once: whether queued work waits until something forces it */
+    int guarded;     /* CARD_GUARDED=1: the host may not touch a card's memory */
+    int trace;       /* CARD_TRACE=1: what is done goes to stderr */
+} Settings;
+
+extern Settings settings;
+extern pthread_mutex_t card_lock;
+extern __thread int current_card;
+
+#define LOCK() pthread_mutex_lock(&card_lock)
+#define UNLOCK() pthread_mutex_unlock(&card_lock)
+
+void trace_line(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* Notes the error for cudaGetLastError and returns it. */
+Status fail(Status error);
+
+/* An error that every call gets from now on: an illegal address, or a process that was forked too late. */
+Status ruin(void);
+void set_ruin(Status error);
+
+/* Every call that a real runtime answers only after cuInit goes through here; 0, or why it can't answer. */
+Status wake_driver(void);
+/* As above, and opens the card's primary context, as the calls do that allocate, queue or select. */
+Status open_card(int card);
+int is_open(int card);
+
+/* ---- memory ----------------------------------------------------------------------------------------- */
+
+typedef struct Pool {
+    int card;
+    int is_destroyed;
+    size_t used, used_high, reserved, reserved_high;
+    uint64_t threshold; /* bytes that it may keep beyond what is used when something is waited for */
+} Pool;
+
+typedef struct Block {
+    char *address;  /* what the program was given */
+    char *host;     /* where the emulation may touch the same bytes; differs only where they are guarded */
+    size_t size, mapped;
+    int card;
+    enum cudaMemoryType kind;
+    unsigned flags;
+    int registered; /* the caller's own memory, pinned by cudaHostRegister */
+    Pool *pool;     /* for memory that was allocated in the order of a stream */
+} Block;
+
+Block *find_block(const void *address);
+char *host_side(const void *address);
+void make_memory_reachable(int reachable); /* for kernels, which use the addresses that programs use */
+Status free_block(void *address, enum cudaMemoryType kind);
+void trim_pools(int card);
+size_t used_bytes(int card);
+size_t count_blocks(enum cudaMemoryType kind);
+
+/* ---- queues ----------------------------------------------------------------------------------------- */
+
+typedef struct Launch Launch;
+typedef struct Record Record;
+typedef struct Queue Queue;
+
+enum Kind { COPY, FILL, RECORD, WAIT, CALL, STATUS_CALL, FREE, KERNEL };
+
+typedef struct Work {
+    struct Work *next;
+    enum Kind kind;
+    char *to;
+    const char *from;
+    char *staged;                             /* pageable bytes, taken along when the copy was queued */
+    size_t width, rows, to_pitch, from_pitch; /* rows is 0 for a copy in one piece */
+    int value;
+    Record *record;
+    void (*call)(void *);
+    void *argument;
+    cudaStreamCallback_t status_call;
+    Launch *launch;
+} Work;
+
+Queue *queue_of(cudaStream_t stream);
+int card_of_queue(const Queue *queue);
+Status submit(cudaStream_t stream, Work work);
+Status finish_queue(cudaStream_t stream);
+Status finish_card(int card);
+size_t queued_work(int card);
+
+/* ---- kernels ---------------------------------------------------------------------------------------- */
+
+Status run_kernel(Launch *launch);
+uint64_t launched_kernels(void);
+
+#endif

@@ -1,0 +1,457 @@
+/* Allocations, their books, pools of asynchronous allocations, and copies. */
+#define _GNU_SOURCE
+#include "card.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* ---- blocks, sorted by address ----------------------------------------------------------------------- */
+
+static Block *blocks;
+static size_t block_count, block_room;
+static size_t used[MAX_CARDS];
+
+static size_t rank(const void *address) {
+    size_t low = 0, high = block_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (blocks[middle].address <= (char *)address) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+Block *find_block(const void *address) {
+    size_t i = rank(address);
+    if (!i) return NULL;
+    Block *block = &blocks[i - 1];
+    return (char *)address < block->address + block->size ? block : NULL;
+}
+
+static void insert(Block block) {
+    if (block_count == block_room) {
+        block_room = block_room ? 2 * block_room : 64;
+        blocks = realloc(blocks, block_room * sizeof *blocks);
+    }
+    size_t i = rank(block.address);
+    memmove(blocks + i + 1, blocks + i, (block_count - i) * sizeof *blocks);
+    blocks[i] = block;
+    block_count++;
+}
+
+static void erase(Block *block) {
+    size_t i = (size_t)(block - blocks);
+    memmove(blocks + i, blocks + i + 1, (block_count - i - 1) * sizeof *blocks);
+    block_count--;
+}
+
+char *host_side(const void *address) {
+    Block *block = find_block(address);
+    return block ? block->host + ((char *)address - block->address) : (char *)address;
+}
+
+void make_memory_reachable(int reachable) {
+    if (!settings.guarded) return;
+    for (size_t i = 0; i < block_count; i++)
+        if (blocks[i].host != blocks[i].address)
+            mprotect(blocks[i].address, blocks[i].mapped, reachable ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+size_t used_bytes(int card) { return used[card]; }
+
+size_t count_blocks(enum cudaMemoryType kind) {
+    size_t count = 0;
+    for (size_t i = 0; i < block_count; i++) count += blocks[i].kind == kind;
+    return count;
+}
+
+/* ---- allocating ---------------------------------------------------------------------------------------- */
+
+#define GRAIN 512 /* bytes that a real card rounds up to */
+#define PAGE ((size_t)4096)
+#define POISONED ((size_t)1 << 20)
+
+static size_t rounded(size_t size, size_t grain) { return (size + grain - 1) / grain * grain; }
+
+/* New memory is never zero by luck, and freed memory never right by luck. */
+static void poison(Block *block, int with) { memset(block->host, with, block->size < POISONED ? block->size : POISONED); }
+
+/* Each block has its own pages and an unreachable one behind it, so that a kernel that reads or writes
+ * beyond its end, or after it was freed, is noticed. */
+static Status map_block(Block *block) {
+    block->mapped = rounded(block->size, PAGE);
+    int guarded = settings.guarded && block->kind == cudaMemoryTypeDevice;
+    int file = guarded ? memfd_create("card", MFD_CLOEXEC) : -1;
+    if (guarded && ftruncate(file, (off_t)block->mapped)) abort();
+    char *place = mmap(NULL, block->mapped + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (place == MAP_FAILED) return cudaErrorMemoryAllocation;
+    block->address = block->host = place;
+    if (guarded) {
+        mmap(place, block->mapped, PROT_NONE, MAP_SHARED | MAP_FIXED, file, 0);
+        block->host = mmap(NULL, block->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        close(file);
+    } else {
+        mprotect(place, block->mapped, PROT_READ | PROT_WRITE);
+    }
+    return cudaSuccess;
+}
+
+static Status allocate(void **out, size_t size, int card, enum cudaMemoryType kind, unsigned flags, Pool *pool) {
+    if (!out) return fail(cudaErrorInvalidValue);
+    *out = NULL;
+    Status error = open_card(card);
+    if (error || !size) return error;
+    LOCK();
+    size_t taken = rounded(size, GRAIN);
+    Block block = {.size = size, .card = card, .kind = kind, .flags = flags, .pool = pool};
+    if (kind == cudaMemoryTypeDevice && !pool) {
+        if (used[card] + taken > settings.capacity) error = cudaErrorMemoryAllocation;
+    }
+    if (!error) error = map_block(&block);
+    if (error) {
+        trace_line("out of memory on card %d: %zu bytes", card, size);
+        UNLOCK();
+        return fail(error);
+    }
+    poison(&block, 0xA5);
+    if (kind == cudaMemoryTypeDevice && !pool) used[card] += taken;
+    insert(block);
+    *out = block.address;
+    UNLOCK();
+    return cudaSuccess;
+}
+
+Status free_block(void *address, enum cudaMemoryType kind) {
+    if (!address) return cudaSuccess;
+    LOCK();
+    Block *found = find_block(address);
+    if (!found || found->address != address || found->kind != kind || found->registered) {
+        UNLOCK();
+        return fail(cudaErrorInvalidValue);
+    }
+    Block block = *found;
+    erase(found);
+    if (block.pool) block.pool->used -= rounded(block.size, GRAIN);
+    else if (kind == cudaMemoryTypeDevice) used[block.card] -= rounded(block.size, GRAIN);
+    poison(&block, 0xDD);
+    if (block.host != block.address) munmap(block.host, block.mapped);
+    munmap(block.address, block.mapped + PAGE);
+    UNLOCK();
+    return cudaSuccess;
+}
+
+Status cudaMalloc(void **out, size_t size) {
+    return allocate(out, size, current_card, cudaMemoryTypeDevice, 0, NULL);
+}
+
+Status cudaMallocManaged(void **out, size_t size, unsigned flags) {
+    return allocate(out, size, current_card, cudaMemoryTypeManaged, flags, NULL);
+}
+
+Status cudaHostAlloc(void **out, size_t size, unsigned flags) {
+    return allocate(out, size, current_card, cudaMemoryTypeHost, flags, NULL);
+}
+
+Status cudaMallocHost(void **out, size_t size) { return cudaHostAlloc(out, size, 0); }
+
+/* A free waits for the whole card, so that programs may rely on it (and on nothing less). */
+Status cudaFree(void *address) {
+    if (!address) return open_card(current_card);
+    LOCK();
+    Block *block = find_block(address);
+    Status error = block ? finish_card(block->card) : fail(cudaErrorInvalidValue);
+    block = find_block(address);
+    if (!error && block) error = free_block(address, block->kind == cudaMemoryTypeManaged ? block->kind : cudaMemoryTypeDevice);
+    UNLOCK();
+    return error;
+}
+
+Status cudaFreeHost(void *address) {
+    LOCK();
+    Status error = cudaSuccess;
+    for (int card = 0; card < settings.cards && !error; card++)
+        if (is_open(card)) error = finish_card(card);
+    if (!error) error = free_block(address, cudaMemoryTypeHost);
+    UNLOCK();
+    return error;
+}
+
+Status cudaHostRegister(void *address, size_t size, unsigned flags) {
+    Status error = open_card(current_card);
+    if (error) return error;
+    LOCK();
+    if (find_block(address) || find_block((char *)address + size - 1)) error = fail(cudaErrorHostMemoryAlreadyRegistered);
+    else insert((Block){.address = address, .host = address, .size = size, .card = current_card,
+                        .kind = cudaMemoryTypeHost, .flags = flags, .registered = 1});
+    UNLOCK();
+    return error;
+}
+
+Status cudaHostUnregister(void *address) {
+    LOCK();
+    Block *block = find_block(address);
+    int known = block && block->address == address && block->registered;
+    if (known) erase(block);
+    UNLOCK();
+    return known ? cudaSuccess : fail(cudaErrorHostMemoryNotRegistered);
+}
+
+Status cudaHostGetDevicePointer(void **out, void *address, unsigned flags) {
+    *out = address;
+    return cudaSuccess;
+}
+
+Status cudaHostGetFlags(unsigned *flags, void *address) {
+    LOCK();
+    Block *block = find_block(address);
+    if (block) *flags = block->flags;
+    UNLOCK();
+    return block ? cudaSuccess : fail(cudaErrorInvalidValue);
+}
+
+Status cudaMemGetInfo(size_t *available, size_t *total) {
+    Status error = open_card(current_card);
+    *total = settings.capacity;
+    *available = settings.capacity - used[current_card];
+    return error;
+}
+
+/* It opens the current card: a question about an address is not free. */
+Status cudaPointerGetAttributes(struct cudaPointerAttributes *out, const void *address) {
+    Status error = open_card(current_card);
+    if (error) return error;
+    memset(out, 0, sizeof *out);
+    LOCK();
+    Block *block = find_block(address);
+    if (block) {
+        out->type = block->kind;
+        out->device = block->card;
+        out->devicePointer = (void *)address;
+        out->hostPointer = block->kind == cudaMemoryTypeDevice ? NULL : (void *)address;
+    } else { /* memory that CUDA did not allocate and does not know */
+        out->type = cudaMemoryTypeUnregistered;
+        out->device = cudaInvalidDeviceId;
+        out->hostPointer = (void *)address;
+    }
+    UNLOCK();
+    return cudaSuccess;
+}
+
+Status cudaMemAdvise(const void *p, size_t n, enum cudaMemoryAdvise advice, struct cudaMemLocation where) {
+    return cudaSuccess;
+}
+
+Status cudaMemPrefetchAsync(const void *p, size_t n, struct cudaMemLocation where, unsigned flags, cudaStream_t s) {
+    return cudaSuccess;
+}
+
+/* ---- pools: memory that is allocated and freed in the order of a stream ------------------------------- */
+
+static Pool default_pools[MAX_CARDS];
+static Pool *current_pools[MAX_CARDS];
+
+static Pool *default_pool(int card) {
+    default_pools[card].card = card;
+    return &default_pools[card];
+}
+
+static Pool *current_pool(int card) { return current_pools[card] ? current_pools[card] : default_pool(card); }
+
+static void trim(Pool *pool, size_t keep) {
+    size_t wanted = pool->used > keep ? pool->used : keep;
+    if (pool->reserved <= wanted) return;
+    used[pool->card] -= pool->reserved - wanted;
+    pool->reserved = wanted;
+}
+
+void trim_pools(int card) {
+    Pool *pool = current_pool(card);
+    trim(pool, pool->threshold > SIZE_MAX ? SIZE_MAX : (size_t)pool->threshold);
+}
+
+Status cudaMallocFromPoolAsync(void **out, size_t size, cudaMemPool_t handle, cudaStream_t stream) {
+    Pool *pool = (Pool *)handle;
+    size_t taken = rounded(size, GRAIN);
+    LOCK();
+    if (pool->used + taken > pool->reserved) {
+        size_t more = pool->used + taken - pool->reserved;
+        if (used[pool->card] + more > settings.capacity) { /* what was freed comes back when its stream gets there */
+            finish_card(pool->card);
+            more = pool->used + taken > pool->reserved ? pool->used + taken - pool->reserved : 0;
+        }
+        if (used[pool->card] + more > settings.capacity) {
+            UNLOCK();
+            return fail(cudaErrorMemoryAllocation);
+        }
+        pool->reserved += more;
+        used[pool->card] += more;
+        if (pool->reserved > pool->reserved_high) pool->reserved_high = pool->reserved;
+    }
+    Status error = allocate(out, size, pool->card, cudaMemoryTypeDevice, 0, pool);
+    if (!error) pool->used += taken;
+    if (pool->used > pool->used_high) pool->used_high = pool->used;
+    UNLOCK();
+    return error;
+}
+
+Status cudaMallocAsync(void **out, size_t size, cudaStream_t stream) {
+    return cudaMallocFromPoolAsync(out, size, (cudaMemPool_t)current_pool(card_of_queue(queue_of(stream))), stream);
+}
+
+Status cudaFreeAsync(void *address, cudaStream_t stream) {
+    return submit(stream, (Work){.kind = FREE, .to = address});
+}
+
+Status cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int card) {
+    *pool = (cudaMemPool_t)default_pool(card);
+    return cudaSuccess;
+}
+
+Status cudaDeviceGetMemPool(cudaMemPool_t *pool, int card) {
+    *pool = (cudaMemPool_t)current_pool(card);
+    return cudaSuccess;
+}
+
+Status cudaDeviceSetMemPool(int card, cudaMemPool_t pool) {
+    current_pools[card] = (Pool *)pool;
+    return cudaSuccess;
+}
+
+Status cudaMemPoolCreate(cudaMemPool_t *out, const struct cudaMemPoolProps *props) {
+    Pool *pool = calloc(1, sizeof *pool);
+    pool->card = props->location.id;
+    *out = (cudaMemPool_t)pool;
+    return open_card(pool->card);
+}
+
+Status cudaMemPoolDestroy(cudaMemPool_t handle) {
+    Pool *pool = (Pool *)handle; /* stays: its blocks may still name it */
+    LOCK();
+    finish_card(pool->card);
+    trim(pool, 0);
+    pool->is_destroyed = 1;
+    if (current_pools[pool->card] == pool) current_pools[pool->card] = NULL;
+    UNLOCK();
+    return cudaSuccess;
+}
+
+Status cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep) {
+    LOCK();
+    trim((Pool *)pool, keep);
+    UNLOCK();
+    return cudaSuccess;
+}
+
+Status cudaMemPoolSetAttribute(cudaMemPool_t handle, enum cudaMemPoolAttr attribute, void *value) {
+    Pool *pool = (Pool *)handle;
+    if (attribute == cudaMemPoolAttrReleaseThreshold) pool->threshold = *(uint64_t *)value;
+    if (attribute == cudaMemPoolAttrUsedMemHigh) pool->used_high = pool->used;
+    if (attribute == cudaMemPoolAttrReservedMemHigh) pool->reserved_high = pool->reserved;
+    return cudaSuccess;
+}
+
+Status cudaMemPoolGetAttribute(cudaMemPool_t handle, enum cudaMemPoolAttr attribute, void *value) {
+    Pool *pool = (Pool *)handle;
+    switch ((int)attribute) {
+    case cudaMemPoolAttrReleaseThreshold: *(uint64_t *)value = pool->threshold; break;
+    case cudaMemPoolAttrReservedMemCurrent: *(uint64_t *)value = pool->reserved; break;
+    case cudaMemPoolAttrReservedMemHigh: *(uint64_t *)value = pool->reserved_high; break;
+    case cudaMemPoolAttrUsedMemCurrent: *(uint64_t *)value = pool->used; break;
+    case cudaMemPoolAttrUsedMemHigh: *(uint64_t *)value = pool->used_high; break;
+    default: *(int *)value = 1; /* whether blocks may be reused in this way or that */
+    }
+    return cudaSuccess;
+}
+
+Status cudaMemPoolSetAccess(cudaMemPool_t pool, const struct cudaMemAccessDesc *access, size_t count) {
+    return cudaSuccess;
+}
+
+/* ---- copies -------------------------------------------------------------------------------------------- */
+
+/* Whether so many bytes from here on lie within one block, or in memory that CUDA does not know. */
+static int fits(const void *address, size_t size) {
+    Block *block = find_block(address);
+    return !block || (char *)address + size <= block->address + block->size;
+}
+
+static size_t extent(size_t width, size_t rows, size_t pitch) { return rows ? (rows - 1) * pitch + width : width; }
+
+/* A copy out of pageable memory takes the bytes along at once; one into pageable memory is waited for. All
+ * others are carried out when their queue gets to them, with the bytes that are there then. */
+static Status copy(Work work, cudaStream_t stream, int is_blocking) {
+    if (!work.width) return cudaSuccess;
+    LOCK();
+    size_t read = extent(work.width, work.rows, work.from_pitch), written = extent(work.width, work.rows, work.to_pitch);
+    if (!fits(work.from, read) || !fits(work.to, written)) {
+        UNLOCK();
+        return fail(cudaErrorInvalidValue);
+    }
+    work.kind = COPY;
+    is_blocking |= !find_block(work.to);
+    if (!is_blocking && !find_block(work.from)) {
+        work.staged = malloc(read);
+        memcpy(work.staged, work.from, read);
+        work.from = work.staged;
+    }
+    Status error = submit(stream, work);
+    if (!error && is_blocking) error = finish_queue(stream);
+    UNLOCK();
+    return error;
+}
+
+static int is_on_card(const void *address) {
+    Block *block = find_block(address);
+    return block && block->kind == cudaMemoryTypeDevice;
+}
+
+Status cudaMemcpyAsync(void *to, const void *from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
+    LOCK();
+    int wrong = size && ((kind == cudaMemcpyHostToDevice && is_on_card(from)) ||
+                         (kind == cudaMemcpyDeviceToHost && is_on_card(to)));
+    UNLOCK();
+    if (wrong) return fail(cudaErrorInvalidValue);
+    return copy((Work){.to = to, .from = from, .width = size}, stream, 0);
+}
+
+Status cudaMemcpy(void *to, const void *from, size_t size, enum cudaMemcpyKind kind) {
+    LOCK();
+    /* Within a card it is queued and not waited for; the runtime's documentation says so. */
+    int blocking = !(is_on_card(to) && is_on_card(from));
+    UNLOCK();
+    return copy((Work){.to = to, .from = from, .width = size}, NULL, blocking);
+}
+
+Status cudaMemcpyPeerAsync(void *to, int to_card, const void *from, int from_card, size_t size, cudaStream_t stream) {
+    return copy((Work){.to = to, .from = from, .width = size}, stream, 0);
+}
+
+Status cudaMemcpyPeer(void *to, int to_card, const void *from, int from_card, size_t size) {
+    return copy((Work){.to = to, .from = from, .width = size}, NULL, 0);
+}
+
+Status cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t rows,
+                         enum cudaMemcpyKind kind, cudaStream_t stream) {
+    if (!rows) return cudaSuccess;
+    Work work = {.to = to, .from = from, .width = width, .rows = rows, .to_pitch = to_pitch, .from_pitch = from_pitch};
+    return copy(work, stream, 0);
+}
+
+Status cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t rows,
+                    enum cudaMemcpyKind kind) {
+    if (!rows) return cudaSuccess;
+    Work work = {.to = to, .from = from, .width = width, .rows = rows, .to_pitch = to_pitch, .from_pitch = from_pitch};
+    return copy(work, NULL, 1);
+}
+
+Status cudaMemsetAsync(void *to, int value, size_t size, cudaStream_t stream) {
+    if (!size) return cudaSuccess;
+    LOCK();
+    int right = fits(to, size);
+    UNLOCK();
+    return right ? submit(stream, (Work){.kind = FILL, .to = to, .value = value, .width = size}) : fail(cudaErrorInvalidValue);
+}
+
+Status cudaMemset(void *to, int value, size_t size) { return cudaMemsetAsync(to, value, size, NULL); }
