@@ -65,6 +65,14 @@ def pytest_configure() -> None:
         settings.load_profile("arraybridge")
 
 
+def pytest_report_header() -> list[str]:
+    """Say which cards the tests see, and above all whether they are real."""
+    way = os.environ.get("ARRAYBRIDGE_EMULATED_CARD", "")
+    if way:
+        return [f"NVIDIA cards: EMULATED in host memory ({way}), by tests/card; no figure here is a card's"]
+    return [f"NVIDIA cards: {nvidia_cards() or 'none'}"]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests marked ``gpu`` where there is no NVIDIA card, unless one is required."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

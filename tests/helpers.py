@@ -20,6 +20,9 @@ from arraybridge.frameworks import registry
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
+#: How the card is emulated ("lazy", "at-once" or "guarded", see tests/card); "" on any other machine.
+EMULATED = os.environ.get("ARRAYBRIDGE_EMULATED_CARD", "")
+
 
 def required() -> frozenset[str]:
     """Return the frameworks that ARRAYBRIDGE_REQUIRE names, the absence of which is a failure and no skip."""
@@ -46,6 +49,19 @@ def require(name: str) -> Any:
     if name == "tensorflow":
         _split_tensorflow_cpu(module)
     return module
+
+
+def needs_kernels_of(*names: str) -> None:
+    """Skip the test on an emulated card (tests/card) unless it runs the kernels of all of these.
+
+    It compiles CuPy's own kernels. Those of torch, XLA and CUDA's libraries are machine code for a card.
+
+        needs_kernels_of("torch", "cuBLAS")
+    """
+    machine_code = [name for name in names if name != "cupy"]
+    if machine_code and EMULATED:
+        all_of = ", ".join(machine_code)
+        pytest.skip(f"the emulated card cannot run kernels of {all_of}, which are machine code")
 
 
 def _import_pyclesperanto() -> ModuleType:

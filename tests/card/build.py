@@ -16,6 +16,10 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent.parent))
+
+from tests.card.compile_kernel import FLAGS  # noqa: E402
+
 SOURCES = ("devices.c", "memory.c", "streams.c", "kernels.c", "driver.c", "loader.c")
 #: Names under which programs look for the one library.
 ALIASES = ("libcuda.so.1", "libnvrtc.so.13", "libnvidia-ml.so.1")
@@ -53,8 +57,8 @@ def defined(objects: list[Path]) -> set[str]:
 def driver_calls(header: Path) -> set[str]:
     text = header.read_text()
     named = set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(", text))
-    versions = re.findall(r"#define\s+(cu[A-Z]\w+)\s+(?:__CUDA_API_PT[DS]Z\()?(cu[A-Z]\w+)\)?\s*$", text, re.M)
-    return named.union(*versions)
+    version = r"(?m)^#define\s+(cu[A-Z]\w+)\s+(?:__CUDA_API_PT[DS]Z\()?(cu[A-Z]\w+)\)?\s*$"
+    return named.union(*re.findall(version, text))
 
 
 def stubs(names: set[str], answer: str) -> str:
@@ -85,6 +89,8 @@ def build(folder: Path) -> None:
         (folder / alias).unlink(missing_ok=True)
         (folder / alias).symlink_to(LIBRARY)
     (folder / "kernels").mkdir(exist_ok=True)
+    header = Path(shutil.copy(HERE / "emulator" / "device_code.h", folder))
+    run("g++", *FLAGS, "-x", "c++-header", header, "-o", f"{header}.gch")
 
 
 # What torch's libraries want of others that have to do with a card.
@@ -105,14 +111,12 @@ def build_for_torch(folder: Path, site: Path) -> None:
     answer = "static int said(const char *name) { return 1; }\n#define torch_unimplemented said\n"
     (folder / "torch_stubs.c").write_text(answer + code.split("\n", 1)[1])
     run("gcc", "-w", "-shared", "-fPIC", "-o", folder / "libtorchstubs.so", folder / "torch_stubs.c")
-    needed = set(re.findall(r"NEEDED.*\[(lib(?:cu(?!da)|nccl|nv|cudnn)[^\]]*)\]", run("readelf", "-d", *libraries)))
+    links = run("readelf", "-d", *libraries)
+    needed = set(re.findall(r"NEEDED.*\[(lib(?:cu(?!da)|nccl|nv|cudnn)[^\]]*)\]", links))
     for name in sorted(needed - {LIBRARY, *ALIASES}):
         (folder / "empty.c").write_text("")
-        own = folder / name
-        if own.exists() and not own.is_symlink() and own.name.startswith(("libtorch", "libc10")):
-            continue
         run(
-            *("gcc", "-shared", "-fPIC", "-Wl,--no-as-needed", folder / "empty.c", "-o", own),
+            *("gcc", "-shared", "-fPIC", "-Wl,--no-as-needed", folder / "empty.c", "-o", folder / name),
             *(f"-L{folder}", "-l:libtorchstubs.so", f"-Wl,-soname,{name}"),
         )
 

@@ -3,13 +3,17 @@
 compile_kernel.py SOURCE LIBRARY LOG [options of NVRTC]
 """
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+#: build.py compiles the header in front of each kernel with the same, so that it need not be read anew.
+FLAGS = (
+    *("-std=gnu++17", "-O1", "-fno-strict-aliasing", "-fpermissive", "-w", "-fPIC", "-shared"),
+    # _FORTIFY_SOURCE refuses the long jump out of a fiber that faulted.
+    *("-U_FORTIFY_SOURCE", "-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0"),
+)
 
 KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\(")
 SHARED = re.compile(r"extern\s+__shared__\s+([^;\[]*?)(\w+)\s*\[\s*\]\s*;")
@@ -38,17 +42,15 @@ def main(source: str, library: str, log: str, *options: str) -> int:
     program.write_text(for_the_host(Path(source).read_text()))
     made = Path(f"{source}.so")
     command = [
-        *("g++", "-std=gnu++17", "-O1", "-fno-strict-aliasing", "-fpermissive", "-w", "-fPIC", "-shared"),
-        # _FORTIFY_SOURCE refuses the long jump out of a fiber that faulted.
-        *("-U_FORTIFY_SOURCE", "-D__CUDACC_VER_MAJOR__=13", "-D__CUDACC_VER_MINOR__=0"),
-        *(option for option in options if option.startswith(("-I", "-D"))),
-        *("-include", str(HERE / "emulator" / "device_code.h"), str(program), "-o", str(made)),
+        *("g++", *FLAGS, *(option for option in options if option.startswith(("-I", "-D")))),
+        # In the folder of the card: there the header lies compiled, too.
+        *("-include", str(Path(library).parent.parent / "device_code.h"), str(program), "-o", str(made)),
     ]
-    with open(log, "w") as said:
+    with Path(log).open("w") as said:
         code = subprocess.run(command, stderr=said, check=False).returncode
     program.unlink()
     if code == 0:
-        os.replace(made, library)  # whoever compiles the same at the same time finds it whole
+        made.replace(library)  # whoever compiles the same at the same time finds it whole
     return code
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-#: The three ways in which a card is emulated. Lazy: nothing queued is carried out before something forces it, so
-#: that a wait that was left out shows. At once: everything is, as on a card that is never behind. Guarded: lazy,
-#: and the host may not touch the card's memory.
+#: The three ways in which a card is emulated. Lazy: nothing queued is carried out before something forces it,
+#: so that a wait that was left out shows. At once: everything is, as on a card that is never behind. Guarded:
+#: lazy, and the host may not touch the card's memory.
 WAYS = {
     "lazy": {"CARD_STREAMS": "lazy"},
     "at-once": {"CARD_STREAMS": "at-once"},
@@ -52,7 +52,8 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=384 << 20, metavar="BYTES", help="of each card")
     parser.add_argument("command", nargs="+")
     chosen = parser.parse_args()
-    os.execvpe(chosen.command[0], chosen.command, environment(chosen.folder, chosen.way, chosen.memory))
+    found = environment(chosen.folder, chosen.way, chosen.memory)
+    os.execvpe(chosen.command[0], chosen.command, found)  # noqa: S606 - a command is what it is for
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, compare, device_map, devices, use_device
-from tests.helpers import require
+from tests.helpers import needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -67,6 +67,7 @@ def test_to_gpu_and_namespaces(name: str) -> None:
 
 @pytest.mark.parametrize("name", CARD)
 def test_a_pipeline_on_one_card(name: str) -> None:
+    needs_kernels_of("cuBLAS")
     require(name)
 
     @decorated(name, gpu_id=0)
@@ -128,6 +129,7 @@ def test_device_map_on_the_card(name: str) -> None:
 
 
 def test_compare_on_the_card() -> None:
+    needs_kernels_of("cuBLAS")
     torch = require("torch")
     result = compare(torch.matmul, torch.ones(1024, 1024), torch.ones(1024, 1024), runs=10)
     assert result.gpu is not None

@@ -16,7 +16,7 @@ import arraybridge
 from arraybridge import free_memory, is_oom_error, memory_peak, memory_stats, pinned
 from arraybridge.conversion import staging
 from arraybridge.types import Device
-from tests.helpers import require, run_script
+from tests.helpers import needs_kernels_of, require, run_script
 
 pytestmark = pytest.mark.gpu
 
@@ -26,6 +26,8 @@ GPU = Device("gpu", 0)
 
 def hog(name: str) -> Any:
     """Ask a framework for eight times the card's memory."""
+    # What no framework has opened is listed only where NVML is installed.
+    arraybridge.convert_memory(np.zeros(1, np.uint8), name, 0)
     total = memory_stats()["gpu:0"].total
     assert total is not None
     count = 8 * total
@@ -109,6 +111,8 @@ def test_the_sum_agrees_with_nvml() -> None:
 
 
 def test_nothing_opens_a_context() -> None:
+    for name in ("cupy", "torch", "pynvml"):
+        require(name)
     done = run_script("memory_opens_nothing.py")
     assert done.returncode == 0, done.stderr
 
@@ -123,6 +127,8 @@ def test_the_peak_of_torch() -> None:
 
 
 def test_one_pool_for_torch_and_cupy() -> None:
+    require("torch")
+    require("cupy")
     done = run_script("shared_pool.py")
     assert done.returncode == 0, done.stderr
 
@@ -238,6 +244,7 @@ def test_pinned_arrays_go_by_the_plain_call(name: str, monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("forced")
 def test_a_value_of_torch_is_not_read_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels before a transfer, and those behind it, on a stream that is not the default one."""
+    needs_kernels_of("cuBLAS")
     torch = require("torch")
     framework = arraybridge.framework("torch")
     staging.prove(framework, GPU)
@@ -262,6 +269,7 @@ def test_a_value_of_torch_is_not_read_early(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("forced")
 def test_a_value_of_cupy_is_not_read_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_kernels_of("cuBLAS")
     cupy = require("cupy")
     framework = arraybridge.framework("cupy")
     staging.prove(framework, GPU)
@@ -321,6 +329,7 @@ def test_torch_and_cupy_share_one_ring() -> None:
 
 
 def test_buffers_of_a_card_are_settled_before_they_are_used_again() -> None:
+    needs_kernels_of("cuBLAS")
     torch = require("torch")
     pool = arraybridge.BufferPool(64 * MIB)
     work = torch.zeros(2048, 2048, device="cuda")

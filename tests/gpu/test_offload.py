@@ -14,7 +14,7 @@ from arraybridge.offload import decision
 from arraybridge.offload.decorator import gpu, stay_on_gpu
 from arraybridge.offload.machine import Card
 from arraybridge.offload.rates import load_rates
-from tests.helpers import require
+from tests.helpers import needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -38,6 +38,7 @@ def heavy(x: Any) -> Any:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_heavy_work_goes_to_the_card_and_comes_back(backend: str) -> None:
+    needs_kernels_of("cuBLAS")
     require(backend)
     fn = gpu(backend=backend)(heavy)
     x = np.random.default_rng(0).random((1024, 1024), dtype=np.float32)
@@ -81,6 +82,7 @@ def test_cheap_work_stays_on_the_cpu(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_staying_on_the_card(backend: str) -> None:
+    needs_kernels_of("cuBLAS")
     require(backend)
     fn = gpu(backend=backend)(heavy)
     x = np.eye(1024, dtype=np.float32) * 1000
@@ -96,6 +98,7 @@ def test_staying_on_the_card(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_tensor_on_the_card_stays_a_tensor_there(backend: str) -> None:
+    needs_kernels_of("cuBLAS")
     torch = require("torch")
     require(backend)
     fn = gpu(backend=backend)(heavy)
@@ -107,6 +110,7 @@ def test_a_tensor_on_the_card_stays_a_tensor_there(backend: str) -> None:
 
 
 def test_float64_is_kept_by_every_backend() -> None:
+    needs_kernels_of("cuBLAS")
     for backend in BACKENDS:
         require(backend)
         fn = gpu(backend=backend)(heavy)

@@ -1,0 +1,134 @@
+"""Memory against the emulation's own books: what is freed, what is counted, and a limit that is real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import free_memory, memory_stats
+from arraybridge.conversion import staging
+from arraybridge.types import Device
+from tests.card import books
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+
+
+def test_free_memory_frees_what_it_says() -> None:
+    before = books.used()
+    x, y = cupy.empty(64 * MIB, np.uint8), cupy.empty(32 * MIB, np.uint8)
+    assert books.used() == before + 96 * MIB
+    del y
+    assert books.used() == before + 96 * MIB
+    assert free_memory("cupy", gpu_id=0) == 32 * MIB
+    assert books.used() == before + 64 * MIB
+    del x
+    assert free_memory() >= 64 * MIB
+    assert books.used() == before
+
+
+def test_free_memory_minds_the_card() -> None:
+    kept = []
+    for card in range(2):
+        with cupy.cuda.Device(card):
+            kept.append(cupy.empty(16 * MIB, np.uint8))
+    kept.clear()
+    assert (books.used(0), books.used(1)) == (16 * MIB, 16 * MIB)
+    assert free_memory(gpu_id=1) == 16 * MIB
+    assert (books.used(0), books.used(1)) == (16 * MIB, 0)
+    assert free_memory(gpu_id=0) == 16 * MIB
+    assert books.used(0) == 0
+    assert cupy.cuda.Device().id == 0
+
+
+def test_stats_agree_with_the_books() -> None:
+    x = cupy.empty(48 * MIB, np.uint8)
+    y = cupy.empty(16 * MIB, np.uint8)
+    del y
+    card = memory_stats()["gpu:0"]
+    assert (card.total, card.free) == (books.capacity(), books.capacity() - books.used())
+    (held,) = [one for one in card.holdings if one.holder == "cupy"]
+    assert (held.used, held.cached) == (x.nbytes, 16 * MIB)
+    assert memory_stats()["gpu:1"].free == books.capacity()
+
+
+def test_a_card_of_another_framework_is_cleared_for_this_one() -> None:
+    """CuPy's cache and idle buffers are in the way of a new array, and are given up for it."""
+    third = books.capacity() // 3
+    pool = arraybridge.BufferPool(books.capacity())
+    pool.give(pool.take((third,), np.uint8, "cupy", gpu_id=0))
+    cached = cupy.empty(third, np.uint8)
+    del cached
+    with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="cudaErrorMemoryAllocation"):
+        cupy.cuda.Memory(2 * third)
+    x = arraybridge.run_with_oom_recovery(cupy.cuda.Memory, 2 * third)
+    assert x.size == 2 * third
+    assert books.used() <= books.capacity()
+
+
+def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
+    rows = 16
+    wide = books.capacity() // 4 // 6  # a row in float32 takes a sixth of the card
+    x = cupy.arange(rows, dtype=np.float32).reshape(rows, 1)
+    done: list[int] = []
+
+    def spread(part: Any) -> Any:
+        full = cupy.empty((len(part), wide), np.float32)
+        full[:] = part
+        result = full[:, -1:] * 2
+        done.extend(part[:, 0].get().astype(int).tolist())
+        return result.copy()
+
+    result = arraybridge.split_and_retry(spread, x)
+    np.testing.assert_array_equal(result.get(), np.arange(rows, dtype=np.float32).reshape(rows, 1) * 2)
+    assert done == list(range(rows))
+
+
+def test_a_decorated_function_recovers_and_splits_on_the_card() -> None:
+    wide = books.capacity() // 4 // 6
+
+    @arraybridge.cupy(gpu_id=0, output_type="numpy", oom_recovery="split")
+    def widest(x: Any) -> Any:
+        full = cupy.zeros((len(x), wide), np.float32)
+        full[:, 0] = x
+        return full[:, 0] + 1
+
+    x = np.arange(20, dtype=np.float32)
+    np.testing.assert_array_equal(widest(x), x + 1)
+
+
+def test_conversion_onto_a_full_card_is_an_out_of_memory_error() -> None:
+    full = cupy.cuda.Memory(books.capacity() - books.used() - MIB)
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
+        arraybridge.convert_memory(np.zeros(4 * MIB, np.uint8), "cupy", 0)
+    assert arraybridge.is_oom_error(caught.value)
+    assert full.size
+
+
+def test_buffers_of_a_pool_are_the_same_memory_again() -> None:
+    pool = arraybridge.BufferPool(64 * MIB)
+    x = pool.take((MIB,), "float32", "cupy", gpu_id=1)
+    assert x.device.id == 1
+    taken = books.used(1)
+    address = x.data.ptr
+    pool.give(x)
+    assert pool.take((MIB,), "float32", "cupy", gpu_id=1).data.ptr == address
+    assert books.used(1) == taken
+
+
+def test_staging_buffers_are_given_back() -> None:
+    free_memory()
+    before = books.pinned()
+    framework = arraybridge.framework("cupy")
+    host = np.random.default_rng(0).integers(0, 256, 5 * MIB + 3, np.uint8)
+    there = staging.send_through(host, framework, Device("gpu", 0))
+    np.testing.assert_array_equal(there.get(), host)
+    assert books.pinned() > before
+    assert free_memory() >= 64 * MIB
+    free_memory()
+    assert books.pinned() <= before + 1  # CuPy keeps a block for the last transfer

@@ -1,0 +1,253 @@
+"""The emulated card itself: it does what CUDA's documentation says, and shows what a real card may hide."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+from collections.abc import Iterator
+
+import cupy
+import numpy as np
+import pytest
+
+from tests.card import books
+from tests.helpers import EMULATED, run_python
+
+pytestmark = pytest.mark.gpu
+
+N = 1000
+runtime = cupy.cuda.runtime
+lazy = pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing is ever late")
+
+
+@pytest.fixture
+def streams() -> Iterator[tuple[cupy.cuda.Stream, cupy.cuda.Stream]]:
+    yield cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+
+
+def locked(value: float) -> np.ndarray:
+    memory = np.frombuffer(cupy.cuda.alloc_pinned_memory(8 * N), np.float64, N)
+    memory[:] = value
+    return memory
+
+
+@lazy
+def test_a_wait_that_was_left_out_shows(streams: tuple[cupy.cuda.Stream, cupy.cuda.Stream]) -> None:
+    first, second = streams
+    x, out = cupy.empty(N), locked(0)
+    x.set(locked(7), stream=first)
+    x.get(stream=second, out=out)
+    assert not (out == 7).any()
+    second.wait_event(first.record())
+    x.get(stream=second, out=out)
+    assert (out == 7).all()
+
+
+@lazy
+def test_nothing_is_done_before_it_must(streams: tuple[cupy.cuda.Stream, cupy.cuda.Stream]) -> None:
+    first, second = streams
+    x, out = cupy.empty(N), locked(0)
+    x.set(locked(7), stream=first)
+    event = first.record()
+    second.wait_event(event)
+    x.get(stream=second, out=out, blocking=False)
+    assert books.queued() > 0
+    assert not (out == 7).any()
+    assert not event.done  # the first question finds nothing done, and does nothing
+    assert not (out == 7).any()
+    second.synchronize()
+    assert (out == 7).all()
+    assert event.done
+
+
+@lazy
+def test_the_default_stream_is_late_too_and_takes_turns_with_blocking_ones() -> None:
+    x = cupy.empty(N)
+    side, blocking = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream()
+    out = locked(0)
+    x.fill(3)  # on the default stream
+    x.get(stream=side, out=out)
+    assert not (out == 3).any()
+    x.fill(4)
+    x.get(stream=blocking, out=out)
+    assert (out == 4).all()
+    with blocking:
+        x.fill(5)
+    x.get(out=out)  # on the default stream
+    assert (out == 5).all()
+
+
+@lazy
+def test_an_event_that_is_recorded_anew_keeps_what_waits_for_its_first_place() -> None:
+    first, second, third = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+    x, out, event = cupy.empty(N), locked(0), cupy.cuda.Event()
+    x.set(locked(7), stream=first)
+    event.record(first)
+    third.wait_event(event)
+    event.record(second)
+    event.synchronize()
+    x.get(stream=third, out=out)
+    assert (out == 7).all()
+
+
+@lazy
+def test_pageable_memory_is_taken_along_and_locked_memory_is_not() -> None:
+    stream = cupy.cuda.Stream(non_blocking=True)
+    x, y = cupy.empty(N), cupy.empty(N)
+    pageable, pinned = np.full(N, 1.0), locked(1.0)
+    x.set(pageable, stream=stream)
+    y.set(pinned, stream=stream)
+    pageable[:] = pinned[:] = 2.0
+    stream.synchronize()
+    assert (x.get() == 1).all()
+    assert (y.get() == 2).all()
+
+
+def test_new_memory_is_never_zero_by_luck() -> None:
+    assert not (cupy.empty(N, np.uint8).get() == 0).any()
+
+
+def test_its_books_are_those_of_the_pool() -> None:
+    before = books.used()
+    x = cupy.empty(1 << 20, np.uint8)
+    assert books.used() == before + (1 << 20)
+    del x
+    assert books.used() == before + (1 << 20)
+    cupy.get_default_memory_pool().free_all_blocks()
+    assert books.used() == before
+    assert runtime.memGetInfo() == (books.capacity() - before, books.capacity())
+    assert books.used(1) == 0
+
+
+def test_it_ends() -> None:
+    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
+        cupy.empty(books.capacity() + 1, np.uint8)
+
+
+def test_pools_of_the_stream_have_attributes() -> None:
+    pool = cupy.cuda.MemoryAsyncPool()
+    handle = runtime.deviceGetDefaultMemPool(0)
+    used, reserved = runtime.cudaMemPoolAttrUsedMemCurrent, runtime.cudaMemPoolAttrReservedMemCurrent
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        memory = pool.malloc(1 << 20)
+        assert runtime.memPoolGetAttribute(handle, used) == 1 << 20
+        assert books.used() >= 1 << 20
+        del memory
+        gc.collect()
+    if books.is_lazy():
+        assert runtime.memPoolGetAttribute(handle, used) == 1 << 20, "freed before its stream got there"
+    stream.synchronize()
+    assert runtime.memPoolGetAttribute(handle, used) == 0
+    pool.free_all_blocks()
+    assert runtime.memPoolGetAttribute(handle, reserved) == 0
+
+
+def test_addresses_are_known_or_foreign() -> None:
+    x, host = cupy.empty(N), np.empty(N)
+    known = runtime.pointerGetAttributes(x.data.ptr + 8)
+    assert (known.type, known.device) == (runtime.memoryTypeDevice, 0)
+    beyond = runtime.pointerGetAttributes(x.data.mem.ptr + x.data.mem.size)
+    assert (beyond.type, beyond.device) == (runtime.memoryTypeUnregistered, -2)
+    foreign = runtime.pointerGetAttributes(host.ctypes.data)
+    assert (foreign.type, foreign.device) == (runtime.memoryTypeUnregistered, -2)
+    assert runtime.pointerGetAttributes(locked(1).ctypes.data).type == runtime.memoryTypeHost
+
+
+def test_memory_of_the_other_card_is_of_the_other_card() -> None:
+    with cupy.cuda.Device(1):
+        x = cupy.arange(N)
+        copied = cupy.asarray(x)
+        cupy.cuda.get_current_stream().synchronize()
+    assert runtime.pointerGetAttributes(x.data.ptr).device == 1
+    here = cupy.empty(N, x.dtype)
+    here.data.copy_from_device_async(x.data, x.nbytes)
+    assert (here.get() == np.arange(N)).all()
+    assert (copied.get() == np.arange(N)).all()
+
+
+def test_kernels_of_cupy_run() -> None:
+    x = np.arange(24.0).reshape(4, 6)
+    there = cupy.asarray(x)
+    before = books.kernels()
+    assert float((there.T * 2 + 1).sum()) == float((x.T * 2 + 1).sum())
+    assert books.kernels() > before
+    assert (cupy.concatenate([there, there], 1).get() == np.concatenate([x, x], 1)).all()
+    assert (there[there > 7].get() == x[x > 7]).all()
+
+
+# -- what happens once in a process ---------------------------------------------------------------------
+
+
+def asked(*lines: str) -> str:
+    """What a fresh process prints."""
+    done = run_python("-c", "\n".join(lines))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_card_is_open_once_it_is_used_and_not_before() -> None:
+    said = asked(
+        "import cupy",
+        "from tests.card import books",
+        "r = cupy.cuda.runtime",
+        "r.getDeviceCount(); r.getDeviceProperties(1); r.deviceGetAttribute(75, 1); r.getDevice()",
+        "print(books.is_open(0), books.is_open(1))",
+        "cupy.cuda.Device(1).use()",
+        "print(books.is_open(0), books.is_open(1))",
+        "with cupy.cuda.Device(1): pass",
+        "print(books.is_open(0), books.is_open(1))",
+    )
+    assert said.split() == ["False", "False", "False", "True", "False", "True"]
+
+
+def test_an_illegal_address_is_an_error_that_stays() -> None:
+    said = asked(
+        "import cupy",
+        "x = cupy.zeros(1, 'float32')",
+        "code = 'extern \"C\" __global__ void f(float* x) { x[0] = x[1ll << 40]; }'",
+        "cupy.RawKernel(code, 'f')((1,), (1,), (x,))" if EMULATED != "at-once" else "",
+        "if not x.size: print()",
+        "for again in range(2):",
+        "    try:",
+        "        cupy.RawKernel(code, 'f')((1,), (1,), (x,)); cupy.cuda.Device().synchronize()",
+        "    except (cupy.cuda.runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:",
+        "        print(str(error).partition(':')[0])",
+        "import os; os._exit(0)",
+    )
+    assert len(said.split()) == 2
+    assert all("ILLEGAL" in word.upper() for word in said.split())
+
+
+@pytest.mark.skipif(EMULATED != "guarded", reason="only a guarded card keeps the host out")
+def test_the_host_cannot_read_a_guarded_card() -> None:
+    done = run_python("-c", "import cupy, ctypes; ctypes.string_at(cupy.zeros(9).data.ptr, 8)")
+    assert done.returncode == -11
+
+
+def test_a_child_that_was_forked_after_cuda_was_asked_has_no_card() -> None:
+    said = asked(
+        "import cupy, os, sys",
+        "def count():",
+        "    try:",
+        "        return cupy.cuda.runtime.getDeviceCount()",
+        "    except cupy.cuda.runtime.CUDARuntimeError as error:",
+        "        return str(error).split(':')[0]",
+        "def in_child():",
+        "    child = os.fork()",
+        "    if not child:",
+        "        print(count(), flush=True); os._exit(0)",
+        "    os.waitpid(child, 0)",
+        "in_child()",
+        "count()",
+        "in_child()",
+    )
+    assert said.split() == ["2", "cudaErrorInitializationError"]
+
+
+def test_the_stand_in_of_nvidia_smi_agrees() -> None:
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    for card in range(2):
+        raw = runtime.getDeviceProperties(card)["uuid"].ljust(16, b"\0").hex()
+        assert raw in listed.replace("-", "")

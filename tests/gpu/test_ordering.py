@@ -1,0 +1,342 @@
+"""What queues owe each other: sources that are deleted early, copies from card to card, streams of one's own.
+
+On a real card a wait that was left out shows rarely. On the emulated one (`tox -e card`) it shows each time:
+nothing queued there is done before something forces it.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import Pipeline, device_map
+from arraybridge.conversion import staging
+from arraybridge.types import Device
+from tests.helpers import require
+
+cupy = require("cupy") if arraybridge.gpu_available() else None
+
+pytestmark = pytest.mark.gpu
+
+N = 1 << 12
+
+
+def cards() -> int:
+    return int(cupy.cuda.runtime.getDeviceCount())
+
+
+needs_two_cards = pytest.mark.skipif(cupy is None or cards() < 2, reason="needs two cards")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Streams that a test made current are so no longer, and nothing is left in a queue."""
+    require("cupy")
+    try:
+        yield
+    finally:
+        for card in range(cards()):
+            with cupy.cuda.Device(card):
+                cupy.cuda.Stream.null.use()
+                cupy.cuda.Device(card).synchronize()
+
+
+def side() -> Any:
+    """A stream of the current card, made its current one."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    stream.use()
+    return stream
+
+
+def late(value: float, count: int = N) -> Any:
+    """An array whose values come by way of several kernels that wait in the current stream."""
+    x = cupy.zeros(count, np.float32)
+    for _ in range(4):
+        x += value / 4
+    return x
+
+
+def overwrite(address: int, count: int = N) -> bool:
+    """Take the memory that was freed last and write to it; whether it is the memory at that address."""
+    x = cupy.empty(count, np.float32)
+    x.fill(-1)
+    return int(x.data.ptr) == address
+
+
+def is_all(x: Any, value: float) -> bool:
+    return bool((arraybridge.to_numpy(x) == value).all())
+
+
+# -- streams of one's own ---------------------------------------------------------------------------------
+
+
+def test_a_stream_that_was_chosen_with_use_stays_chosen() -> None:
+    stream = side()
+    f = arraybridge.cupy(lambda x: x * x)
+    x = late(3)
+    y = f(x)
+    assert cupy.cuda.get_current_stream() == stream
+    assert (y.get() == 9).all()
+    with cupy.cuda.Stream(non_blocking=True) as inner:
+        f(x)
+        assert cupy.cuda.get_current_stream() == inner
+    assert cupy.cuda.get_current_stream() == stream
+
+
+def test_a_stream_stays_chosen_after_an_error() -> None:
+    stream = side()
+
+    @arraybridge.cupy
+    def fail(x: Any) -> Any:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail(cupy.zeros(3))
+    assert cupy.cuda.get_current_stream() == stream
+
+
+@needs_two_cards
+def test_a_function_on_the_other_card_leaves_both_cards_streams_alone() -> None:
+    here = side()
+    with cupy.cuda.Device(1):
+        there = side()
+    f = arraybridge.cupy(gpu_id=1)(lambda x: x + 1)
+    x = late(1)
+    y = f(x)
+    assert cupy.cuda.Device().id == 0
+    assert cupy.cuda.get_current_stream() == here
+    with cupy.cuda.Device(1):
+        assert cupy.cuda.get_current_stream() == there
+        assert (y.get() == 2).all()
+
+
+def test_a_function_reads_its_input_when_it_is_there_and_not_before() -> None:
+    side()
+    f = arraybridge.cupy(lambda x: x * 2)
+    for value in range(1, 5):
+        assert (f(late(value)).get() == 2 * value).all()
+
+
+def test_the_caller_reads_the_result_when_it_is_there() -> None:
+    f = arraybridge.cupy(lambda x: late(1) + x)
+    stream = side()
+    for value in range(5):
+        y = f(cupy.full(N, value, np.float32)) + 1
+        out = y.get(stream=stream)
+        assert (out == value + 2).all()
+
+
+def test_threads_with_streams_of_their_own() -> None:
+    f = arraybridge.cupy(output_type="cupy")(lambda x: late(1) + x)
+    barrier = threading.Barrier(4)
+
+    def work(i: int) -> bool:
+        barrier.wait(60)
+        with cupy.cuda.Stream(non_blocking=True):
+            right = True
+            for _ in range(5):
+                x = late(i)
+                y = f(x)
+                del x
+                overwrite(0)
+                right &= bool(((y + 1).get() == i + 2).all())
+            return right
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(4)))
+
+
+# -- sources that go early --------------------------------------------------------------------------------
+
+
+def test_an_argument_that_is_deleted_at_once_has_been_read() -> None:
+    side()
+    f = arraybridge.cupy(lambda x: x * 2)
+    x = late(3)
+    address = int(x.data.ptr)
+    y = f(x)
+    del x
+    overwrite(address)
+    assert (y.get() == 6).all()
+
+
+@needs_two_cards
+@pytest.mark.parametrize("how", ["convert_memory", "decorator", "to_gpu"])
+def test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again(how: str) -> None:
+    side()
+    with cupy.cuda.Device(1):
+        side()
+    move = {
+        "convert_memory": lambda x: arraybridge.convert_memory(x, "cupy", gpu_id=1),
+        "decorator": arraybridge.cupy(gpu_id=1)(lambda x: x),
+        "to_gpu": lambda x: arraybridge.to_gpu(x, 1),
+    }[how]
+    for value in (3, 5):
+        x = late(value)
+        address = int(x.data.ptr)
+        y = move(x)
+        del x
+        gc.collect()
+        assert overwrite(address), "the memory was not given to the next array: this shows nothing"
+        cupy.cuda.get_current_stream().synchronize()
+        assert arraybridge.device_of(y) == "gpu:1"
+        assert is_all(y, value)
+
+
+@needs_two_cards
+def test_a_copy_back_from_the_other_card() -> None:
+    side()
+    with cupy.cuda.Device(1):
+        side()
+        x = late(7)
+        address = int(x.data.ptr)
+    y = arraybridge.to_gpu(x, 0)
+    with cupy.cuda.Device(1):
+        del x
+        assert overwrite(address)
+        cupy.cuda.get_current_stream().synchronize()
+    assert arraybridge.device_of(y) == "gpu:0"
+    assert is_all(y, 7)
+
+
+def test_host_memory_may_change_as_soon_as_it_was_sent() -> None:
+    side()
+    framework = arraybridge.framework("cupy")
+    host = framework.pinned_bytes(4 * N).view(np.float32)
+    host[:] = 3
+    there = arraybridge.convert_memory(host, "cupy", gpu_id=0)
+    host[:] = 4
+    assert (there.get() == 3).all()
+
+
+def test_what_comes_to_the_host_is_there() -> None:
+    side()
+    for value in range(1, 4):
+        assert (arraybridge.to_numpy(late(value)) == value).all()
+
+
+def test_a_copy_is_one_and_is_there() -> None:
+    side()
+    x = late(2)
+    y = arraybridge.convert_memory(x, "cupy", copy=True)
+    address = int(x.data.ptr)
+    assert int(y.data.ptr) != address
+    del x
+    overwrite(address)
+    assert is_all(y, 2)
+
+
+# -- device_map and Pipeline ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("per_device", [1, 4])
+def test_results_of_device_map_are_computed(per_device: int) -> None:
+    square = arraybridge.cupy(lambda x: (late(0) + x) * x)
+    items = [np.full(N, i, np.float32) for i in range(24)]
+    results = device_map(square, items, ["gpu:0"], per_device=per_device)
+    for i, y in enumerate(results):
+        np.testing.assert_array_equal((y + 1).get(), np.full(N, i * i + 1, np.float32))
+
+
+@needs_two_cards
+@pytest.mark.parametrize("decorated", [True, False])
+def test_device_map_over_two_cards(decorated: bool) -> None:
+    seen = set()
+
+    def triple(x: Any) -> Any:
+        seen.add(str(arraybridge.device_of(x)))
+        return x * 3
+
+    def items() -> Iterator[Any]:
+        for i in range(24):
+            yield late(i)  # nobody else keeps it
+            overwrite(0)
+
+    fn = arraybridge.cupy(triple) if decorated else triple
+    side()
+    for i, y in enumerate(device_map(fn, items(), ["gpu:0", "gpu:1"], per_device=2)):
+        assert is_all(y, 3 * i), i
+    assert seen <= {"gpu:0", "gpu:1"}
+    assert cupy.cuda.Device().id == 0
+
+
+@needs_two_cards
+def test_a_pipeline_over_two_cards() -> None:
+    stages = [
+        arraybridge.cupy(gpu_id=0)(lambda x: late(1, x.size).reshape(x.shape) + x),
+        arraybridge.cupy(gpu_id=1)(lambda x: x * 2),
+        arraybridge.cupy(gpu_id=0)(lambda x: late(3, x.size).reshape(x.shape) + x),
+    ]
+    x = np.arange(64 * 8, dtype=np.float32).reshape(64, 8)
+    for _ in range(3):
+        y = Pipeline(*stages, microbatches=16)(x)
+        assert arraybridge.device_of(y) == "gpu:0"
+        np.testing.assert_array_equal(arraybridge.to_numpy(y), (x + 1) * 2 + 3)
+
+
+def test_a_pipeline_of_plain_functions_frees_nothing_early() -> None:
+    """Plain functions bring no stream of their own: the lane's holds, and what they read is kept."""
+
+    def double(x: Any) -> Any:
+        return (x + x).copy()
+
+    def shift(x: Any) -> Any:
+        return (late(1) + x).copy()
+
+    side()
+    items = (late(i) for i in range(20))
+    for i, y in enumerate(Pipeline(double, shift, double).map(items)):
+        assert is_all(y, 2 * (2 * i + 1)), i
+        overwrite(0)
+
+
+def test_a_result_may_be_dropped_while_others_are_on_their_way() -> None:
+    stages = [arraybridge.cupy(gpu_id=0)(lambda x: late(1) + x) for _ in range(3)]
+    for i, y in enumerate(Pipeline(*stages).map(np.full(N, i, np.float32) for i in range(16))):
+        z = y * 2
+        del y
+        overwrite(0)
+        assert is_all(z, 2 * (i + 3))
+
+
+# -- staging ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, (1 << 20) + 1, 70 << 20])
+def test_staged_bytes_keep_their_order(size: int) -> None:
+    """More chunks than buffers: each buffer is used again, and only once its last copy is done."""
+    framework, card = arraybridge.framework("cupy"), Device("gpu", 0)
+    side()
+    host = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    there = staging.send_through(host, framework, card)
+    expected = host.copy()
+    host[:] = 0  # complete on return
+    np.testing.assert_array_equal(there.get(), expected)
+    there += 1  # queued, and not done yet
+    back = staging.fetch_through(there, framework, np.empty_like(host))
+    np.testing.assert_array_equal(back, expected + np.uint8(1))
+
+
+def test_buffers_of_a_pool_are_settled() -> None:
+    pool = arraybridge.BufferPool(64 << 20)
+    first, second = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    with first:
+        x = pool.take((N,), "float32", "cupy", gpu_id=0)
+        x.fill(1)
+        for _ in range(4):
+            x += 1
+        pool.give(x)
+    with second:
+        y = pool.take((N,), "float32", "cupy", gpu_id=0)
+        assert y is x
+        y.fill(9)
+    second.synchronize()
+    first.synchronize()
+    assert is_all(y, 9)
