@@ -21,31 +21,35 @@ from arraybridge.conversion import staging
 from arraybridge.types import Device
 from tests.helpers import require
 
-cupy = require("cupy") if arraybridge.gpu_available() else None
-
 pytestmark = pytest.mark.gpu
 
 N = 1 << 12
 
 
-def cards() -> int:
-    return int(cupy.cuda.runtime.getDeviceCount())
-
-
-needs_two_cards = pytest.mark.skipif(cupy is None or cards() < 2, reason="needs two cards")
+cupy: Any = None  # imported with the first test, and not where the tests are collected
 
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """Streams that a test made current are so no longer, and nothing is left in a queue."""
-    require("cupy")
+    global cupy
+    cupy = require("cupy")
     try:
         yield
     finally:
-        for card in range(cards()):
+        for card in range(cupy.cuda.runtime.getDeviceCount()):
             with cupy.cuda.Device(card):
                 cupy.cuda.Stream.null.use()
                 cupy.cuda.Device(card).synchronize()
+
+
+@pytest.fixture
+def _two_cards() -> None:
+    if require("cupy").cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two cards")
+
+
+needs_two_cards = pytest.mark.usefixtures("_two_cards")
 
 
 def side() -> Any:
