@@ -30,6 +30,7 @@ from arraybridge import (
     settings,
     trace,
 )
+from arraybridge.frameworks.parts import Pool
 from tests import matrix_data as data
 from tests.helpers import registry_kept, require, run_python
 
@@ -259,14 +260,24 @@ class Card:
         self.index = index
 
 
+class CardPool(Pool):
+    """The free memory of two cards."""
+
+    def __init__(self) -> None:
+        self.free = (100, 900)
+
+    def free_memory_of(self, device: Device) -> int:
+        return self.free[device.index]
+
+
 class CardFramework(arraybridge.Framework):
     """What the arrays of a framework with two cards would need; counts what was done."""
 
     array: type[Card]
-    free = (100, 900)
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.pool: CardPool = CardPool()
 
     def owns(self, x: Any) -> bool:
         return type(x) is self.array
@@ -288,9 +299,6 @@ class CardFramework(arraybridge.Framework):
 
     def devices(self) -> tuple[Device, ...]:
         return (Device("cpu"), Device("gpu", 0), Device("gpu", 1))
-
-    def free_memory_of(self, device: Device) -> int:
-        return self.free[device.index]
 
     def host_view(self, x: Card) -> np.ndarray[Any, Any]:
         assert x.index < 0, "the host cannot look into a card"
@@ -417,7 +425,7 @@ def test_words_for_a_card(red: Red) -> None:
 def test_auto_is_the_card_with_the_most_free_memory(red: Red) -> None:
     assert explain(values(), "red", "auto").device == "gpu:1"
     assert device_of(convert_memory(values(), "red", gpu_id="auto")) == "gpu:1"
-    red.free = (901, 900)
+    red.pool.free = (901, 900)
     assert device_of(convert_memory(values(), "red", "auto")) == "gpu:0"
 
 

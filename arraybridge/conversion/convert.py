@@ -13,7 +13,7 @@ from arraybridge.conversion.routes import Route
 from arraybridge.conversion.table import cell
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Fallback
+from arraybridge.frameworks.parts import Fallback
 from arraybridge.placement import default_device
 from arraybridge.trees import map_arrays, note
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType, TypeMemo
@@ -243,12 +243,13 @@ def _remember(request: Request) -> None:
     if source is None or cls in known:
         return
     target = registry.framework(request.target)
-    if source is not target and cls not in source.exact_types():
+    if source is not target and (source.fast is None or cls not in source.fast.types()):
         return
     convert = cell(source.name, target.name)(source, target)
     if convert is None:
         return
-    _declined = tuple(dict.fromkeys((*_declined, *source.fast_errors, *target.fast_errors)))
+    own = (error for one in (source, target) if one.fast is not None for error in one.fast.errors)
+    _declined = tuple(dict.fromkeys((*_declined, *own)))
     known.keep(cls, convert)
 
 

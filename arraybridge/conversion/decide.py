@@ -22,8 +22,9 @@ from arraybridge.errors import (
     nearest,
 )
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.foreign import foreign_framework
+from arraybridge.frameworks.parts import Pool
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, DeviceLike, GpuId, check_gpu_id
 
@@ -206,7 +207,7 @@ def _most_free(target: Framework, wanted: Device) -> Device:
     accelerators = [d for d in target.devices() if d.kind != "cpu"]
     if not accelerators:
         return target.find_device(wanted)  # raises, with the reason
-    return max(accelerators, key=target.free_memory_of)
+    return max(accelerators, key=(target.pool or Pool()).free_memory_of)
 
 
 def _stay(source: Framework, target: Framework, here: Device) -> Device:
@@ -301,7 +302,7 @@ class _Journey:
             method: Method = "dlpack" if intent is dlpack else "view"
             reason = "both see the same host memory"
             return self._end(method, 0, reason, lambda: target.from_host(memory, there))
-        return self._end("host", 1, objection, lambda: target.copy_from_host(memory, there))
+        return self._end("host", 1, objection, lambda: target.from_host(hostmemory.fresh(memory), there))
 
     def _objection(self, memory: np.ndarray) -> str:
         """Why the target cannot, or should not, share this host memory; or ``""``."""
@@ -410,7 +411,7 @@ def _translated(source: Framework, target: Framework, method: str, call: Callabl
         return call()
     except MemoryConversionError:
         raise
-    except _refusals(source, target) as error:
+    except refusals(source, target) as error:
         if source.is_oom(error) or target.is_oom(error):
             raise
         reason = f"{type(error).__name__}: {error}"
@@ -425,18 +426,12 @@ def _translated(source: Framework, target: Framework, method: str, call: Callabl
         ) from error
 
 
-def _refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
-    """What frameworks raise for an array that they do not take."""
-    named = (error for framework in frameworks for error in framework.fast_errors)
-    return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *named)
-
-
 # Only what goes to a card that memory can be pinned for, or comes from one, loads the staging.
 
 
 def _send(target: Framework, memory: np.ndarray, there: Device) -> Any:
     """Host memory as an array on a card."""
-    if not target.can_pin:
+    if target.pinning is None:
         return target.from_host(memory, there)
     from arraybridge.conversion import staging
 
@@ -445,7 +440,7 @@ def _send(target: Framework, memory: np.ndarray, there: Device) -> Any:
 
 def _fetch(source: Framework, x: Any) -> np.ndarray:
     """The values of an array on a card, in host memory."""
-    if not source.can_pin:
+    if source.pinning is None:
         return source.to_host(x)
     from arraybridge.conversion import staging
 
@@ -454,7 +449,7 @@ def _fetch(source: Framework, x: Any) -> np.ndarray:
 
 def _move(owner: Framework, x: Any, here: Device, there: Device) -> Any:
     """An array on another device of its framework, one of the two being an accelerator at least."""
-    if not owner.can_pin or (here.kind != "cpu" and there != CPU):
+    if owner.pinning is None or (here.kind != "cpu" and there != CPU):
         return owner.to_device(x, there)
     from arraybridge.conversion import staging
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Pinning
 
 __all__ = ["BUFFERS", "CHUNK", "StagingRing"]
 
@@ -39,7 +40,8 @@ class StagingRing:
         self.owner = owner
         self.lock = threading.Lock()
         self._chunk = chunk
-        memory = [owner.pinned_bytes(chunk) for _ in range(buffers)]
+        pinning = owner.pinning or Pinning()
+        memory = [pinning.pinned_bytes(chunk) for _ in range(buffers)]
         self._buffers = [one for one in memory if one is not None]
         if len(self._buffers) < buffers:
             raise ValueError(f"{owner.name} has no card here for which memory could be pinned")
@@ -59,8 +61,8 @@ class StagingRing:
         """Bytes to move at a time: less than a buffer holds where the array would fill only a few of them."""
         return max(1, min(self._chunk, max(self._chunk // 16, -(-size // len(self._buffers)))))
 
-    def send(self, source: np.ndarray, target: Any, by: Framework) -> None:
-        """Copy packed host bytes (uint8, 1-D) into the packed array ``target`` of ``by`` on its card.
+    def send(self, source: np.ndarray, target: Any, by: Pinning) -> None:
+        """Copy packed host bytes (uint8, 1-D) into the packed array ``target`` on a card of ``by``.
 
         Complete on return, and ordered after the work of this thread's current stream.
         """
@@ -90,8 +92,8 @@ class StagingRing:
         finally:
             _finish(filling, pending)
 
-    def fetch(self, source: Any, target: np.ndarray, by: Framework) -> None:
-        """Copy the packed array ``source`` of ``by`` on its card into packed host bytes (uint8, 1-D).
+    def fetch(self, source: Any, target: np.ndarray, by: Pinning) -> None:
+        """Copy the packed array ``source`` on a card of ``by`` into packed host bytes (uint8, 1-D).
 
         Complete on return, and ordered after the work of this thread's current stream.
         """

@@ -35,10 +35,10 @@ def same(source: Framework, target: Framework) -> FastFunction | None:
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
     """The target looks at the source's host memory through NumPy."""
-    look = source.fast_view()
+    look = None if source.fast is None else source.fast.view()
     if look is None or target.name == "numpy":
         return look
-    take = target.fast_from_view()
+    take = None if target.fast is None else target.fast.from_view()
     if take is None:
         return None
 
@@ -50,8 +50,10 @@ def view(source: Framework, target: Framework) -> FastFunction | None:
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
     """The target shares the source's memory through a DLPack capsule."""
-    export = source.fast_export(target.alignment)
-    adopt = target.fast_import(immutable=not source.mutable)
+    if source.fast is None or target.fast is None:
+        return None
+    export = source.fast.export(target.alignment)
+    adopt = target.fast.adopt(immutable=not source.mutable)
     if export is None or adopt is None:
         return None
 

@@ -24,7 +24,8 @@ import numpy as np
 
 from arraybridge.conversion.ring import BUFFERS, CHUNK, StagingRing
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous
+from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refusals
+from arraybridge.frameworks.parts import Pinning
 from arraybridge.options import staging_allowed
 from arraybridge.types import Device
 
@@ -61,6 +62,11 @@ _rings: dict[object, StagingRing] = {}
 _alive: weakref.WeakSet[StagingRing] = weakref.WeakSet()
 
 
+def _pinning(owner: Framework) -> Pinning:
+    """What the framework answers; one without that part has no pinned memory."""
+    return owner.pinning or Pinning()
+
+
 def _kind(owner: Framework) -> object:
     """Frameworks that share cards share one ring, since memory that one of them pinned is so for all."""
     return owner if owner.dlpack_device is None else owner.dlpack_device
@@ -93,7 +99,7 @@ def drop(name: str | None) -> int:
     with _lock:
         going = [kind for kind, ring in _rings.items() if name in (None, ring.owner.name)]
         gone = [_rings.pop(kind) for kind in going]
-    return sum(ring.nbytes for ring in gone if not ring.owner.counts_pinned)
+    return sum(ring.nbytes for ring in gone if not _pinning(ring.owner).is_counted)
 
 
 # -- what has been proven ------------------------------------------------------------------------------
@@ -162,7 +168,7 @@ def prove(owner: Framework, device: Device) -> dict[Way, int] | None:
         proof = _proof(owner, device)
         if proof.state == "closed":
             return dict(proof.least)
-        if proof.state == "running" or not owner.can_pin:
+        if proof.state == "running" or owner.pinning is None:
             return None
         proof.state = "running"
     least: dict[Way, int] | None = None
@@ -287,7 +293,7 @@ def _depth() -> int:
 
 def _errors(owner: Framework) -> tuple[type[Exception], ...]:
     """What the ring may meet: no memory, no more threads, and whatever the framework raises."""
-    return (MemoryError, TypeError, ValueError, RuntimeError, BufferError, *owner.fast_errors)
+    return (MemoryError, *refusals(owner))
 
 
 def _short(error: Exception) -> str:
@@ -321,8 +327,8 @@ def send_own(owner: Framework, x: Any, device: Device) -> Any:
         return owner.to_device(x, device)
 
     memory = None
-    if owner.nbytes(x) >= STAGE_FROM and owner.is_bare(x):
-        memory = owner.own_bytes(x)
+    if owner.nbytes(x) >= STAGE_FROM and _pinning(owner).can_stage(x):
+        memory = _pinning(owner).own_bytes(x)
     if memory is None:
         return plain()
     return _send(owner, memory, owner.shape(x), owner.dtype_name(x), device, plain)
@@ -350,7 +356,7 @@ def fetch_own(owner: Framework, x: Any) -> Any:
 
     def make() -> tuple[Any, np.ndarray] | None:
         result = owner.empty(owner.shape(x), owner.dtype_name(x), CPU)
-        memory = owner.own_bytes(result)
+        memory = _pinning(owner).own_bytes(result)
         if memory is None:
             return None
         hostmemory.ask_for_huge_pages(memory)
@@ -378,7 +384,7 @@ def _send(
     try:
         result = target.empty(shape, dtype, device)
         try:
-            ring.send(memory, result, target)
+            ring.send(memory, result, _pinning(target))
         except _errors(target) as error:
             del result
             _give_up(target, device, way, error)
@@ -398,8 +404,8 @@ def _fetch(
     """
     way: Way = "to the host"
     nbytes, device = source.nbytes(x), source.device_of(x)
-    may = _is_worth_a_look(source, device, nbytes, way) and _is_packed(source, x) and source.is_bare(x)
-    if not may:
+    may = _is_worth_a_look(source, device, nbytes, way) and _is_packed(source, x)
+    if not may or not _pinning(source).can_stage(x):
         return plain()
     ring = _proven(source, device, nbytes, way)
     if ring is None or not ring.lock.acquire(blocking=False):
@@ -408,7 +414,7 @@ def _fetch(
         made = make()
         if made is not None:
             try:
-                ring.fetch(x, made[1], source)
+                ring.fetch(x, made[1], _pinning(source))
             except _errors(source) as error:
                 del made
                 _give_up(source, device, way, error)
@@ -420,7 +426,7 @@ def _fetch(
 
 
 def _is_worth_a_look(owner: Framework, device: Device, nbytes: int, way: Way) -> bool:
-    if not owner.can_pin or nbytes < STAGE_FROM or not staging_allowed():
+    if owner.pinning is None or nbytes < STAGE_FROM or not staging_allowed():
         return False
     known = _proofs.get((owner, device))
     return known is None or not known.rules_out(nbytes, way)
@@ -435,7 +441,7 @@ def _is_pageable(owner: Framework, memory: np.ndarray, device: Device) -> bool:
     """Whether the card cannot read this memory at full speed as it is."""
     try:
         with owner.selected(device):
-            return not owner.is_pinned(memory)
+            return not _pinning(owner).is_pinned(memory)
     except _errors(owner):
         return False  # it cannot tell: the plain call takes anything
 
@@ -479,7 +485,7 @@ def fetch_through(x: Any, owner: Framework, target: np.ndarray) -> np.ndarray:
     """
     ring = _ring_now(owner, owner.device_of(x))
     with ring.lock:
-        ring.fetch(x, _bytes(target), owner)
+        ring.fetch(x, _bytes(target), _pinning(owner))
     return target
 
 
@@ -492,13 +498,13 @@ def _ring_now(owner: Framework, device: Device) -> StagingRing:
 
 def _sent(ring: StagingRing, owner: Framework, source: np.ndarray, device: Device) -> Any:
     target = owner.empty(source.shape, source.dtype.name, device)
-    ring.send(_bytes(source), target, owner)
+    ring.send(_bytes(source), target, _pinning(owner))
     return target
 
 
 def _fetched(ring: StagingRing, owner: Framework, x: Any) -> np.ndarray:
     result = hostmemory.packed(owner.shape(x), hostmemory.np_dtype(owner.dtype_name(x)))
-    ring.fetch(x, _bytes(result), owner)
+    ring.fetch(x, _bytes(result), _pinning(owner))
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from arraybridge.devices.discovery import find_device, gpu_available
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.base import CPU, visible_devices
 from arraybridge.placement import default_device
 from arraybridge.types import Device, DeviceLike
 
@@ -136,7 +136,7 @@ def _framework_for(device: Device) -> str:
     if device == CPU:
         return "numpy"
     for name in ON_GPU:
-        if registry.is_installed(name) and device in registry.framework(name).visible_devices():
+        if registry.is_installed(name) and device in visible_devices(registry.framework(name)):
             return name
     raise DeviceNotFoundError(
         f"none of {', '.join(ON_GPU)} is installed with a device {device}, and others have no namespace;"

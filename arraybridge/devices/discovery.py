@@ -14,7 +14,8 @@ from arraybridge.errors import (
     MissingGpuWarning,
 )
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU, Framework, visible_devices
+from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike
@@ -77,7 +78,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     """
     found: dict[Device, list[tuple[Framework, Device]]] = {}
     for one in _frameworks(framework):
-        for device in one.visible_devices():
+        for device in visible_devices(one):
             found.setdefault(device, []).append((one, device))
     rank = {"cpu": 0, "gpu": 1}
     free = _free_memory() if found else {}
@@ -114,7 +115,7 @@ def _described(
     from arraybridge.frameworks.cards import cards
 
     names = tuple(one.name for one, _ in owners)
-    told = [(one.name, *one.card_of(seen)) for one, seen in owners]
+    told = [(one.name, *(one.pool or Pool()).card_of(seen)) for one, seen in owners]
     name = next((name for _, name, _, _ in told if name), "")
     identity = next((identity for _, _, identity, _ in told if identity), "")
     total = next((total for _, _, _, total in told if total), None)
@@ -174,7 +175,7 @@ def find_device(wanted: Device) -> Device:
     if wanted.kind == "cpu" and wanted.index == 0:
         return wanted
     for one in loaded():
-        if wanted in one.visible_devices():
+        if wanted in visible_devices(one):
             return wanted
     there = devices()
     if wanted in there:
@@ -206,7 +207,7 @@ def gpu_available() -> bool:
     """
     from arraybridge.frameworks.cards import cards
 
-    return bool(cards()) or any(device.kind == "gpu" for one in loaded() for device in one.visible_devices())
+    return bool(cards()) or any(device.kind == "gpu" for one in loaded() for device in visible_devices(one))
 
 
 def least_used_gpu() -> int | None:
@@ -223,9 +224,9 @@ def least_used_gpu() -> int | None:
     free = {card.index: by_uuid[card.uuid] for card in cards() if card.uuid in by_uuid}
     if not free:
         for one in loaded():
-            for device in one.visible_devices():
-                if device.kind == "gpu" and one.is_started():
-                    free[device.index] = max(free.get(device.index, 0), one.free_memory_of(device))
+            for device in visible_devices(one):
+                if device.kind == "gpu" and one.pool is not None and one.pool.is_started():
+                    free[device.index] = max(free.get(device.index, 0), one.pool.free_memory_of(device))
     if free:
         return max(free, key=lambda index: (free[index], -index))
     return 0 if gpu_available() else None
@@ -263,9 +264,9 @@ def device_info() -> DeviceInfo:
     backend = "cuda" if names else "cpu"
     if not names:
         for one in loaded():
-            found = [d for d in one.visible_devices() if d.kind == "gpu"]
+            found = [d for d in visible_devices(one) if d.kind == "gpu"]
             if found:
-                told = [one.card_of(d) for d in found]
+                told = [(one.pool or Pool()).card_of(d) for d in found]
                 names = [name for name, _, _ in told]
                 sizes = [(total, None) for _, _, total in told]
                 backend = one.name

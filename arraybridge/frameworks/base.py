@@ -1,60 +1,27 @@
 """The questions that every framework answers.
 
-A framework is one class with one instance. To add one, derive from `Framework`, answer at least
-`owns`, `host_view` and `from_host`, and hand an instance to `arraybridge.register`; everything else
-has an answer here that works through the host.
+A framework is one class with one instance. To add one, derive from `Framework`, answer at least `owns`,
+`from_host`, and `host_view` or `to_host`, and hand an instance to `arraybridge.register`; everything else has
+an answer here that works through the host. What goes beyond stands in parts.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Streams
 from arraybridge.types import Device
 
-__all__ = ["CPU", "Fallback", "Framework", "Mark", "Usage"]
+__all__ = ["CPU", "Framework", "refusals", "visible_devices"]
 
 CPU = Device("cpu", 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Bytes that a framework holds on a device; None where it does not count them.
-
-    ``used`` by live arrays, ``cached`` on top of that for arrays to come, ``peak`` the most ever used.
-    """
-
-    device: Device
-    used: int | None
-    cached: int | None
-    peak: int | None
-
-
-class Mark(NamedTuple):
-    """A point in a thread's queue of work on an accelerator, as `Framework.mark` makes it.
-
-    ``wait`` lets the queue of the calling thread wait for it, without waiting itself; ``synchronize`` waits;
-    ``is_done`` looks.
-    """
-
-    framework: Framework
-    device: Device
-    wait: Callable[[], object]
-    synchronize: Callable[[], object]
-    is_done: Callable[[], bool]
-
-
-class Fallback(Exception):  # noqa: N818  # a signal, no error
-    """Raised by a fast converter for an array that needs the careful path; never reaches a user."""
 
 
 class Framework(ABC):
@@ -64,7 +31,6 @@ class Framework(ABC):
         name: how users name the framework.
         modules: root modules in which the types of its arrays are defined; an object whose class
             comes from none of them is never asked for.
-        extra: the extra of arraybridge that installs it, or "" (`install_hint` says more).
         alignment: bytes to which memory must be aligned before the framework can view it.
         mutable: whether its arrays can be written to in place.
         honours_readonly: whether it can mark an array as read-only; views of immutable memory are.
@@ -72,25 +38,23 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        can_pin: whether large arrays may travel through pinned buffers to its cards and back; it then
-            answers `pinned_bytes`, `is_pinned`, `enqueue_copy`, `is_bare` and `empty`.
-        counts_pinned: whether `free_cache` counts the pinned memory that `pinned_bytes` once handed out.
-        all_pickle: whether every array pickles by itself, and bit for bit; where not, `pickles` tells.
-        default_modules: root modules to import it by, first one that is installed; `name` where empty.
+        fast, streams, pinning, pool, pickling: the parts that it has, of parts.py; None for the others.
     """
 
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]] = ()
-    extra: ClassVar[str] = ""
     alignment: ClassVar[int] = 1
     mutable: ClassVar[bool] = True
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
-    all_pickle: ClassVar[bool] = True
     dlpack_device: int | None = None
-    can_pin: bool = False
-    counts_pinned: bool = False
+
+    fast: Fast | None = None
+    streams: Streams | None = None
+    pinning: Pinning | None = None
+    pool: Pool | None = None
+    pickling: Pickling | None = None
 
     def __repr__(self) -> str:
         return f"<arraybridge framework {self.name!r}>"
@@ -119,22 +83,6 @@ class Framework(ABC):
     def nbytes(self, x: Any) -> int:
         """Bytes that the elements occupy when they are packed."""
         return int(x.nbytes)
-
-    def array_classes(self) -> tuple[type, ...]:
-        """The classes of its arrays, or bases of them, for libraries that go by class."""
-        return self.exact_types()
-
-    def is_plain(self, x: Any) -> bool:
-        """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
-        return True
-
-    def pickles(self, x: Any) -> bool:
-        """Whether the array pickles by itself, and bit for bit."""
-        return self.all_pickle
-
-    def held_bytes(self, x: Any) -> int:
-        """Bytes of memory that the array keeps from others."""
-        return self.nbytes(x)
 
     def strides(self, x: Any) -> tuple[int, ...]:
         """Bytes to step along each axis, for an array on an accelerator."""
@@ -167,12 +115,12 @@ class Framework(ABC):
 
     # -- host memory ------------------------------------------------------------------------------
 
-    @abstractmethod
     def host_view(self, x: Any) -> np.ndarray:
         """The array's own host memory as a NumPy array; read-only where the framework is immutable.
 
         As long as the view lives, the memory may not be freed or moved, whatever becomes of ``x``.
         """
+        raise NotImplementedError(f"{self.name} shows no host memory")
 
     def to_host(self, x: Any) -> np.ndarray:
         """The array's values in host memory that nothing else refers to, complete on return."""
@@ -185,10 +133,6 @@ class Framework(ABC):
         On a CPU device it shares the memory of ``view``, for which `cannot_view` found no objection.
         On another device it is a copy, complete on return, and ``view`` may have any layout.
         """
-
-    def copy_from_host(self, view: np.ndarray, device: Device = CPU) -> Any:
-        """An array of this framework on a CPU device with a copy of ``view``, complete on return."""
-        return self.from_host(hostmemory.fresh(view), device)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         """Why this framework cannot view memory with these strides (in bytes), or ``""``."""
@@ -244,18 +188,6 @@ class Framework(ABC):
         """Why there is no accelerator, and what would bring one, in a sentence; or ``""``."""
         return ""
 
-    def visible_devices(self) -> tuple[Device, ...]:
-        """Its devices as `devices` will give them; opens no accelerator where it can tell without."""
-        known = self.known_devices()
-        return self.devices() if known is None else known
-
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None where it cannot tell.
-
-        Opens no accelerator.
-        """
-        return device.name, "", None
-
     def array_namespace(self) -> Any:
         """The module of the Python array API for its arrays.
 
@@ -273,31 +205,6 @@ class Framework(ABC):
         """What this thread has set for itself alone, as a context for another thread that works for it."""
         return nullcontext
 
-    def take_stream(self, device: Device) -> None:
-        """From now on this thread queues its work on ``device`` on a stream of its own.
-
-        For threads that run a stage of a pipeline, and end.
-        """
-
-    def mark(self, device: Device) -> Mark | None:
-        """The point that this thread's queue of work on ``device`` has reached; None without such queues."""
-        return None
-
-    def take_over(self, x: Any) -> Any:
-        """``x``, which was made on another thread's stream, safe to be used and freed on that of this thread.
-
-        This thread's stream has waited for the mark set after ``x`` was made.
-        """
-        return x
-
-    def finish(self, x: Any) -> None:
-        """Wait until ``x`` is computed, also where `settle` need not, for a measurement."""
-        self.settle(x)
-
-    def free_memory_of(self, device: Device) -> int:
-        """Free bytes on the device, for ``gpu_id="auto"``; 0 where the framework cannot tell."""
-        return 0
-
     def to_device(self, x: Any, device: Device) -> Any:
         """The array on another device of this framework; always a copy, complete on return."""
         return self.from_host(self.to_host(x), device)
@@ -310,17 +217,18 @@ class Framework(ABC):
         raise NotImplementedError(f"{self.name} imports no accelerator memory")
 
     def settle(self, x: Any) -> None:
-        """Wait until the work that computes ``x`` is done (its stream alone, not the device)."""
+        """Wait until the work that computes ``x`` is done (where it can, its stream alone)."""
 
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: Any) -> Any:
         """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
-        return self.copy_from_host(self.host_view(x), self.device_of(x))
+        return self.from_host(hostmemory.fresh(self.host_view(x)), self.device_of(x))
 
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
-        return self.copy_from_host(self.host_view(x).astype(hostmemory.np_dtype(dtype)), self.device_of(x))
+        values = self.host_view(x).astype(hostmemory.np_dtype(dtype))
+        return self.from_host(hostmemory.fresh(values), self.device_of(x))
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         """Refuse a dtype or a rank that this framework does not have.
@@ -364,100 +272,16 @@ class Framework(ABC):
         """An array whose values nobody has set."""
         return self.from_host(hostmemory.packed(shape, hostmemory.np_dtype(dtype)), device)
 
-    def is_started(self) -> bool:
-        """Whether the framework has opened its accelerators; what follows asks only one that has."""
-        return False
-
-    def known_devices(self) -> tuple[Device, ...] | None:
-        """Its devices, or None where asking would open them."""
-        return self.devices()
-
-    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        """Give cached memory on ``device`` (None: on all) back to the system; returns bytes given back.
-
-        ``compiled``: compiled programs as well. Never opens an accelerator; 0 for one that it does not have.
-        """
-        return 0
-
-    def usage(self) -> list[Usage]:
-        """What the framework holds, one entry for each device that it has opened; opens none."""
-        return []
-
-    def card_memory(self, device: Device) -> tuple[int, int] | None:
-        """Free and total bytes of a card that the framework has opened, or None."""
-        return None
-
-    def card_uuids(self) -> list[str]:
-        """Identities of all its CUDA cards in its order, once it has opened one; nothing before."""
-        return []
-
-    def reset_peak(self, device: Device) -> bool:
-        """Start the count of `Usage.peak` anew; False where that cannot be."""
-        return False
-
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         """A context in which ``device`` is this framework's current one, for this thread."""
         return nullcontext()
 
-    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
-        return None
-
-    def is_pinned(self, memory: np.ndarray) -> bool:
-        """Whether host memory (uint8, 1-D) is page-locked for its cards, whoever locked it."""
-        return False
-
-    def is_bare(self, x: Any) -> bool:
-        """Whether ``x`` is nothing but its values: of no subclass, in no graph, and not lazy."""
-        return False
-
-    def own_bytes(self, x: Any) -> np.ndarray | None:
-        """The bytes of an array of its own on the host, uint8 1-D, leaving no mark on ``x``.
-
-        None where they are not packed, or cannot be had like that.
-        """
-        return None
-
-    def enqueue_copy(self, host: np.ndarray, x: Any, offset: int, to_host: bool) -> Callable[[], None]:
-        """Queue a copy between pinned bytes and the bytes of the packed array ``x`` from ``offset`` on.
-
-        Returns a function that waits until the copy is done.
-        """
-        raise NotImplementedError(f"{self.name} has no queue for copies")
-
-    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
-        """Its pool: ``allocate(bytes, card, stream)``, which returns an address, and ``free(address)``."""
-        raise NotImplementedError(f"{self.name} shares no pool")
-
-    def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
-        """Take memory from another framework's pool from now on.
-
-        Raises:
-            RuntimeError: it holds memory of its own already.
-        """
-        raise NotImplementedError(f"{self.name} takes memory from no other pool")
-
     # -- running functions ------------------------------------------------------------------------
-
-    #: Makes the decorator of the framework of that name. functions/decorators.py, which stands layers above
-    #: and so cannot be imported here, puts it in place when it is imported, which `import arraybridge` does.
-    decorator_of: ClassVar[Callable[[str], Any]]
-
-    #: Whether `stream` has anything to offer.
-    has_streams: bool = False
 
     @property
     def decorator(self) -> Any:
         """The decorator for functions that are written in this framework, as ``arraybridge.torch`` is."""
-        return Framework.decorator_of(self.name)
-
-    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
-        """A context in which this thread queues its work on a stream of its own on ``device``.
-
-        The stream waits for what the current one holds on entry, and the current one waits for it on exit.
-        None where the device has no streams.
-        """
-        return None
+        return _makers[0](self.name)
 
     def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn`` as this framework's compiler, where it has one, leaves it alone."""
@@ -470,48 +294,31 @@ class Framework(ABC):
     def stack(self, planes: list[Any]) -> Any:
         """Arrays of one shape and dtype, all on one device, along a new first axis."""
         host, device = np.stack([self.to_host(plane) for plane in planes]), self.device_of(planes[0])
-        return self.copy_from_host(host, device) if device.kind == "cpu" else self.from_host(host, device)
+        return self.from_host(hostmemory.fresh(host), device)
 
     def unstack(self, x: Any) -> list[Any]:
         """The arrays along the first axis (views where the framework has views)."""
         return [x[i] for i in range(self.shape(x)[0])]
 
-    # -- fast paths, built once per pair of types -------------------------------------------------
 
-    #: Exceptions that a fast path may meet for an array that needs the careful path.
-    fast_errors: tuple[type[Exception], ...] = ()
+_makers: list[Callable[[str], Any]] = []
 
-    def exact_types(self) -> tuple[type, ...]:
-        """Types for which the fast functions below hold; a subclass takes the careful path."""
-        return ()
 
-    def fast_view(self) -> Callable[[Any], np.ndarray] | None:
-        """A function from a host array to its NumPy view, or None. It raises for what it cannot do."""
-        return None
+def set_decorator_maker(maker: Callable[[str], Any]) -> None:
+    """Say how the decorator of a framework is made, by its name: known layers above, and needed here."""
+    _makers[:] = [maker]
 
-    def fast_from_view(self) -> Callable[[np.ndarray], Any] | None:
-        """A function from the NumPy view of a NumPy array to an array, faster than DLPack, or None."""
-        return None
 
-    def fast_export(self, alignment: int) -> Callable[[Any], Any] | None:
-        """A function from a host array, aligned to ``alignment`` bytes, to a DLPack capsule, or None."""
-        return None
+def visible_devices(framework: Framework) -> tuple[Device, ...]:
+    """The framework's devices; opens no accelerator where it can tell without."""
+    foretold = None if framework.pool is None else framework.pool.visible_devices()
+    return framework.devices() if foretold is None else foretold
 
-    def fast_import(self, immutable: bool) -> Callable[[Any], Any] | None:
-        """A function from a DLPack capsule of host memory to an array, or None.
 
-        ``immutable``: the producer's arrays are immutable, so that a 0-d array has to be copied
-        by a mutable consumer (frameworks cache scalars).
-        """
-        return None
-
-    # -- installing -------------------------------------------------------------------------------
-
-    @classmethod
-    def is_installed(cls) -> bool:
-        return any(
-            m in sys.modules or importlib.util.find_spec(m) is not None for m in cls.modules or (cls.name,)
-        )
+def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
+    """What these frameworks raise for an array that they do not take."""
+    own = (error for one in frameworks if one.fast is not None for error in one.fast.errors)
+    return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
 
 
 def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ import cupy
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework, Mark, Usage
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import pci_address
+from arraybridge.frameworks.parts import Mark, Pinning, Pool, Streams, Usage
 from arraybridge.types import Device
 
 __all__ = ["CupyFramework"]
@@ -30,10 +31,7 @@ _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCA
 class CupyFramework(Framework):
     name = "cupy"
     modules = ("cupy",)
-    extra = "cupy-cuda13x"
     has_host = False
-    has_streams = True
-    can_pin = True
     dtypes = frozenset(
         {
             *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -43,6 +41,9 @@ class CupyFramework(Framework):
 
     def __init__(self) -> None:
         self.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
+        self.pool = CupyPool()
+        self.streams = CupyStreams()
+        self.pinning = CupyPinning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, cupy.ndarray)
@@ -78,11 +79,7 @@ class CupyFramework(Framework):
     # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        try:
-            count = cupy.cuda.runtime.getDeviceCount()
-        except cupy.cuda.runtime.CUDARuntimeError:
-            return ()  # no driver, or one too old; missing_device_reason says which
-        return tuple(Device("gpu", i) for i in range(count))
+        return _devices()
 
     def default_device(self) -> Device:
         if not self.devices():
@@ -95,10 +92,6 @@ class CupyFramework(Framework):
         except cupy.cuda.runtime.CUDARuntimeError as error:
             return f"CUDA answers {error}; an NVIDIA card and its driver are needed."
         return ""
-
-    def free_memory_of(self, device: Device) -> int:
-        with cupy.cuda.Device(device.index):
-            return int(cupy.cuda.runtime.memGetInfo()[0])
 
     def to_device(self, x: cupy.ndarray, device: Device) -> cupy.ndarray:
         with x.device:
@@ -120,41 +113,10 @@ class CupyFramework(Framework):
         with x.device:
             cupy.cuda.get_current_stream().synchronize()
 
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        facts = cupy.cuda.runtime.getDeviceProperties(device.index)
-        pci = pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
-        return facts["name"].decode(errors="replace"), pci, int(facts["totalGlobalMem"])
-
     def array_namespace(self) -> Any:
         import array_api_compat.cupy as namespace
 
         return namespace
-
-    def take_stream(self, device: Device) -> None:
-        with cupy.cuda.Device(device.index):
-            stream = cupy.cuda.Stream(non_blocking=True)
-            stream.use()
-        own: dict[Any, Any] = _streams.__dict__
-        own["own", device.index] = stream  # kept for as long as the thread lives, whoever else refers to it
-
-    def mark(self, device: Device) -> Mark | None:
-        with cupy.cuda.Device(device.index):
-            event = cupy.cuda.Event(disable_timing=True)
-            event.record(cupy.cuda.get_current_stream())
-
-        def wait() -> None:
-            with cupy.cuda.Device(device.index):
-                cupy.cuda.get_current_stream().wait_event(event)
-
-        return Mark(self, device, wait, event.synchronize, lambda: event.done)
-
-    def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
-        # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
-        # while this thread still reads it: the block is left when the copy is done.
-        with x.device:
-            copy = x.copy()
-            cupy.cuda.get_current_stream().synchronize()
-            return copy
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -190,6 +152,17 @@ class CupyFramework(Framework):
         with cupy.cuda.Device(device.index):
             return cupy.empty(shape, dtype)
 
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return cupy.cuda.Device(device.index)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
+        with planes[0].device:
+            return cupy.stack(planes)
+
+
+class CupyPool(Pool):
     def is_started(self) -> bool:
         return bool(self._opened(None))
 
@@ -197,7 +170,7 @@ class CupyFramework(Framework):
         """Numbers of the cards on which this process has a context; selecting another would create one."""
         if device is not None and device.kind != "gpu":
             return []
-        cards = [d.index for d in self.devices() if device is None or d == device]
+        cards = [d.index for d in _devices() if device is None or d == device]
         return [i for i in cards if _has_context(i)]
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
@@ -233,38 +206,17 @@ class CupyFramework(Framework):
     def card_uuids(self) -> list[str]:
         if not self._opened(None):
             return []
-        cards = [cupy.cuda.runtime.getDeviceProperties(d.index) for d in self.devices()]
+        cards = [cupy.cuda.runtime.getDeviceProperties(d.index) for d in _devices()]
         return [str(uuid.UUID(bytes=card["uuid"])) for card in cards]
 
-    def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return cupy.cuda.Device(device.index)
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        facts = cupy.cuda.runtime.getDeviceProperties(device.index)
+        pci = pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
+        return facts["name"].decode(errors="replace"), pci, int(facts["totalGlobalMem"])
 
-    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        if not self.devices():
-            return None
-        return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
-
-    def is_pinned(self, memory: np.ndarray) -> bool:
-        try:
-            found = cupy.cuda.runtime.pointerGetAttributes(hostmemory.address(memory))
-        except cupy.cuda.runtime.CUDARuntimeError:
-            return False  # what some versions answer for memory that they do not know
-        return found.type == cupy.cuda.runtime.memoryTypeHost
-
-    def is_bare(self, x: cupy.ndarray) -> bool:
-        return type(x) is cupy.ndarray
-
-    def enqueue_copy(
-        self, host: np.ndarray, x: cupy.ndarray, offset: int, to_host: bool
-    ) -> Callable[[], None]:
-        with x.device:
-            stream = cupy.cuda.get_current_stream()
-            place, address = x.data + offset, ctypes.c_void_p(hostmemory.address(host))
-            if to_host:
-                place.copy_to_host_async(address, host.size, stream)
-            else:
-                place.copy_from_host_async(address, host.size, stream)
-            return stream.record().synchronize
+    def free_memory_of(self, device: Device) -> int:
+        with cupy.cuda.Device(device.index):
+            return int(cupy.cuda.runtime.memGetInfo()[0])
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
         held = sum((usage.used or 0) + (usage.cached or 0) for usage in self.usage())
@@ -280,14 +232,73 @@ class CupyFramework(Framework):
         shared = cupy.cuda.PythonFunctionAllocator(malloc, release)
         cupy.cuda.set_allocator(shared.malloc)
 
-    # -- running functions ------------------------------------------------------------------------
 
+class CupyStreams(Streams):
     def stream(self, device: Device) -> AbstractContextManager[Any] | None:
         return _side_stream(device.index)
 
-    def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
-        with planes[0].device:
-            return cupy.stack(planes)
+    def take_stream(self, device: Device) -> None:
+        with cupy.cuda.Device(device.index):
+            stream = cupy.cuda.Stream(non_blocking=True)
+            stream.use()
+        own: dict[Any, Any] = _streams.__dict__
+        own["own", device.index] = stream  # kept for as long as the thread lives, whoever else refers to it
+
+    def mark(self, device: Device) -> Mark | None:
+        with cupy.cuda.Device(device.index):
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(cupy.cuda.get_current_stream())
+
+        def wait() -> None:
+            with cupy.cuda.Device(device.index):
+                cupy.cuda.get_current_stream().wait_event(event)
+
+        return Mark(self, device, wait, event.synchronize, lambda: event.done)
+
+    def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
+        # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
+        # while this thread still reads it: the block is left when the copy is done.
+        with x.device:
+            copy = x.copy()
+            cupy.cuda.get_current_stream().synchronize()
+            return copy
+
+
+class CupyPinning(Pinning):
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        if not _devices():
+            return None
+        return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+    def is_pinned(self, memory: np.ndarray) -> bool:
+        try:
+            found = cupy.cuda.runtime.pointerGetAttributes(hostmemory.address(memory))
+        except cupy.cuda.runtime.CUDARuntimeError:
+            return False  # what some versions answer for memory that they do not know
+        return found.type == cupy.cuda.runtime.memoryTypeHost
+
+    def can_stage(self, x: cupy.ndarray) -> bool:
+        return type(x) is cupy.ndarray
+
+    def enqueue_copy(
+        self, host: np.ndarray, x: cupy.ndarray, offset: int, to_host: bool
+    ) -> Callable[[], None]:
+        with x.device:
+            stream = cupy.cuda.get_current_stream()
+            place, address = x.data + offset, ctypes.c_void_p(hostmemory.address(host))
+            if to_host:
+                place.copy_to_host_async(address, host.size, stream)
+            else:
+                place.copy_from_host_async(address, host.size, stream)
+            return stream.record().synchronize
+
+
+def _devices() -> tuple[Device, ...]:
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return ()  # no driver, or one too old; missing_device_reason says which
+    return tuple(Device("gpu", i) for i in range(count))
 
 
 _streams = threading.local()
@@ -295,7 +306,7 @@ _streams = threading.local()
 
 @contextmanager
 def _side_stream(index: int) -> Iterator[None]:
-    """This thread's own stream on the card, as `Framework.stream` describes."""
+    """This thread's own stream on the card, as `Streams.stream` describes."""
     own: dict[Any, Any] = _streams.__dict__  # card → stream
     with cupy.cuda.Device(index):
         side = own.get(index)

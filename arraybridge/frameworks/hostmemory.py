@@ -109,11 +109,26 @@ def copy_into(target: np.ndarray, view: np.ndarray) -> None:
     """Copy the values of ``view`` into ``target``, C-contiguous and of the same shape."""
     # NumPy copies whole rows as fast as memory goes; torch is up to twice as fast at everything else.
     if view.nbytes >= _LARGE and not view.flags.c_contiguous and "torch" in sys.modules:
-        from arraybridge.frameworks.torch import copy_host_memory
+        carrier = _BY_SIZE.get(view.dtype.itemsize)
+        if carrier is not None and view.dtype.isnative and _torch_can_view(view):
+            from arraybridge.frameworks import torch_copy
 
-        if copy_host_memory(target, view):
+            # As integers of the element's size, so that no value is touched.
+            torch_copy.copy(target.view(carrier), writable_alias(view).view(np.ndarray).view(carrier))
             return
     np.copyto(target, view)
+
+
+_BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64", 16: "complex128"}
+
+
+def _torch_can_view(view: np.ndarray) -> bool:
+    size = view.dtype.itemsize
+    if size == 16 and address(view) % size:  # see TorchFramework.cannot_view
+        return False
+    return all(
+        step >= 0 and (step % size == 0 or n == 1) for step, n in zip(view.strides, view.shape, strict=True)
+    )
 
 
 def ask_for_huge_pages(memory: np.ndarray) -> None:

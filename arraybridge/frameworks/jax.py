@@ -20,15 +20,14 @@ from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import (
     CPU,
-    Fallback,
     Framework,
-    Usage,
     is_c_contiguous,
     is_compact,
     refuse,
     refuse_dtype,
 )
 from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Usage
 from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
@@ -69,29 +68,18 @@ _OOM = re.compile(
 class JaxFramework(Framework):
     name = "jax"
     modules = ("jax", "jaxlib")
-    extra = "jax"
     alignment = hostmemory.ALIGNMENT
     mutable = False
-    all_pickle = False
     dtypes = _DTYPES
 
     def __init__(self) -> None:
         self.dlpack_device = 2
+        self.fast = JaxFast()
+        self.pool = JaxPool()
+        self.pickling = JaxPickling()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
-
-    def array_classes(self) -> tuple[type, ...]:
-        # jax.Array is an abstract class; its arrays are of another one, which has no public name.
-        return (jax.Array, *jax.Array.__subclasses__())
-
-    def is_plain(self, x: jax.Array) -> bool:
-        return not getattr(x, "weak_type", True) and not self.is_scattered(x)  # a key of jax.random has none
-
-    def pickles(self, x: jax.Array) -> bool:
-        # Its own pickle cuts 64 bits down to 32 where they are not enabled.
-        wide = x.dtype.name in ("int64", "uint64", "float64", "complex128")
-        return not wide or bool(jax.config.jax_enable_x64)
 
     def check(self, x: jax.Array) -> None:
         if isinstance(x, jax.core.Tracer):
@@ -139,11 +127,11 @@ class JaxFramework(Framework):
         if self.device_of(x).kind == "cpu" and not self.is_scattered(x):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
-        host = self._put(x, self.jax_device(CPU))
+        host = self._put(x, _jax_device(CPU))
         return hostmemory.writable_alias(np.asarray(host))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
-        where = self.jax_device(device)
+        where = _jax_device(device)
         if device.kind != "cpu":
             # JAX's host copies are asynchronous and would see later changes of the source.
             host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
@@ -176,29 +164,8 @@ class JaxFramework(Framework):
         others = [_as_device(d) for d in found if d.platform != "cpu"]
         return (*sorted(cpus, key=lambda d: d.index), *sorted(others, key=lambda d: d.index))
 
-    def jax_device(self, device: Device) -> Any:
-        """JAX's own object for a device that `find_device` has seen."""
-        for backend in jax_backend.backends().values():
-            for found in backend.local_devices():
-                if _as_device(found) == device:
-                    return found
-        raise LookupError(device)
-
     def missing_device_reason(self) -> str:
         return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
-
-    def free_memory_of(self, device: Device) -> int:
-        stats = self.jax_device(device).memory_stats() or {}
-        return int(stats.get("bytes_limit", 0)) - int(stats.get("bytes_in_use", 0))
-
-    def visible_devices(self) -> tuple[Device, ...]:
-        # Opening JAX takes a context, and by default most of the memory, on every card.
-        if not self.is_started() and cards():
-            plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-            if any(importlib.util.find_spec(plugin) is not None for plugin in plugins):
-                cpus = (Device("cpu", i) for i in range(_cpu_count()))
-                return (*cpus, *(Device("gpu", card.index) for card in cards()))
-        return self.devices()
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
         wide, device = bool(jax.config.jax_enable_x64), jax.config.jax_default_device
@@ -210,11 +177,6 @@ class JaxFramework(Framework):
 
         return same
 
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        if device.kind == "cpu" or not self.is_started():
-            return "", "", None
-        return str(self.jax_device(device).device_kind), "", None
-
     def array_namespace(self) -> Any:
         return jnp
 
@@ -223,7 +185,7 @@ class JaxFramework(Framework):
             return jax.device_put(x, device).block_until_ready()
 
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
-        return self._put(x, self.jax_device(device))
+        return self._put(x, _jax_device(device))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
         with _x64(True):
@@ -265,11 +227,77 @@ class JaxFramework(Framework):
         with _x64(True):
             return jnp.concatenate(parts, axis)
 
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return jax.default_device(_jax_device(device))
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def wide(self) -> AbstractContextManager[Any]:
+        return _x64(True)
+
+    def stack(self, planes: list[jax.Array]) -> jax.Array:
+        with _x64(True):
+            return jnp.stack(planes)
+
+    def unstack(self, x: jax.Array) -> list[jax.Array]:
+        with _x64(True):
+            return super().unstack(x)
+
+
+class JaxFast(Fast):
+    errors = (
+        TypeError,
+        ValueError,
+        RuntimeError,
+        BufferError,
+        NotImplementedError,
+        DtypeNotSupportedError,
+    )
+
+    def types(self) -> tuple[type, ...]:
+        return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
+
+    def view(self) -> Callable[[jax.Array], np.ndarray]:
+        asarray = np.asarray
+
+        def look(x: jax.Array) -> np.ndarray:
+            array = asarray(x)
+            if array.flags.owndata:  # a copy: its axes lie in another order in memory, or on a card
+                raise Fallback
+            return array
+
+        return look
+
+    def export(self, alignment: int) -> Callable[[jax.Array], Any]:
+        if _cpu_alone():
+            return lambda x: x.__dlpack__()
+        cpu = jax.local_devices(backend="cpu")[0]
+
+        def give(x: jax.Array) -> Any:
+            if x.device is not cpu:
+                raise Fallback
+            return x.__dlpack__()
+
+        return give
+
+    def adopt(self, immutable: bool) -> Callable[[Any], jax.Array] | None:
+        if _import_capsule is None or not _honours_strides():
+            return None
+        cpu = jax.local_devices(backend="cpu")[0]
+        import_capsule = _import_capsule
+
+        def take(capsule: Any) -> jax.Array:
+            return import_capsule(capsule, cpu, None)
+
+        return take
+
+
+class JaxPool(Pool):
     def is_started(self) -> bool:
         return _backends_are_initialized()
 
-    def known_devices(self) -> tuple[Device, ...] | None:
-        return self.devices() if self.is_started() else None
+    def asking_opens(self) -> bool:
+        return not self.is_started()
 
     def _opened(self) -> list[Any]:
         if not self.is_started():
@@ -296,73 +324,53 @@ class JaxFramework(Framework):
                 found.append(Usage(_as_device(device), used, cached, stats.get("peak_bytes_in_use")))
         return found
 
-    def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return jax.default_device(self.jax_device(device))
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        # Opening JAX takes a context, and by default most of the memory, on every card.
+        if not self.is_started() and cards():
+            plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+            if any(importlib.util.find_spec(plugin) is not None for plugin in plugins):
+                cpus = (Device("cpu", i) for i in range(_cpu_count()))
+                return (*cpus, *(Device("gpu", card.index) for card in cards()))
+        return None
 
-    # -- running functions ------------------------------------------------------------------------
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        if device.kind == "cpu" or not self.is_started():
+            return "", "", None
+        return str(_jax_device(device).device_kind), "", None
 
-    def wide(self) -> AbstractContextManager[Any]:
-        return _x64(True)
+    def free_memory_of(self, device: Device) -> int:
+        stats = _jax_device(device).memory_stats() or {}
+        return int(stats.get("bytes_limit", 0)) - int(stats.get("bytes_in_use", 0))
 
-    def stack(self, planes: list[jax.Array]) -> jax.Array:
-        with _x64(True):
-            return jnp.stack(planes)
 
-    def unstack(self, x: jax.Array) -> list[jax.Array]:
-        with _x64(True):
-            return super().unstack(x)
+class JaxPickling(Pickling):
+    all_pickle = False
 
-    # -- fast paths -------------------------------------------------------------------------------
+    def classes(self) -> tuple[type, ...]:
+        # jax.Array is an abstract class; its arrays are of another one, which has no public name.
+        return (jax.Array, *jax.Array.__subclasses__())
 
-    fast_errors = (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        BufferError,
-        NotImplementedError,
-        DtypeNotSupportedError,
-    )
+    def is_plain(self, x: jax.Array) -> bool:
+        return not getattr(x, "weak_type", True) and len(x.devices()) == 1  # a key of jax.random has none
 
-    def exact_types(self) -> tuple[type, ...]:
-        return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
+    def pickles(self, x: jax.Array) -> bool:
+        # Its own pickle cuts 64 bits down to 32 where they are not enabled.
+        wide = x.dtype.name in ("int64", "uint64", "float64", "complex128")
+        return not wide or bool(jax.config.jax_enable_x64)
 
-    def _cpu_alone(self) -> bool:
-        """Whether no array of this process can live anywhere but on its one CPU device."""
-        return [d.platform for b in jax_backend.backends().values() for d in b.local_devices()] == ["cpu"]
 
-    def fast_view(self) -> Callable[[jax.Array], np.ndarray]:
-        asarray = np.asarray
+def _cpu_alone() -> bool:
+    """Whether no array of this process can live anywhere but on its one CPU device."""
+    return [d.platform for b in jax_backend.backends().values() for d in b.local_devices()] == ["cpu"]
 
-        def view(x: jax.Array) -> np.ndarray:
-            array = asarray(x)
-            if array.flags.owndata:  # a copy: its axes lie in another order in memory, or on a card
-                raise Fallback
-            return array
 
-        return view
-
-    def fast_export(self, alignment: int) -> Callable[[jax.Array], Any]:
-        if self._cpu_alone():
-            return lambda x: x.__dlpack__()
-        cpu = jax.local_devices(backend="cpu")[0]
-
-        def export(x: jax.Array) -> Any:
-            if x.device is not cpu:
-                raise Fallback
-            return x.__dlpack__()
-
-        return export
-
-    def fast_import(self, immutable: bool) -> Callable[[Any], jax.Array] | None:
-        if _import_capsule is None or not _honours_strides():
-            return None
-        cpu = jax.local_devices(backend="cpu")[0]
-        import_capsule = _import_capsule
-
-        def adopt(capsule: Any) -> jax.Array:
-            return import_capsule(capsule, cpu, None)
-
-        return adopt
+def _jax_device(device: Device) -> Any:
+    """JAX's own object for a device that `find_device` has seen."""
+    for backend in jax_backend.backends().values():
+        for found in backend.local_devices():
+            if _as_device(found) == device:
+                return found
+    raise LookupError(device)
 
 
 def _backends_are_initialized() -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Fallback, Framework, refuse, refuse_dtype
+from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
+from arraybridge.frameworks.parts import Fallback, Fast
 from arraybridge.types import Device
 
 __all__ = ["NumpyFramework"]
@@ -21,6 +22,9 @@ class NumpyFramework(Framework):
     name = "numpy"
     modules = ("numpy",)
     honours_readonly = True
+
+    def __init__(self) -> None:
+        self.fast = NumpyFast()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, np.ndarray)
@@ -95,33 +99,33 @@ class NumpyFramework(Framework):
     def stack(self, planes: list[np.ndarray]) -> np.ndarray:
         return np.stack(planes)
 
-    # -- fast paths -------------------------------------------------------------------------------
 
-    fast_errors = (TypeError, ValueError, BufferError)
+class NumpyFast(Fast):
+    errors = (TypeError, ValueError, BufferError)
 
-    def exact_types(self) -> tuple[type, ...]:
+    def types(self) -> tuple[type, ...]:
         return (np.ndarray,)
 
-    def fast_view(self) -> Callable[[np.ndarray], np.ndarray]:
+    def view(self) -> Callable[[np.ndarray], np.ndarray]:
         guard = hostmemory.guard
 
-        def view(x: np.ndarray) -> np.ndarray:
+        def look(x: np.ndarray) -> np.ndarray:
             if not x.flags.writeable or x.itemsize == 16:  # complex128: torch minds its alignment
                 raise Fallback
             return guard(x)
 
-        return view
+        return look
 
-    def fast_export(self, alignment: int) -> Callable[[np.ndarray], Any]:
+    def export(self, alignment: int) -> Callable[[np.ndarray], Any]:
         guard = hostmemory.guard
         # A quarter of the time that __array_interface__ takes; raises for what is read-only, strided or
         # empty, which then takes the careful path.
         buffer, address = ctypes.c_char.from_buffer, ctypes.addressof
         mask = alignment - 1
 
-        def export(x: np.ndarray) -> Any:
+        def give(x: np.ndarray) -> Any:
             if address(buffer(x)) & mask:  # type: ignore[arg-type]  # an array is a buffer
                 raise Fallback
             return guard(x).__dlpack__()
 
-        return export
+        return give

@@ -26,6 +26,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Fram
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards, pci_address
+from arraybridge.frameworks.parts import Pickling, Pool
 from arraybridge.types import Device
 
 __all__ = ["PyclesperantoFramework"]
@@ -279,9 +280,7 @@ class _Prototype(_Package):
 class PyclesperantoFramework(Framework):
     name = "pyclesperanto"
     modules = (*_PACKAGES, "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal")
-    extra = "pyclesperanto"
     has_host = False
-    all_pickle = False
     dtypes = _DTYPES
 
     def __init__(self) -> None:
@@ -292,6 +291,8 @@ class PyclesperantoFramework(Framework):
         if not installed:
             raise ImportError("neither pyclesperanto nor pyclesperanto_prototype is installed")
         self._main = _open((imported or installed)[0])
+        self.pool = PyclesperantoPool(self)
+        self.pickling = PyclesperantoPickling(self)
 
     def _packages(self) -> list[_Package]:
         """The package that makes new arrays, and the other one if the process has imported it since."""
@@ -305,10 +306,6 @@ class PyclesperantoFramework(Framework):
 
     def owns(self, x: Any) -> bool:
         return any(p.owns(x) for p in self._packages())
-
-    def array_classes(self) -> tuple[type, ...]:
-        # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
-        return tuple(type(p.empty((1,), np.dtype("float32"), p.current_index())) for p in self._packages())
 
     def nbytes(self, x: Any) -> int:
         count = np.dtype(x.dtype).itemsize
@@ -381,13 +378,7 @@ class PyclesperantoFramework(Framework):
             return ""
         return seen[index][1]
 
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        address = self._address(device.index)
-        name = self._main.device_names()[device.index]
-        seen = opencl_devices()
-        return name, address, seen[device.index][2] if len(seen) > device.index else None
-
-    def finish(self, x: Any) -> None:
+    def settle(self, x: Any) -> None:
         if self.device_of(x).kind == "opencl":
             self._package(x).wait(x)
 
@@ -446,11 +437,6 @@ class PyclesperantoFramework(Framework):
         self.supports(dtype, shape)
         return self._main.empty(shape, np.dtype(dtype), device.index)
 
-    def is_started(self) -> bool:
-        return True
-
-    # Neither package keeps memory in a pool, so that there is no cache to free.
-
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return self._main.selected(device.index)
 
@@ -467,6 +453,35 @@ class PyclesperantoFramework(Framework):
             return native
         host, device = self.to_host(x), self.device_of(x)
         return [self.from_host(plane, device) for plane in host]
+
+
+class PyclesperantoPool(Pool):
+    """Neither package keeps memory in a pool, so that there is no cache to free."""
+
+    def __init__(self, owner: PyclesperantoFramework) -> None:
+        self._owner = owner
+
+    def is_started(self) -> bool:
+        return True
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        address = self._owner._address(device.index)
+        name = self._owner._main.device_names()[device.index]
+        seen = opencl_devices()
+        return name, address, seen[device.index][2] if len(seen) > device.index else None
+
+
+class PyclesperantoPickling(Pickling):
+    all_pickle = False
+
+    def __init__(self, owner: PyclesperantoFramework) -> None:
+        self._owner = owner
+
+    def classes(self) -> tuple[type, ...]:
+        # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
+        return tuple(
+            type(p.empty((1,), np.dtype("float32"), p.current_index())) for p in self._owner._packages()
+        )
 
 
 # CL_INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.

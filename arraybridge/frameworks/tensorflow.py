@@ -11,7 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Fallback, Framework, Usage, is_c_contiguous, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Usage
 from arraybridge.types import Device
 
 __all__ = ["TensorflowFramework"]
@@ -48,22 +49,18 @@ _OOM = re.compile(
 class TensorflowFramework(Framework):
     name = "tensorflow"
     modules = ("tensorflow",)
-    extra = "tensorflow"
     alignment = hostmemory.ALIGNMENT  # most operations end the process on memory with less
     mutable = False
     dtypes = _DTYPES
 
     def __init__(self) -> None:
         self.dlpack_device = 2 if tf.test.is_built_with_cuda() else None
+        self.fast = TensorflowFast()
+        self.pool = TensorflowPool()
+        self.pickling = TensorflowPickling()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
-
-    def array_classes(self) -> tuple[type, ...]:
-        return (tf.Tensor, tf.Variable)
-
-    def is_plain(self, x: Any) -> bool:
-        return not isinstance(x, tf.Variable)
 
     def check(self, x: Any) -> None:
         if isinstance(x, tf.RaggedTensor):
@@ -132,13 +129,7 @@ class TensorflowFramework(Framework):
     # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        found = tf.config.list_logical_devices()
-        return tuple(
-            Device(kind, int(d.name.rpartition(":")[2]))
-            for kind in ("cpu", "gpu")
-            for d in found
-            if d.device_type == kind.upper()
-        )
+        return _devices()
 
     def missing_device_reason(self) -> str:
         if not tf.test.is_built_with_cuda():
@@ -153,23 +144,11 @@ class TensorflowFramework(Framework):
         source.settle(x)  # TensorFlow's import knows no stream
         return tf.experimental.dlpack.from_dlpack(x.__dlpack__())
 
-    def visible_devices(self) -> tuple[Device, ...]:
-        if self.is_started():
-            return self.devices()
-        found = []
-        for kind in ("cpu", "gpu"):
-            count = sum(
-                len(tf.config.get_logical_device_configuration(device) or [device])
-                for device in tf.config.list_physical_devices(kind.upper())
-            )
-            found += [Device(kind, i) for i in range(count)]
-        return tuple(found)
-
     def array_namespace(self) -> Any:
         # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
         return tf.experimental.numpy
 
-    def finish(self, x: Any) -> None:
+    def settle(self, x: Any) -> None:
         if self.device_of(x).kind != "cpu":
             tf.test.experimental.sync_devices()
 
@@ -210,31 +189,6 @@ class TensorflowFramework(Framework):
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         return tf.concat(parts, axis)
 
-    def is_started(self) -> bool:
-        # The public calls open the devices.
-        from tensorflow.python.eager import context
-
-        current = context.context_safe()
-        return current is not None and current._context_handle is not None
-
-    def known_devices(self) -> tuple[Device, ...] | None:
-        return self.devices() if self.is_started() else None
-
-    def usage(self) -> list[Usage]:
-        # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
-        found = []
-        for device in self.devices() if self.is_started() else ():
-            if device.kind == "gpu":
-                info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
-                found.append(Usage(device, info["current"], None, info["peak"]))
-        return found
-
-    def reset_peak(self, device: Device) -> bool:
-        if device.kind != "gpu" or not self.is_started():
-            return False
-        tf.config.experimental.reset_memory_stats(f"GPU:{device.index}")
-        return True
-
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return tf.device(f"/{device.kind.upper()}:{device.index}")
 
@@ -247,34 +201,91 @@ class TensorflowFramework(Framework):
     def unstack(self, x: Any) -> list[Any]:
         return list(tf.unstack(x)) if x.shape[0] else []
 
-    # -- fast paths -------------------------------------------------------------------------------
 
-    fast_errors = (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError)
+class TensorflowFast(Fast):
+    errors = (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError)
 
-    def exact_types(self) -> tuple[type, ...]:
+    def types(self) -> tuple[type, ...]:
         return (_EAGER,)
 
-    def fast_view(self) -> Callable[[Any], np.ndarray]:
+    def view(self) -> Callable[[Any], np.ndarray]:
         asarray = np.asarray
 
-        def view(x: Any) -> np.ndarray:
+        def look(x: Any) -> np.ndarray:
             if id(x.dtype) in _PLAIN_IDS:
                 return asarray(memoryview(x))
             raise Fallback
 
-        return view
+        return look
 
-    def fast_export(self, alignment: int) -> Callable[[Any], Any]:
+    def export(self, alignment: int) -> Callable[[Any], Any]:
         to_dlpack = tf.experimental.dlpack.to_dlpack
         cpu = tf.constant(0).backing_device
-        has_gpu = len(self.devices()) > 1
+        has_gpu = len(_devices()) > 1
 
-        def export(x: Any) -> Any:
+        def give(x: Any) -> Any:
             if id(x.dtype) not in _DLPACK_IDS or (has_gpu and x.backing_device != cpu):
                 raise Fallback
             return to_dlpack(x)
 
-        return export
+        return give
 
-    def fast_import(self, immutable: bool) -> Callable[[Any], Any]:
+    def adopt(self, immutable: bool) -> Callable[[Any], Any]:
         return tf.experimental.dlpack.from_dlpack
+
+
+class TensorflowPool(Pool):
+    def is_started(self) -> bool:
+        # The public calls open the devices.
+        from tensorflow.python.eager import context
+
+        current = context.context_safe()
+        return current is not None and current._context_handle is not None
+
+    def asking_opens(self) -> bool:
+        return not self.is_started()
+
+    def usage(self) -> list[Usage]:
+        # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
+        found = []
+        for device in _devices() if self.is_started() else ():
+            if device.kind == "gpu":
+                info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
+                found.append(Usage(device, info["current"], None, info["peak"]))
+        return found
+
+    def reset_peak(self, device: Device) -> bool:
+        if device.kind != "gpu" or not self.is_started():
+            return False
+        tf.config.experimental.reset_memory_stats(f"GPU:{device.index}")
+        return True
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        if self.is_started():
+            return None
+        found = []
+        for kind in ("cpu", "gpu"):
+            count = sum(
+                len(tf.config.get_logical_device_configuration(device) or [device])
+                for device in tf.config.list_physical_devices(kind.upper())
+            )
+            found += [Device(kind, i) for i in range(count)]
+        return tuple(found)
+
+
+class TensorflowPickling(Pickling):
+    def classes(self) -> tuple[type, ...]:
+        return (tf.Tensor, tf.Variable)
+
+    def is_plain(self, x: Any) -> bool:
+        return not isinstance(x, tf.Variable)
+
+
+def _devices() -> tuple[Device, ...]:
+    found = tf.config.list_logical_devices()
+    return tuple(
+        Device(kind, int(d.name.rpartition(":")[2]))
+        for kind in ("cpu", "gpu")
+        for d in found
+        if d.device_type == kind.upper()
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, ParamSpec
 
 from arraybridge.errors import UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import set_decorator_maker
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.runner import Declaration, Options, Runner
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
@@ -496,4 +496,4 @@ def decorator_of(name: str) -> FrameworkDecorator:
     return _decorators.setdefault(name, FrameworkDecorator(name)) if found is None else found
 
 
-Framework.decorator_of = staticmethod(decorator_of)
+set_decorator_maker(decorator_of)

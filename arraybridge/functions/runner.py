@@ -141,7 +141,8 @@ class Runner(Declaration):
             with framework.selected(framework.find_device(self._wanted(framework))):
                 return self.body(*args, **kwargs)
         # The place is known where it matters: on a card with streams.
-        stream = None if call.place is None else _framework(self.name).stream(call.place)
+        streams = None if call.place is None else _framework(self.name).streams
+        stream = None if streams is None or call.place is None else streams.stream(call.place)
         if stream is None:
             return self.body(*args, **kwargs)
         # `args` keeps what was brought alive until the stream of the caller waits for this one.
@@ -235,7 +236,7 @@ class Runner(Declaration):
             )
         if call.place is None:
             framework = _frameworks.get(self.name) or _framework(self.name)
-            if framework.has_streams or card_meant(self.options.gpu_id) == "auto":
+            if framework.streams is not None or card_meant(self.options.gpu_id) == "auto":
                 call.place = framework.device_of(new)
         return new
 

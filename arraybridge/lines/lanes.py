@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, Mark
+from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
@@ -28,14 +28,14 @@ def marks_of(tree: Any) -> list[Mark]:
         owner = registry.find_owner(x)
         if owner is None:
             continue
-        if not owner.has_streams:
+        if owner.streams is None:
             wait = owner.late_errors(type(x))
             if wait is not None:
                 wait(x)
             continue
         device = owner.device_of(x)
         if (owner.name, device) not in found:
-            mark = owner.mark(device)
+            mark = owner.streams.mark(device)
             if mark is not None:
                 found[owner.name, device] = mark
     return list(found.values())
@@ -47,11 +47,14 @@ def received(result: Any, marks: list[Mark]) -> Any:
         return result
     for mark in marks:
         mark.wait()
-    marked = {(mark.framework.name, mark.device) for mark in marks}
+    marked = {(mark.streams, mark.device) for mark in marks}
 
     def take_over(x: Any) -> Any:
         owner = registry.find_owner(x)
-        return x if owner is None or (owner.name, owner.device_of(x)) not in marked else owner.take_over(x)
+        streams = None if owner is None else owner.streams
+        if owner is None or streams is None or (streams, owner.device_of(x)) not in marked:
+            return x
+        return streams.take_over(x)
 
     return map_arrays(result, take_over)
 
@@ -65,24 +68,24 @@ class Lane:
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
-        self._streams: set[tuple[str, Device]] = set()
+        self._streams: set[tuple[Streams, Device]] = set()
         self._held: deque[tuple[Any, list[Mark]]] = deque()
 
-    def use_stream(self, framework: Framework, device: Device) -> None:
+    def use_stream(self, streams: Streams | None, device: Device) -> None:
         """Give this thread a stream of its own on the device, the first time that it is asked to."""
-        if framework.has_streams and (framework.name, device) not in self._streams:
-            self._streams.add((framework.name, device))
-            framework.take_stream(device)
+        if streams is not None and (streams, device) not in self._streams:
+            self._streams.add((streams, device))
+            streams.take_stream(device)
 
     def receive(self, marks: list[Mark]) -> None:
         """Order this thread's work after what made its input."""
         for mark in marks:
-            self.use_stream(mark.framework, mark.device)
+            self.use_stream(mark.streams, mark.device)
             mark.wait()
 
     def hold(self, item: Any, marks: list[Mark]) -> None:
         """Keep the input until the work that reads it is done: its memory belongs to another stream."""
-        own = [m for mark in marks if (m := mark.framework.mark(mark.device)) is not None]
+        own = [m for mark in marks if (m := mark.streams.mark(mark.device)) is not None]
         if own:
             self._held.append((item, own))
         while self._held and (len(self._held) > self._depth or all(m.is_done() for m in self._held[0][1])):

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
-from arraybridge.frameworks.base import Mark
+from arraybridge.frameworks.parts import Mark
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane, marks_of, received
 

@@ -10,7 +10,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.context import ON_GPU, use_device
 from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.base import CPU, visible_devices
 from arraybridge.lines.on_device import working_on
 from arraybridge.show import format_seconds, html_table, text_table
 from arraybridge.trees import arrays_of, map_arrays, source_of
@@ -94,7 +94,7 @@ def _finish(*values: Any) -> None:
     for x in arrays_of(values):
         owner = registry.find_owner(x)
         if owner is not None:
-            owner.finish(x)
+            owner.settle(x)
 
 
 class Comparison(NamedTuple):
@@ -181,7 +181,7 @@ def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int 
 
 def _framework_with(device: Device) -> str | None:
     for name in ON_GPU:
-        if registry.is_installed(name) and device in registry.framework(name).visible_devices():
+        if registry.is_installed(name) and device in visible_devices(registry.framework(name)):
             return name
     return None
 

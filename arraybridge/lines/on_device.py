@@ -29,7 +29,7 @@ def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
         for framework in loaded() if device.kind != "opencl" else ():
             if framework.name != "pyclesperanto" and device in framework.devices():
                 if lane is not None:
-                    lane.use_stream(framework, device)
+                    lane.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))
         yield
 

@@ -123,7 +123,7 @@ def serve(connection: Connection, fn: Callable[[Any], Any], words: str) -> None:
                 for x in arrays_of(answer):
                     owner = registry.find_owner(x)
                     if owner is not None:
-                        owner.finish(x)
+                        owner.settle(x)
             sent = (True, answer)
             data = pickle.dumps(sent)
         except BaseException as error:  # noqa: BLE001  # whatever it is, it is the caller's

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
@@ -90,7 +91,8 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
     for one in frameworks:
         device = None if index is None else one.accelerator(index)
         freed += sum(empty(device, one.name) for empty in own_caches)
-        freed += one.free_cache(device, compiled)
+        if one.pool is not None:
+            freed += one.pool.free_cache(device, compiled)
     return freed
 
 
@@ -102,8 +104,10 @@ def _check_accelerator(index: int, frameworks: list[Framework]) -> bool:
     """
     there: dict[str, list[str]] = {}
     for one in frameworks:
-        devices = one.known_devices()
-        if devices is None or one.accelerator(index) in devices:
+        if one.pool is not None and one.pool.asking_opens():
+            return True
+        devices = one.devices()
+        if one.accelerator(index) in devices:
             return True
         there[one.name] = [str(device) for device in devices]
     if missing_gpu() == "host":
@@ -202,9 +206,9 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {str(framework)!r}")
     torch, cupy = registry.framework("torch"), registry.framework("cupy")
     torch.find_device(Device("gpu", 0))
-    allocate, free = torch.allocator()
+    allocate, free = (torch.pool or Pool()).allocator()
     try:
-        cupy.use_allocator(allocate, free)
+        (cupy.pool or Pool()).use_allocator(allocate, free)
     except RuntimeError as error:
         raise SharedPoolError(
             f"CuPy cannot share PyTorch's memory any more: {error}. Call share_gpu_memory() before the first"
@@ -265,7 +269,8 @@ def coexist(fraction: float | None = None) -> Coexistence:
             ("jax", "XLA_PYTHON_CLIENT_PREALLOCATE"),
             ("tensorflow", "TF_FORCE_GPU_ALLOW_GROWTH"),
         )
-        if os.environ.get(variable) != chosen[variable] and any(one.is_started() for one in loaded(name))
+        if os.environ.get(variable) != chosen[variable]
+        and any((one.pool or Pool()).is_started() for one in loaded(name))
     )
     os.environ.update(chosen)
     if late:

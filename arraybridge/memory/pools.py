@@ -244,7 +244,7 @@ def pinned(x: Any) -> Any:
     if owner is None or not owner.mutable or not view.nbytes:
         return x
     for one in registry.loaded():
-        memory = one.pinned_bytes(view.nbytes)
+        memory = None if one.pinning is None else one.pinning.pinned_bytes(view.nbytes)
         if memory is not None:
             target = memory.view(view.dtype).reshape(view.shape)
             np.copyto(target, view)

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple, Self
 
-from arraybridge.frameworks.base import Framework, Usage
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.frameworks.registry import loaded
 from arraybridge.show import format_bytes, html_table, text_table
 
@@ -181,7 +182,7 @@ def _cards(nvml: ModuleType, frameworks: list[Framework]) -> list[_Card]:
 def _uuids(frameworks: list[Framework]) -> list[str]:
     """Identities of the cards in CUDA's order, from a framework that has CUDA open; else nothing."""
     for one in frameworks:
-        uuids = one.card_uuids()
+        uuids = [] if one.pool is None else one.pool.card_uuids()
         if uuids:
             return uuids
     return []
@@ -249,7 +250,7 @@ def memory_stats() -> MemoryStats:
     frameworks = loaded()
     holdings: dict[str, list[tuple[str, Usage]]] = {}
     for one in frameworks:
-        for usage in one.usage():
+        for usage in (one.pool or Pool()).usage():
             holdings.setdefault(str(usage.device), []).append((one.name, usage))
     devices = [_host()]
     nvml = _nvml()
@@ -290,7 +291,7 @@ def _read_through(frameworks: list[Framework], device: str, held: list[tuple[str
     rows, ours = _rows(device, held)
     for one in frameworks:
         for _, usage in held:
-            memory = one.card_memory(usage.device)
+            memory = None if one.pool is None else one.pool.card_memory(usage.device)
             if memory is not None:
                 free, total = memory
                 rows.append(Holding(device, REST, max(0, total - free - ours)))
@@ -434,9 +435,10 @@ class MemoryPeak:
         used, peak = _own_memory()
         self._begin(("cpu", THIS_PROCESS), used, peak)
         for one in loaded():
-            for usage in one.usage():
+            pool = one.pool or Pool()
+            for usage in pool.usage():
                 key = (str(usage.device), one.name)
-                self._begin(key, usage.used, None if one.reset_peak(usage.device) else usage.peak)
+                self._begin(key, usage.used, None if pool.reset_peak(usage.device) else usage.peak)
 
     def _begin(self, key: tuple[str, str], used: int | None, stale: int | None) -> None:
         if used is not None:
@@ -447,7 +449,12 @@ class MemoryPeak:
     def _look(self) -> None:
         used, peak = _own_memory()
         seen = [(("cpu", THIS_PROCESS), used, peak)]
-        seen += [((str(u.device), one.name), u.used, u.peak) for one in loaded() for u in one.usage()]
+        seen += [
+            ((str(u.device), one.name), u.used, u.peak)
+            for one in loaded()
+            if one.pool
+            for u in one.pool.usage()
+        ]
         with self._lock:
             for key, now, most in seen:
                 if now is None:

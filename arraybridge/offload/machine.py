@@ -19,6 +19,7 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.parts import Pool
 from arraybridge.offload import costs
 from arraybridge.offload.costs import Rates
 from arraybridge.trees import source_of
@@ -84,7 +85,8 @@ class Card:
         with ExitStack() as stack:
             stack.enter_context(self.framework.selected(self.device))
             stack.enter_context(self.framework.wide())
-            stream = self.framework.stream(self.device)
+            streams = self.framework.streams
+            stream = None if streams is None else streams.stream(self.device)
             if stream is not None:
                 stack.enter_context(stream)
             return fn(*args, **kwargs)
@@ -92,7 +94,7 @@ class Card:
     def settle(self, x: Any) -> None:
         """Wait until an array of the backend is computed; raises what went wrong meanwhile."""
         if self.framework.owns(x):
-            self.framework.finish(x)
+            self.framework.settle(x)
 
     # -- what it costs ----------------------------------------------------------------------------
 
@@ -148,10 +150,11 @@ class Card:
 
     def free(self) -> int | None:
         """Bytes that the backend could still take, its cache included; None where it cannot tell."""
-        free = self.framework.free_memory_of(self.device)
-        if not free:
+        pool = self.framework.pool
+        free = 0 if pool is None else pool.free_memory_of(self.device)
+        if pool is None or not free:
             return None
-        return free + sum(u.cached or 0 for u in self.framework.usage() if u.device == self.device)
+        return free + sum(u.cached or 0 for u in pool.usage() if u.device == self.device)
 
     def room(self, nbytes: float) -> tuple[bool, int]:
         """Whether so many bytes fit, and the free bytes as they were last seen (0 where nobody can tell)."""
@@ -168,7 +171,7 @@ def _identity(framework: Framework, device: Device) -> tuple[str, str]:
     for card in cards():
         if card.index == device.index:
             return card.name, card.uuid
-    return framework.card_of(device)[:2]
+    return (framework.pool or Pool()).card_of(device)[:2]
 
 
 def _own_version() -> str:
@@ -256,7 +259,7 @@ class Machine:
             if not isinstance(framework, str):
                 there = [d for d in framework.devices() if d.kind == "gpu"]
                 if there:
-                    return max(there, key=framework.free_memory_of).index
+                    return max(there, key=(framework.pool or Pool()).free_memory_of).index
         return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import re
 import threading
@@ -108,11 +109,11 @@ def test_bytes_arrive(fake: FakeFramework, size: int, buffers: int) -> None:
     ring = StagingRing(fake, chunk=100, buffers=buffers)
     assert fake.most_pinned == ring.nbytes == 100 * buffers
     target = FakeArray(np.zeros(size, np.uint8), 0)
-    ring.send(source, target, fake)
+    ring.send(source, target, fake.pinning)
     assert fake.unfinished == 0
     np.testing.assert_array_equal(target.host, source)
     back = np.zeros(size, np.uint8)
-    ring.fetch(target, back, fake)
+    ring.fetch(target, back, fake.pinning)
     assert fake.unfinished == 0
     np.testing.assert_array_equal(back, source)
 
@@ -122,7 +123,7 @@ def test_an_error_on_the_way_leaves_nothing_running(
 ) -> None:
     fake.delay = 0.0005
     ring = StagingRing(fake, chunk=10, buffers=3)
-    enqueue = fake.enqueue_copy
+    enqueue = fake.pinning.enqueue_copy
     calls = []
 
     def fail(*arguments: Any) -> Any:
@@ -131,17 +132,17 @@ def test_an_error_on_the_way_leaves_nothing_running(
             raise RuntimeError("the bus is gone")
         return enqueue(*arguments)
 
-    monkeypatch.setattr(fake, "enqueue_copy", fail)
+    monkeypatch.setattr(fake.pinning, "enqueue_copy", fail)
     target = FakeArray(np.zeros(200, np.uint8), 0)
     with pytest.raises(RuntimeError, match="bus"):
-        ring.send(np.ones(200, np.uint8), target, fake)
+        ring.send(np.ones(200, np.uint8), target, fake.pinning)
     assert fake.unfinished == 0
     calls.clear()
     with pytest.raises(RuntimeError, match="bus"):
-        ring.fetch(target, np.zeros(200, np.uint8), fake)
+        ring.fetch(target, np.zeros(200, np.uint8), fake.pinning)
     assert fake.unfinished == 0
-    monkeypatch.setattr(fake, "enqueue_copy", enqueue)
-    ring.send(np.ones(200, np.uint8), target, fake)
+    monkeypatch.setattr(fake.pinning, "enqueue_copy", enqueue)
+    ring.send(np.ones(200, np.uint8), target, fake.pinning)
     assert target.host.all()
 
 
@@ -362,22 +363,22 @@ def test_no_memory_in_the_trial(
     def refuse(nbytes: int) -> np.ndarray:
         raise error
 
-    monkeypatch.setattr(fake, "pinned_bytes", refuse)
+    monkeypatch.setattr(fake.pinning, "pinned_bytes", refuse)
     settle_verdict(fake)
     assert counts(fake, random(MIB)) == BY_THE_PLAIN_CALL
     assert staging.prove(fake, GPU) == {}
 
 
 def test_an_interrupted_trial_is_made_up_for(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
-    enqueue = fake.enqueue_copy
+    enqueue = fake.pinning.enqueue_copy
 
     def interrupt(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fake, "enqueue_copy", interrupt)
+    monkeypatch.setattr(fake.pinning, "enqueue_copy", interrupt)
     with pytest.raises(KeyboardInterrupt):
         settle_verdict(fake)
-    monkeypatch.setattr(fake, "enqueue_copy", enqueue)
+    monkeypatch.setattr(fake.pinning, "enqueue_copy", enqueue)
     settle_verdict(fake)
     assert counts(fake, random(MIB)) == BY_THE_RING
 
@@ -424,13 +425,13 @@ def test_small_arrays_never(fake: FakeFramework) -> None:
 def test_pinned_memory_never(fake: FakeFramework) -> None:
     settle_verdict(fake)
     x = pinned(random(2 * MIB))
-    assert fake.is_pinned(x)
+    assert fake.pinning.is_pinned(x)
     assert counts(fake, x) == ([1, 0], [0, 32])
     assert counts(fake, x[MIB:]) == ([1, 0], [0, 16])
 
 
 def test_a_framework_that_cannot_pin_never(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(fake), "can_pin", False)
+    monkeypatch.setattr(fake, "pinning", None)
     settle_verdict(fake)
     assert fake.queued == [0, 0]
     assert staging.prove(fake, GPU) is None
@@ -509,7 +510,7 @@ def test_no_memory_for_new_buffers(fake: FakeFramework, monkeypatch: pytest.Monk
         raise MemoryError("no pages")
 
     with monkeypatch.context() as broken:
-        broken.setattr(fake, "pinned_bytes", refuse)
+        broken.setattr(fake.pinning, "pinned_bytes", refuse)
         for _ in range(4):
             assert counts(fake, random(MIB)) == BY_THE_PLAIN_CALL
     settle_verdict(fake)
@@ -520,7 +521,7 @@ def test_bytes_that_the_framework_counts_are_not_counted_twice(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle_verdict(fake)
-    monkeypatch.setattr(type(fake), "counts_pinned", True)
+    monkeypatch.setattr(fake.pinning, "is_counted", True)
     fake.cached = [0, 0]
     assert free_memory("fake") == 0
     assert fake not in staging._rings
@@ -618,12 +619,17 @@ def test_what_is_foretold_is_recorded(fake: FakeFramework) -> None:
 # -- what torch answers --------------------------------------------------------------------------------
 
 
-def test_bare_tensors() -> None:
+def torch_pinning() -> Any:
+    """What torch answers of pinned memory; one built for the CPU has no such part, but can be asked."""
+    return importlib.import_module("arraybridge.frameworks.torch_cuda").TorchPinning()
+
+
+def test_tensors_that_are_no_more_than_their_bytes() -> None:
     torch = require("torch")
-    framework = arraybridge.framework("torch")
+    pinning = torch_pinning()
     x = torch.arange(6.0)
-    assert framework.is_bare(x)
-    assert framework.is_bare(x[::2])
+    assert pinning.can_stage(x)
+    assert pinning.can_stage(x[::2])
     more = (
         torch.nn.Parameter(x),
         torch.nn.Parameter(x, requires_grad=False),
@@ -632,26 +638,26 @@ def test_bare_tensors() -> None:
         torch.complex(x, x).conj(),
         torch.complex(x, x).conj().imag,
     )
-    assert not any(framework.is_bare(one) for one in more)
+    assert not any(pinning.can_stage(one) for one in more)
     with torch.autograd.forward_ad.dual_level():
-        assert not framework.is_bare(x)  # it might have a tangent
-    assert framework.is_bare(x)
+        assert not pinning.can_stage(x)  # it might have a tangent
+    assert pinning.can_stage(x)
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "float32", "complex64", "bfloat16", "float8_e4m3fn"])
 def test_bytes_of_a_tensor(dtype: str) -> None:
     torch = require("torch")
-    framework = arraybridge.framework("torch")
+    pinning = torch_pinning()
     x = torch.zeros(2, 3, dtype=getattr(torch, dtype))
-    memory = framework.own_bytes(x)
+    memory = pinning.own_bytes(x)
     assert memory is not None
     assert memory.shape == (6 * x.element_size(),)
     memory[:] = 1
     assert torch.equal(x.view(torch.uint8).view(-1), torch.ones(memory.size, dtype=torch.uint8))
     del memory
     x.resize_(1000)  # the tensor is what it was
-    assert framework.own_bytes(torch.zeros(4, 4).T) is None
-    assert framework.own_bytes(torch.zeros(4, 4)[:, :2]) is None
+    assert pinning.own_bytes(torch.zeros(4, 4).T) is None
+    assert pinning.own_bytes(torch.zeros(4, 4)[:, :2]) is None
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int64", "complex128", "bfloat16", "float8_e5m2"])
@@ -659,19 +665,21 @@ def test_a_ring_with_tensors(dtype: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """What torch queues, in host memory, where a copy is done when the call returns."""
     torch = require("torch")
     framework = arraybridge.framework("torch")
+    pinning = torch_pinning()
+    monkeypatch.setattr(framework, "pinning", pinning)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "Event", mock.MagicMock)
-    monkeypatch.setattr(framework, "pinned_bytes", lambda nbytes: np.empty(nbytes, np.uint8))
+    monkeypatch.setattr(pinning, "pinned_bytes", lambda nbytes: np.empty(nbytes, np.uint8))
     source = torch.arange(2 * 501).reshape(2, 501).to(getattr(torch, dtype))
-    memory = framework.own_bytes(source)
+    memory = pinning.own_bytes(source)
     assert memory is not None
     target = framework.empty((2, 501), dtype, CPU)
     ring = StagingRing(framework, chunk=100, buffers=3)
-    ring.send(memory, target, framework)
+    ring.send(memory, target, pinning)
     assert target.dtype == source.dtype
     assert torch.equal(target.view(torch.uint8), source.view(torch.uint8))
     back = np.zeros_like(memory)
-    ring.fetch(target, back, framework)
+    ring.fetch(target, back, pinning)
     np.testing.assert_array_equal(back, memory)
 
 
@@ -679,7 +687,7 @@ def test_pageable_memory_of_torch_is_not_pinned() -> None:
     require("torch")
     memory = np.zeros(10, np.uint8)
     memory.flags.writeable = False
-    assert not arraybridge.framework("torch").is_pinned(memory)
+    assert not torch_pinning().is_pinned(memory)
 
 
 def test_nothing_is_loaded_for_arrays_on_the_host() -> None:
@@ -690,4 +698,4 @@ def test_nothing_is_loaded_for_arrays_on_the_host() -> None:
     before = dict(staging._proofs)
     convert_memory(random(2 * MIB), "torch")
     assert dict(staging._proofs) == before
-    assert registry.framework("jax" if "jax" in registry._instances else "numpy").can_pin is False
+    assert registry.framework("torch").pinning is None

@@ -12,6 +12,7 @@ from arraybridge.devices import discovery
 from arraybridge.frameworks import cards as cards_module
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.cards import Card
+from arraybridge.frameworks.parts import Pool
 from tests.helpers import require, run_script
 
 FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30, (9, 0))
@@ -26,6 +27,7 @@ class Cards(Framework):
 
     def __init__(self, told: dict[str, str]) -> None:
         self.told = told
+        self.pool = ToldPool(told)
 
     def owns(self, x: Any) -> bool:
         return False
@@ -38,6 +40,11 @@ class Cards(Framework):
 
     def devices(self) -> tuple[Device, ...]:
         return (CPU, *map(Device.parse, self.told))
+
+
+class ToldPool(Pool):
+    def __init__(self, told: dict[str, str]) -> None:
+        self.told = told
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         return "", self.told.get(str(device), ""), None

@@ -34,6 +34,7 @@ from arraybridge import (
     memory_types,
 )
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.parts import Streams
 from tests.functions import cases
 from tests.functions.cases import FRAMEWORKS, HOST, IMAGE, decorator, framework_of, image, values
 from tests.helpers import require, run_script
@@ -1136,9 +1137,7 @@ def test_streams_are_entered_around_the_function_alone() -> None:
     """A framework that plays a card: its device and its streams are entered for the function."""
     events: list[str] = []
 
-    class Streamy(BoxFramework):
-        has_streams = True
-
+    class Side(Streams):
         def stream(self, device: Any) -> Any:
             @contextlib.contextmanager
             def side() -> Iterator[None]:
@@ -1149,6 +1148,9 @@ def test_streams_are_entered_around_the_function_alone() -> None:
                     events.append("leave")
 
             return side()
+
+    class Streamy(BoxFramework):
+        streams = Side()
 
         def from_host(self, view: np.ndarray[Any, Any], device: Any) -> Box:
             events.append("convert")

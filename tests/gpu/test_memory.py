@@ -165,13 +165,13 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> None:
 def queued_copies(framework: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """The ways of the copies that are queued from now on: True to the host."""
     ways: list[bool] = []
-    enqueue = framework.enqueue_copy
+    enqueue = framework.pinning.enqueue_copy
 
     def count(host: Any, x: Any, offset: int, to_host: bool) -> Any:
         ways.append(to_host)
         return enqueue(host, x, offset, to_host)
 
-    monkeypatch.setattr(framework, "enqueue_copy", count)
+    monkeypatch.setattr(framework.pinning, "enqueue_copy", count)
     return ways
 
 
@@ -231,14 +231,14 @@ def test_pinned_arrays_go_by_the_plain_call(name: str, monkeypatch: pytest.Monke
     staging.prove(framework, GPU)
     ways = queued_copies(framework, monkeypatch)
     host = np.arange(4 * MIB, dtype=np.float32)
-    memory = framework.pinned_bytes(host.nbytes)
+    memory = framework.pinning.pinned_bytes(host.nbytes)
     assert memory is not None
     for locked in (pinned(host), memory.view(np.float32)):
         locked[:] = host
         there = arraybridge.convert_memory(locked, name, gpu_id=0)
         assert ways == []
         np.testing.assert_array_equal(framework.to_host(there), host)
-    assert not framework.is_pinned(host.view(np.uint8))
+    assert not framework.pinning.is_pinned(host.view(np.uint8))
 
 
 @pytest.mark.usefixtures("forced")

@@ -11,7 +11,8 @@ import pytest
 
 import arraybridge
 from arraybridge import Device, Pipeline, device_map
-from arraybridge.frameworks.base import CPU, Framework, Mark
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.lines.lanes import Lane
 from tests.helpers import registry_kept
 
@@ -33,12 +34,11 @@ class Array:
         return Array(self.values[key], self.device)
 
 
-class Streams(Framework):
+class StreamFramework(Framework):
     """A framework with two cards, each thread's marks in the order in which they were set and waited for."""
 
     name = "streams"
     modules = ("tests",)
-    has_streams = True
 
     def __init__(self) -> None:
         self.log: list[tuple[str, str, int]] = []
@@ -46,6 +46,7 @@ class Streams(Framework):
         self.done = False
         self.taken_over: list[Array] = []
         self.lock = threading.Lock()
+        self.streams = NotedStreams(self)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, Array)
@@ -78,9 +79,14 @@ class Streams(Framework):
         assert all(any(part is known for known in self.taken_over) for part in parts)
         return Array(np.concatenate([part.values for part in parts], axis), parts[0].device)
 
+
+class NotedStreams(Streams):
+    def __init__(self, owner: StreamFramework) -> None:
+        self.owner = owner
+
     def _note(self, what: str, number: int) -> None:
-        with self.lock:
-            self.log.append((threading.current_thread().name, what, number))
+        with self.owner.lock:
+            self.owner.log.append((threading.current_thread().name, what, number))
 
     def take_stream(self, device: Device) -> None:
         self._note("stream", device.index)
@@ -88,32 +94,32 @@ class Streams(Framework):
     def mark(self, device: Device) -> Mark | None:
         if device.kind == "cpu":
             return None
-        with self.lock:
-            self.count += 1
-            number = self.count
+        with self.owner.lock:
+            self.owner.count += 1
+            number = self.owner.count
         self._note("mark", number)
         return Mark(
             self,
             device,
             lambda: self._note("wait", number),
             lambda: self._note("synchronize", number),
-            lambda: self.done,
+            lambda: self.owner.done,
         )
 
     def take_over(self, x: Array) -> Array:
-        self.taken_over.append(x)
+        self.owner.taken_over.append(x)
         return x
 
 
 @pytest.fixture
-def streams() -> Iterator[Streams]:
-    one = Streams()
+def framework() -> Iterator[StreamFramework]:
+    one = StreamFramework()
     with registry_kept():
         arraybridge.register(one)
         yield one
 
 
-def test_each_stage_waits_for_the_marks_of_the_one_before(streams: Streams) -> None:
+def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFramework) -> None:
     def first(x: Array) -> Array:
         return Array(x.values * 2, CARDS[0])
 
@@ -123,7 +129,7 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(streams: Streams) -> N
     x = np.arange(12.0)
     result = Pipeline(first, second, microbatches=3)(Array(x))
     np.testing.assert_array_equal(result.values, x * 2 + 1)
-    threads = {name: [e for e in streams.log if e[0] == name] for name in {e[0] for e in streams.log}}
+    threads = {name: [e for e in framework.log if e[0] == name] for name in {e[0] for e in framework.log}}
     assert set(threads) == {"MainThread", "arraybridge-0-0", "arraybridge-1-0"}
     # A stream of its own on each card that a thread touches, and once.
     for name in ("arraybridge-0-0", "arraybridge-1-0"):
@@ -134,33 +140,33 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(streams: Streams) -> N
     # A stage sets two marks an item: behind what it made, and behind what it read.
     assert waited["arraybridge-1-0"] == made["arraybridge-0-0"][0::2]
     assert waited["MainThread"] == made["arraybridge-1-0"][0::2]
-    assert len(streams.taken_over) == 3
+    assert len(framework.taken_over) == 3
 
 
-def test_inputs_are_held_until_the_work_that_reads_them_is_done(streams: Streams) -> None:
+def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: StreamFramework) -> None:
     lane, item = Lane(2), Array(np.zeros(1))
-    marks = [m for m in [streams.mark(CARDS[0])] if m is not None]
+    marks = [m for m in [framework.streams.mark(CARDS[0])] if m is not None]
     for _ in range(2):
         lane.hold(item, marks)
-    assert not [e for e in streams.log if e[1] == "synchronize"]  # nobody waits for the card yet
+    assert not [e for e in framework.log if e[1] == "synchronize"]  # nobody waits for the card yet
     lane.hold(item, marks)
-    assert [n for _, what, n in streams.log if what == "synchronize"] == [2]  # for the oldest alone
+    assert [n for _, what, n in framework.log if what == "synchronize"] == [2]  # for the oldest alone
     assert len(lane._held) == 2
-    streams.done = True
+    framework.done = True
     lane.hold(item, marks)
     assert len(lane._held) == 0
 
 
-def test_the_end_of_a_thread_waits_for_what_it_has_queued(streams: Streams) -> None:
+def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFramework) -> None:
     lane = Lane(5)
-    marks = [m for m in [streams.mark(CARDS[1])] if m is not None]
+    marks = [m for m in [framework.streams.mark(CARDS[1])] if m is not None]
     lane.hold("a", marks)
     lane.hold("b", marks)
     lane.close()
-    assert [n for _, what, n in streams.log if what == "synchronize"] == [2, 3]
+    assert [n for _, what, n in framework.log if what == "synchronize"] == [2, 3]
 
 
-def test_each_worker_of_device_map_has_a_stream_on_its_card(streams: Streams) -> None:
+def test_each_worker_of_device_map_has_a_stream_on_its_card(framework: StreamFramework) -> None:
     barrier = threading.Barrier(4, timeout=10)
 
     def double(x: Array) -> Array:
@@ -171,5 +177,5 @@ def test_each_worker_of_device_map_has_a_stream_on_its_card(streams: Streams) ->
     results = list(device_map(double, items, ["gpu:0", "gpu:1"], per_device=2))
     assert [int(r.values[0]) for r in results] == [2 * i for i in range(8)]
     assert {r.device for r in results} == set(CARDS)
-    taken = [(name, number) for name, what, number in streams.log if what == "stream"]
+    taken = [(name, number) for name, what, number in framework.log if what == "stream"]
     assert sorted(taken) == [(f"arraybridge-0-{w}", w // 2) for w in range(4)]

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Framework, Usage
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.parts import Pinning, Pool, Usage
 from arraybridge.types import Device
 
 
@@ -54,7 +55,6 @@ class FakeFramework(Framework):
     name = "fake"
     modules = ("tests.memory.fake",)
     has_host = False
-    can_pin = True
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -77,6 +77,9 @@ class FakeFramework(Framework):
         self.most_pinned = 0
         self.delay = 0.0005
         self.plain_delay = 0.0
+
+        self.pool = FakePool(self)
+        self.pinning = FakePinning(self)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, FakeArray)
@@ -117,27 +120,6 @@ class FakeFramework(Framework):
     def default_device(self) -> Device:
         return Device("gpu", self.current)
 
-    def is_started(self) -> bool:
-        return True
-
-    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        self.freed.append((device, compiled))
-        cards = [i for i in (0, 1) if device is None or device.index == i]
-        freed = sum(self.cached[i] for i in cards)
-        for i in cards:
-            self.cached[i] = 0
-        return freed
-
-    def usage(self) -> list[Usage]:
-        return [Usage(Device("gpu", i), self.used[i], self.cached[i], self.peak[i]) for i in (0, 1)]
-
-    def reset_peak(self, device: Device) -> bool:
-        self.peak[device.index] = self.used[device.index]
-        return True
-
-    def card_memory(self, device: Device) -> tuple[int, int] | None:
-        return 700, 1000
-
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return self._selected(device.index)
 
@@ -148,40 +130,6 @@ class FakeFramework(Framework):
             yield
         finally:
             self.current = before
-
-    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        self.most_pinned += nbytes
-        memory = np.empty(nbytes, np.uint8)
-        self.locked.append((hostmemory.address(memory), nbytes))
-        return memory
-
-    def is_pinned(self, memory: np.ndarray) -> bool:
-        return any(start <= hostmemory.address(memory) < start + size for start, size in self.locked)
-
-    def is_bare(self, x: FakeArray) -> bool:
-        return type(x) is FakeArray
-
-    def enqueue_copy(self, host: np.ndarray, x: FakeArray, offset: int, to_host: bool) -> Callable[[], None]:
-        place = x.host.reshape(-1).view(np.uint8)[offset : offset + host.size]
-        if to_host in self.fail:
-            raise RuntimeError("the bus is gone")
-        self._spend(self.queued, to_host, host.size, self.queued_seconds)
-        with self._lock:
-            self.unfinished += 1
-
-        def copy() -> None:
-            time.sleep(self.delay)
-            source, target = (place, host) if to_host else (host, place)
-            if to_host not in self.skip:
-                np.copyto(target, source)
-            if to_host in self.spoil:
-                target[-1] ^= 1
-            with self._lock:
-                self.unfinished -= 1
-
-        bus = threading.Thread(target=copy)
-        bus.start()
-        return bus.join
 
 
 class HostedFake(FakeFramework):
@@ -203,6 +151,74 @@ class HostedFake(FakeFramework):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> FakeArray:
         return FakeArray(np.empty(shape, dtype), -1 if device == CPU else device.index)
+
+
+class FakePool(Pool):
+    def __init__(self, owner: FakeFramework) -> None:
+        self.owner = owner
+
+    def is_started(self) -> bool:
+        return True
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        self.owner.freed.append((device, compiled))
+        cards = [i for i in (0, 1) if device is None or device.index == i]
+        freed = sum(self.owner.cached[i] for i in cards)
+        for i in cards:
+            self.owner.cached[i] = 0
+        return freed
+
+    def usage(self) -> list[Usage]:
+        return [
+            Usage(Device("gpu", i), self.owner.used[i], self.owner.cached[i], self.owner.peak[i])
+            for i in (0, 1)
+        ]
+
+    def reset_peak(self, device: Device) -> bool:
+        self.owner.peak[device.index] = self.owner.used[device.index]
+        return True
+
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        return 700, 1000
+
+
+class FakePinning(Pinning):
+    def __init__(self, owner: FakeFramework) -> None:
+        self.owner = owner
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        self.owner.most_pinned += nbytes
+        memory = np.empty(nbytes, np.uint8)
+        self.owner.locked.append((hostmemory.address(memory), nbytes))
+        return memory
+
+    def is_pinned(self, memory: np.ndarray) -> bool:
+        return any(start <= hostmemory.address(memory) < start + size for start, size in self.owner.locked)
+
+    def can_stage(self, x: FakeArray) -> bool:
+        return type(x) is FakeArray
+
+    def enqueue_copy(self, host: np.ndarray, x: FakeArray, offset: int, to_host: bool) -> Callable[[], None]:
+        place = x.host.reshape(-1).view(np.uint8)[offset : offset + host.size]
+        if to_host in self.owner.fail:
+            raise RuntimeError("the bus is gone")
+        self.owner._spend(self.owner.queued, to_host, host.size, self.owner.queued_seconds)
+        with self.owner._lock:
+            self.owner.unfinished += 1
+
+        def copy() -> None:
+            time.sleep(self.owner.delay)
+            source, target = (place, host) if to_host else (host, place)
+            if to_host not in self.owner.skip:
+                np.copyto(target, source)
+            if to_host in self.owner.spoil:
+                target[-1] ^= 1
+            with self.owner._lock:
+                self.owner.unfinished -= 1
+
+        bus = threading.Thread(target=copy)
+        bus.start()
+        return bus.join
 
     def own_bytes(self, x: FakeArray) -> np.ndarray | None:
         return x.host.reshape(-1).view(np.uint8) if x.host.flags.c_contiguous else None

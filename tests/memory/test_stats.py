@@ -151,7 +151,7 @@ def test_a_framework_that_has_cuda_open_knows_the_order(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use(monkeypatch, FakeNvml())
-    monkeypatch.setattr(fake, "card_uuids", lambda: ["bbbb-2", "aaaa-1"])
+    monkeypatch.setattr(fake.pool, "card_uuids", lambda: ["bbbb-2", "aaaa-1"])
     assert [d.name for d in memory_stats().devices[1:]] == ["second", "first"]
 
 
@@ -238,7 +238,7 @@ def test_an_inner_block_takes_nothing_from_the_outer(fake: FakeFramework) -> Non
 
 @pytest.mark.usefixtures("no_nvml")
 def test_a_counter_that_cannot_start_anew(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake, "reset_peak", lambda device: False)
+    monkeypatch.setattr(fake.pool, "reset_peak", lambda device: False)
     with memory_peak() as m:
         fake.used[0] = 200
     assert m["fake"].peak == 200

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.parts import Pool
 from arraybridge.types import Device
 
 GPU = Device("gpu", 0)
@@ -79,6 +80,7 @@ class FakeCard(Framework):
     ) -> None:
         self.clock = clock
         self.latency, self.bandwidth, self.launch, self.memory = latency, bandwidth, launch, memory
+        self.pool = CardPool(self)
         self.moved: list[tuple[str, int]] = []
         #: Rows of the largest array that fits; more of them run out of memory.
         self.rows: int | None = None
@@ -116,14 +118,19 @@ class FakeCard(Framework):
     def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
         return CardArray(np.concatenate([part.values for part in parts], axis))
 
-    def free_memory_of(self, device: Device) -> int:
-        return self.memory
-
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, CardMemoryError)
 
     def settle(self, x: CardArray) -> None:
         self.clock.sleep(1e-6)
+
+
+class CardPool(Pool):
+    def __init__(self, owner: FakeCard) -> None:
+        self.owner = owner
+
+    def free_memory_of(self, device: Device) -> int:
+        return self.owner.memory
 
 
 class Work:

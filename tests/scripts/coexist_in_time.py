@@ -13,9 +13,9 @@ assert os.environ["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
 # Neither this nor a look at the memory has opened their devices.
 arraybridge.memory_stats()
 arraybridge.free_memory()
-assert not arraybridge.framework("jax").is_started()
-assert not arraybridge.framework("tensorflow").is_started()
+assert not arraybridge.framework("jax").pool.is_started()
+assert not arraybridge.framework("tensorflow").pool.is_started()
 assert jax.devices()
 assert tf.config.list_logical_devices()
-assert arraybridge.framework("jax").is_started()
-assert arraybridge.framework("tensorflow").is_started()
+assert arraybridge.framework("jax").pool.is_started()
+assert arraybridge.framework("tensorflow").pool.is_started()

@@ -1,0 +1,230 @@
+"""What a framework may have besides its core: each part is None, or an object that answers these questions.
+
+`Framework` has an attribute for each. A framework decides for each of its instances which parts it has: torch
+built for the CPU has no streams. What a part does not answer has an answer here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from arraybridge.types import Device
+
+__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pinning", "Pool", "Streams", "Usage"]
+
+
+class Fallback(Exception):  # noqa: N818  # a signal, no error
+    """Raised by a fast converter for an array that needs the careful path; never reaches a user."""
+
+
+class Fast:
+    """Functions for arrays that need no care, made once for each pair of types.
+
+    They raise for an array that needs care: `Fallback`, or one of ``errors``.
+    """
+
+    #: What they may raise, besides `Fallback`.
+    errors: ClassVar[tuple[type[Exception], ...]] = ()
+
+    def types(self) -> tuple[type, ...]:
+        """Types for which they hold; a subclass takes the careful path."""
+        return ()
+
+    def view(self) -> Callable[[Any], np.ndarray] | None:
+        """A function from a host array to its NumPy view, or None."""
+        return None
+
+    def from_view(self) -> Callable[[np.ndarray], Any] | None:
+        """A function from the NumPy view of a NumPy array to an array, faster than DLPack, or None."""
+        return None
+
+    def export(self, alignment: int) -> Callable[[Any], Any] | None:
+        """A function from a host array, aligned to ``alignment`` bytes, to a DLPack capsule, or None."""
+        return None
+
+    def adopt(self, immutable: bool) -> Callable[[Any], Any] | None:
+        """A function from a DLPack capsule of host memory to an array, or None.
+
+        ``immutable``: the producer's arrays are immutable, so that a 0-d array has to be copied
+        by a mutable consumer (frameworks cache scalars).
+        """
+        return None
+
+
+class Mark(NamedTuple):
+    """A point in a thread's queue of work on an accelerator, as `Streams.mark` makes it.
+
+    ``wait`` lets the queue of the calling thread wait for it, without waiting itself; ``synchronize`` waits;
+    ``is_done`` looks.
+    """
+
+    streams: Streams
+    device: Device
+    wait: Callable[[], object]
+    synchronize: Callable[[], object]
+    is_done: Callable[[], bool]
+
+
+class Streams:
+    """Queues of work on accelerators, one a thread, and the order between them."""
+
+    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
+        """A context in which this thread queues its work on a stream of its own on ``device``.
+
+        The stream waits for what the current one holds on entry, and the current one waits for it on exit.
+        None where the device has no streams.
+        """
+        return None
+
+    def take_stream(self, device: Device) -> None:
+        """From now on this thread queues its work on ``device`` on a stream of its own.
+
+        For threads that run a stage of a pipeline, and end.
+        """
+
+    def mark(self, device: Device) -> Mark | None:
+        """The point that this thread's queue of work on ``device`` has reached; None without such queues."""
+        return None
+
+    def take_over(self, x: Any) -> Any:
+        """``x``, which was made on another thread's stream, safe to be used and freed on that of this thread.
+
+        This thread's stream has waited for the mark set after ``x`` was made.
+        """
+        return x
+
+
+class Pinning:
+    """Page-locked host memory, through which large arrays travel to the cards and back."""
+
+    #: Whether `Pool.free_cache` counts the memory that `pinned_bytes` once handed out.
+    is_counted: bool = False
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
+        return None
+
+    def is_pinned(self, memory: np.ndarray) -> bool:
+        """Whether host memory (uint8, 1-D) is page-locked for its cards, whoever locked it."""
+        return False
+
+    def can_stage(self, x: Any) -> bool:
+        """Whether a copy of its bytes is all that ``x`` is: of no subclass, in no graph, and not lazy."""
+        return False
+
+    def own_bytes(self, x: Any) -> np.ndarray | None:
+        """The bytes of an array of its own on the host, uint8 1-D, leaving no mark on ``x``.
+
+        None where they are not packed, or cannot be had like that.
+        """
+        return None
+
+    def enqueue_copy(self, host: np.ndarray, x: Any, offset: int, to_host: bool) -> Callable[[], None]:
+        """Queue a copy between pinned bytes and the bytes of the packed array ``x`` from ``offset`` on.
+
+        Returns a function that waits until the copy is done.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no queue for copies")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes that a framework holds on a device; None where it does not count them.
+
+    ``used`` by live arrays, ``cached`` on top of that for arrays to come, ``peak`` the most ever used.
+    """
+
+    device: Device
+    used: int | None
+    cached: int | None
+    peak: int | None
+
+
+class Pool:
+    """The cards as the framework sees them, and the memory that it holds there.
+
+    No question opens a card, but for `free_memory_of`.
+    """
+
+    def is_started(self) -> bool:
+        """Whether the framework has opened its accelerators; what it holds is asked only of one that has."""
+        return False
+
+    def asking_opens(self) -> bool:
+        """Whether `Framework.devices` would open accelerators now."""
+        return False
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        """Where it would: the devices as far as they can be told without; None for what it says itself."""
+        return None
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for the unknown."""
+        return device.name, "", None
+
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        """Free and total bytes of a card that the framework has opened, or None."""
+        return None
+
+    def card_uuids(self) -> list[str]:
+        """Identities of all its CUDA cards in its order, once it has opened one; nothing before."""
+        return []
+
+    def free_memory_of(self, device: Device) -> int:
+        """Free bytes on the device, for ``gpu_id="auto"``; 0 where the framework cannot tell."""
+        return 0
+
+    def usage(self) -> list[Usage]:
+        """What the framework holds, one entry for each device that it has opened."""
+        return []
+
+    def reset_peak(self, device: Device) -> bool:
+        """Start the count of `Usage.peak` anew; False where that cannot be."""
+        return False
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        """Give cached memory on ``device`` (None: on all) back to the system; returns bytes given back.
+
+        ``compiled``: compiled programs as well. 0 for a device that it does not have.
+        """
+        return 0
+
+    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
+        """Its allocator: ``allocate(bytes, card, stream)``, an address, and ``free(address)``."""
+        raise NotImplementedError(f"{type(self).__name__} lends no memory")
+
+    def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
+        """Take memory from another framework's pool from now on.
+
+        Raises:
+            RuntimeError: it holds memory of its own already.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes memory from no other pool")
+
+
+class Pickling:
+    """How its arrays travel between processes, where pickle alone would not do."""
+
+    #: Whether every array pickles by itself, and bit for bit; where not, `pickles` tells.
+    all_pickle: ClassVar[bool] = True
+
+    def classes(self) -> tuple[type, ...]:
+        """The classes of its arrays, or bases of them, for libraries that go by class."""
+        return ()
+
+    def is_plain(self, x: Any) -> bool:
+        """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
+        return True
+
+    def pickles(self, x: Any) -> bool:
+        """Whether the array pickles by itself, and bit for bit."""
+        return self.all_pickle
+
+    def held_bytes(self, x: Any) -> int | None:
+        """Bytes of memory that the array keeps from others; None for those of its elements."""
+        return None

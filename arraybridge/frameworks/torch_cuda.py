@@ -1,0 +1,190 @@
+"""PyTorch's CUDA (or ROCm) cards: the memory that it holds there, its streams, and page-locked memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.parts import Mark, Pinning, Pool, Streams, Usage
+from arraybridge.types import Device
+
+__all__ = ["TorchPinning", "TorchPool", "TorchStreams"]
+
+
+class TorchPool(Pool):
+    def is_started(self) -> bool:
+        return torch.cuda.is_initialized() or (
+            torch.accelerator.is_available() and not torch.cuda.is_available()
+        )
+
+    def _opened(self, device: Device | None = None) -> list[int]:
+        """Numbers of the cards to ask, of which none is opened by asking."""
+        if device is not None and device.kind != "gpu":
+            return []
+        count = torch.accelerator.device_count() if self.is_started() else 0
+        return [i for i in range(count) if device is None or device.index == i]
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        freed = 0
+        cards = self._opened(device)
+        if cards and hasattr(torch.accelerator, "empty_cache"):  # torch 2.9
+            before = sum(torch.accelerator.memory_reserved(i) for i in cards)
+            torch.accelerator.empty_cache()
+            freed = before - sum(torch.accelerator.memory_reserved(i) for i in cards)
+        elif cards and torch.cuda.is_initialized():
+            before = sum(torch.cuda.memory_reserved(i) for i in cards)
+            torch.cuda.empty_cache()
+            freed = before - sum(torch.cuda.memory_reserved(i) for i in cards)
+        if cards and torch.cuda.is_initialized():
+            freed += _free_pinned_cache()
+        return freed
+
+    def usage(self) -> list[Usage]:
+        found = []
+        for i in self._opened() if torch.cuda.is_initialized() else []:
+            stats = torch.cuda.memory_stats_as_nested_dict(i)
+            if stats:
+                used, reserved = (stats[k]["all"] for k in ("allocated_bytes", "reserved_bytes"))
+                cached = reserved["current"] - used["current"]
+                found.append(Usage(Device("gpu", i), used["current"], cached, used["peak"]))
+        return found
+
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        if device.kind != "gpu" or not torch.cuda.is_initialized():
+            return None
+        return torch.cuda.mem_get_info(device.index)
+
+    def card_uuids(self) -> list[str]:
+        if not torch.cuda.is_initialized():
+            return []
+        cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        return [str(card.uuid) for card in cards if hasattr(card, "uuid")]
+
+    def reset_peak(self, device: Device) -> bool:
+        for i in self._opened(device) if torch.cuda.is_initialized() else []:
+            torch.cuda.reset_peak_memory_stats(i)
+            return True
+        return False
+
+    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
+        return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        if device.kind != "gpu" or not torch.cuda.is_initialized():
+            return "", "", None  # asking would open the cards
+        facts = torch.cuda.get_device_properties(device.index)
+        uuid = getattr(facts, "uuid", None)  # torch 2.5
+        return facts.name, "" if uuid is None else f"GPU-{uuid}", int(facts.total_memory)
+
+    def free_memory_of(self, device: Device) -> int:
+        has_cuda = device.kind == "gpu" and torch.cuda.is_available()
+        return torch.cuda.mem_get_info(device.index)[0] if has_cuda else 0
+
+
+class TorchStreams(Streams):
+    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
+        return _side_stream(device.index) if device.kind == "gpu" else None
+
+    def take_stream(self, device: Device) -> None:
+        if device.kind == "gpu":
+            with torch.cuda.device(device.index):  # set_stream selects the card of the stream, too
+                torch.cuda.set_stream(torch.cuda.Stream(device.index))
+
+    def mark(self, device: Device) -> Mark | None:
+        if device.kind != "gpu":
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device.index))
+        return Mark(
+            self,
+            device,
+            lambda: event.wait(torch.cuda.current_stream(device.index)),
+            event.synchronize,
+            event.query,
+        )
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            x.record_stream(torch.cuda.current_stream(x.device))
+        return x
+
+
+class TorchPinning(Pinning):
+    def __init__(self) -> None:
+        self.is_counted = hasattr(torch.accelerator, "empty_host_cache") and hasattr(
+            torch.cuda, "host_memory_stats"
+        )
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        if not torch.cuda.is_available():
+            return None
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
+
+    def is_pinned(self, memory: np.ndarray) -> bool:
+        return torch.from_numpy(hostmemory.writable_alias(memory)).is_pinned()
+
+    def can_stage(self, x: torch.Tensor) -> bool:
+        if type(x) is not torch.Tensor or x.__dict__ or x.requires_grad or x.is_conj() or x.is_neg():
+            return False
+        if getattr(x, "has_names", bool)():  # torch 2.13 has no named dimensions any more
+            return False
+        # Inside dual_level() a tensor may carry a tangent; asking for it compiles a lot first (2.13).
+        return getattr(torch.autograd.forward_ad, "_current_level", 0) < 0
+
+    def own_bytes(self, x: torch.Tensor) -> np.ndarray | None:
+        if not x.is_contiguous():
+            return None
+        # Unlike .numpy(), DLPack leaves the storage resizable; NumPy 1 marks what comes by it as read-only.
+        return hostmemory.writable_alias(np.from_dlpack(x.view(-1).view(torch.uint8)))
+
+    def enqueue_copy(
+        self, host: np.ndarray, x: torch.Tensor, offset: int, to_host: bool
+    ) -> Callable[[], None]:
+        place = x.view(-1).view(torch.uint8)[offset : offset + host.size]
+        staged = torch.from_numpy(host)  # torch sees by its address that it is pinned
+        with torch.cuda.device(x.device):
+            if to_host:
+                staged.copy_(place, non_blocking=True)
+            else:
+                place.copy_(staged, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record()
+        return done.synchronize
+
+
+def _free_pinned_cache() -> int:
+    """Give back the pinned host memory that torch keeps; returns its bytes. Only with CUDA open."""
+    empty = getattr(torch.accelerator, "empty_host_cache", None)
+    stats = getattr(torch.cuda, "host_memory_stats", None)
+    if empty is None or stats is None:  # before torch 2.9 there is no public call
+        return 0
+    before = stats().get("allocated_bytes.current", 0)
+    empty()
+    return int(before - stats().get("allocated_bytes.current", 0))
+
+
+_streams = threading.local()
+
+
+@contextmanager
+def _side_stream(index: int) -> Iterator[None]:
+    """This thread's own stream on the card, as `Streams.stream` describes."""
+    own: dict[Any, Any] = _streams.__dict__  # card → stream
+    side = own.get(index)
+    if side is None:
+        side = own[index] = torch.cuda.Stream(index)
+    outer = torch.cuda.current_stream(index)
+    # What was allocated on one stream and freed may be reused before the other is done with it only where
+    # nothing orders the two. These waits do, at each change from one to the other.
+    side.wait_stream(outer)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        outer.wait_stream(side)
