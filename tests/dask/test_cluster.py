@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ import pytest
 from distributed import Client, LocalCluster
 
 import arraybridge
-import arraybridge.dask as our_dask
 from arraybridge import (
     DeviceNotFoundError,
     DtypeNotSupportedError,
@@ -30,13 +30,15 @@ from arraybridge import (
 from arraybridge.dask import (
     BlockError,
     WorkerSetup,
+    block,
     cluster,
     map_blocks,
     prepare,
-    prepared,
     recoveries,
     to_dask,
 )
+from arraybridge.dask import workers as inside
+from arraybridge.dask.clusters import prepared
 from arraybridge.frameworks import cards
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
@@ -137,7 +139,7 @@ def test_a_worker_without_the_framework() -> None:
 def test_a_module_that_is_no_framework_is_missed_under_its_own_name() -> None:
     """Only a framework has an extra."""
     with pytest.raises(ModuleNotFoundError, match="of_this_process_alone") as caught:
-        our_dask._unpickled(b"cof_this_process_alone\nfn\n.")
+        block._unpickled(b"cof_this_process_alone\nfn\n.")
     assert not isinstance(caught.value, FrameworkNotInstalledError)
 
 
@@ -376,7 +378,7 @@ def test_cards_without_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _card_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "only_card", None)
-    monkeypatch.setattr(our_dask, "_arrived", False)
+    monkeypatch.setattr(inside, "_arrived", False)
 
 
 @pytest.mark.usefixtures("_card_kept")
@@ -453,7 +455,7 @@ ROOMS = {f"arraybridge.frameworks.{name}" for name in ("cupy", "jax", "pyclesper
 def modules() -> list[str]:
     """Every module of the package but the one for Dask, and the one that is a program."""
     found = pkgutil.walk_packages(arraybridge.__path__, "arraybridge.")
-    return [one.name for one in found if one.name not in ("arraybridge.dask", "arraybridge.__main__")]
+    return [one.name for one in found if not re.match(r"arraybridge\.(dask(\.|$)|__main__)", one.name)]
 
 
 def test_nothing_else_imports_dask() -> None:

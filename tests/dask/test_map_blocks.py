@@ -15,7 +15,6 @@ import pytest
 from distributed import Client
 
 import arraybridge
-import arraybridge.dask as our_dask
 from arraybridge import (
     ArrayNotSupportedError,
     DtypeConversion,
@@ -25,7 +24,8 @@ from arraybridge import (
     UnknownFrameworkError,
     convert_memory,
 )
-from arraybridge.dask import BlockError, cluster, from_dask, map_blocks, map_overlap, to_dask
+from arraybridge.dask import BlockError, cluster, from_dask, map_blocks, map_overlap, mapping, to_dask
+from arraybridge.dask import block as block_of
 from arraybridge.frameworks import cards
 from tests.dask import functions
 from tests.dask.functions import CHUNKS, FRAMEWORKS, IMAGE
@@ -379,9 +379,20 @@ def test_several_arrays_are_broadcast(scheduler: Any) -> None:
         check_equal(computed(map_blocks(product, *arrays), scheduler), a * b + c)
 
 
-def test_several_arrays_whose_chunks_do_not_meet() -> None:
-    """As many blocks, but of other extents: the function would get what does not belong together."""
+def test_several_arrays_of_equally_many_blocks_of_other_sizes(scheduler: Any) -> None:
+    """They meet by their numbers, as in Dask."""
     x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((3, 1),))
+    found = map_blocks(lambda a, b: a + b.mean(), x, y)
+    assert found.chunks == ((2, 2),)
+    check_equal(computed(found, scheduler), np.array([1.0, 2.0, 5.0, 6.0]))
+    other = map_blocks(lambda a, b: b + a.sum(), x, y, chunks=y.chunks)
+    check_equal(computed(other, scheduler), np.array([1.0, 2.0, 3.0, 8.0]))
+    with pytest.raises(BlockError, match=r"shape \([31],\), and its declared chunks say \(2,\)"):
+        map_blocks(lambda a, b: b + a.sum(), x, y).compute(scheduler="synchronous")
+
+
+def test_several_arrays_of_other_numbers_of_blocks() -> None:
+    x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((2, 1, 1),))
     with pytest.raises(ValueError, match="chunks"):
         map_blocks(lambda a, b: a + b.mean(), x, y).compute(scheduler="synchronous")
 
@@ -724,7 +735,7 @@ def test_an_array_of_one_chunk_is_handed_over_whole() -> None:
 
 
 def test_every_two_arrays_have_to_meet() -> None:
-    one, u, v = to_dask(np.ones(1), 1), to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((1, 3),))
+    one, u, v = to_dask(np.ones(1), 1), to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((1, 2, 1),))
     with pytest.raises(ValueError, match="do not meet"):
         map_blocks(lambda a, b, c: a + b + c.mean(), one, u, v)
     with pytest.raises(ValueError, match="do not meet"):
@@ -745,11 +756,56 @@ def test_margins_of_another_array() -> None:
         )
 
 
+def inner(b: Any) -> Any:
+    return b[1:-1]
+
+
+def test_a_filter_that_cuts_its_margins_off_itself(scheduler: Any) -> None:
+    x, whole = to_dask(np.arange(10.0), 4), np.arange(10.0)
+    for fn in (inner, arraybridge.numpy(inner)):
+        found = map_overlap(fn, x, depth=1, boundary="reflect", trim=False)
+        assert found.chunks == ((4, 4, 2),)
+        check_equal(computed(found, scheduler), whole)
+    narrow = {"depth": 1, "boundary": "reflect", "trim": False, "name": "mine"}
+    halves = map_overlap(lambda b: b[1:-1:2], x, chunks=((2, 2, 1),), **narrow)
+    assert halves.name == "mine"
+    check_equal(computed(halves, scheduler), whole[::2])
+    wrong = map_overlap(lambda b: b[::2], x, chunks=((2, 2, 1),), **narrow)
+    with pytest.raises(BlockError, match=r"shape \([32],\), and its declared chunks say \([21],\)"):
+        wrong.compute(scheduler="synchronous")
+    for grows in (lambda b: np.concatenate([b, b]), lambda b: b[None]):
+        with pytest.raises(BlockError, match="returned a block of shape"):
+            map_overlap(grows, x, depth=1, trim=False).compute(scheduler="synchronous")
+    named = map_overlap(inner, x, depth=1, boundary="reflect", trim=False, name="mine")
+    assert named.name == "mine"
+    check_equal(computed(named), whole)
+
+
+def test_a_filter_that_changes_the_number_of_axes(scheduler: Any) -> None:
+    whole = np.arange(24.0).reshape(4, 6)
+    x = to_dask(whole, (2, 6))
+    padded = np.pad(whole, ((1, 1), (0, 0)), mode="symmetric")
+    sums = sum(padded[i : i + 4].sum(1) for i in range(3))
+
+    def three_rows(b: Any) -> Any:
+        rows = b.sum(1)
+        return np.convolve(rows, np.ones(3), "same")
+
+    for axis in (1, -1, [1]):
+        found = map_overlap(three_rows, x, depth={0: 1, 1: 0}, boundary="reflect", drop_axis=axis)
+        assert found.chunks == ((2, 2),)
+        check_equal(computed(found, scheduler), sums)
+    kept = map_overlap(lambda b: b, x, depth={0: 1, 1: 0}, boundary="reflect", drop_axis=1)
+    with pytest.raises((BlockError, ValueError, IndexError)):
+        kept.compute(scheduler="synchronous")
+    twice = map_overlap(
+        lambda b: np.stack([b, -b]), x, depth={0: 1, 1: 0}, boundary="reflect", new_axis=0, chunks=(2, 4, 6)
+    )
+    assert twice.ndim == 3
+
+
 def test_what_a_filter_cannot_say() -> None:
     x = numbers()
-    for words in ({"chunks": (1, 1)}, {"drop_axis": 0}, {"new_axis": 0}):
-        with pytest.raises(TypeError, match=f"map_overlap\\(\\) has no {next(iter(words))}="):
-            map_overlap(lambda a: a, x, depth=1, **words)
     with pytest.raises(TypeError, match="takes Dask arrays"):
         map_overlap(lambda a, b: a, x, np.ones(3), depth=1)
     named = map_overlap(lambda a: a + 1, x, depth=1, name="mine")
@@ -769,11 +825,11 @@ def test_a_function_that_cannot_travel_runs_on_threads() -> None:
 
 def test_functions_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker keeps what it has opened, but not for ever."""
-    monkeypatch.setattr(our_dask, "_MAX_BYTES", 100_000)
-    monkeypatch.setattr(our_dask, "_functions", {})
+    monkeypatch.setattr(block_of, "_MAX_BYTES", 100_000)
+    monkeypatch.setattr(block_of, "_functions", {})
     for number in range(5):
         held = np.full(5_000, float(number))  # 40 kB
-        block, _ = our_dask._declared("map_blocks", lambda b, h=held: b + h[0], (numbers(),), None, None)
+        block, _ = mapping._declared("map_blocks", lambda b, h=held: b + h[0], (numbers(),), None, None)
         again = pickle.loads(pickle.dumps(block))
         check_equal(again(np.zeros(2)), np.full(2, float(number)))
-    assert len(our_dask._functions) == 2
+    assert len(block_of._functions) == 2
