@@ -96,7 +96,10 @@ class UnknownArrayError(MemoryConversionError, TypeError, ValueError):
 
 
 class UnknownFrameworkError(ValueError):
-    """No framework of that name is known."""
+    """No framework of that name is known.
+
+    (Raised, with its list of names, by `arraybridge.frameworks.registry.framework_name`.)
+    """
 
 
 class MissingGpuWarning(UserWarning):

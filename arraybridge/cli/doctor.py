@@ -26,7 +26,7 @@ from rich.markup import escape
 
 import arraybridge
 from arraybridge.cli import output
-from arraybridge.cli.faults import (
+from arraybridge.cli.facts import (
     CUPYS,
     TENSORFLOWS,
     Card,
@@ -35,8 +35,8 @@ from arraybridge.cli.faults import (
     Facts,
     Problem,
     canonical,
-    find_problems,
 )
+from arraybridge.cli.faults import find_problems
 from arraybridge.cli.inspect import PACKAGES
 from arraybridge.cli.script_faults import read_script
 from arraybridge.frameworks import registry

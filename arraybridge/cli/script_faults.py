@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
-from arraybridge.cli.faults import Problem
+from arraybridge.cli.facts import Problem
 
 __all__ = ["read_script"]
 

@@ -478,7 +478,9 @@ def send_through(source: np.ndarray, owner: Framework, device: Device) -> Any:
 
 
 def fetch_through(x: Any, owner: Framework, target: np.ndarray) -> np.ndarray:
-    """The values of a packed array on a card in ``target``, packed host memory that is warm at best.
+    """Copy a packed array from a card into ``target``, packed host memory.
+
+    It is fastest where ``target`` was written to before, so that the system has its pages ready.
 
     Raises:
         ValueError: there is no card.

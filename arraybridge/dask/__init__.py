@@ -25,7 +25,9 @@ try:
         importlib.import_module(_package)
 except ModuleNotFoundError as error:
     raise FrameworkNotInstalledError(
-        'arraybridge.dask needs Dask and distributed; run pip install "arraybridge[dask]".', reason=str(error)
+        'arraybridge.dask needs Dask and distributed; run pip install "dask[array]" distributed cloudpickle,'
+        ' or pip install ".[dask]" in a checkout of arraybridge.',
+        reason=str(error),
     ) from error
 
 from arraybridge.dask.block import BlockError as BlockError

@@ -159,7 +159,7 @@ def _unpickled(carried: bytes) -> Callable[..., Any]:
         if not names:
             raise
         raise FrameworkNotInstalledError(
-            f'{names[0]} is not installed; run pip install "arraybridge[{registry.extra_of(names[0])}]".',
+            registry.how_to_install(names[0]),
             target_type=names[0],
             reason=str(error),
         ) from error

@@ -80,7 +80,7 @@ def _cuda_cluster(environment: dict[str, str], plugins: list[Any], **options: An
     except ImportError as error:  # it imports half where the bindings of its extras cu12 and cu13 are missing
         raise FrameworkNotInstalledError(
             "There are NVIDIA cards, for which cluster() needs dask-cuda; run pip install"
-            ' "arraybridge[dask-cuda13x]" (or [dask-cuda12x], for CUDA 12), or pass cards=False for workers'
+            ' "dask-cuda[cu13]" (or [cu12], for CUDA 12), or pass cards=False for workers'
             " without cards.",
             reason=str(error),
         ) from error

@@ -63,7 +63,7 @@ _arrived = False
 
 
 def arrive() -> None:
-    """Before the first block of a process: the card of a worker that dask-cuda started is its own."""
+    """Before the first block of a process: one that dask-cuda started takes the card meant for it."""
     global _arrived
     if not _arrived:
         if this_worker() is not None:

@@ -1,7 +1,8 @@
 """The NVIDIA cards of this machine as CUDA counts them, asked of the driver without opening one.
 
 ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` are minded by the driver itself, so that a number here is
-the number that CuPy, PyTorch, JAX and TensorFlow use.
+the number that CuPy, PyTorch, JAX and TensorFlow use. OpenCL counts on its own: its devices are put into the
+order of these cards, by their PCI addresses, in `arraybridge.frameworks.pyclesperanto`.
 """
 
 from __future__ import annotations

@@ -36,8 +36,16 @@ _BUILT_IN: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("pyclesperanto", "pyclesperanto_prototype"),
     ),
 }
-# What to install, where the extra is not called like the framework.
-_EXTRAS = {"cupy": "cupy-cuda13x"}
+# Which extra of arraybridge brings a framework, and what that extra asks for; a test compares it with
+# pyproject.toml.
+_EXTRAS = {
+    "numpy": ("", ("numpy>=1.26",)),
+    "cupy": ("cupy-cuda13x", ("cupy-cuda13x>=13.6",)),
+    "torch": ("torch", ("torch>=2.6",)),
+    "jax": ("jax", ("jax>=0.7",)),
+    "tensorflow": ("tensorflow", ("tensorflow>=2.18",)),
+    "pyclesperanto": ("pyclesperanto", ("pyclesperanto>=0.25", "pyopencl[pocl]>=2025.1")),
+}
 
 # Root module of an array's class → the frameworks to ask, so that a look at an object imports nothing.
 _ROOTS: dict[str, list[str]] = {
@@ -159,21 +167,34 @@ def _load(name: str) -> Framework:
 
 
 def _import_failed(name: str, error: Exception) -> FrameworkNotInstalledError:
-    extra = extra_of(name)
     if is_installed(name):
         message = (
             f"{name} is installed, but importing it failed: {type(error).__name__}: {error}."
-            f' Reinstall it with pip install --force-reinstall "arraybridge[{extra}]".'
+            f" Reinstall it with {install_command(name, '--force-reinstall')}."
         )
     else:
-        message = f'{name} is not installed; run pip install "arraybridge[{extra}]"'
-        message += " (or [cupy-cuda12x], for CUDA 12)." if name == "cupy" else "."
+        message = how_to_install(name)
     return FrameworkNotInstalledError(message, target_type=name, reason=str(error))
 
 
-def extra_of(name: str) -> str:
-    """The extra of arraybridge that installs a framework."""
-    return _EXTRAS.get(name, name)
+def install_command(name: str, *options: str) -> str:
+    """The command that installs a framework in a release that arraybridge works with."""
+    _, requirements = _EXTRAS.get(name, ("", (name,)))
+    return " ".join(("pip install", *options, *(f'"{requirement}"' for requirement in requirements)))
+
+
+def how_to_install(name: str) -> str:
+    """What to do where a framework is missing, in a sentence.
+
+    The package index has another library of the name arraybridge: the extras are to be had from a checkout.
+    """
+    extra, _ = _EXTRAS.get(name, ("", ()))
+    command = install_command(name)
+    if name == "cupy":
+        command += " (for CUDA 12: cupy-cuda12x)"
+    if extra:
+        command += f', or pip install ".[{extra}]" in a checkout of arraybridge'
+    return f"{name} is not installed; run {command}."
 
 
 def roots() -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,8 @@
-"""PyTorch: CPU, and whatever accelerator ``torch.accelerator`` finds (CUDA, ROCm, XPU, MPS)."""
+"""PyTorch: CPU, and whatever accelerator ``torch.accelerator`` finds (CUDA, ROCm, XPU, MPS).
+
+torch has no read-only tensors. That read-only memory is therefore copied on its way here is decided for all
+frameworks at once, in `arraybridge.conversion.decide` (``_objection``).
+"""
 
 from __future__ import annotations
 

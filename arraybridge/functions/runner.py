@@ -122,7 +122,8 @@ class Runner(Declaration):
         self.place: Device | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What was found out here, as `place`, is of no use elsewhere, and would make its bytes change.
+        # What was found out here, as `place`, is of no use in another process, and the pickled bytes of a
+        # function would differ from call to call; Dask names its tasks by them.
         return (_runner, (self.fn, self.options, self.label, self.skip))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

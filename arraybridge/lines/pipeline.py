@@ -1,4 +1,7 @@
-"""`Pipeline`: a chain of stages, each in a thread of its own, on its own device."""
+"""`Pipeline`: a chain of stages, each in a thread of its own, on its own device.
+
+The threads, and what happens when a stage fails (`Line._fail`), are in `arraybridge.lines.line`.
+"""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def memory_stats() -> MemoryStats:
     for device, held in holdings.items():
         devices.append(_read_through(frameworks, device, held))
     blind = nvml is None and os.path.exists("/proc/driver/nvidia/version")  # noqa: PTH110
-    note = 'Cards that no framework has opened are not listed; pip install "arraybridge[nvml]" shows them.'
+    note = "Cards that no framework has opened are not listed; pip install nvidia-ml-py shows them."
     return MemoryStats(tuple(devices), note if blind else "")
 
 

@@ -80,12 +80,12 @@ def test_the_demo_names_what_is_missing_and_what_would_bring_it(
     shown: subprocess.CompletedProcess[str],
 ) -> None:
     if importlib.util.find_spec("cupy") is None:
-        assert "arraybridge[cupy-cuda" in shown.stdout
+        assert ".[cupy-cuda" in shown.stdout
     elif shutil.which("nvidia-smi") is None:
         assert "cupy left out" in shown.stdout
         assert "driver" in shown.stdout
     for name in set(FRAMEWORKS) - set(installed()):
-        assert f"arraybridge[{name}" in shown.stdout
+        assert f".[{name}" in shown.stdout
 
 
 def test_json_alone(told: tuple[np.ndarray[Any, Any], Any]) -> None:
@@ -114,7 +114,7 @@ def test_without_frameworks_the_demo_says_what_to_install() -> None:
     assert done.returncode == 0, done.stderr
     assert_plain(done)
     for extra in ("cupy-cuda13x", "torch", "jax", "tensorflow", "pyclesperanto"):
-        assert f'pip install "arraybridge[{extra}]"' in done.stdout
+        assert f'pip install ".[{extra}]"' in done.stdout
     assert "equal" in done.stdout
     assert "DIFFERENT" not in done.stdout
 

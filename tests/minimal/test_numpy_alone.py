@@ -15,11 +15,11 @@ from tests.helpers import run_python, run_script
 
 # The packages that serve a framework, and the extra that the message has to name.
 OTHERS = {
-    "cupy": (("cupy",), "arraybridge[cupy-cuda"),
-    "torch": (("torch",), "arraybridge[torch]"),
-    "jax": (("jax",), "arraybridge[jax]"),
-    "tensorflow": (("tensorflow",), "arraybridge[tensorflow]"),
-    "pyclesperanto": (("pyclesperanto", "pyclesperanto_prototype"), "arraybridge[pyclesperanto]"),
+    "cupy": (("cupy",), ".[cupy-cuda13x]"),
+    "torch": (("torch",), ".[torch]"),
+    "jax": (("jax",), ".[jax]"),
+    "tensorflow": (("tensorflow",), ".[tensorflow]"),
+    "pyclesperanto": (("pyclesperanto", "pyclesperanto_prototype"), ".[pyclesperanto]"),
 }
 
 
