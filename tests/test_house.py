@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import arraybridge
+from arraybridge.frameworks.base import Framework
 from tests.helpers import run_script
 
 CHECKOUT = Path(__file__).parent.parent
@@ -68,6 +69,13 @@ def test_all_is_sorted_and_every_name_is_there() -> None:
     assert list(names) == sorted(set(names))
     missing = [name for name in names if not hasattr(arraybridge, name)]
     assert not missing
+
+
+def test_a_plug_in_author_reads_the_core_in_one_screen() -> None:
+    """What goes beyond stands in parts, each of them None or an object."""
+    names = {name for name in (*dir(Framework), *Framework.__annotations__) if not name.startswith("_")}
+    assert len(names) <= 50, sorted(names)
+    assert Framework.__abstractmethods__ == {"owns", "from_host"}
 
 
 def test_no_submodule_hides_a_decorator() -> None:
@@ -190,6 +198,16 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, message
     assert done.returncode == 1
     assert message in done.stdout
     assert str(planted) in done.stdout
+
+
+def test_a_planted_circle_is_found(tmp_path: Path) -> None:
+    package, _ = plant(
+        tmp_path, "frameworks/hostmemory.py", "def late():\n    from arraybridge.frameworks import base"
+    )
+    done = check_imports(package)
+    assert done.returncode == 1
+    assert "a circle of imports" in done.stdout
+    assert "arraybridge.frameworks.base → arraybridge.frameworks.hostmemory" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,12 @@
 
     python tools/check_imports.py [PACKAGE_DIRECTORY]
 
-Two rules, wherever in a file the import stands:
+Three rules, wherever in a file the import stands:
 
 - A module imports from its own layer or a lower one, never from a higher one (see LAYERS).
 - A framework is imported in its own room, frameworks/<framework>.py and frameworks/<framework>_*.py,
   and nowhere else (ROOMS).
+- No module imports itself by way of others.
 
 Imports under ``if TYPE_CHECKING:`` never run and are free. Every breach is printed as ``file:line: message``;
 the exit code is 0 without a breach, 1 with one, and 2 when the package can't be read.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = "arraybridge"
@@ -125,6 +127,24 @@ def breach(module: str, here: str, room: str | None) -> str | None:
     return None
 
 
+def own_modules(node: ast.AST, package: list[str], there: frozenset[str]) -> list[str]:
+    """Return the modules of the package, all of which ``there`` names, that a node imports."""
+    names = imported_modules(node, package, frozenset())
+    if isinstance(node, ast.ImportFrom):
+        names = [full if (full := f"{names[0]}.{a.name}") in there else names[0] for a in node.names]
+    return [name for name in names if name in there]
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules of a circle of imports, or nothing."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found[::-1]
+    return []
+
+
 def check(root: Path) -> tuple[int, list[str]]:
     """Read every module of the package in ``root``; return how many there are, and the breaches."""
     files = sorted(root.rglob("*.py"))
@@ -132,6 +152,10 @@ def check(root: Path) -> tuple[int, list[str]]:
         path.name for path in root.iterdir() if path.is_dir()
     )
     breaches: list[str] = []
+    names = {path: ".".join([PACKAGE, *path.relative_to(root).with_suffix("").parts]) for path in files}
+    names = {path: name.removesuffix(".__init__") for path, name in names.items()}
+    there = frozenset(names.values())
+    graph: dict[str, set[str]] = {}
     for path in files:
         inside = path.relative_to(root)
         here = inside.parts[0].removesuffix(".py")
@@ -141,10 +165,14 @@ def check(root: Path) -> tuple[int, list[str]]:
         room = path.stem if inside.parts[:-1] == ("frameworks",) else None
         package = [PACKAGE, *inside.parts[:-1]]
         for node in running_nodes(ast.parse(path.read_bytes(), filename=str(path))):
+            graph.setdefault(names[path], set()).update(own_modules(node, package, there))
             for module in imported_modules(node, package, parts):
                 message = breach(module, here, room)
                 if message is not None:
                     breaches.append(f"{path}:{getattr(node, 'lineno', 1)}: {message}")
+    around = circle({name: others - {name} for name, others in graph.items()})
+    if around:
+        breaches.append(f"{root}:1: a circle of imports: {' → '.join(around)}")
     return len(files), breaches
 
 

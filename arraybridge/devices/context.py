@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from arraybridge.devices.discovery import find_device, gpu_available
-from arraybridge.errors import DeviceNotFoundError
+from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, visible_devices
+from arraybridge.frameworks.base import CPU, Framework, visible_devices
 from arraybridge.placement import default_device
 from arraybridge.types import Device, DeviceLike
 
@@ -120,14 +120,26 @@ def array_namespace(*xs: Any) -> Any:
         )
     if owners:
         (owner,) = owners.values()
-        return owner.array_namespace()
+        return _namespace_of(owner)
     try:
         name = _framework_for(get_device())
     except DeviceNotFoundError:
         if default_device.get() is not None:
             raise
         name = "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
-    return registry.framework(name).array_namespace()
+    return _namespace_of(registry.framework(name))
+
+
+def _namespace_of(owner: Framework) -> Any:
+    namespace = None if owner.running is None else owner.running.array_namespace()
+    if namespace is None:
+        raise ArrayNotSupportedError(
+            f"{owner.name} arrays have no array API namespace; convert them first, as in"
+            ' convert_memory(x, "cupy") or convert_memory(x, "numpy")',
+            source_type=owner.name,
+            reason=f"{owner.name} has no array API",
+        )
+    return namespace
 
 
 def _framework_for(device: Device) -> str:

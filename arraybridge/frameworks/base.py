@@ -16,7 +16,7 @@ import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Streams
+from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Running, Streams
 from arraybridge.types import Device
 
 __all__ = ["CPU", "Framework", "refusals", "visible_devices"]
@@ -38,7 +38,7 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        fast, streams, pinning, pool, pickling: the parts that it has, of parts.py; None for the others.
+        fast, streams, pinning, pool, pickling, running: the parts that it has, of parts.py; None for others.
     """
 
     name: ClassVar[str]
@@ -55,6 +55,7 @@ class Framework(ABC):
     pinning: Pinning | None = None
     pool: Pool | None = None
     pickling: Pickling | None = None
+    running: Running | None = None
 
     def __repr__(self) -> str:
         return f"<arraybridge framework {self.name!r}>"
@@ -188,23 +189,6 @@ class Framework(ABC):
         """Why there is no accelerator, and what would bring one, in a sentence; or ``""``."""
         return ""
 
-    def array_namespace(self) -> Any:
-        """The module of the Python array API for its arrays.
-
-        Raises:
-            ArrayNotSupportedError: it has none.
-        """
-        raise ArrayNotSupportedError(
-            f"{self.name} arrays have no array API namespace; convert them first, as in"
-            ' convert_memory(x, "cupy") or convert_memory(x, "numpy")',
-            source_type=self.name,
-            reason=f"{self.name} has no array API",
-        )
-
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What this thread has set for itself alone, as a context for another thread that works for it."""
-        return nullcontext
-
     def to_device(self, x: Any, device: Device) -> Any:
         """The array on another device of this framework; always a copy, complete on return."""
         return self.from_host(self.to_host(x), device)
@@ -251,14 +235,6 @@ class Framework(ABC):
         """Whether ``error`` itself, whatever caused it, is this framework's out-of-memory error."""
         return isinstance(error, MemoryError)
 
-    def oom_error(self) -> Exception:
-        """An error as this framework raises it when memory runs out, for rehearsals of that."""
-        return MemoryError("Unable to allocate: a rehearsal")
-
-    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        """What waits for an array of this class, where an allocation that failed shows only then; or None."""
-        return None
-
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
         """``x[start:stop]`` along ``axis`` (a view where the framework has views)."""
         return x[(slice(None),) * (axis % len(self.shape(x))) + (slice(start, stop),)]
@@ -282,23 +258,6 @@ class Framework(ABC):
     def decorator(self) -> Any:
         """The decorator for functions that are written in this framework, as ``arraybridge.torch`` is."""
         return _makers[0](self.name)
-
-    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn`` as this framework's compiler, where it has one, leaves it alone."""
-        return fn
-
-    def wide(self) -> AbstractContextManager[Any]:
-        """A context in which arithmetic keeps 64-bit dtypes."""
-        return nullcontext()
-
-    def stack(self, planes: list[Any]) -> Any:
-        """Arrays of one shape and dtype, all on one device, along a new first axis."""
-        host, device = np.stack([self.to_host(plane) for plane in planes]), self.device_of(planes[0])
-        return self.from_host(hostmemory.fresh(host), device)
-
-    def unstack(self, x: Any) -> list[Any]:
-        """The arrays along the first axis (views where the framework has views)."""
-        return [x[i] for i in range(self.shape(x)[0])]
 
 
 _makers: list[Callable[[str], Any]] = []

@@ -18,7 +18,7 @@ import numpy as np
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import pci_address
-from arraybridge.frameworks.parts import Mark, Pinning, Pool, Streams, Usage
+from arraybridge.frameworks.parts import Mark, Pinning, Pool, Running, Streams, Usage
 from arraybridge.types import Device
 
 __all__ = ["CupyFramework"]
@@ -44,6 +44,7 @@ class CupyFramework(Framework):
         self.pool = CupyPool()
         self.streams = CupyStreams()
         self.pinning = CupyPinning()
+        self.running = CupyRunning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, cupy.ndarray)
@@ -113,11 +114,6 @@ class CupyFramework(Framework):
         with x.device:
             cupy.cuda.get_current_stream().synchronize()
 
-    def array_namespace(self) -> Any:
-        import array_api_compat.cupy as namespace
-
-        return namespace
-
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: cupy.ndarray) -> cupy.ndarray:
@@ -137,9 +133,6 @@ class CupyFramework(Framework):
         ours = type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
         return ours and isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
 
-    def oom_error(self) -> Exception:
-        return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
-
     def part(self, x: cupy.ndarray, axis: int, start: int, stop: int) -> cupy.ndarray:
         with x.device:
             return super().part(x, axis, start, stop)
@@ -154,12 +147,6 @@ class CupyFramework(Framework):
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return cupy.cuda.Device(device.index)
-
-    # -- running functions ------------------------------------------------------------------------
-
-    def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
-        with planes[0].device:
-            return cupy.stack(planes)
 
 
 class CupyPool(Pool):
@@ -231,6 +218,22 @@ class CupyPool(Pool):
 
         shared = cupy.cuda.PythonFunctionAllocator(malloc, release)
         cupy.cuda.set_allocator(shared.malloc)
+
+    def oom_error(self) -> Exception:
+        return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
+
+
+class CupyRunning(Running):
+    conforms = True
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.cupy as namespace
+
+        return namespace
+
+    def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
+        with planes[0].device:
+            return cupy.stack(planes)
 
 
 class CupyStreams(Streams):

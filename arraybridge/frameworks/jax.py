@@ -27,7 +27,7 @@ from arraybridge.frameworks.base import (
     refuse_dtype,
 )
 from arraybridge.frameworks.cards import cards
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Usage
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Running, Usage
 from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
@@ -77,6 +77,7 @@ class JaxFramework(Framework):
         self.fast = JaxFast()
         self.pool = JaxPool()
         self.pickling = JaxPickling()
+        self.running = JaxRunning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
@@ -167,19 +168,6 @@ class JaxFramework(Framework):
     def missing_device_reason(self) -> str:
         return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
 
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        wide, device = bool(jax.config.jax_enable_x64), jax.config.jax_default_device
-
-        @contextmanager
-        def same() -> Iterator[None]:
-            with _x64(wide), jax.default_device(device):
-                yield
-
-        return same
-
-    def array_namespace(self) -> Any:
-        return jnp
-
     def _put(self, x: jax.Array, device: Any) -> jax.Array:
         with _x64(True):
             return jax.device_put(x, device).block_until_ready()
@@ -211,14 +199,6 @@ class JaxFramework(Framework):
         # XlaRuntimeError, its older name, is the same class in every release that is supported.
         return isinstance(error, jax.errors.JaxRuntimeError) and _OOM.match(str(error)) is not None
 
-    def oom_error(self) -> Exception:
-        return jax.errors.JaxRuntimeError(
-            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
-        )
-
-    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
-
     def part(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         with _x64(True):
             return super().part(x, axis, start, stop)
@@ -229,19 +209,6 @@ class JaxFramework(Framework):
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return jax.default_device(_jax_device(device))
-
-    # -- running functions ------------------------------------------------------------------------
-
-    def wide(self) -> AbstractContextManager[Any]:
-        return _x64(True)
-
-    def stack(self, planes: list[jax.Array]) -> jax.Array:
-        with _x64(True):
-            return jnp.stack(planes)
-
-    def unstack(self, x: jax.Array) -> list[jax.Array]:
-        with _x64(True):
-            return super().unstack(x)
 
 
 class JaxFast(Fast):
@@ -341,6 +308,42 @@ class JaxPool(Pool):
     def free_memory_of(self, device: Device) -> int:
         stats = _jax_device(device).memory_stats() or {}
         return int(stats.get("bytes_limit", 0)) - int(stats.get("bytes_in_use", 0))
+
+    def oom_error(self) -> Exception:
+        return jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
+        )
+
+
+class JaxRunning(Running):
+    conforms = True
+
+    def array_namespace(self) -> Any:
+        return jnp
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        wide, device = bool(jax.config.jax_enable_x64), jax.config.jax_default_device
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            with _x64(wide), jax.default_device(device):
+                yield
+
+        return same
+
+    def wide(self) -> AbstractContextManager[Any]:
+        return _x64(True)
+
+    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
+        return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
+
+    def stack(self, planes: list[jax.Array]) -> jax.Array:
+        with _x64(True):
+            return jnp.stack(planes)
+
+    def unstack(self, x: jax.Array) -> list[jax.Array]:
+        with _x64(True):
+            return [x[i] for i in range(x.shape[0])]
 
 
 class JaxPickling(Pickling):

@@ -10,7 +10,7 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast
+from arraybridge.frameworks.parts import Fallback, Fast, Running
 from arraybridge.types import Device
 
 __all__ = ["NumpyFramework"]
@@ -25,6 +25,7 @@ class NumpyFramework(Framework):
 
     def __init__(self) -> None:
         self.fast = NumpyFast()
+        self.running = NumpyRunning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, np.ndarray)
@@ -69,21 +70,7 @@ class NumpyFramework(Framework):
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(hostmemory.np_dtype(dtype))
 
-    # -- devices ----------------------------------------------------------------------------------
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.numpy as namespace
-
-        return namespace
-
     # -- memory -----------------------------------------------------------------------------------
-
-    def oom_error(self) -> Exception:
-        try:
-            np.empty(1 << 55)  # 256 PiB: NumPy's own error, which it has no public name for
-        except MemoryError as error:
-            return error.with_traceback(None)
-        return super().oom_error()
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         if any(isinstance(part, np.ma.MaskedArray) for part in parts):
@@ -93,11 +80,6 @@ class NumpyFramework(Framework):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         return np.empty(shape, hostmemory.np_dtype(dtype))
-
-    # -- running functions ------------------------------------------------------------------------
-
-    def stack(self, planes: list[np.ndarray]) -> np.ndarray:
-        return np.stack(planes)
 
 
 class NumpyFast(Fast):
@@ -129,3 +111,15 @@ class NumpyFast(Fast):
             return guard(x).__dlpack__()
 
         return give
+
+
+class NumpyRunning(Running):
+    conforms = True
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.numpy as namespace
+
+        return namespace
+
+    def stack(self, planes: list[np.ndarray]) -> np.ndarray:
+        return np.stack(planes)

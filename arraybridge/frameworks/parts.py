@@ -7,7 +7,7 @@ built for the CPU has no streams. What a part does not answer has an answer here
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from arraybridge.types import Device
 
-__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pinning", "Pool", "Streams", "Usage"]
+__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pinning", "Pool", "Running", "Streams", "Usage"]
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error
@@ -187,6 +187,10 @@ class Pool:
         """Start the count of `Usage.peak` anew; False where that cannot be."""
         return False
 
+    def oom_error(self) -> Exception:
+        """An error as the framework raises it when memory runs out, for rehearsals of that."""
+        return MemoryError("Unable to allocate: a rehearsal")
+
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         """Give cached memory on ``device`` (None: on all) back to the system; returns bytes given back.
 
@@ -227,4 +231,46 @@ class Pickling:
 
     def held_bytes(self, x: Any) -> int | None:
         """Bytes of memory that the array keeps from others; None for those of its elements."""
+        return None
+
+
+class Running:
+    """What functions that are written in the framework find when they run: namespace, settings, compiler."""
+
+    #: Whether `array_namespace` is the whole array API.
+    conforms: ClassVar[bool] = False
+
+    def array_namespace(self) -> Any:
+        """The module of the Python array API for its arrays; None where there is none."""
+        return None
+
+    def extent(self, x: Any) -> tuple[int, int]:
+        """The smallest and the largest of integers or booleans (at least one), exactly."""
+        xp = self.array_namespace()
+        if "bool" in str(x.dtype):
+            return int(bool(xp.all(x))), int(bool(xp.any(x)))
+        return int(xp.min(x)), int(xp.max(x))
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What this thread has set for itself alone, as a context for another thread that works for it."""
+        return nullcontext
+
+    def wide(self) -> AbstractContextManager[Any]:
+        """A context in which arithmetic keeps 64-bit dtypes."""
+        return nullcontext()
+
+    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn`` as the framework's compiler, where it has one, leaves it alone."""
+        return fn
+
+    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
+        """What waits for an array of this class, where an allocation that failed shows only then; or None."""
+        return None
+
+    def stack(self, planes: list[Any]) -> Any:
+        """Arrays of one shape and dtype, of one device, along a new first axis; None: by way of the host."""
+        return None
+
+    def unstack(self, x: Any) -> list[Any] | None:
+        """The arrays along the first axis (views where the framework has views); None: by their index."""
         return None

@@ -26,7 +26,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Fram
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards, pci_address
-from arraybridge.frameworks.parts import Pickling, Pool
+from arraybridge.frameworks.parts import Pickling, Pool, Running
 from arraybridge.types import Device
 
 __all__ = ["PyclesperantoFramework"]
@@ -293,6 +293,7 @@ class PyclesperantoFramework(Framework):
         self._main = _open((imported or installed)[0])
         self.pool = PyclesperantoPool(self)
         self.pickling = PyclesperantoPickling(self)
+        self.running = PyclesperantoRunning(self)
 
     def _packages(self) -> list[_Package]:
         """The package that makes new arrays, and the other one if the process has imported it since."""
@@ -421,10 +422,6 @@ class PyclesperantoFramework(Framework):
     def is_oom(self, error: BaseException) -> bool:
         return is_opencl_oom(error)
 
-    def oom_error(self) -> Exception:
-        message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
-        return RuntimeError(message)
-
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
         package = self._package(x)
         native = package.part(x, axis, start, stop)
@@ -439,20 +436,6 @@ class PyclesperantoFramework(Framework):
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return self._main.selected(device.index)
-
-    # -- running functions ------------------------------------------------------------------------
-
-    def stack(self, planes: list[Any]) -> Any:
-        package = self._package(planes[0])
-        native = package.stack(planes) if all(package.owns(plane) for plane in planes) else None
-        return super().stack(planes) if native is None else native
-
-    def unstack(self, x: Any) -> list[Any]:
-        native = self._package(x).unstack(x)
-        if native is not None:
-            return native
-        host, device = self.to_host(x), self.device_of(x)
-        return [self.from_host(plane, device) for plane in host]
 
 
 class PyclesperantoPool(Pool):
@@ -469,6 +452,26 @@ class PyclesperantoPool(Pool):
         name = self._owner._main.device_names()[device.index]
         seen = opencl_devices()
         return name, address, seen[device.index][2] if len(seen) > device.index else None
+
+    def oom_error(self) -> Exception:
+        message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
+        return RuntimeError(message)
+
+
+class PyclesperantoRunning(Running):
+    def __init__(self, owner: PyclesperantoFramework) -> None:
+        self._owner = owner
+
+    def stack(self, planes: list[Any]) -> Any:
+        package = self._owner._package(planes[0])
+        return package.stack(planes) if all(package.owns(plane) for plane in planes) else None
+
+    def unstack(self, x: Any) -> list[Any]:
+        native = self._owner._package(x).unstack(x)
+        if native is not None:
+            return native
+        host, device = self._owner.to_host(x), self._owner.device_of(x)
+        return [self._owner.from_host(plane, device) for plane in host]
 
 
 class PyclesperantoPickling(Pickling):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Usage
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Running, Usage
 from arraybridge.types import Device
 
 __all__ = ["TensorflowFramework"]
@@ -58,6 +58,7 @@ class TensorflowFramework(Framework):
         self.fast = TensorflowFast()
         self.pool = TensorflowPool()
         self.pickling = TensorflowPickling()
+        self.running = TensorflowRunning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
@@ -144,10 +145,6 @@ class TensorflowFramework(Framework):
         source.settle(x)  # TensorFlow's import knows no stream
         return tf.experimental.dlpack.from_dlpack(x.__dlpack__())
 
-    def array_namespace(self) -> Any:
-        # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
-        return tf.experimental.numpy
-
     def settle(self, x: Any) -> None:
         if self.device_of(x).kind != "cpu":
             tf.test.experimental.sync_devices()
@@ -181,25 +178,11 @@ class TensorflowFramework(Framework):
             return "received message larger than max" not in str(error)  # gRPC's own limit
         return isinstance(error, tf.errors.InternalError) and _OOM.search(str(error)) is not None
 
-    def oom_error(self) -> Exception:
-        message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
-        error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
-        return error
-
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         return tf.concat(parts, axis)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return tf.device(f"/{device.kind.upper()}:{device.index}")
-
-    # -- running functions ------------------------------------------------------------------------
-
-    def stack(self, planes: list[Any]) -> Any:
-        with tf.device(planes[0].device):
-            return tf.stack(planes)
-
-    def unstack(self, x: Any) -> list[Any]:
-        return list(tf.unstack(x)) if x.shape[0] else []
 
 
 class TensorflowFast(Fast):
@@ -271,6 +254,24 @@ class TensorflowPool(Pool):
             )
             found += [Device(kind, i) for i in range(count)]
         return tuple(found)
+
+    def oom_error(self) -> Exception:
+        message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
+        error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
+        return error
+
+
+class TensorflowRunning(Running):
+    def array_namespace(self) -> Any:
+        # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
+        return tf.experimental.numpy
+
+    def stack(self, planes: list[Any]) -> Any:
+        with tf.device(planes[0].device):
+            return tf.stack(planes)
+
+    def unstack(self, x: Any) -> list[Any]:
+        return list(tf.unstack(x)) if x.shape[0] else []
 
 
 class TensorflowPickling(Pickling):

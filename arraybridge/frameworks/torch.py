@@ -19,7 +19,7 @@ from torch.utils import dlpack as torch_dlpack
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, torch_cuda
 from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
 from arraybridge.types import Device
 
 __all__ = ["TorchFramework"]
@@ -66,6 +66,7 @@ class TorchFramework(Framework):
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
         self.fast = TorchFast()
         self.pickling = TorchPickling()
+        self.running = TorchRunning()
         self.pool = torch_cuda.TorchPool()
         if self.dlpack_device is not None:
             self.streams = torch_cuda.TorchStreams()
@@ -197,31 +198,6 @@ class TorchFramework(Framework):
         if x.device.type != "cpu":
             torch.accelerator.current_stream(x.device).synchronize()
 
-    def array_namespace(self) -> Any:
-        import array_api_compat.torch as namespace
-
-        return namespace
-
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        casts = [
-            (kind, torch.get_autocast_dtype(kind))
-            for kind in ("cpu", "cuda")
-            if torch.is_autocast_enabled(kind)
-        ]
-
-        @contextmanager
-        def same() -> Iterator[None]:
-            with ExitStack() as stack:
-                if inference:
-                    stack.enter_context(torch.inference_mode())
-                stack.enter_context(torch.set_grad_enabled(grad))
-                for kind, dtype in casts:
-                    stack.enter_context(torch.autocast(kind, dtype))
-                yield
-
-        return same
-
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
@@ -238,9 +214,6 @@ class TorchFramework(Framework):
             return True
         return isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
 
-    def oom_error(self) -> Exception:
-        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
-
     def concatenate(self, parts: list[torch.Tensor], axis: int) -> torch.Tensor:
         return torch.cat(parts, axis)
 
@@ -253,20 +226,6 @@ class TorchFramework(Framework):
         if torch.version.cuda or torch.version.hip:
             return torch.cuda.device(device.index)
         return torch.accelerator.device_index(device.index)  # torch 2.8
-
-    # -- running functions ------------------------------------------------------------------------
-
-    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn``, which torch.compile runs as it is, between two graphs."""
-        reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
-        takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
-        return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
-
-    def stack(self, planes: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(planes)
-
-    def unstack(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return list(x.unbind())
 
 
 def _has_storage(x: torch.Tensor) -> bool:
@@ -323,3 +282,53 @@ class TorchPickling(Pickling):
         if x.requires_grad and x.is_leaf and x.grad is not None:
             held += x.grad.nbytes
         return held
+
+
+class TorchRunning(Running):
+    conforms = True
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.torch as namespace
+
+        return namespace
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        casts = [
+            (kind, torch.get_autocast_dtype(kind))
+            for kind in ("cpu", "cuda")
+            if torch.is_autocast_enabled(kind)
+        ]
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            with ExitStack() as stack:
+                if inference:
+                    stack.enter_context(torch.inference_mode())
+                stack.enter_context(torch.set_grad_enabled(grad))
+                for kind, dtype in casts:
+                    stack.enter_context(torch.autocast(kind, dtype))
+                yield
+
+        return same
+
+    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn``, which torch.compile runs as it is, between two graphs."""
+        reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
+        takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
+        return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
+
+    def stack(self, planes: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(planes)
+
+    def unstack(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return list(x.unbind())
+
+    def extent(self, x: torch.Tensor) -> tuple[int, int]:
+        # torch has no min and max of the wider unsigned integers: the next wider one holds the first two.
+        if x.dtype in (getattr(torch, "uint16", None), getattr(torch, "uint32", None)):
+            return super().extent(x.to(torch.int64))
+        if x.dtype == getattr(torch, "uint64", None):
+            view = x.cpu().numpy()
+            return int(view.min()), int(view.max())
+        return super().extent(x)

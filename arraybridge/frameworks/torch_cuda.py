@@ -86,6 +86,9 @@ class TorchPool(Pool):
         has_cuda = device.kind == "gpu" and torch.cuda.is_available()
         return torch.cuda.mem_get_info(device.index)[0] if has_cuda else 0
 
+    def oom_error(self) -> Exception:
+        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
+
 
 class TorchStreams(Streams):
     def stream(self, device: Device) -> AbstractContextManager[Any] | None:

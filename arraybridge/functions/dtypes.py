@@ -30,6 +30,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Running
 from arraybridge.trees import source_of
 
 __all__ = ["DtypeConversion", "convert_dtype"]
@@ -59,10 +60,6 @@ class DtypeConversion(Enum):
     FLOAT64 = "float64"
 
 
-#: These have an array API namespace; the others make the journey through NumPy, which is the same arithmetic.
-_WITH_NAMESPACE = ("numpy", "cupy", "torch", "jax")
-
-
 def convert_dtype(x: Any, dtype: str) -> Any:
     """``x`` with another dtype, by the rule above, in its framework and on its device.
 
@@ -85,9 +82,11 @@ def convert_dtype(x: Any, dtype: str) -> Any:
         return x
     owner.check(x)
     owner.supports(dtype, owner.shape(x))
+    # A framework without the whole array API makes the journey through NumPy, which is the same arithmetic.
     rule = _rule(owner, source, dtype)
-    with owner.wide():
-        if owner.name in _WITH_NAMESPACE:
+    running = owner.running or Running()
+    with running.wide():
+        if running.conforms:
             return rule(owner, x, dtype)
         numpy = registry.framework("numpy")
         host = rule(numpy, convert_memory(x, "numpy"), dtype)
@@ -171,7 +170,7 @@ def _integer_to_integer(owner: Framework, x: Any, dtype: str) -> Any:
     lo, hi = _limits(dtype)
     has_lo, has_hi = _limits(owner.dtype_name(x))
     if not _is_empty(owner, x) and (has_lo < lo or has_hi > hi):
-        smallest, largest = _extent(owner, x)
+        smallest, largest = (owner.running or Running()).extent(x)
         if smallest < lo or largest > hi:
             raise _refuse(
                 owner,
@@ -180,22 +179,6 @@ def _integer_to_integer(owner: Framework, x: Any, dtype: str) -> Any:
                 "scale them in the function, or let it return floating numbers, which are scaled",
             )
     return owner.cast(x, dtype)
-
-
-def _extent(owner: Framework, x: Any) -> tuple[int, int]:
-    """The smallest and the largest integer, exactly."""
-    source = owner.dtype_name(x)
-    if owner.name == "torch" and source in ("uint16", "uint32", "uint64"):
-        # torch has no min and max of these; the next wider one holds the first two. The bits of uint64, read
-        # as int64 with the sign bit turned over, keep their order.
-        if source != "uint64":
-            return _extent(owner, owner.cast(x, "int64"))
-        view = convert_memory(x, "numpy") if owner.device_of(x).kind == "cpu" else owner.to_host(x)
-        return int(view.min()), int(view.max())
-    xp = _namespace(x)
-    if source == "bool":
-        return int(bool(xp.all(x))), int(bool(xp.any(x)))
-    return int(xp.min(x)), int(xp.max(x))
 
 
 def _scale(owner: Framework, x: Any, dtype: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad, convert_memory
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.parts import Running
 from arraybridge.types import DeviceLike, GpuId, TypeMemo
 
 __all__ = ["convert"]
@@ -44,7 +45,7 @@ def convert(
             return x  # as convert_memory does
     elif "torch._dynamo" in sys.modules:  # somebody may be compiling
         if not _untraced:
-            _untraced.append(registry.framework("torch").untraced(convert_memory))
+            _untraced.append((registry.framework("torch").running or Running()).untraced(convert_memory))
         return _untraced[0](x, target, grad=grad, gpu_id=gpu_id, device=device)
     return convert_memory(x, target, grad=grad, gpu_id=gpu_id, device=device)
 

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any
 
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.parts import Mark, Streams
+from arraybridge.frameworks.parts import Mark, Running, Streams
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
@@ -29,7 +29,7 @@ def marks_of(tree: Any) -> list[Mark]:
         if owner is None:
             continue
         if owner.streams is None:
-            wait = owner.late_errors(type(x))
+            wait = (owner.running or Running()).late_errors(type(x))
             if wait is not None:
                 wait(x)
             continue

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
 from typing import Any, NamedTuple
 
-from arraybridge.frameworks.parts import Mark
+from arraybridge.frameworks.parts import Mark, Running
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane, marks_of, received
 
@@ -177,7 +177,7 @@ class Line:
         self.began = self.ended = time.perf_counter()
         # Gradients off, autocast, 64 bits: what frameworks keep for each thread.
         for one in loaded():
-            self._settings.append(one.thread_settings())
+            self._settings.append((one.running or Running()).thread_settings())
         _running.add(self)
         for s, station in enumerate(self.stations):
             for w in range(len(station.works)):

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
 
@@ -151,7 +152,7 @@ _waits: dict[type, Callable[[Any], object] | None] = {
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
     owner = _owner(result)
-    wait = None if owner is None else owner.late_errors(type(result))
+    wait = None if owner is None else (owner.running or Running()).late_errors(type(result))
     if len(_waits) < 1000:
         _waits[type(result)] = wait
     return wait

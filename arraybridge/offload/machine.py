@@ -19,7 +19,7 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
-from arraybridge.frameworks.parts import Pool
+from arraybridge.frameworks.parts import Pool, Running
 from arraybridge.offload import costs
 from arraybridge.offload.costs import Rates
 from arraybridge.trees import source_of
@@ -84,7 +84,7 @@ class Card:
         """``fn(*args, **kwargs)`` with this card as the backend's current one, on a stream of this thread."""
         with ExitStack() as stack:
             stack.enter_context(self.framework.selected(self.device))
-            stack.enter_context(self.framework.wide())
+            stack.enter_context((self.framework.running or Running()).wide())
             streams = self.framework.streams
             stream = None if streams is None else streams.stream(self.device)
             if stream is not None:

@@ -216,7 +216,7 @@ def test_jax_errors_that_come_late_are_caught(monkeypatch: pytest.MonkeyPatch) -
     def late(result: Any) -> None:
         waited.append(result)
         if len(waited) == 1:
-            raise framework.oom_error()
+            raise framework.pool.oom_error()
 
     monkeypatch.setitem(oom._waits, type(x), late)
     result = run_with_oom_recovery(lambda: {"a": (x,)})
