@@ -1,21 +1,34 @@
-"""What this thread or task has chosen for the layers below: a default device, and where functions run."""
+"""Where a function runs: what its decorator says of it, and what this thread or task has chosen."""
 
 from __future__ import annotations
 
+import functools
 from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
 
+from arraybridge.frameworks import registry
 from arraybridge.types import Device, GpuId
 
-__all__ = ["card_meant", "default_device", "only_card", "running_on", "workers"]
+__all__ = [
+    "Placement",
+    "busy_workers",
+    "card_meant",
+    "decorated",
+    "default_device",
+    "only_card",
+    "placement",
+    "worker_device",
+]
 
 #: The choice of `set_device` and `use_device`; None where nobody chose.
 default_device: ContextVar[Device | None] = ContextVar("arraybridge_default_device", default=None)
 
-#: The workers of any thread; while there is none, nobody asks `running_on`.
-workers: list[Device] = []
+#: The devices of the workers of `device_map` in any thread; while there is none, nobody asks `worker_device`.
+busy_workers: list[Device] = []
 
-#: Where decorated functions run that name no device: the device of this worker of `device_map`.
-running_on: ContextVar[Device | None] = ContextVar("arraybridge_running_on", default=None)
+#: The device of this worker of `device_map`: decorated functions run there that name none.
+worker_device: ContextVar[Device | None] = ContextVar("arraybridge_worker_device", default=None)
 
 #: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
 #: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
@@ -25,3 +38,72 @@ only_card: int | None = None
 def card_meant(gpu_id: GpuId) -> GpuId:
     """The card that the ``gpu_id`` of a decorator means in this process."""
     return gpu_id if gpu_id is None or only_card is None else only_card
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a decorated function runs, as its decorator says.
+
+    Attributes:
+        framework: the framework that it runs in; None for `gpu`, which decides that on each call.
+        gpu_id: the accelerator that was named, or ``"auto"``, or None.
+        device: the device that was named instead, or None.
+        converts: whether it brings its arrays there by itself; `memory_types` only declares.
+    """
+
+    framework: str | None
+    gpu_id: GpuId = None
+    device: Device | None = None
+    converts: bool = True
+
+    def __str__(self) -> str:
+        name = self.framework or "the faster of cpu and gpu"
+        if self.device is not None:
+            return f"{name} on {self.device}"
+        if self.gpu_id is not None:
+            return f"{name} on {'the freest gpu' if self.gpu_id == 'auto' else f'gpu:{self.gpu_id}'}"
+        return f"{name}, where its input is" if self.framework else name
+
+    def named_device(self) -> Device | None:
+        """The device that the decorator names, as its framework has it; None where it names none for certain.
+
+        Raises:
+            DeviceNotFoundError: the framework has no such device.
+        """
+        if self.framework is None:
+            return None
+        framework = registry.framework(self.framework)
+        if self.device is not None:
+            return framework.find_device(self.device)
+        index = card_meant(self.gpu_id)
+        return framework.find_device(framework.accelerator(index)) if isinstance(index, int) else None
+
+
+def placement(fn: Any) -> Placement | None:
+    """Where ``fn`` runs, or None for a function that says nothing of that and runs where its arrays are.
+
+    >>> import functools, arraybridge
+    >>> @arraybridge.torch(device="cpu")
+    ... def scale(x, by):
+    ...     return x * by
+    >>> print(placement(functools.partial(scale, by=2)))
+    torch on cpu
+    """
+    found = decorated(fn)
+    return None if found is None else found._placement
+
+
+def decorated(fn: Any) -> Any:
+    """The function in ``fn`` that one of the decorators made, or None.
+
+    That is ``fn`` itself, or the one behind a partial, a bound method, an object whose ``__call__`` is
+    decorated, and whatever has a ``__wrapped__``, as `functools.wraps` leaves it.
+    """
+    seen: set[int] = set()
+    while fn is not None and id(fn) not in seen:
+        seen.add(id(fn))
+        for made in (fn, None if isinstance(fn, type) else type(fn).__call__):
+            if isinstance(getattr(made, "_placement", None), Placement):
+                return made
+        fn = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__wrapped__", None)
+    return None

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.registry import framework
-from arraybridge.offload.costs import Link, Rates
-from arraybridge.offload.decision import Offload
 from arraybridge.offload.decorator import gpu
 from arraybridge.offload.machine import Card, Machine
+from arraybridge.offload.rates import Link, Rates
+from arraybridge.offload.run import Offload
 from arraybridge.types import Device
 from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
 

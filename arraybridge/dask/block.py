@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import inspect
 import math
@@ -23,18 +22,14 @@ from arraybridge.errors import (
     UnknownArrayError,
 )
 from arraybridge.frameworks import registry
+from arraybridge.functions.wrap import name_of
 from arraybridge.trees import prefix
 
-__all__ = ["Block", "BlockError", "checked_shape", "name_of"]
+__all__ = ["Block", "BlockError", "checked_shape"]
 
 
 class BlockError(MemoryConversionError, ValueError):
     """A function did not give the block that was declared: another shape, another dtype, or no array."""
-
-
-def name_of(fn: Any) -> str:
-    inner = fn.func if isinstance(fn, functools.partial) else fn
-    return getattr(inner, "__name__", None) or type(inner).__name__
 
 
 class Block:
@@ -69,6 +64,10 @@ class Block:
     @property
     def __name__(self) -> str:
         return self.name
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self._function()
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
         function = dask_arrays.function_token(self._function())

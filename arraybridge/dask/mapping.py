@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import itertools
 import math
 from collections.abc import Callable
@@ -15,9 +13,11 @@ from dask.array.utils import meta_from_array
 from dask.layers import ArraySliceDep
 
 from arraybridge.conversion.convert import detect_memory_type
-from arraybridge.dask.block import Block, checked_shape, name_of
+from arraybridge.dask.block import Block, checked_shape
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.functions.dtypes import DtypeConversion
+from arraybridge.functions.wrap import kind_of_function, name_of
+from arraybridge.placement import decorated, placement
 from arraybridge.trees import is_array
 
 __all__ = ["map_blocks", "map_overlap"]
@@ -175,17 +175,14 @@ def _declared(
     """The function for the blocks, and an empty array like its results."""
     if not callable(fn):
         raise TypeError(f"{what}() takes a function first, and {fn!r} cannot be called")
-    for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction):
-        if kind(fn):
-            raise TypeError(f"{what}() takes plain functions, and {name_of(fn)} is a coroutine or generator")
+    if kind_of_function(fn) != "function":
+        raise TypeError(f"{what}() takes plain functions, and {name_of(fn)} is a coroutine or generator")
     array = arrays[0]
     if not isinstance(array, da.Array):
         advice = "; make one with to_dask(x, chunks)" if is_array(array) else ""
         raise TypeError(f"{what}() takes a Dask array second, and this is a {type(array).__name__}{advice}")
-    decorated = fn
-    while isinstance(decorated, functools.partial):
-        decorated = decorated.func
-    framework = getattr(decorated, "execution_memory_type", "numpy")
+    placed = placement(fn)
+    framework = "numpy" if placed is None else placed.framework or "numpy"
     for one in arrays:
         if isinstance(one, da.Array) and one.dtype.hasobject and framework != "numpy":
             raise DtypeNotSupportedError(
@@ -203,7 +200,7 @@ def _declared(
         )
     if dtype is None:
         dtype = array.dtype.newbyteorder("=") if meta is None else meta.dtype
-        conversion = getattr(decorated, "dtype_conversion", DtypeConversion.NATIVE_OUTPUT)
+        conversion = getattr(decorated(fn), "dtype_conversion", DtypeConversion.NATIVE_OUTPUT)
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
             dtype = np.dtype(conversion.value)
     made = meta_from_array(array._meta if meta is None else meta, dtype=dtype)

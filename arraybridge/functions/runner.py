@@ -4,43 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad
 from arraybridge.errors import MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.functions.convert import convert
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
+from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.slices import call_by_planes
-from arraybridge.functions.trees import convert
+from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.oom import run_with_oom_recovery
-from arraybridge.placement import card_meant, running_on, workers
+from arraybridge.placement import busy_workers, card_meant, worker_device
 from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, map_arrays, prefix, source_of
-from arraybridge.types import Device, DeviceLike, GpuId
+from arraybridge.types import Device
 
-__all__ = ["Call", "Declaration", "Options", "Runner"]
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a decorator, checked; `FrameworkDecorator.__call__` says what each means."""
-
-    framework: str
-    gpu_id: GpuId = None
-    device: DeviceLike | None = None
-    input_type: str | None = None
-    strict: bool = False
-    output_type: str = ""
-    oom_recovery: bool | Literal["split"] = False
-    max_retries: int = 2
-    split_axis: int = 0
-    min_split: int = 1
-    dtype_conversion: DtypeConversion = DtypeConversion.NATIVE_OUTPUT
-    slice_by_slice: bool = False
-    contract: Callable[[Any], Any] | None = None
-    grad: Grad = "error"
+__all__ = ["Call", "Declaration", "Runner"]
 
 
 _frameworks: dict[str, Framework] = {}
@@ -75,7 +56,7 @@ class Declaration:
     def __init__(self, fn: Callable[..., Any], contract: Callable[[Any], Any] | None) -> None:
         self.fn = fn
         self.contract = contract
-        self.label = getattr(fn, "__qualname__", None) or type(fn).__qualname__
+        self.label = label_of(fn)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.leave(self.fn(*args, **kwargs), None)
@@ -102,15 +83,14 @@ class Declaration:
 class Runner(Declaration):
     """Runs a function in its framework. It holds no framework's objects, so that it pickles."""
 
-    def __init__(self, fn: Callable[..., Any], options: Options, *, label: str, is_method: bool) -> None:
+    def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
         super().__init__(fn, options.contract)
-        self.label = label
         self.options = options
         self.name = options.framework
         self.grad: Grad = options.grad
         # NumPy lives on the host, whatever gpu_id says.
         self.placed = options.device is not None or (options.gpu_id is not None and self.name != "numpy")
-        self.skip = 1 if is_method else 0  # self stays as it is, also where it is an array
+        self.skip = 1 if takes_self(fn) else 0  # self stays as it is, also where it is an array
         self.body = self._by_planes if options.slice_by_slice else fn
         converts_dtype = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
         # Most decorators say nothing of devices, dtypes and the like, and then an array takes one call.
@@ -124,7 +104,7 @@ class Runner(Declaration):
     def __reduce__(self) -> tuple[Any, ...]:
         # What was found out here, as `place`, is of no use in another process, and the pickled bytes of a
         # function would differ from call to call; Dask names its tasks by them.
-        return (_runner, (self.fn, self.options, self.label, self.skip))
+        return (Runner, (self.fn, self.options))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call()
@@ -244,7 +224,7 @@ class Runner(Declaration):
     def _running_on(self) -> Device | None:
         """The device of this worker of `device_map`, for a function that names none; NumPy has but one."""
         # torch.compile, which traces this, does not know context variables.
-        return running_on.get() if workers and self.name != "numpy" else None
+        return worker_device.get() if busy_workers and self.name != "numpy" else None
 
     def _to_place(self, value: Any, call: Call) -> Any:
         options = self.options
@@ -343,7 +323,3 @@ class Runner(Declaration):
             if owner is source and not trace.open_logs:
                 return array
         return convert(array, source.name, self.grad)
-
-
-def _runner(fn: Callable[..., Any], options: Options, label: str, skip: int) -> Runner:
-    return Runner(fn, options, label=label, is_method=bool(skip))

@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeVar
 from arraybridge.devices.discovery import devices as all_devices
 from arraybridge.devices.discovery import find_device, on_host_instead
 from arraybridge.errors import DeviceNotFoundError
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.line import Line, Station
-from arraybridge.lines.on_device import move, working_on
+from arraybridge.lines.on_device import move, own_framework, working_on
 from arraybridge.options import missing_gpu
+from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
 __all__ = ["device_map"]
@@ -95,24 +95,12 @@ def device_map(
 # -- which devices -----------------------------------------------------------------------------------
 
 
-def _own_framework(fn: Any) -> Framework | None:
-    """The framework of a decorated function; None where arrays reach the function as they are."""
-    name = getattr(fn, "execution_memory_type", None) if hasattr(fn, "gpu_id") else None
-    return None if name is None else registry.framework(name)
-
-
-def _own_device(fn: Any, framework: Framework) -> Device | None:
-    device, gpu_id = getattr(fn, "device", None), getattr(fn, "gpu_id", None)
-    if device is not None:
-        return framework.find_device(Device.parse(device))
-    return framework.find_device(framework.accelerator(gpu_id)) if isinstance(gpu_id, int) else None
-
-
 def _chosen(fn: Any, wanted: Any) -> list[Device]:
-    framework = _own_framework(fn)
+    framework = own_framework(fn)
     if wanted is None or (isinstance(wanted, str) and wanted == "all"):
         if framework is not None:
-            own = _own_device(fn, framework)
+            placed = placement(fn)
+            own = None if placed is None else placed.named_device()
             if own is not None:
                 return [own]
             there: Sequence[Device] = framework.devices()
@@ -154,7 +142,7 @@ def _chosen(fn: Any, wanted: Any) -> list[Device]:
 
 
 def _thread_station(fn: Callable[[Any], Any], chosen: list[Device]) -> Station:
-    decorated = _own_framework(fn) is not None
+    decorated = own_framework(fn) is not None
 
     def worker(device: Device) -> Callable[[Any], Any]:
         # A decorated function brings its arrays to the device by itself, from any framework.

@@ -12,6 +12,7 @@ from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, visible_devices
 from arraybridge.lines.on_device import working_on
+from arraybridge.placement import placement
 from arraybridge.show import format_seconds, html_table, text_table
 from arraybridge.trees import arrays_of, map_arrays, source_of
 from arraybridge.types import Device
@@ -160,7 +161,8 @@ def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int 
     """
     if not callable(fn):
         raise TypeError(f"compare takes a function and its arguments, not {fn!r}")
-    placed = hasattr(fn, "execution_memory_type") or hasattr(fn, "history")
+    known = placement(fn)
+    placed = known is not None and known.converts
 
     def on(device: Device, values: tuple[Any, ...]) -> Timing:
         with use_device(device), working_on(device):

@@ -8,23 +8,33 @@ from typing import Any
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import DeviceNotFoundError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane
-from arraybridge.placement import running_on, workers
+from arraybridge.placement import busy_workers, placement, worker_device
 from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device
 
-__all__ = ["move", "working_on"]
+__all__ = ["move", "own_framework", "working_on"]
+
+
+def own_framework(fn: Any) -> Framework | None:
+    """The framework of a decorated function; None where arrays reach the function as they are."""
+    placed = placement(fn)
+    if placed is None or placed.framework is None or not placed.converts:
+        return None
+    return registry.framework(placed.framework)
 
 
 @contextmanager
 def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
     """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
     with ExitStack() as stack:
-        token = running_on.set(device)
-        stack.callback(running_on.reset, token)
-        workers.append(device)
-        stack.callback(workers.remove, device)
+        token = worker_device.set(device)
+        stack.callback(worker_device.reset, token)
+        busy_workers.append(device)
+        stack.callback(busy_workers.remove, device)
         # pyclesperanto selects devices for the whole process, and gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
             if framework.name != "pyclesperanto" and device in framework.devices():

@@ -10,8 +10,10 @@ from typing import Any
 
 from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.frameworks import registry
+from arraybridge.functions.wrap import name_of
 from arraybridge.lines.line import Line, Station
 from arraybridge.lines.report import PipelineReport, StageReport
+from arraybridge.placement import placement
 from arraybridge.trees import arrays_of, map_arrays, source_of, together
 
 __all__ = ["Pipeline"]
@@ -140,7 +142,7 @@ class Pipeline:
         yield from line.run(source)
 
     def _station(self, i: int) -> Station:
-        stage, label = self.stages[i], _label(self.stages[i])
+        stage, label = self.stages[i], name_of(self.stages[i])
 
         def work(item: Any) -> Any:
             result = stage(item)
@@ -215,7 +217,7 @@ class Pipeline:
     # -- what it looks like -----------------------------------------------------------------------
 
     def _drawn(self) -> list[tuple[str, str]]:
-        return [(_label(stage), _place(stage)) for stage in self.stages]
+        return [(name_of(stage), _place(stage)) for stage in self.stages]
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"
@@ -267,19 +269,7 @@ class Pipeline:
         return PipelineReport(stages, line.ended - line.began, line.most_in_flight)
 
 
-def _label(stage: Any) -> str:
-    name = getattr(stage, "__name__", None) or type(stage).__name__
-    return str(name)
-
-
 def _place(stage: Any) -> str:
     """Framework and device of a stage, in words."""
-    framework = getattr(stage, "execution_memory_type", None)
-    if framework is None:
-        return "where its input is"
-    device, gpu_id = getattr(stage, "device", None), getattr(stage, "gpu_id", None)
-    if device is not None:
-        return f"{framework} on {device}"
-    if gpu_id is not None:
-        return f"{framework} on {'the freest gpu' if gpu_id == 'auto' else f'gpu:{gpu_id}'}"
-    return f"{framework}, where its input is"
+    placed = placement(stage)
+    return "where its input is" if placed is None else str(placed)

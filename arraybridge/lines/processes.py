@@ -14,7 +14,7 @@ from typing import Any
 
 from arraybridge.frameworks import registry
 from arraybridge.lines.line import Station
-from arraybridge.lines.on_device import move, working_on
+from arraybridge.lines.on_device import move, own_framework, working_on
 from arraybridge.trees import arrays_of
 from arraybridge.types import Device
 
@@ -108,9 +108,7 @@ def serve(connection: Connection, fn: Callable[[Any], Any], words: str) -> None:
     """What a process does: one item after the other, until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     device = Device.parse(words)
-    decorated = hasattr(fn, "gpu_id") and hasattr(fn, "execution_memory_type")
-    if decorated:
-        registry.framework(fn.execution_memory_type)  # type: ignore[attr-defined]
+    framework = own_framework(fn)  # imported before the first item comes
     while True:
         try:
             item = connection.recv()
@@ -119,7 +117,7 @@ def serve(connection: Connection, fn: Callable[[Any], Any], words: str) -> None:
         try:
             # For each item anew: the item may have brought its framework.
             with working_on(device):
-                answer = fn(item if decorated else move(item, device))
+                answer = fn(item if framework is not None else move(item, device))
                 for x in arrays_of(answer):
                     owner = registry.find_owner(x)
                     if owner is not None:

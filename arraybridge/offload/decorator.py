@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.offload.costs import History
-from arraybridge.offload.decision import Decision, Offload, staying
+from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
+from arraybridge.offload.decision import Decision, staying
+from arraybridge.offload.history import History
 from arraybridge.offload.machine import BACKENDS
+from arraybridge.offload.run import Offload
+from arraybridge.placement import Placement
 from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
 
 __all__ = ["Decision", "Offloaded", "gpu", "stay_on_gpu"]
@@ -123,50 +124,19 @@ def gpu(
 
 
 def _decorate(fn: Any, backend: str | None, gpu_id: GpuId, split_axis: int | None) -> Any:
-    if isinstance(fn, (staticmethod, classmethod)):
-        return type(fn)(_decorate(fn.__func__, backend, gpu_id, split_axis))
-    if isinstance(fn, type):
-        raise TypeError(f"@gpu decorates functions, and {fn.__qualname__} is a class; decorate its methods")
-    if not callable(fn):
-        hint = "; options go by name, as in gpu_id=0" if isinstance(fn, (int, str)) else ""
-        raise TypeError(f"@gpu decorates functions, and {fn!r} cannot be called{hint}")
-    if any(
-        kind(fn)
-        for kind in (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    ):
-        raise TypeError(
-            f"@gpu takes plain functions, and {fn.__qualname__}() is a coroutine or a generator, which is not"
-            " done when its call returns; decorate the function that computes"
-        )
-    inner = fn.func if isinstance(fn, functools.partial) else fn
-    run = Offload(
-        fn,
-        backend=backend,
-        gpu_id=gpu_id,
-        split_axis=split_axis,
-        label=getattr(inner, "__qualname__", type(inner).__qualname__),
-        is_method=_is_method(fn),
-    )
+    def make(function: Any) -> Any:
+        if kind_of_function(function) != "function":
+            raise TypeError(
+                f"@gpu takes plain functions, and {label_of(function)}() is a coroutine or a generator, which"
+                " is not done when its call returns; decorate the function that computes"
+            )
+        run = Offload(function, backend=backend, gpu_id=gpu_id, split_axis=split_axis)
+        wrapper = wrap(function, run)
+        wrapper.explain, wrapper.history, wrapper.gpu_id = run.explain, run.history, gpu_id
+        wrapper._placement = Placement(None, gpu_id)
+        return wrapper
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return run(args, kwargs)
-
-    functools.update_wrapper(wrapper, fn)
-    if not hasattr(fn, "__name__"):  # a partial, or an object that can be called
-        wrapper.__name__ = getattr(inner, "__name__", type(inner).__name__)
-        wrapper.__qualname__ = run.label
-        wrapper.__doc__ = inner.__doc__
-    made = cast("Any", wrapper)
-    made.explain, made.history, made.gpu_id = run.explain, run.history, gpu_id
-    return made
-
-
-def _is_method(fn: Any) -> bool:
-    """Whether the first argument will be self, which is no input even where it is an array."""
-    if not inspect.isfunction(fn):
-        return False
-    parameters = list(inspect.signature(fn).parameters)
-    return bool(parameters) and parameters[0] in ("self", "cls")
+    return decorate(fn, "@gpu", make)
 
 
 @contextmanager

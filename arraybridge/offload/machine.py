@@ -20,8 +20,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.parts import Pool, Running
-from arraybridge.offload import costs
-from arraybridge.offload.costs import Rates
+from arraybridge.offload.rates import LARGE, SMALL, Rates, measure_rates
 from arraybridge.trees import source_of
 from arraybridge.types import Device
 
@@ -105,16 +104,16 @@ class Card:
         if found is None:
             with self._lock:
                 if self._rates is None:
-                    from arraybridge.offload import rates
+                    from arraybridge.offload import rates_file
 
                     key = self.key()
-                    stored = rates.load_rates(self.folder, key)
+                    stored = rates_file.load_rates(self.folder, key)
                     # In a context of its own: what the user traces is not about this.
                     self._rates = stored or Context().run(self._measure)
-                    if stored is None and not rates.store_rates(self.folder, key, self._rates):
+                    if stored is None and not rates_file.store_rates(self.folder, key, self._rates):
                         import logging  # costs 2 ms, and hardly anybody meets this
 
-                        log = logging.getLogger("arraybridge.functions")
+                        log = logging.getLogger("arraybridge.offload")
                         log.info("the rates of %s could not be kept in %s", self.name, self.folder)
                 found = self._rates
         return found
@@ -138,9 +137,9 @@ class Card:
             self.settle(self.run(lambda a: a + a, (x,), {}))
 
         free = self.free()
-        large = costs.LARGE if free is None else min(costs.LARGE, max(free // 8, 64 << 10))
-        arrays = {n: np.zeros(n, np.uint8) for n in (costs.SMALL, large)}
-        return costs.measure_rates(
+        large = LARGE if free is None else min(LARGE, max(free // 8, 64 << 10))
+        arrays = {n: np.zeros(n, np.uint8) for n in (SMALL, large)}
+        return measure_rates(
             lambda n: self.put(arrays[n]),
             lambda x: convert_memory(x, "numpy", copy=True),
             launch,
@@ -196,9 +195,9 @@ class Machine:
     def _folder(self) -> Path | None:
         if self.folder is not None:
             return self.folder()
-        from arraybridge.offload import rates
+        from arraybridge.offload import rates_file
 
-        return rates.cache_folder()
+        return rates_file.cache_folder()
 
     def forget(self) -> None:
         """Look again at the next call."""

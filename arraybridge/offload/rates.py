@@ -1,89 +1,77 @@
-"""The file in the user's cache folder that keeps what was measured of a card.
+"""What it costs to reach a card: seconds for each array and for its bytes, measured once.
 
-Imported when a card is first asked for: what it imports costs 10 ms.
+Nothing here knows a framework. Seconds are those of whatever clock the caller measures with.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import math
-import os
-import sys
-import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
 
-from arraybridge.offload.costs import Link, Rates
-
-__all__ = ["cache_folder", "load_rates", "store_rates"]
-
-FORMAT = 1
+__all__ = ["Link", "Rates", "measure_rates", "middle"]
 
 
-def cache_folder() -> Path | None:
-    """The folder of the user's in which arraybridge keeps what it has measured; None without a home."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        if chosen and Path(chosen).is_absolute():
-            base = Path(chosen)
-        elif sys.platform == "win32":
-            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        elif sys.platform == "darwin":
-            base = Path.home() / "Library" / "Caches"
-        else:
-            base = Path.home() / ".cache"
-    except RuntimeError:  # there is no home
-        return None
-    return base / "arraybridge"
+def middle(values: Collection[float]) -> float:
+    """The median; of an even number, the lower of the two in the middle."""
+    return sorted(values)[(len(values) - 1) // 2]
 
 
-def _file(folder: Path, key: Mapping[str, str]) -> Path:
-    # A file for each key: two processes that measure two cards do not write over each other.
-    digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
-    return folder / f"card-{digest[:16]}.json"
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between host and card: seconds for each array, and bytes a second."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, arrays: int, nbytes: float) -> float:
+        return arrays * self.latency + nbytes / self.bandwidth
 
 
-def load_rates(folder: Path | None, key: Mapping[str, str]) -> Rates | None:
-    """What was measured for this card and these versions; None where nothing sensible is."""
-    if folder is None:
-        return None
-    try:
-        stored = json.loads(_file(folder, key).read_text(encoding="utf-8"))
-        if stored["format"] != FORMAT or stored["key"] != dict(key):
-            return None
-        rates = stored["rates"]
-        numbers = [
-            *(rates[link][what] for link in ("to_card", "to_host") for what in ("latency", "bandwidth")),
-            rates["launch"],
-        ]
-        if not all(isinstance(n, float) and 0 < n < math.inf for n in numbers):
-            return None
-        return Rates(Link(*numbers[0:2]), Link(*numbers[2:4]), numbers[4])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # missing, damaged, of another shape
-        return None
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a card costs before it has computed anything: both directions, and the least that a run takes."""
+
+    to_card: Link
+    to_host: Link
+    launch: float
 
 
-def store_rates(folder: Path | None, key: Mapping[str, str], rates: Rates) -> bool:
-    """Write what was measured, so that a reader finds the old file or the new one, never half of one.
+SMALL, LARGE = 4 << 10, 32 << 20
 
-    Returns:
-        False where the folder cannot be written to; then it is measured again next time.
+
+def measure_rates(
+    put: Callable[[int], Any],
+    fetch: Callable[[Any], object],
+    launch: Callable[[Any], object],
+    clock: Callable[[], float],
+    large: int = LARGE,
+) -> Rates:
+    """Measure a card, in a fraction of a second.
+
+    Args:
+        put: brings so many bytes to the card, and returns them when they are there.
+        fetch: brings what ``put`` returned back to the host.
+        launch: computes something small from it on the card, and returns when it is done.
+        clock: seconds.
+        large: bytes of the array that tells the bandwidth.
     """
-    if folder is None:
-        return False
-    temporary = None
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix="card-", suffix=".tmp", dir=folder)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, "key": dict(key), "rates": asdict(rates)}, file, indent=1)
-        Path(temporary).replace(_file(folder, key))
-        return True
-    except OSError:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-        return False
+
+    def median(action: Callable[[], object], rounds: int) -> float:
+        action()  # the first one compiles, allocates and pins
+        times = []
+        for _ in range(rounds):
+            started = clock()
+            action()
+            times.append(clock() - started)
+        return max(middle(times), 1e-9)
+
+    def link(small: float, big: float) -> Link:
+        # Both measurements hold the latency; what is left of the longer one is the bytes alone.
+        return Link(small, (large - SMALL) / max(big - small, 1e-9))
+
+    little = put(SMALL)
+    there = link(median(lambda: put(SMALL), 15), median(lambda: put(large), 5))
+    much = put(large)
+    back = link(median(lambda: fetch(little), 15), median(lambda: fetch(much), 5))
+    return Rates(there, back, median(lambda: launch(little), 15))

@@ -13,7 +13,7 @@ import arraybridge
 from arraybridge.offload import decision
 from arraybridge.offload.decorator import gpu, stay_on_gpu
 from arraybridge.offload.machine import Card
-from arraybridge.offload.rates import load_rates
+from arraybridge.offload.rates_file import load_rates
 from tests.helpers import needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu

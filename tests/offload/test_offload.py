@@ -23,12 +23,13 @@ import arraybridge
 from arraybridge import array_namespace
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.cards import cards
-from arraybridge.offload import costs, rates
-from arraybridge.offload.costs import Link, Rates
-from arraybridge.offload.decision import Offload
+from arraybridge.offload import rates_file
 from arraybridge.offload.decorator import gpu, stay_on_gpu
+from arraybridge.offload.history import Times
 from arraybridge.offload.machine import Card, Machine
-from arraybridge.placement import running_on as running_device
+from arraybridge.offload.rates import Link, Rates
+from arraybridge.offload.run import Offload
+from arraybridge.placement import worker_device
 from arraybridge.testing import inject_oom
 from tests.helpers import registry_kept, require, run_script
 from tests.offload.fakecard import CardArray, Clock, FakeCard, Work
@@ -60,7 +61,7 @@ def machine(clock: Clock, card: FakeCard, tmp_path: Path) -> Machine:
 
 def offload(fn: Any, machine: Machine, **options: Any) -> Any:
     """The function as @gpu makes it, with the fake machine behind it."""
-    run = Offload(fn, backend="fakecard", cards=machine, label="fn", **options)
+    run = Offload(fn, backend="fakecard", cards=machine, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return run(args, kwargs)
@@ -246,7 +247,7 @@ def test_numbers_among_the_arguments_are_told_apart(machine: Machine, clock: Clo
 
 
 def test_samples() -> None:
-    times = costs.Times()
+    times = Times()
     assert times.seconds is None
     times.add(9.0)
     assert times.seconds == 9.0
@@ -341,7 +342,7 @@ def test_self_stays_as_it_is(machine: Machine, clock: Clock) -> None:
         clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
         return x + 1
 
-    fn = offload(add, machine, is_method=True)
+    fn = offload(add, machine)
     rows = np.zeros(3).view(Rows)
     for _ in range(4):
         assert fn(rows, np.ones(2)).tolist() == [2.0, 2.0]
@@ -567,7 +568,7 @@ def running_on(name: str, device: str, body: Any, seen: list[str], **options: An
             time.sleep(0.05)
         return body(x, *rest)
 
-    run = Offload(fn, backend=name, cards=Pretended(name, device), label="fn", **options)
+    run = Offload(fn, backend=name, cards=Pretended(name, device), **options)
 
     def call(*args: Any) -> Any:
         return run(args, {})
@@ -672,14 +673,14 @@ def test_measuring_is_not_traced(machine: Machine) -> None:
 
 def test_stored_rates_come_back(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
-    assert rates.store_rates(folder, KEY, RATES)
-    assert rates.load_rates(folder, KEY) == RATES
-    assert rates.load_rates(folder, {**KEY, "backend": "cupy 15"}) is None
+    assert rates_file.store_rates(folder, KEY, RATES)
+    assert rates_file.load_rates(folder, KEY) == RATES
+    assert rates_file.load_rates(folder, {**KEY, "backend": "cupy 15"}) is None
     assert [f.suffix for f in folder.iterdir()] == [".json"]
 
 
 def damaged() -> list[bytes]:
-    good = {"format": 1, "key": KEY, "rates": json.loads(json.dumps(rates.asdict(RATES)))}
+    good = {"format": 1, "key": KEY, "rates": json.loads(json.dumps(rates_file.asdict(RATES)))}
     bad: list[Any] = [[], None, {}, {**good, "format": 2}, {**good, "key": {"card": "Other"}}]
     for value in (0.0, -1.0, math.inf, math.nan, "fast", None, True, [1.0]):
         bad.append({**good, "rates": {**good["rates"], "launch": value}})  # noqa: PERF401
@@ -690,41 +691,41 @@ def damaged() -> list[bytes]:
 
 @pytest.mark.parametrize("content", damaged(), ids=lambda c: c[:12].decode("ascii", "replace"))
 def test_a_damaged_file_is_ignored(tmp_path: Path, content: bytes) -> None:
-    assert rates.store_rates(tmp_path, KEY, RATES)
+    assert rates_file.store_rates(tmp_path, KEY, RATES)
     (file,) = tmp_path.iterdir()
     file.write_bytes(content)
-    assert rates.load_rates(tmp_path, KEY) is None
-    assert rates.store_rates(tmp_path, KEY, RATES)
-    assert rates.load_rates(tmp_path, KEY) == RATES
+    assert rates_file.load_rates(tmp_path, KEY) is None
+    assert rates_file.store_rates(tmp_path, KEY, RATES)
+    assert rates_file.load_rates(tmp_path, KEY) == RATES
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rates.store_rates(tmp_path, KEY, RATES)
+    assert rates_file.store_rates(tmp_path, KEY, RATES)
 
     def fail(self: Path, target: Path) -> None:
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(Path, "replace", fail)
-    assert not rates.store_rates(tmp_path, KEY, Rates(Link(1.0, 1.0), Link(1.0, 1.0), 1.0))
+    assert not rates_file.store_rates(tmp_path, KEY, Rates(Link(1.0, 1.0), Link(1.0, 1.0), 1.0))
     monkeypatch.undo()
-    assert rates.load_rates(tmp_path, KEY) == RATES
+    assert rates_file.load_rates(tmp_path, KEY) == RATES
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
-    rates.store_rates(tmp_path, KEY, RATES)
+    rates_file.store_rates(tmp_path, KEY, RATES)
     others = [Rates(Link(float(i), 1.0), Link(1.0, 1.0), 1.0) for i in range(1, 60)]
     done = threading.Event()
     seen: list[Rates | None] = []
 
     def read() -> None:
         while not done.is_set():
-            seen.append(rates.load_rates(tmp_path, KEY))
+            seen.append(rates_file.load_rates(tmp_path, KEY))
 
     reader = threading.Thread(target=read)
     reader.start()
     for one in others:
-        assert rates.store_rates(tmp_path, KEY, one)
+        assert rates_file.store_rates(tmp_path, KEY, one)
     done.set()
     reader.join()
     assert None not in seen
@@ -733,18 +734,18 @@ def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert not rates.store_rates(file / "below", KEY, RATES)
-    assert not rates.store_rates(None, KEY, RATES)
-    assert rates.load_rates(None, KEY) is None
+    assert not rates_file.store_rates(file / "below", KEY, RATES)
+    assert not rates_file.store_rates(None, KEY, RATES)
+    assert rates_file.load_rates(None, KEY) is None
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the folders of Windows and of others differ")
 def test_the_folder_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert rates.cache_folder() == tmp_path / "arraybridge"
+    assert rates_file.cache_folder() == tmp_path / "arraybridge"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    folder = rates.cache_folder()
+    folder = rates_file.cache_folder()
     assert folder is not None
     assert tmp_path in folder.parents
 
@@ -893,12 +894,12 @@ def test_a_worker_with_a_device_of_its_own(machine: Machine, clock: Clock) -> No
     x = np.ones(64)
     for _ in range(4):
         fn(x)
-    token = running_device.set(arraybridge.Device("gpu", 3))
+    token = worker_device.set(arraybridge.Device("gpu", 3))
     try:
         assert "there is no gpu:3 here" in str(fn.explain(x)).lower()
         assert "fakecard has no gpu:3 (it has gpu:0)" in str(fn.explain(x))
     finally:
-        running_device.reset(token)
+        worker_device.reset(token)
     assert fn.explain(x).on_gpu
 
 

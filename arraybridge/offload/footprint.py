@@ -10,12 +10,12 @@ import numpy as np
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.trees import LEAF, TREE, arrays_of, kind_of, leaves_of, map_arrays, source_of
 
-__all__ = ["Call", "Home", "dtype_name", "map_results", "results", "size"]
+__all__ = ["Footprint", "Home", "dtype_name", "map_results", "results", "size"]
 
 _names: dict[Any, str] = {}  # np.dtype → its name, which NumPy makes anew each time
 
 
-class Call:
+class Footprint:
     """The arrays of one call, and what distinguishes it from others."""
 
     __slots__ = ("arrays", "dtypes", "extras", "nbytes", "numpy_alone", "on_gpu", "shapes")

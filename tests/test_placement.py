@@ -1,0 +1,117 @@
+"""Where a function runs, told alike by every room, also through what is wrapped around it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import Device, Pipeline, device_map
+from arraybridge.frameworks import registry
+from arraybridge.placement import Placement, placement
+from tests.helpers import require
+
+
+@arraybridge.jax(device="cpu:1")
+def shifted(x: Any, by: float = 1.0) -> Any:
+    return x + by, str([d.id for d in x.devices()])
+
+
+class Stage:
+    @arraybridge.jax(device="cpu:1")
+    def __call__(self, x: Any) -> Any:
+        return shifted.__wrapped__(x)
+
+    @arraybridge.jax(device="cpu:1")
+    def method(self, x: Any) -> Any:
+        return shifted.__wrapped__(x)
+
+
+def logged(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper that hides the attributes of the function, and says what it is around."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    wrapper.__wrapped__ = fn  # type: ignore[attr-defined]
+    return wrapper
+
+
+AROUND = {
+    "itself": shifted,
+    "partial": functools.partial(shifted, by=1.0),
+    "partial of a partial": functools.partial(functools.partial(shifted), by=1.0),
+    "bound method": Stage().method,
+    "partial of a method": functools.partial(Stage().method),
+    "object": Stage(),
+    "functools.wraps": functools.wraps(shifted)(lambda *args: shifted(*args)),
+    "a wrapper": logged(shifted),
+}
+
+
+@pytest.mark.parametrize("fn", AROUND.values(), ids=AROUND)
+def test_device_map_pipeline_and_placement_agree(fn: Any) -> None:
+    require("jax")
+    assert placement(fn) == Placement("jax", None, Device("cpu", 1))
+    ((result, devices),) = device_map(fn, [np.ones(2, np.float32)])
+    assert arraybridge.detect_memory_type(result) == "jax"
+    assert arraybridge.device_of(result) == "cpu:1"
+    assert devices == "[1]"
+    assert "jax on cpu:1" in str(Pipeline(fn))
+
+
+@pytest.mark.parametrize("fn", AROUND.values(), ids=AROUND)
+def test_device_map_refuses_for_all_what_the_framework_lacks(fn: Any) -> None:
+    require("jax")
+    with pytest.raises(arraybridge.DeviceNotFoundError, match="jax has no device cpu:77"):
+        device_map(fn, [np.ones(2, np.float32)], devices=["cpu:77"])
+
+
+@pytest.mark.parametrize("fn", AROUND.values(), ids=AROUND)
+def test_dask_asks_the_same(fn: Any) -> None:
+    require("jax")
+    dask = pytest.importorskip("arraybridge.dask")
+    array = importlib.import_module("dask.array").from_array(np.array([object(), object()]), 1)
+    with pytest.raises(arraybridge.DtypeNotSupportedError, match="runs in jax"):
+        dask.map_blocks(fn, array)
+
+
+def test_what_says_nothing_of_its_place() -> None:
+    for fn in (len, np.sum, lambda x: x, functools.partial(np.add, 1), Stage, object(), None):
+        assert placement(fn) is None
+    loop = logged(len)
+    loop.__wrapped__ = loop  # type: ignore[attr-defined]
+    assert placement(loop) is None
+
+
+def test_what_is_declared_alone_converts_nothing() -> None:
+    declared = functools.partial(arraybridge.memory_types("torch", "torch")(lambda x: x))
+    placed = placement(declared)
+    assert placed is not None
+    assert (placed.framework, placed.converts, placed.named_device()) == ("torch", False, None)
+
+
+def test_gpu_decides_on_each_call() -> None:
+    assert str(placement(arraybridge.gpu(np.sum))) == "the faster of cpu and gpu"
+    assert str(placement(arraybridge.gpu(gpu_id=1)(np.sum))) == "the faster of cpu and gpu on gpu:1"
+
+
+def test_words() -> None:
+    for placed, words in (
+        (Placement("torch"), "torch, where its input is"),
+        (Placement("torch", 1), "torch on gpu:1"),
+        (Placement("torch", "auto"), "torch on the freest gpu"),
+        (Placement("jax", None, Device("cpu", 1)), "jax on cpu:1"),
+    ):
+        assert str(placed) == words
+
+
+def test_the_registry_is_asked_for_frameworks_alone() -> None:
+    with pytest.raises(arraybridge.UnknownFrameworkError):
+        Placement("no such", 0).named_device()
+    assert "no such" not in registry.framework_names()
