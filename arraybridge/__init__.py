@@ -84,13 +84,13 @@ from arraybridge.memory.oom import fixed as fixed
 from arraybridge.memory.oom import is_oom_error as is_oom_error
 from arraybridge.memory.oom import run_with_oom_recovery as run_with_oom_recovery
 from arraybridge.memory.oom import split_and_retry as split_and_retry
+from arraybridge.memory.peaks import memory_peak as memory_peak
 from arraybridge.memory.pools import BufferPool as BufferPool
 from arraybridge.memory.pools import PoolLimitError as PoolLimitError
 from arraybridge.memory.pools import pinned as pinned
 from arraybridge.memory.stats import MemoryCollector as MemoryCollector
 from arraybridge.memory.stats import MemoryStats as MemoryStats
 from arraybridge.memory.stats import gpu_utilization as gpu_utilization
-from arraybridge.memory.stats import memory_peak as memory_peak
 from arraybridge.memory.stats import memory_stats as memory_stats
 from arraybridge.offload.decorator import gpu as gpu
 from arraybridge.offload.decorator import stay_on_gpu as stay_on_gpu

@@ -59,6 +59,8 @@ ROOMS = {
     "tensorflow": "tensorflow",
     "torch": "torch",
 }
+# A file under frameworks/ that is not called like its framework, and belongs to its room.
+BESIDE = {"opencl": "pyclesperanto"}
 # Not a framework but the dtypes that several of them share: any room may import it.
 SHARED_BY_ROOMS = frozenset({"ml_dtypes"})
 
@@ -122,7 +124,7 @@ def breach(module: str, here: str, room: str | None) -> str | None:
         return None
     if top in SHARED_BY_ROOMS and here != "frameworks":
         return f"imports {module}, which only {PACKAGE}/frameworks/ may"
-    if top in ROOMS and (room is None or room.partition("_")[0] != ROOMS[top]):
+    if top in ROOMS and (room is None or BESIDE.get(room, room.partition("_")[0]) != ROOMS[top]):
         return f"imports {module}, which only {PACKAGE}/frameworks/{ROOMS[top]}.py may"
     return None
 

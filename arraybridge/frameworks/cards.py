@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Card", "cards", "pci_address"]
+__all__ = ["Card", "cards", "driver", "pci_address"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,20 @@ def cards() -> tuple[Card, ...]:
 
     CUDA reads ``CUDA_VISIBLE_DEVICES`` once in a process, and so does this.
     """
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return ()
+    cuda = driver()
     count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+    if cuda is None or cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
         return ()
-    return tuple(_card(driver, i) for i in range(count.value))
+    return tuple(_card(cuda, i) for i in range(count.value))
+
+
+@cache
+def driver() -> ctypes.CDLL | None:
+    """CUDA's driver, not started yet; None without one."""
+    try:
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
 
 
 def _card(driver: ctypes.CDLL, index: int) -> Card:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from typing import Any
 
 import cupy
@@ -17,7 +14,7 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.cards import pci_address
+from arraybridge.frameworks.cards import driver, pci_address
 from arraybridge.frameworks.parts import Mark, Pinning, Pool, Running, Streams, Usage
 from arraybridge.types import Device
 
@@ -190,12 +187,6 @@ class CupyPool(Pool):
         with cupy.cuda.Device(device.index):
             return cupy.cuda.runtime.memGetInfo()
 
-    def card_uuids(self) -> list[str]:
-        if not self._opened(None):
-            return []
-        cards = [cupy.cuda.runtime.getDeviceProperties(d.index) for d in _devices()]
-        return [str(uuid.UUID(bytes=card["uuid"])) for card in cards]
-
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         facts = cupy.cuda.runtime.getDeviceProperties(device.index)
         pci = pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
@@ -324,24 +315,14 @@ def _side_stream(index: int) -> Iterator[None]:
             outer.wait_event(side.record())
 
 
-@cache
-def _driver() -> ctypes.CDLL | None:
-    """CUDA's driver, which can say whether a context exists without creating it; None without one."""
-    try:
-        driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return None
-    return driver if driver.cuInit(0) == 0 else None
-
-
 def _has_context(index: int) -> bool:
-    driver = _driver()
-    if driver is None:
+    cuda = driver()  # it can say whether a context exists without creating one
+    if cuda is None or cuda.cuInit(0):
         return False
     card, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
-    if driver.cuDeviceGet(ctypes.byref(card), index):
+    if cuda.cuDeviceGet(ctypes.byref(card), index):
         return False
-    failed = driver.cuDevicePrimaryCtxGetState(card, ctypes.byref(flags), ctypes.byref(active))
+    failed = cuda.cuDevicePrimaryCtxGetState(card, ctypes.byref(flags), ctypes.byref(active))
     return not failed and active.value == 1
 
 

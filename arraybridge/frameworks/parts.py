@@ -171,10 +171,6 @@ class Pool:
         """Free and total bytes of a card that the framework has opened, or None."""
         return None
 
-    def card_uuids(self) -> list[str]:
-        """Identities of all its CUDA cards in its order, once it has opened one; nothing before."""
-        return []
-
     def free_memory_of(self, device: Device) -> int:
         """Free bytes on the device, for ``gpu_id="auto"``; 0 where the framework cannot tell."""
         return 0

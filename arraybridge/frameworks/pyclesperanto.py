@@ -7,25 +7,20 @@ arrays of either are welcome as sources, and new arrays belong to the one that t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import importlib.util
-import os
-import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, FrameworkNotInstalledError
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import hostmemory, opencl
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.cards import cards, pci_address
+from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.parts import Pickling, Pool, Running
 from arraybridge.types import Device
 
@@ -177,7 +172,7 @@ class _Modern(_Package):
             return None
         if not write:
             x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element: kernels queued before are done
-        return _map_capsule(x, write)
+        return opencl.map_capsule(x, write)
 
     def stack(self, planes: list[Any]) -> Any:
         shape = planes[0].shape
@@ -274,7 +269,7 @@ class _Prototype(_Package):
     def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
         if not x.flags.c_contiguous:
             return None
-        return _map_buffer(x.base_data, x.queue, x.offset, tuple(x.shape), x.dtype, write)
+        return opencl.map_buffer(x.base_data, x.queue, x.offset, tuple(x.shape), x.dtype, write)
 
 
 class PyclesperantoFramework(Framework):
@@ -284,8 +279,8 @@ class PyclesperantoFramework(Framework):
     dtypes = _DTYPES
 
     def __init__(self) -> None:
-        _refuse_deadly_import_order()
-        _use_pocl_wheel()
+        opencl.refuse_deadly_import_order(_PACKAGES)
+        opencl.use_pocl_wheel()
         imported = [name for name in _PACKAGES if name in sys.modules]
         installed = [name for name in _PACKAGES if importlib.util.find_spec(name) is not None]
         if not installed:
@@ -374,7 +369,7 @@ class PyclesperantoFramework(Framework):
 
     def _address(self, index: int) -> str:
         """PCI address of an OpenCL device, or ``""``; pyopencl tells it where it sees the same devices."""
-        seen = opencl_devices()
+        seen = opencl.devices()
         if [name for name, _, _ in seen] != self._main.device_names():
             return ""
         return seen[index][1]
@@ -420,7 +415,7 @@ class PyclesperantoFramework(Framework):
     # -- memory -----------------------------------------------------------------------------------
 
     def is_oom(self, error: BaseException) -> bool:
-        return is_opencl_oom(error)
+        return opencl.is_oom(error)
 
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
         package = self._package(x)
@@ -450,7 +445,7 @@ class PyclesperantoPool(Pool):
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         address = self._owner._address(device.index)
         name = self._owner._main.device_names()[device.index]
-        seen = opencl_devices()
+        seen = opencl.devices()
         return name, address, seen[device.index][2] if len(seen) > device.index else None
 
     def oom_error(self) -> Exception:
@@ -487,47 +482,6 @@ class PyclesperantoPickling(Pickling):
         )
 
 
-# CL_INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
-_OOM_CODES = (-4, -5, -6, -61)
-_OOM = re.compile(
-    r"Error: .*(?:CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_RESOURCES|CL_OUT_OF_HOST_MEMORY"
-    r"|CL_INVALID_BUFFER_SIZE|CL_INVALID_IMAGE_SIZE|CUDA_ERROR_OUT_OF_MEMORY)",
-    re.DOTALL,
-)
-
-
-def is_opencl_oom(error: BaseException) -> bool:
-    """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
-    cl: Any = sys.modules.get("pyopencl")
-    if cl is not None and isinstance(error, cl.Error):
-        return getattr(error, "code", None) in _OOM_CODES
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
-    )
-
-
-@cache
-def opencl_devices() -> list[tuple[str, str, int]]:
-    """Name, PCI address or ``""``, and bytes of OpenCL's devices, GPUs first; opens none. Needs pyopencl."""
-    try:
-        import pyopencl as cl
-    except ImportError:
-        return []
-    try:
-        found = [d for platform in cl.get_platforms() for d in platform.get_devices()]
-    except cl.Error:
-        return []
-    found.sort(key=lambda d: d.type != cl.device_type.GPU)
-    return [(d.name, _pci_address(d), int(d.global_mem_size)) for d in found]
-
-
-def _pci_address(device: Any) -> str:
-    if "cl_nv_device_attribute_query" not in device.extensions.split():
-        return ""
-    domain = getattr(device, "pci_domain_id_nv", 0)
-    return pci_address(domain, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
-
-
 _OPEN: dict[str, _Package] = {}
 
 
@@ -535,100 +489,3 @@ def _open(name: str) -> _Package:
     if name not in _OPEN:
         _OPEN[name] = _Modern() if name == "pyclesperanto" else _Prototype()
     return _OPEN[name]
-
-
-# -- OpenCL set up -----------------------------------------------------------------------------------
-
-
-def _configured_icds() -> list[str]:
-    """What the OpenCL loader will open: the contents of the .icd files, or the libraries by name."""
-    named = os.environ.get("OCL_ICD_FILENAMES")
-    if named:
-        return named.split(os.pathsep)
-    folder = Path(
-        os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors"
-    )
-    if not folder.is_dir():
-        return []
-    return [file.read_text(errors="replace").strip() for file in sorted(folder.glob("*.icd"))]
-
-
-def _pocl_wheel() -> Path | None:
-    """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
-    spec = importlib.util.find_spec("pyopencl")
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent / ".libs"
-    icd = folder / "pocl.icd"
-    return folder / icd.read_text().strip() if icd.is_file() else None
-
-
-def _use_pocl_wheel() -> None:
-    """Where no OpenCL platform is configured, point pyclesperanto's loader to the PoCL wheel.
-
-    pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not.
-    """
-    library = _pocl_wheel()
-    if library is not None and not _configured_icds() and sys.platform == "linux":
-        os.environ["OCL_ICD_FILENAMES"] = str(library)
-
-
-def _refuse_deadly_import_order() -> None:
-    """A system PoCL shares LLVM's symbols with TensorFlow: loaded after it, the process ends.
-
-    The wheel carries its LLVM inside and may be loaded in any order (PoCL 3.1 of Debian 12 is meant).
-    """
-    loaded = list(sys.modules)
-    if "tensorflow" not in loaded:
-        return
-    first = min((loaded.index(name) for name in (*_PACKAGES, "pyopencl") if name in loaded), default=None)
-    if first is not None and first < loaded.index("tensorflow"):
-        return
-    wheel = _pocl_wheel()
-    if any("libpocl" in icd and icd != str(wheel) for icd in _configured_icds()):
-        raise FrameworkNotInstalledError(
-            "OpenCL on this system comes from a PoCL library which ends the process when it is loaded after"
-            " TensorFlow. Import pyclesperanto before tensorflow; or install the PoCL wheel,"
-            ' pip install "pyopencl[pocl]", and set OCL_ICD_VENDORS to an empty folder.',
-            target_type="pyclesperanto",
-            reason="a system PoCL cannot be loaded after TensorFlow",
-        )
-
-
-# -- mapping buffers of a CPU device -----------------------------------------------------------------
-
-# DLManagedTensorVersioned (DLPack 1): version 8 bytes, manager_ctx 8, deleter 8, flags 8, then the tensor,
-# whose first field is the data pointer, here the cl_mem; DLManagedTensor begins with the tensor.
-_VERSIONED_OFFSET = 32
-_queues: dict[int, Any] = {}
-
-
-def _map_capsule(x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray]:
-    import pyopencl as cl
-
-    capsule = x.__dlpack__()
-    versioned = b"versioned" in hostmemory.capsule_name(capsule)
-    pointer = hostmemory.capsule_pointer(capsule) + (_VERSIONED_OFFSET if versioned else 0)
-    handle = ctypes.c_void_p.from_address(pointer).value
-    buffer = cl.Buffer.from_int_ptr(handle, retain=True)
-    context = buffer.context
-    if context.int_ptr not in _queues:
-        _queues[context.int_ptr] = cl.CommandQueue(context)
-    return _map_buffer(buffer, _queues[context.int_ptr], 0, tuple(x.shape), np.dtype(x.dtype), write)
-
-
-@contextlib.contextmanager
-def _map_buffer(
-    buffer: Any, queue: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], write: bool
-) -> Iterator[np.ndarray]:
-    import pyopencl as cl
-
-    flags = cl.map_flags.WRITE_INVALIDATE_REGION if write else cl.map_flags.READ
-    memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, offset, shape, dtype)
-    if write:
-        hostmemory.ask_for_huge_pages(memory)
-    try:
-        yield memory
-    finally:
-        memory.base.release(queue)
-        queue.finish()

@@ -60,12 +60,6 @@ class TorchPool(Pool):
             return None
         return torch.cuda.mem_get_info(device.index)
 
-    def card_uuids(self) -> list[str]:
-        if not torch.cuda.is_initialized():
-            return []
-        cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return [str(card.uuid) for card in cards if hasattr(card, "uuid")]
-
     def reset_peak(self, device: Device) -> bool:
         for i in self._opened(device) if torch.cuda.is_initialized() else []:
             torch.cuda.reset_peak_memory_stats(i)

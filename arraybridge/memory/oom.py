@@ -74,9 +74,9 @@ def _is_oom_itself(error: BaseException, frameworks: list[Framework]) -> bool:
     if isinstance(error, MemoryError) or any(one.is_oom(error) for one in frameworks):
         return True
     if type(error).__module__.partition(".")[0] == "pyopencl":  # on its own, without pyclesperanto
-        from arraybridge.frameworks.pyclesperanto import is_opencl_oom
+        from arraybridge.frameworks import opencl
 
-        return is_opencl_oom(error)
+        return opencl.is_oom(error)
     return False
 
 

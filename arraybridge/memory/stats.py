@@ -10,14 +10,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.frameworks.registry import loaded
+from arraybridge.memory import nvml
 from arraybridge.show import format_bytes, html_table, text_table
 
 __all__ = [
@@ -25,11 +24,8 @@ __all__ = [
     "GpuLoad",
     "Holding",
     "MemoryCollector",
-    "MemoryPeak",
     "MemoryStats",
-    "PeakRow",
     "gpu_utilization",
-    "memory_peak",
     "memory_stats",
 ]
 
@@ -39,7 +35,6 @@ OTHERS = "other processes"
 REST = "everything else"  # where NVML does not say which process holds what
 
 _READING = ("device", "holder", "used", "cached", "peak")
-_PEAK = ("device", "holder", "before", "peak", "growth")
 
 
 class Holding(NamedTuple):
@@ -134,106 +129,6 @@ class MemoryStats:
         return html_table(_READING, self._rows(), caption=self.note)
 
 
-# -- NVML --------------------------------------------------------------------------------------------
-
-
-class _Card(NamedTuple):
-    number: int  # as CUDA counts in this process
-    handle: Any
-    uuid: str
-    name: str
-
-
-_nvml_lock = threading.Lock()
-_nvml_module: ModuleType | None = None
-_nvml_tried = False
-_cards_seen: dict[tuple[str | None, ...], list[_Card]] = {}
-
-
-def _nvml() -> ModuleType | None:
-    """NVML, started once; None without nvidia-ml-py or without a driver."""
-    global _nvml_module, _nvml_tried
-    if not _nvml_tried:
-        with _nvml_lock:
-            if not _nvml_tried:
-                try:
-                    import pynvml
-                except ImportError:
-                    pass
-                else:
-                    try:
-                        pynvml.nvmlInit()
-                        _nvml_module = pynvml
-                    except pynvml.NVMLError:
-                        pass
-                _nvml_tried = True
-    return _nvml_module
-
-
-def _cards(nvml: ModuleType, frameworks: list[Framework]) -> list[_Card]:
-    """The cards that CUDA shows to this process, in its order."""
-    order = tuple(_uuids(frameworks))
-    key = (*order, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
-    if key not in _cards_seen:
-        _cards_seen[key] = _find_cards(nvml, list(order))
-    return _cards_seen[key]
-
-
-def _uuids(frameworks: list[Framework]) -> list[str]:
-    """Identities of the cards in CUDA's order, from a framework that has CUDA open; else nothing."""
-    for one in frameworks:
-        uuids = [] if one.pool is None else one.pool.card_uuids()
-        if uuids:
-            return uuids
-    return []
-
-
-def _find_cards(nvml: ModuleType, order: list[str]) -> list[_Card]:
-    there = []
-    for i in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(i)
-        uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
-        there.append(_Card(i, handle, _as_str(uuid), _as_str(name)))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    wanted = order or (visible.split(",") if visible is not None else None)
-    if wanted is None:
-        return there
-    chosen: list[_Card] = []
-    for word in (w.strip() for w in wanted):
-        match = next((card for card in there if _is_called(card, word)), None)
-        if match is None:
-            break  # CUDA shows none of those after one that it does not know
-        chosen.append(_Card(len(chosen), match.handle, match.uuid, match.name))
-    return chosen
-
-
-def _is_called(card: _Card, word: str) -> bool:
-    """Whether a word of CUDA_VISIBLE_DEVICES means this card: its number, or the beginning of its UUID.
-
-    A number counts as NVML does, which is CUDA's order too, unless cards of different speeds are mixed
-    (CUDA_DEVICE_ORDER) and no framework has opened one yet, which would tell.
-    """
-    if word.isdigit():
-        return str(card.number) == word
-    return bool(word) and _bare(card.uuid).startswith(_bare(word))
-
-
-def _bare(uuid: str) -> str:
-    return uuid.removeprefix("GPU-").lower()
-
-
-def _as_str(text: str | bytes) -> str:
-    return text.decode() if isinstance(text, bytes) else text
-
-
-def _asked(nvml: ModuleType, question: str, *arguments: Any) -> Any:
-    """An answer of NVML, or None for what the card or the driver does not tell."""
-    try:
-        return getattr(nvml, question)(*arguments)
-    except nvml.NVMLError:
-        return None
-
-
 # -- one reading -------------------------------------------------------------------------------------
 
 
@@ -253,13 +148,13 @@ def memory_stats() -> MemoryStats:
         for usage in (one.pool or Pool()).usage():
             holdings.setdefault(str(usage.device), []).append((one.name, usage))
     devices = [_host()]
-    nvml = _nvml()
-    if nvml is not None:
-        cards = _cards(nvml, frameworks)
-        devices.extend(_read_card(nvml, card, holdings.pop(f"gpu:{card.number}", [])) for card in cards)
+    library = nvml.library()
+    if library is not None:
+        seen = nvml.cards_of(library)
+        devices.extend(_read_card(library, card, holdings.pop(f"gpu:{card.number}", [])) for card in seen)
     for device, held in holdings.items():
         devices.append(_read_through(frameworks, device, held))
-    blind = nvml is None and os.path.exists("/proc/driver/nvidia/version")  # noqa: PTH110
+    blind = library is None and os.path.exists("/proc/driver/nvidia/version")  # noqa: PTH110
     note = "Cards that no framework has opened are not listed; pip install nvidia-ml-py shows them."
     return MemoryStats(tuple(devices), note if blind else "")
 
@@ -269,14 +164,14 @@ def _rows(device: str, held: list[tuple[str, Usage]]) -> tuple[list[Holding], in
     return rows, sum((row.used or 0) + (row.cached or 0) for row in rows)
 
 
-def _read_card(nvml: ModuleType, card: _Card, held: list[tuple[str, Usage]]) -> DeviceMemory:
+def _read_card(library: ModuleType, card: nvml.SeenCard, held: list[tuple[str, Usage]]) -> DeviceMemory:
     device = f"gpu:{card.number}"
     rows, ours = _rows(device, held)
-    memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", card.handle)
+    memory = nvml.asked(library, "nvmlDeviceGetMemoryInfo", card.handle)
     if memory is None:  # some integrated cards
         return DeviceMemory(device, card.name, card.uuid, None, None, tuple(rows))
     used = int(memory.total - memory.free)
-    processes = _asked(nvml, "nvmlDeviceGetComputeRunningProcesses", card.handle) or []
+    processes = nvml.asked(library, "nvmlDeviceGetComputeRunningProcesses", card.handle) or []
     mine = next((p.usedGpuMemory for p in processes if p.pid == os.getpid()), None)
     if mine is None:  # NVML counts processes from outside a container, or tells no sizes
         rows.append(Holding(device, REST, max(0, used - ours)))
@@ -304,7 +199,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 def _host() -> DeviceMemory:
     total, free = _host_memory()
-    used, peak = _own_memory()
+    used, peak = own_memory()
     rows = [Holding("cpu", THIS_PROCESS, used, None, peak)]
     if total is not None and free is not None and used is not None:
         rows.append(Holding("cpu", OTHERS, max(0, total - free - used)))
@@ -325,7 +220,7 @@ def _host_memory() -> tuple[int | None, int | None]:
     return total, free
 
 
-def _own_memory() -> tuple[int | None, int | None]:
+def own_memory() -> tuple[int | None, int | None]:
     """Bytes of this process in the host's memory: now, and at most."""
     try:
         import resource
@@ -361,13 +256,13 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
     >>> for card in gpu_utilization():
     ...     print(card.device, card.load)  # doctest: +SKIP
     """
-    nvml = _nvml()
-    if nvml is None:
+    library = nvml.library()
+    if library is None:
         return ()
     found = []
-    for card in _cards(nvml, loaded()):
-        rates = _asked(nvml, "nvmlDeviceGetUtilizationRates", card.handle)
-        memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", card.handle)
+    for card in nvml.cards_of(library):
+        rates = nvml.asked(library, "nvmlDeviceGetUtilizationRates", card.handle)
+        memory = nvml.asked(library, "nvmlDeviceGetMemoryInfo", card.handle)
         found.append(
             GpuLoad(
                 f"gpu:{card.number}",
@@ -375,143 +270,10 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
                 None if rates is None else int(rates.gpu),
                 None if memory is None else int(memory.total - memory.free),
                 None if memory is None else int(memory.total),
-                _asked(nvml, "nvmlDeviceGetTemperature", card.handle, nvml.NVML_TEMPERATURE_GPU),
+                nvml.asked(library, "nvmlDeviceGetTemperature", card.handle, library.NVML_TEMPERATURE_GPU),
             )
         )
     return tuple(found)
-
-
-# -- the peak of a block -----------------------------------------------------------------------------
-
-
-class PeakRow(NamedTuple):
-    """Bytes that a holder used before a block, and the most it used within; ``growth`` is the difference."""
-
-    device: str
-    holder: str
-    before: int
-    peak: int
-
-    @property
-    def growth(self) -> int:
-        return max(0, self.peak - self.before)
-
-
-class MemoryPeak:
-    """What a block of `memory_peak` used at most; ``rows`` and ``m["torch"]`` are there once it has ended."""
-
-    def __init__(self) -> None:
-        self.rows: tuple[PeakRow, ...] = ()
-        self._before: dict[tuple[str, str], int] = {}
-        self._most: dict[tuple[str, str], int] = {}
-        # Peaks counted by a framework that cannot start anew: only a larger one than this is of the block.
-        self._stale: dict[tuple[str, str], int] = {}
-        self._lock = threading.Lock()
-
-    def __getitem__(self, holder: str) -> PeakRow:
-        """The row of a framework (of its first card), or of ``"this process"``: the host's memory.
-
-        Raises:
-            KeyError: it has none; the block has not ended, or it holds nothing that it counts.
-        """
-        for row in self.rows:
-            if row.holder == holder:
-                return row
-        raise KeyError(f"{holder} is not among {', '.join(row.holder for row in self.rows) or 'no rows'}")
-
-    def __str__(self) -> str:
-        return text_table(_PEAK, self._table(), right=_PEAK[2:])
-
-    def _repr_html_(self) -> str:
-        return html_table(_PEAK, self._table())
-
-    def _table(self) -> list[tuple[str, ...]]:
-        return [
-            (r.device, r.holder, format_bytes(r.before), format_bytes(r.peak), format_bytes(r.growth))
-            for r in self.rows
-        ]
-
-    def _start(self) -> None:
-        used, peak = _own_memory()
-        self._begin(("cpu", THIS_PROCESS), used, peak)
-        for one in loaded():
-            pool = one.pool or Pool()
-            for usage in pool.usage():
-                key = (str(usage.device), one.name)
-                self._begin(key, usage.used, None if pool.reset_peak(usage.device) else usage.peak)
-
-    def _begin(self, key: tuple[str, str], used: int | None, stale: int | None) -> None:
-        if used is not None:
-            self._before[key] = self._most[key] = used
-            if stale is not None:
-                self._stale[key] = stale
-
-    def _look(self) -> None:
-        used, peak = _own_memory()
-        seen = [(("cpu", THIS_PROCESS), used, peak)]
-        seen += [
-            ((str(u.device), one.name), u.used, u.peak)
-            for one in loaded()
-            if one.pool
-            for u in one.pool.usage()
-        ]
-        with self._lock:
-            for key, now, most in seen:
-                if now is None:
-                    continue
-                counted = most if most is not None and most > self._stale.get(key, -1) else 0
-                self._most[key] = max(self._most.get(key, 0), now, counted)
-
-    def _end(self) -> None:
-        self._look()
-        self.rows = tuple(
-            PeakRow(device, holder, self._before.get((device, holder), 0), most)
-            for (device, holder), most in self._most.items()
-        )
-
-
-_open_peaks: list[MemoryPeak] = []
-_peaks_lock = threading.Lock()
-
-
-@contextmanager
-def memory_peak() -> Iterator[MemoryPeak]:
-    """Measure the most memory that each framework uses within a ``with`` block, and this process on the host.
-
-    PyTorch and TensorFlow count it themselves (their own peak counters start anew with the block); so does
-    JAX, when the block goes beyond what came before. CuPy, and the host below the highest mark that the
-    process ever reached, are looked at every two milliseconds.
-
-    Yields:
-        The measurement; its rows are there once the block has ended.
-
-    >>> with memory_peak() as m:
-    ...     pass
-    >>> m["this process"].growth >= 0
-    True
-    """
-    measured = MemoryPeak()
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.002):
-            measured._look()
-
-    with _peaks_lock:
-        for outer in _open_peaks:  # keep what they have seen: the counters start anew
-            outer._look()
-        measured._start()
-        _open_peaks.append(measured)
-    watcher = threading.Thread(target=watch, name="arraybridge-memory-peak", daemon=True)
-    watcher.start()
-    try:
-        yield measured
-    finally:
-        ended.set()
-        watcher.join()
-        with _peaks_lock:
-            _open_peaks.remove(measured)
-            measured._end()
 
 
 # -- a record over time ------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses
     monkeypatch.setattr(one, "_main", _Package(), raising=False)
     monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
     seen = [(name, address, 1) for name, address in zip(_Package().device_names(), addresses, strict=True)]
-    monkeypatch.setattr(pyclesperanto, "opencl_devices", lambda: seen)
+    monkeypatch.setattr(pyclesperanto.opencl, "devices", lambda: seen)
     return one
 
 

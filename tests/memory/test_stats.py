@@ -16,8 +16,11 @@ import numpy as np
 import psutil
 import pytest
 
+import arraybridge
 from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_stats
-from arraybridge.memory import stats
+from arraybridge.frameworks import cards
+from arraybridge.frameworks.cards import Card
+from arraybridge.memory import nvml
 from arraybridge.show import format_bytes
 from tests.helpers import require
 from tests.memory.fake import FakeFramework
@@ -26,7 +29,7 @@ from tests.memory.fake import FakeFramework
 @pytest.fixture
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without nvidia-ml-py, or without a driver."""
-    monkeypatch.setattr(stats, "_nvml", lambda: None)
+    monkeypatch.setattr(nvml, "library", lambda: None)
 
 
 def test_the_host() -> None:
@@ -78,6 +81,9 @@ class FakeNvml:
     def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
         return ["first", "second"][handle]
 
+    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(domain=0, bus=[0x1A, 0x3B][handle], device=0)
+
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
         return SimpleNamespace(total=1000, free=[400, 900][handle], used=600)
 
@@ -96,20 +102,25 @@ class FakeNvml:
         raise self.NVMLError
 
 
-def use(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, visible: str | None = None) -> None:
-    monkeypatch.setattr(stats, "_nvml", lambda: nvml)
-    monkeypatch.setattr(stats, "_cards_seen", {})
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+def card(index: int, uuid: str, pci: str = "") -> Card:
+    return Card(index, "as CUDA calls it", uuid, pci, 1000, (9, 0))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml, *cards_of_cuda: Card, driver: bool = True) -> None:
+    """As on a machine where NVML sees two cards, and CUDA shows these of them to the process."""
+    monkeypatch.setattr(nvml, "library", lambda: fake)
+    monkeypatch.setattr(cards, "driver", lambda: object() if driver else None)
+    monkeypatch.setattr(cards, "cards", lambda: cards_of_cuda)
+
+
+FIRST, SECOND = card(0, "GPU-aaaa-1"), card(1, "GPU-bbbb-2")
 
 
 @pytest.mark.parametrize("mine", [None, 350])
 def test_holdings_and_free_memory_add_up(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, mine: int | None
 ) -> None:
-    use(monkeypatch, FakeNvml(mine))
+    use(monkeypatch, FakeNvml(mine), FIRST, SECOND)
     card = memory_stats()["gpu:0"]
     assert (card.name, card.total, card.free) == ("first", 1000, 400)
     held = {h.holder: (h.used, h.cached) for h in card.holdings}
@@ -126,37 +137,43 @@ def test_holdings_and_free_memory_add_up(
 
 
 @pytest.mark.parametrize(
-    ("visible", "names"),
+    ("shown", "names"),
     [
-        (None, ["first", "second"]),
-        ("1,0", ["second", "first"]),
-        ("1", ["second"]),
-        ("GPU-bbbb", ["second"]),
-        ("GPU-aaaa-1,GPU-bbbb-2", ["first", "second"]),
-        ("", []),
-        ("-1", []),
-        ("0,5,1", ["first"]),
+        ((FIRST, SECOND), ["first", "second"]),
+        ((card(0, "GPU-bbbb-2"), card(1, "GPU-aaaa-1")), ["second", "first"]),
+        ((card(0, "GPU-bbbb-2"),), ["second"]),
+        # A slice of a card: CUDA gives it an identity of its own, at the address of its card.
+        ((card(0, "GPU-0123", "0000:3b:00.0"),), ["second"]),
+        ((card(0, "", "0000:1a:00.0"),), ["first"]),
+        ((), []),
     ],
 )
-def test_nvml_numbers_become_cudas(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, names: list[str]
+def test_the_numbers_are_those_of_cuda(
+    monkeypatch: pytest.MonkeyPatch, shown: tuple[Card, ...], names: list[str]
 ) -> None:
-    use(monkeypatch, FakeNvml(), visible)
-    cards = [d for d in memory_stats().devices if d.device != "cpu"]
-    assert [card.name for card in cards] == names
-    assert [card.device for card in cards] == [f"gpu:{i}" for i in range(len(names))]
+    use(monkeypatch, FakeNvml(), *shown)
+    seen = [d for d in memory_stats().devices if d.device != "cpu"]
+    assert [one.name for one in seen] == names
+    assert [one.device for one in seen] == [f"gpu:{i}" for i in range(len(names))]
 
 
-def test_a_framework_that_has_cuda_open_knows_the_order(
-    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
+def test_devices_and_readings_number_cards_alike(
+    monkeypatch: pytest.MonkeyPatch, fake: FakeFramework
 ) -> None:
-    use(monkeypatch, FakeNvml())
-    monkeypatch.setattr(fake.pool, "card_uuids", lambda: ["bbbb-2", "aaaa-1"])
-    assert [d.name for d in memory_stats().devices[1:]] == ["second", "first"]
+    """CUDA counts the faster card first, NVML by the address on the bus."""
+    use(monkeypatch, FakeNvml(), card(0, "GPU-bbbb-2"), card(1, "GPU-aaaa-1"))
+    there = {str(device): (device.identity, device.free) for device in arraybridge.devices("fake")}
+    read = {d.device: (d.uuid, d.free) for d in memory_stats().devices if d.device != "cpu"}
+    assert there == read == {"gpu:0": ("GPU-bbbb-2", 900), "gpu:1": ("GPU-aaaa-1", 400)}
+
+
+def test_without_cudas_driver_all_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeNvml(), driver=False)
+    assert [d.name for d in memory_stats().devices[1:]] == ["first", "second"]
 
 
 def test_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FakeNvml())
+    use(monkeypatch, FakeNvml(), FIRST, SECOND)
     first, second = gpu_utilization()
     assert tuple(first) == ("gpu:0", "first", 80, 600, 1000, None)
     assert second.load == 81
@@ -296,8 +313,8 @@ def test_pynvml_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
             raise self.NVMLError
 
     monkeypatch.setitem(sys.modules, "pynvml", Broken())  # type: ignore[arg-type]
-    monkeypatch.setattr(stats, "_nvml_tried", False)
-    monkeypatch.setattr(stats, "_nvml_module", None)
-    assert stats._nvml() is None
-    assert stats._nvml() is None
+    monkeypatch.setattr(nvml, "_tried", False)
+    monkeypatch.setattr(nvml, "_library", None)
+    assert nvml.library() is None
+    assert nvml.library() is None
     assert calls == [1]

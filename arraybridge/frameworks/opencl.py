@@ -1,0 +1,162 @@
+"""OpenCL beneath pyclesperanto: its drivers and devices, its errors, and the memory of a CPU device.
+
+Needs pyopencl for all but the drivers, and does without where it is missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import FrameworkNotInstalledError
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.cards import pci_address
+
+__all__ = ["devices", "is_oom", "map_buffer", "map_capsule", "refuse_deadly_import_order", "use_pocl_wheel"]
+
+# CL_INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
+_OOM_CODES = (-4, -5, -6, -61)
+_OOM = re.compile(
+    r"Error: .*(?:CL_MEM_OBJECT_ALLOCATION_FAILURE|CL_OUT_OF_RESOURCES|CL_OUT_OF_HOST_MEMORY"
+    r"|CL_INVALID_BUFFER_SIZE|CL_INVALID_IMAGE_SIZE|CUDA_ERROR_OUT_OF_MEMORY)",
+    re.DOTALL,
+)
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
+    cl: Any = sys.modules.get("pyopencl")
+    if cl is not None and isinstance(error, cl.Error):
+        return getattr(error, "code", None) in _OOM_CODES
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
+    )
+
+
+@cache
+def devices() -> list[tuple[str, str, int]]:
+    """Name, PCI address or ``""``, and bytes of OpenCL's devices, GPUs first; opens none. Needs pyopencl."""
+    try:
+        import pyopencl as cl
+    except ImportError:
+        return []
+    try:
+        found = [d for platform in cl.get_platforms() for d in platform.get_devices()]
+    except cl.Error:
+        return []
+    found.sort(key=lambda d: d.type != cl.device_type.GPU)
+    return [(d.name, _pci_address(d), int(d.global_mem_size)) for d in found]
+
+
+def _pci_address(device: Any) -> str:
+    if "cl_nv_device_attribute_query" not in device.extensions.split():
+        return ""
+    domain = getattr(device, "pci_domain_id_nv", 0)
+    return pci_address(domain, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
+
+
+# -- drivers -----------------------------------------------------------------------------------------
+
+
+def _configured_icds() -> list[str]:
+    """What the OpenCL loader will open: the contents of the .icd files, or the libraries by name."""
+    named = os.environ.get("OCL_ICD_FILENAMES")
+    if named:
+        return named.split(os.pathsep)
+    folder = Path(
+        os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors"
+    )
+    if not folder.is_dir():
+        return []
+    return [file.read_text(errors="replace").strip() for file in sorted(folder.glob("*.icd"))]
+
+
+def _pocl_wheel() -> Path | None:
+    """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
+    spec = importlib.util.find_spec("pyopencl")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent / ".libs"
+    icd = folder / "pocl.icd"
+    return folder / icd.read_text().strip() if icd.is_file() else None
+
+
+def use_pocl_wheel() -> None:
+    """Where no OpenCL platform is configured, point pyclesperanto's loader to the PoCL wheel.
+
+    pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not.
+    """
+    library = _pocl_wheel()
+    if library is not None and not _configured_icds() and sys.platform == "linux":
+        os.environ["OCL_ICD_FILENAMES"] = str(library)
+
+
+def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
+    """A system PoCL shares LLVM's symbols with TensorFlow: loaded after it, the process ends.
+
+    The wheel carries its LLVM inside and may be loaded in any order (PoCL 3.1 of Debian 12 is meant).
+    """
+    loaded = list(sys.modules)
+    if "tensorflow" not in loaded:
+        return
+    first = min((loaded.index(name) for name in (*packages, "pyopencl") if name in loaded), default=None)
+    if first is not None and first < loaded.index("tensorflow"):
+        return
+    wheel = _pocl_wheel()
+    if any("libpocl" in icd and icd != str(wheel) for icd in _configured_icds()):
+        raise FrameworkNotInstalledError(
+            "OpenCL on this system comes from a PoCL library which ends the process when it is loaded after"
+            " TensorFlow. Import pyclesperanto before tensorflow; or install the PoCL wheel,"
+            ' pip install "pyopencl[pocl]", and set OCL_ICD_VENDORS to an empty folder.',
+            target_type="pyclesperanto",
+            reason="a system PoCL cannot be loaded after TensorFlow",
+        )
+
+
+# -- mapping buffers of a CPU device -----------------------------------------------------------------
+
+# DLManagedTensorVersioned (DLPack 1): version 8 bytes, manager_ctx 8, deleter 8, flags 8, then the tensor,
+# whose first field is the data pointer, here the cl_mem; DLManagedTensor begins with the tensor.
+_VERSIONED_OFFSET = 32
+_queues: dict[int, Any] = {}
+
+
+def map_capsule(x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray]:
+    import pyopencl as cl
+
+    capsule = x.__dlpack__()
+    versioned = b"versioned" in hostmemory.capsule_name(capsule)
+    pointer = hostmemory.capsule_pointer(capsule) + (_VERSIONED_OFFSET if versioned else 0)
+    handle = ctypes.c_void_p.from_address(pointer).value
+    buffer = cl.Buffer.from_int_ptr(handle, retain=True)
+    context = buffer.context
+    if context.int_ptr not in _queues:
+        _queues[context.int_ptr] = cl.CommandQueue(context)
+    return map_buffer(buffer, _queues[context.int_ptr], 0, tuple(x.shape), np.dtype(x.dtype), write)
+
+
+@contextlib.contextmanager
+def map_buffer(
+    buffer: Any, queue: Any, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any], write: bool
+) -> Iterator[np.ndarray]:
+    import pyopencl as cl
+
+    flags = cl.map_flags.WRITE_INVALIDATE_REGION if write else cl.map_flags.READ
+    memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, offset, shape, dtype)
+    if write:
+        hostmemory.ask_for_huge_pages(memory)
+    try:
+        yield memory
+    finally:
+        memory.base.release(queue)
+        queue.finish()

@@ -1,0 +1,147 @@
+"""The most memory that each framework uses within a block."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from arraybridge.frameworks.parts import Pool
+from arraybridge.frameworks.registry import loaded
+from arraybridge.memory.stats import THIS_PROCESS, own_memory
+from arraybridge.show import format_bytes, html_table, text_table
+
+__all__ = ["MemoryPeak", "PeakRow", "memory_peak"]
+
+_COLUMNS = ("device", "holder", "before", "peak", "growth")
+
+
+class PeakRow(NamedTuple):
+    """Bytes that a holder used before a block, and the most it used within; ``growth`` is the difference."""
+
+    device: str
+    holder: str
+    before: int
+    peak: int
+
+    @property
+    def growth(self) -> int:
+        return max(0, self.peak - self.before)
+
+
+class MemoryPeak:
+    """What a block of `memory_peak` used at most; ``rows`` and ``m["torch"]`` are there once it has ended."""
+
+    def __init__(self) -> None:
+        self.rows: tuple[PeakRow, ...] = ()
+        self._before: dict[tuple[str, str], int] = {}
+        self._most: dict[tuple[str, str], int] = {}
+        # Peaks counted by a framework that cannot start anew: only a larger one than this is of the block.
+        self._stale: dict[tuple[str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def __getitem__(self, holder: str) -> PeakRow:
+        """The row of a framework (of its first card), or of ``"this process"``: the host's memory.
+
+        Raises:
+            KeyError: it has none; the block has not ended, or it holds nothing that it counts.
+        """
+        for row in self.rows:
+            if row.holder == holder:
+                return row
+        raise KeyError(f"{holder} is not among {', '.join(row.holder for row in self.rows) or 'no rows'}")
+
+    def __str__(self) -> str:
+        return text_table(_COLUMNS, self._table(), right=_COLUMNS[2:])
+
+    def _repr_html_(self) -> str:
+        return html_table(_COLUMNS, self._table())
+
+    def _table(self) -> list[tuple[str, ...]]:
+        return [
+            (r.device, r.holder, format_bytes(r.before), format_bytes(r.peak), format_bytes(r.growth))
+            for r in self.rows
+        ]
+
+    def _start(self) -> None:
+        used, peak = own_memory()
+        self._begin(("cpu", THIS_PROCESS), used, peak)
+        for one in loaded():
+            pool = one.pool or Pool()
+            for usage in pool.usage():
+                key = (str(usage.device), one.name)
+                self._begin(key, usage.used, None if pool.reset_peak(usage.device) else usage.peak)
+
+    def _begin(self, key: tuple[str, str], used: int | None, stale: int | None) -> None:
+        if used is not None:
+            self._before[key] = self._most[key] = used
+            if stale is not None:
+                self._stale[key] = stale
+
+    def _look(self) -> None:
+        used, peak = own_memory()
+        seen = [(("cpu", THIS_PROCESS), used, peak)]
+        seen += [
+            ((str(u.device), one.name), u.used, u.peak)
+            for one in loaded()
+            if one.pool
+            for u in one.pool.usage()
+        ]
+        with self._lock:
+            for key, now, most in seen:
+                if now is None:
+                    continue
+                counted = most if most is not None and most > self._stale.get(key, -1) else 0
+                self._most[key] = max(self._most.get(key, 0), now, counted)
+
+    def _end(self) -> None:
+        self._look()
+        self.rows = tuple(
+            PeakRow(device, holder, self._before.get((device, holder), 0), most)
+            for (device, holder), most in self._most.items()
+        )
+
+
+_open_peaks: list[MemoryPeak] = []
+_peaks_lock = threading.Lock()
+
+
+@contextmanager
+def memory_peak() -> Iterator[MemoryPeak]:
+    """Measure the most memory that each framework uses within a ``with`` block, and this process on the host.
+
+    PyTorch and TensorFlow count it themselves (their own peak counters start anew with the block); so does
+    JAX, when the block goes beyond what came before. CuPy, and the host below the highest mark that the
+    process ever reached, are looked at every two milliseconds.
+
+    Yields:
+        The measurement; its rows are there once the block has ended.
+
+    >>> with memory_peak() as m:
+    ...     pass
+    >>> m["this process"].growth >= 0
+    True
+    """
+    measured = MemoryPeak()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            measured._look()
+
+    with _peaks_lock:
+        for outer in _open_peaks:  # keep what they have seen: the counters start anew
+            outer._look()
+        measured._start()
+        _open_peaks.append(measured)
+    watcher = threading.Thread(target=watch, name="arraybridge-memory-peak", daemon=True)
+    watcher.start()
+    try:
+        yield measured
+    finally:
+        ended.set()
+        watcher.join()
+        with _peaks_lock:
+            _open_peaks.remove(measured)
+            measured._end()
