@@ -8,6 +8,7 @@ tensor([0, 1, 2])
 # First of all, since NumPy's own import takes 15 ms longer from inside the modules below (Python 3.11).
 import numpy as _numpy  # noqa: F401
 
+from arraybridge.batches import fixed as fixed
 from arraybridge.conversion.convert import convert_memory as convert_memory
 from arraybridge.conversion.convert import convert_tree as convert_tree
 from arraybridge.conversion.convert import detect_memory_type as detect_memory_type
@@ -35,6 +36,7 @@ from arraybridge.devices.discovery import devices as devices
 from arraybridge.devices.discovery import gpu_available as gpu_available
 from arraybridge.devices.discovery import least_used_gpu as least_used_gpu
 from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
+from arraybridge.errors import CannotSplitError as CannotSplitError
 from arraybridge.errors import CopyRequiredError as CopyRequiredError
 from arraybridge.errors import DeviceNotFoundError as DeviceNotFoundError
 from arraybridge.errors import DtypeNotSupportedError as DtypeNotSupportedError
@@ -79,15 +81,13 @@ from arraybridge.memory.cleanup import coexist as coexist
 from arraybridge.memory.cleanup import free_memory as free_memory
 from arraybridge.memory.cleanup import gpu_context as gpu_context
 from arraybridge.memory.cleanup import share_gpu_memory as share_gpu_memory
-from arraybridge.memory.oom import CannotSplitError as CannotSplitError
-from arraybridge.memory.oom import fixed as fixed
-from arraybridge.memory.oom import is_oom_error as is_oom_error
-from arraybridge.memory.oom import run_with_oom_recovery as run_with_oom_recovery
-from arraybridge.memory.oom import split_and_retry as split_and_retry
 from arraybridge.memory.peaks import memory_peak as memory_peak
 from arraybridge.memory.pools import BufferPool as BufferPool
 from arraybridge.memory.pools import PoolLimitError as PoolLimitError
 from arraybridge.memory.pools import pinned as pinned
+from arraybridge.memory.recognise import is_oom_error as is_oom_error
+from arraybridge.memory.recovery import run_with_oom_recovery as run_with_oom_recovery
+from arraybridge.memory.recovery import split_and_retry as split_and_retry
 from arraybridge.memory.stats import MemoryCollector as MemoryCollector
 from arraybridge.memory.stats import MemoryStats as MemoryStats
 from arraybridge.memory.stats import gpu_utilization as gpu_utilization

@@ -22,6 +22,7 @@ __all__ = [
     "UnknownArrayError",
     "UnknownFrameworkError",
     "nearest",
+    "text_of",
 ]
 
 
@@ -31,6 +32,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(word.lower(), list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def text_of(error: BaseException) -> str | None:
+    """The message of an error; None where asking for it raises."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  # what stands in __str__ is unknown
+        return None
 
 
 class MemoryConversionError(Exception):

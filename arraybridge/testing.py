@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Pool
-from arraybridge.memory import oom
+from arraybridge.memory import recovery
 from arraybridge.types import FrameworkLike
 
 __all__ = ["Rehearsal", "inject_oom"]
@@ -82,8 +82,8 @@ def inject_oom(
     if count is None and above_rows is None:
         count = 1
     fault = Rehearsal(registry.framework(framework), skip, count, above_rows)
-    oom.faults.append(fault)
+    recovery.faults.append(fault)
     try:
         yield fault
     finally:
-        oom.faults.remove(fault)
+        recovery.faults.remove(fault)

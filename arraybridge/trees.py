@@ -255,17 +255,17 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             yield child
 
 
-def arrays_of(tree: Any, *, scalars: bool = False) -> list[Any]:
-    """The arrays in nested containers; with ``scalars`` NumPy's scalars as well."""
+def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
+    """The arrays in nested containers, and leaves of the types ``also`` (``np.generic``: NumPy's scalars)."""
     kind = kinds.get(type(tree)) or kind_of(tree)
-    if kind == ARRAY or (scalars and isinstance(tree, np.generic)):
+    if kind == ARRAY or isinstance(tree, also):
         return [tree]
     if kind == LEAF:
         return []
     return [
         leaf
         for leaf in leaves_of(tree)
-        if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY or (scalars and isinstance(leaf, np.generic))
+        if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY or isinstance(leaf, also)
     ]
 
 
@@ -284,7 +284,7 @@ def map_arrays(
     tree: Any,
     change: Callable[[Any], Any],
     *,
-    scalars: bool = False,
+    also: type | tuple[type, ...] = (),
     say: Callable[[Exception, str], None] = prefix,
 ) -> Any:
     """The tree with each array replaced by what ``change`` makes of it; the very object where none changed.
@@ -294,7 +294,7 @@ def map_arrays(
     Args:
         tree: an array, a container, or anything else.
         change: a function of one array.
-        scalars: call it for NumPy's scalars as well.
+        also: types of leaves to call it for as well, as ``np.generic`` for NumPy's scalars.
         say: puts the place of the array, as ``at ['batch'][0].image``, into a `MemoryConversionError` or
             `ValueError` that it raises.
 
@@ -303,28 +303,28 @@ def map_arrays(
         ArrayNotSupportedError: a container cannot be rebuilt.
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
-    if kind == ARRAY or (scalars and isinstance(tree, np.generic)):
+    if kind == ARRAY or isinstance(tree, also):
         return change(tree)
     if kind == LEAF:
         return tree
     trail: list[str] = []
     try:
-        return _mapped(tree, change, scalars, trail)
+        return _mapped(tree, change, also, trail)
     except (MemoryConversionError, ValueError) as error:
         if trail:
             say(error, f"at {''.join(reversed(trail))}")
         raise
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any], scalars: bool, trail: list[str]) -> Any:
+def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, trail: list[str]) -> Any:
     node = _opened(tree)
     changed: list[Any] | None = None
     for i, child in enumerate(node.children):
         kind = kinds.get(type(child)) or kind_of(child)
-        if kind == LEAF and not (scalars and isinstance(child, np.generic)):
+        if kind == LEAF and not isinstance(child, also):
             continue
         try:
-            new = _mapped(child, change, scalars, trail) if kind == TREE else change(child)
+            new = _mapped(child, change, also, trail) if kind == TREE else change(child)
         except (MemoryConversionError, ValueError):
             trail.append(node.names(i))
             raise

@@ -143,8 +143,8 @@ def test_imports_run_one_way() -> None:
         ),
         (
             "conversion/planted.py",
-            "import arraybridge.memory.oom",
-            "conversion imports arraybridge.memory.oom",
+            "import arraybridge.memory.recovery",
+            "conversion imports arraybridge.memory.recovery",
         ),
         ("conversion/planted.py", "from ..cli import main", "conversion imports arraybridge.cli"),
         ("conversion/planted.py", "from .. import functions", "conversion imports arraybridge.functions"),

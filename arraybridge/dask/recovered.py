@@ -6,7 +6,7 @@ import logging
 import threading
 
 from arraybridge.dask.workers import this_worker
-from arraybridge.memory import oom
+from arraybridge.memory import recovery
 
 __all__ = ["recoveries"]
 
@@ -24,7 +24,7 @@ def _note(step: str, message: str) -> None:
         _log.info(message)
 
 
-oom.watchers.append(_note)
+recovery.watchers.append(_note)
 
 
 def recoveries() -> dict[str, int]:

@@ -44,6 +44,13 @@ class ForeignHost(Framework):
     def nbytes(self, x: Any) -> int:
         return self.host_view(x).nbytes
 
+    def part(self, x: Any, axis: int, start: int, stop: int) -> np.ndarray:
+        host: np.ndarray = super().part(self.host_view(x), axis, start, stop)
+        return host
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return registry.framework("numpy").concatenate([self.host_view(x) for x in parts], axis)
+
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         raise NotImplementedError("foreign arrays are sources alone")
 

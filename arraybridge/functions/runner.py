@@ -16,7 +16,7 @@ from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
-from arraybridge.memory.oom import run_with_oom_recovery
+from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.placement import busy_workers, card_meant, worker_device
 from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, map_arrays, prefix, source_of
 from arraybridge.types import Device
@@ -181,12 +181,18 @@ class Runner(Declaration):
                 if changed is None:
                     changed = list(args)
                 changed[i] = new
-        if kwargs:
-            for name, value in list(kwargs.items()):
-                kind = kinds.get(type(value)) or kind_of(value)
-                if kind != LEAF:
-                    kwargs[name] = self._argument(value, kind, call, name)
-        return args if changed is None else tuple(changed), kwargs, call
+        # Whoever called keeps the arguments as they came: what was made of them must not outlive an attempt.
+        named = kwargs
+        for name, value in kwargs.items():
+            kind = kinds.get(type(value)) or kind_of(value)
+            if kind == LEAF:
+                continue
+            new = self._argument(value, kind, call, name)
+            if new is not value:
+                if named is kwargs:
+                    named = kwargs.copy()
+                named[name] = new
+        return args if changed is None else tuple(changed), named, call
 
     def bring(self, value: Any) -> Any:
         kind = kinds.get(type(value)) or kind_of(value)

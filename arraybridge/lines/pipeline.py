@@ -5,16 +5,15 @@ The threads, and what happens when a stage fails (`Line._fail`), are in `arraybr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from arraybridge.errors import ArrayNotSupportedError
-from arraybridge.frameworks import registry
+from arraybridge.batches import extents, joined, part, plain
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.line import Line, Station
 from arraybridge.lines.report import PipelineReport, StageReport
 from arraybridge.placement import placement
-from arraybridge.trees import arrays_of, map_arrays, source_of, together
+from arraybridge.trees import arrays_of, source_of
 
 __all__ = ["Pipeline"]
 
@@ -93,8 +92,8 @@ class Pipeline:
         """Split the batch, send its parts through the stages, and join what comes out.
 
         Args:
-            batch: an array, or arrays in nested tuples, lists and dicts, all with the same extent along
-                ``axis``. What is no array in there goes to every part as it is.
+            batch: an array, or arrays in nested containers, all with the same extent along ``axis``. What is
+                no array in there goes to every part as it is, and so does an array that is marked as `fixed`.
 
         Returns:
             the results, joined along ``axis``: bit for bit what the stages make of the whole batch, where
@@ -102,18 +101,17 @@ class Pipeline:
 
         Raises:
             TypeError: there is no array in the batch, or a stage returns None.
-            ValueError: the arrays differ in extent, lack the axis, or the results differ in structure.
+            ValueError: the arrays differ in extent or lack the axis.
+            CannotSplitError: which is a `ValueError`: the results differ in structure, or are no arrays.
             Exception: what a stage raises, with a note that names stage and microbatch.
         """
-        arrays = arrays_of(batch)
-        if not arrays:
-            raise TypeError(
-                "there is no array in the batch, so that it cannot be split; pass single items to"
-                " pipeline.map(items)"
-            )
-        bounds = self._bounds([self._extent(x) for x in arrays])
-        parts = (self._part(batch, start, stop) for start, stop in bounds)
-        return self._join(list(self._run(parts)))
+        rows = self._rows(batch)
+        count = max(1, min(self.microbatches, rows))
+        bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
+        if count == 1:
+            return plain(next(self._run(iter([plain(batch)]))))
+        results = list(self._run(part(batch, self.axis, rows, start, stop) for start, stop in bounds))
+        return joined(results, self.axis, given=batch, noun="microbatch")
 
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
         """Send items through the stages as they are, and give back the results in order.
@@ -159,60 +157,32 @@ class Pipeline:
 
     # -- splitting and joining --------------------------------------------------------------------
 
-    def _extent(self, x: Any) -> int:
-        framework, array = source_of(x)
-        shape = framework.shape(array)
-        if not -len(shape) <= self.axis < len(shape):
-            raise ValueError(
-                f"an array of shape {shape} has no axis {self.axis} to split along; pass axis= to Pipeline,"
-                " or send single items through pipeline.map(items)"
+    def _rows(self, batch: Any) -> int:
+        """Rows of the batch, which all its arrays have in common."""
+        arrays = arrays_of(batch)
+        if not arrays:
+            raise TypeError(
+                "there is no array in the batch, so that it cannot be split; pass single items to"
+                " pipeline.map(items)"
             )
-        return shape[self.axis]
-
-    def _bounds(self, extents: list[int]) -> list[tuple[int, int]]:
-        if len(set(extents)) > 1:
-            raise ValueError(
-                f"the arrays of a batch have {extents} rows along axis {self.axis}; all must have as many"
-            )
-        rows = extents[0]
-        count = max(1, min(self.microbatches, rows))
-        return [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
-
-    def _part(self, batch: Any, start: int, stop: int) -> Any:
-        def part(x: Any) -> Any:
+        for x in arrays:
             framework, array = source_of(x)
             framework.check(array)
-            return framework.part(array, self.axis, start, stop)
-
-        return map_arrays(batch, part)
-
-    def _join(self, results: list[Any]) -> Any:
-        if len(results) == 1:
-            return results[0]
-        return together(results, lambda parts, _: self._join_leaves(parts), "microbatch")
-
-    def _join_leaves(self, parts: Sequence[Any]) -> Any:
-        owners = [registry.find_owner(part) for part in parts]
-        first = owners[0]
-        if first is None:
-            if all(part is parts[0] or (type(part) is type(parts[0]) and part == parts[0]) for part in parts):
-                return parts[0]
+        counts = list(extents(batch, self.axis))
+        for x, count in zip(arrays, counts, strict=True):
+            if count is None:
+                framework, array = source_of(x)
+                raise ValueError(
+                    f"an array of shape {framework.shape(array)} has no axis {self.axis} to split along; pass"
+                    " axis= to Pipeline, mark it as fixed(array) to give the whole of it to every part, or"
+                    " send single items through pipeline.map(items)"
+                )
+        if len(set(counts)) > 1:
             raise ValueError(
-                f"the microbatches gave {parts[0]!r} and others, which are no arrays to join; return arrays,"
-                " or use pipeline.map(items)"
+                f"the arrays of a batch have {counts} rows along axis {self.axis}; all must have as many, but"
+                " for those that are marked as fixed(array)"
             )
-        if any(owner is not first for owner in owners):
-            names = [
-                type(part).__name__ if o is None else o.name for o, part in zip(owners, parts, strict=True)
-            ]
-            raise ValueError(f"the microbatches came out as {names}, which cannot be joined to one array")
-        shapes = [first.shape(part) for part in parts]
-        if any(not -len(shape) <= self.axis < len(shape) for shape in shapes):
-            raise ArrayNotSupportedError(
-                f"the last stage returned arrays of shape {shapes[0]}, which have no axis {self.axis} to join"
-                " along; return one row for each row, or send single items through pipeline.map(items)"
-            )
-        return first.concatenate(list(parts), self.axis)
+        return counts[0] or 0
 
     # -- what it looks like -----------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-from arraybridge.errors import DeviceNotFoundError
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Pool
@@ -42,7 +42,7 @@ __all__ = [
 own_caches: list[Callable[[Device | None, str | None], int]] = []
 
 
-class SharedPoolError(RuntimeError):
+class SharedPoolError(MemoryConversionError, RuntimeError):
     """CuPy cannot draw from another framework's memory now; the message says why."""
 
 
@@ -156,7 +156,7 @@ def cleanup_pyclesperanto_gpu(gpu_id: int | None = None) -> int:
 
 
 @contextmanager
-def gpu_context(gpu_id: int | None) -> Iterator[None]:
+def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     """Make accelerator ``gpu_id`` the current one of every loaded framework, inside a ``with`` block.
 
     On leaving, also by an exception, each framework gets its own choice back, and the caches of that
@@ -165,12 +165,16 @@ def gpu_context(gpu_id: int | None) -> Iterator[None]:
     Args:
         gpu_id: its number; None changes nothing and frees the caches of all.
 
+    Yields:
+        the number, as an int; None for None.
+
     Raises:
         DeviceNotFoundError: no loaded framework has it.
         ValueError: ``gpu_id`` is negative, a bool or a float.
 
-    >>> with gpu_context(None):
-    ...     pass
+    >>> with gpu_context(None) as gpu_id:
+    ...     gpu_id is None
+    True
     """
     index = check_gpu_id(gpu_id)
     if isinstance(index, str):
@@ -184,7 +188,7 @@ def gpu_context(gpu_id: int | None) -> Iterator[None]:
                 _check_accelerator(index, frameworks)
             for one in there:
                 stack.enter_context(one.selected(one.accelerator(index)))
-        yield
+        yield index
 
 
 # -- sharing one card --------------------------------------------------------------------------------

@@ -74,11 +74,11 @@ def size(arrays: list[Any]) -> tuple[int, int]:
 
 def results(result: Any) -> list[Any]:
     """The arrays of a result, NumPy's scalars among them: elsewhere those are 0-d arrays."""
-    return arrays_of(result, scalars=True)
+    return arrays_of(result, also=np.generic)
 
 
 def map_results(result: Any, convert: Callable[[Any], Any]) -> Any:
-    return map_arrays(result, convert, scalars=True)
+    return map_arrays(result, convert, also=np.generic)
 
 
 def dtype_name(x: Any) -> str:

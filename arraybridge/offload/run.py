@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.memory.oom import CannotSplitError, is_oom_error, run_with_oom_recovery
+from arraybridge.errors import CannotSplitError
+from arraybridge.memory.recognise import is_oom_error
+from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.offload.choice import CALIBRATION, RECHECK_LONGEST, Verdict
 from arraybridge.offload.decision import Decider, staying
 from arraybridge.offload.footprint import Footprint, Home, dtype_name, map_results, results, size

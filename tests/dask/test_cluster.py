@@ -460,7 +460,7 @@ def modules() -> list[str]:
 
 def test_nothing_else_imports_dask() -> None:
     every = modules()
-    assert {"arraybridge.dask_arrays", "arraybridge.memory.oom", *ROOMS} <= set(every)
+    assert {"arraybridge.dask_arrays", "arraybridge.memory.recovery", *ROOMS} <= set(every)
     done = run_script("loaded_after_import.py", "arraybridge", *(name for name in every if name not in ROOMS))
     assert done.returncode == 0, done.stderr
     loaded = set(json.loads(done.stdout))

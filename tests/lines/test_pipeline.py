@@ -427,7 +427,7 @@ def test_an_input_that_raises() -> None:
         (lambda: Pipeline(double)(np.array(1.0)), ValueError, "no axis 0"),
         (lambda: Pipeline(double, axis=2)(np.zeros((2, 2))), ValueError, "no axis 2"),
         (lambda: Pipeline(double)((np.zeros(3), np.zeros(4))), ValueError, r"\[3, 4\] rows"),
-        (lambda: Pipeline(np.sum)(np.arange(8)), ValueError, "which are no arrays to join"),
+        (lambda: Pipeline(np.sum)(np.arange(8)), ValueError, "no arrays to join"),
         (lambda: Pipeline(double).report(), RuntimeError, "has not run yet"),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import arraybridge
 from arraybridge import CannotSplitError, fixed, run_with_oom_recovery, split_and_retry
-from arraybridge.memory import oom
+from arraybridge.memory import recovery
 from arraybridge.testing import inject_oom
 from tests.helpers import require
 
@@ -39,7 +39,7 @@ class Small:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Collecting garbage takes a tenth of a second once every framework is loaded; many faults take long."""
-    monkeypatch.setattr(oom, "release_caches", lambda frameworks, index: 0)
+    monkeypatch.setattr(recovery, "release_caches", lambda frameworks, index: 0)
 
 
 def batch(rows: int) -> np.ndarray:
@@ -335,15 +335,39 @@ def test_values_that_differ_are_refused() -> None:
 # -- bad input ---------------------------------------------------------------------------------------
 
 
-def test_an_axis_that_no_argument_has() -> None:
-    calls: list[int] = []
-    with pytest.raises(CannotSplitError, match=r"axis 2.*ndarray \(8, 2\).*int"):
-        split_and_retry(lambda *_: calls.append(1), (numbered(8), 3), axis=2)
-    with pytest.raises(ValueError, match="no argument"):
-        split_and_retry(lambda *_: calls.append(1), [1, 2, 3])
-    with pytest.raises(CannotSplitError):
-        split_and_retry(lambda *_: calls.append(1), (fixed(numbered(8)),))
-    assert calls == []
+@pytest.mark.parametrize("arguments", [(), (3,), (np.array(2.0),), ("text", None), (np.float64(1),)])
+def test_a_call_with_nothing_to_split_just_runs(arguments: tuple[Any, ...]) -> None:
+    assert split_and_retry(lambda *given: given, arguments) == arguments
+    assert run_with_oom_recovery(lambda *given: given, *arguments, split=True) == arguments
+    decorated = arraybridge.numpy(oom_recovery="split")(lambda *given: len(given))
+    assert decorated(*arguments) == len(arguments)
+
+
+def test_it_is_refused_once_memory_has_run_out() -> None:
+    fn = Small(-1)
+    with pytest.raises(CannotSplitError, match=r"memory has run out.*axis 2.*ndarray \(8, 2\)") as caught:
+        split_and_retry(fn, numbered(8), axis=2)
+    assert fn.attempts == [8, 8]
+    assert type(caught.value.__cause__) is MemoryError
+    assert arraybridge.is_oom_error(caught.value)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    for arguments in ((), (3,), (np.array(2.0),), (fixed(numbered(8)),)):
+        with pytest.raises(ValueError, match="no argument to split"):
+            split_and_retry(fail, arguments)
+
+
+def test_it_is_tried_again_before_it_is_refused() -> None:
+    errors = [MemoryError()]
+
+    def fail(x: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return x
+
+    assert split_and_retry(fail, 5) == 5
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True])

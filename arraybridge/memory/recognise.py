@@ -1,0 +1,65 @@
+"""Which errors are about memory that ran out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from arraybridge.errors import text_of
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.registry import loaded
+
+__all__ = ["chain", "is_oom", "is_oom_error"]
+
+
+def is_oom_error(error: BaseException) -> bool:
+    """Whether memory running out, of the host or of any framework's device, is what ``error`` is about.
+
+    It is when the error itself, one that it was raised from or while handling, or one in its group is an
+    out-of-memory error of a loaded framework, told by class and, where the class is a general one, by the
+    message. What was hidden by ``raise … from None`` does not count. Imports no framework.
+
+    >>> is_oom_error(MemoryError()), is_oom_error(ValueError("out of memory budget"))
+    (True, False)
+    """
+    return is_oom(error, None)
+
+
+def is_oom(error: BaseException, before: BaseException | None) -> bool:
+    """`is_oom_error`, but for ``before``, an error that was being handled when the attempt began."""
+    frameworks = loaded()
+    return any(_is_oom_itself(one, frameworks) for one in chain(error, before))
+
+
+def _is_oom_itself(error: BaseException, frameworks: list[Framework]) -> bool:
+    if isinstance(error, MemoryError):
+        return True
+    try:
+        if any(one.is_oom(error) for one in frameworks):
+            return True
+    except Exception:  # its message, which the frameworks read, cannot be read
+        if text_of(error) is not None:
+            raise
+        return False
+    if type(error).__module__.partition(".")[0] == "pyopencl":  # on its own, without pyclesperanto
+        from arraybridge.frameworks import opencl
+
+        return opencl.is_oom(error)
+    return False
+
+
+def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
+    """``error``, its causes, contexts and group members, each once; not ``before``, nor what led to that."""
+    seen = {id(before)}
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if one.__cause__ is not None:
+            waiting.append(one.__cause__)
+        if one.__context__ is not None and not one.__suppress_context__:
+            waiting.append(one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            waiting.extend(one.exceptions)

@@ -1,0 +1,505 @@
+"""When memory runs out: clean up and try again, and go on in smaller parts.
+
+An attempt that fails is left behind before the next one starts: outside the ``except`` block, with the
+variables of its frames cleared, so that nothing pins the arrays it had made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any, NoReturn, TypeVar, cast
+
+from arraybridge import batches
+from arraybridge.batches import fixed
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, text_of
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.parts import Running
+from arraybridge.frameworks.registry import loaded
+from arraybridge.memory.cleanup import release_caches
+from arraybridge.memory.recognise import chain, is_oom
+from arraybridge.trees import ARRAY, TREE, kind_of, kinds, source_of
+from arraybridge.types import TypeMemo
+
+__all__ = ["faults", "run_with_oom_recovery", "split_and_retry", "watchers"]
+
+R = TypeVar("R")
+Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
+
+#: After so many parts in a row that fit, twice the size is tried; each failure doubles the wait.
+GROW_AFTER = 4
+
+#: Faults of `arraybridge.testing.inject_oom`, each asked before every attempt.
+faults: list[Any] = []  # Rehearsal, which stands in a layer above
+
+#: Called with "retry", "split" or "grow" and a message whenever a recovery takes that step.
+watchers: list[Callable[[str, str], None]] = []
+
+
+# -- what users call ---------------------------------------------------------------------------------
+
+
+def run_with_oom_recovery(
+    fn: Callable[..., R],
+    *args: Any,
+    max_retries: int = 2,
+    gpu_id: int | None = None,
+    split: Split = False,
+    split_axis: int = 0,
+    min_split: int = 1,
+    before_retry: Callable[[], object] | None = None,
+    **kwargs: Any,
+) -> R:
+    """Call ``fn(*args, **kwargs)``; when memory runs out, free all caches and call it again.
+
+    Between two attempts everything that the failed one had made is released, garbage is collected, and the
+    caches of all loaded frameworks on that device are freed. Generators that are still suspended are left
+    alone, and keep what they hold. Other errors pass untouched. ``fn`` must bear being called again: it
+    should not change its arguments in place before it can fail, or ``before_retry`` should undo that.
+
+    Args:
+        fn: a function.
+        *args: handed to it.
+        **kwargs: handed to it; none of them may be called like the six below (bind such a one with
+            ``functools.partial``).
+        max_retries: attempts after the first; 0 only calls.
+        gpu_id: the accelerator of which to free caches; None: all.
+        split: True: when a retry fails too, go on in halves, as `split_and_retry` does. Names or positions of
+            arguments split these and no others. A call that has nothing to split just runs.
+        split_axis: the axis to split along.
+        min_split: the fewest rows of a part.
+        before_retry: called without arguments after each failure, before the next attempt: a training step
+            zeroes its gradients there. With ``split``, finished parts are not computed again.
+
+    Raises:
+        The original error, with a note of what was tried, when every attempt ran out of memory.
+        CannotSplitError: with ``split``: memory has run out and no argument has that axis, or the results
+            cannot be joined; or ``split`` names what is not there.
+        ValueError: ``max_retries`` or ``min_split`` is out of range.
+        TypeError: ``before_retry`` cannot be called.
+
+    >>> import numpy as np
+    >>> run_with_oom_recovery(np.add, np.ones(2), 1)
+    array([2., 2.])
+    """
+    if max_retries.__class__ is not int or max_retries < 0:
+        raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
+    if before_retry is not None and not callable(before_retry):
+        raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
+    if split is not False and split is not None:
+        call = _Call(fn, args, kwargs, sys.exception(), gpu_id, before_retry)
+        return cast("R", call.run_split(split, split_axis, min_split, min(max_retries, 1)))
+    before = sys.exception()
+    tried: Callable[..., Any] = _rehearsed(fn, batches.rows((args, kwargs), split_axis)) if faults else fn
+    result, failure = _try(tried, args, kwargs, before)
+    if failure is None:
+        return cast("R", result)
+    call = _Call(fn, args, kwargs, before, gpu_id, before_retry)
+    call.axis = split_axis
+    try:
+        return cast("R", call.recover(failure, max_retries))
+    finally:
+        del failure  # whose traceback holds this frame
+
+
+def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
+    """Call ``fn`` on a batch; when memory runs out, go on in parts and join their results.
+
+    After a first clean-up and retry, the size is halved until a part fits. Parts that are finished are kept
+    and never computed again; the size that fits is used for the rest, and a larger one is tried again later.
+    The result equals that of the whole batch, bit for bit, if ``fn`` is row-wise: it treats each row
+    (slice along ``axis``) by itself, and gives one back for each.
+
+    Args:
+        fn: called as ``fn(part)``.
+        batch: an array; or a tuple of arguments, ``fn(*arguments)``; or a dict, ``fn(**arguments)``. The
+            first array among them has the batch's length along ``axis``; every array of that length is
+            split, also within containers, and everything else is handed whole to each part. Wrap an argument
+            that has that length by chance in `fixed`.
+        axis: the axis to split along, of arguments and results; negative axes count from the end.
+        min_split: the fewest rows of a part; fewer than twice as many are not halved.
+
+    Returns:
+        What ``fn`` returns. Of several parts, the arrays are joined along ``axis``, within containers as
+        well, those of dicts by their keys. What is no array has to be the very same object in every part, or
+        to be marked as `fixed`.
+
+    Raises:
+        The original error, with a note, when a part of the smallest size does not fit.
+        CannotSplitError: memory has run out, and no argument has that axis; or a result has not as many rows
+            as its part, or is a number, of which nobody can say how to join it; or the parts gave results of
+            different structures.
+        ValueError: ``min_split`` is less than 1.
+
+    >>> import numpy as np
+    >>> split_and_retry(np.sqrt, np.array([1.0, 4.0, 9.0]))
+    array([1., 2., 3.])
+    """
+    args: tuple[Any, ...] = (batch,)
+    kwargs: dict[str, Any] = {}
+    if type(batch) is tuple:
+        args = batch
+    elif type(batch) is dict:
+        args, kwargs = (), batch
+    return _Call(fn, args, kwargs, sys.exception(), None, None).run_split(True, axis, min_split, 1)
+
+
+# -- one attempt -------------------------------------------------------------------------------------
+
+
+def _try(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], before: BaseException | None
+) -> tuple[Any, Exception | None]:
+    """What the function returns, and None; or None and its error, where that is about memory."""
+    try:
+        result = fn(*args, **kwargs)
+        wait = _waits[type(result)] if type(result) in _waits else _find_wait(result)
+        if wait is not None:
+            wait(result)
+        return result, None
+    except Exception as error:  # an unknown function's error: it is classified, and raised again
+        if not is_oom(error, before):
+            raise
+        return None, error
+
+
+def _rehearsed(fn: Callable[..., Any], rows: int | None) -> Callable[..., Any]:
+    """The function, but that it fails where a rehearsal wants an attempt on so many rows to fail."""
+
+    def attempt(*args: Any, **kwargs: Any) -> Any:
+        for fault in tuple(faults):  # another thread may end its rehearsal
+            error = fault.error_for(rows)
+            if error is not None:
+                raise error
+        return fn(*args, **kwargs)
+
+    return attempt
+
+
+def _settle_all(results: Iterable[Any]) -> None:
+    """Let an allocation that failed behind the caller's back (JAX) show itself here."""
+    # So many arrays settle the question; a list of a million numbers costs no time.
+    for one in islice(results, 100):
+        wait = _waits[type(one)] if type(one) in _waits else _find_wait(one)
+        if wait is not None:
+            wait(one)
+
+
+def _settle_values(results: dict[Any, Any]) -> None:
+    _settle_all(results.values())
+
+
+# Type of a result → what waits for it, or None where there is nothing to wait for.
+_waits: TypeMemo[Callable[[Any], object] | None] = TypeMemo()
+
+
+def _find_wait(result: Any) -> Callable[[Any], object] | None:
+    if isinstance(result, dict):
+        return _waits.keep(type(result), _settle_values)
+    if isinstance(result, (tuple, list)):
+        return _waits.keep(type(result), _settle_all)
+    try:
+        owner = registry.find_owner(result)
+    except FrameworkNotInstalledError:  # something else of a framework that does not work here
+        owner = None
+    return _waits.keep(
+        type(result), None if owner is None else (owner.running or Running()).late_errors(type(result))
+    )
+
+
+registry.on_register.append(_waits.clear)
+
+
+# -- after a failure ---------------------------------------------------------------------------------
+
+
+def _let_go(error: BaseException, before: BaseException | None) -> None:
+    """Clear the variables of every finished frame in the tracebacks, which keep their lines."""
+    suspended: set[int] | None = None
+    for one in chain(error, before):
+        entry = one.__traceback__
+        while entry is not None:
+            frame = entry.tb_frame
+            entry = entry.tb_next
+            if frame.f_code.co_flags & _RESUMABLE:
+                if suspended is None:
+                    suspended = _suspended_frames()
+                if id(frame) in suspended:
+                    continue  # to clear its frame would close the generator
+            with suppress(RuntimeError):  # it is still running
+                frame.clear()
+
+
+# inspect.CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+_RESUMABLE = 0x20 | 0x80 | 0x200
+
+
+def _suspended_frames() -> set[int]:
+    """The ids of the frames of all generators and coroutines that wait to be resumed."""
+    import gc
+    from types import AsyncGeneratorType, CoroutineType, GeneratorType
+
+    found: set[int] = set()
+    for one in gc.get_objects():
+        cls = type(one)
+        if cls is GeneratorType:
+            found.add(id(one.gi_frame))
+        elif cls is CoroutineType:
+            found.add(id(one.cr_frame))
+        elif cls is AsyncGeneratorType:
+            found.add(id(one.ag_frame))
+    return found
+
+
+def _tell(step: str, message: str, *values: object) -> None:
+    import logging
+
+    logging.getLogger("arraybridge.memory").info(message, *values)
+    for watch in watchers:
+        watch(step, message % values)
+
+
+def _describe(error: BaseException) -> str:
+    first = (text_of(error) or "").partition("\n")[0]
+    return f"{type(error).__module__}.{type(error).__qualname__}: {first}".removeprefix("builtins.")
+
+
+# -- again, and in parts -------------------------------------------------------------------------------
+
+
+class _Call:
+    """A call, made until it succeeds: again, or in parts."""
+
+    __slots__ = ("args", "axis", "before", "before_retry", "chosen", "fn", "gpu_id", "kwargs", "min_split")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        before: BaseException | None,
+        gpu_id: int | None,
+        before_retry: Callable[[], object] | None,
+    ) -> None:
+        self.fn, self.args, self.kwargs = fn, args, kwargs
+        #: The error that was being handled when the call began, which is not this call's.
+        self.before = before
+        self.gpu_id = gpu_id
+        self.before_retry = before_retry
+        self.axis = 0
+        #: The fewest rows of a part; None where nothing is to be split.
+        self.min_split: int | None = None
+        #: Positions and keywords of the arguments to split; None: all.
+        self.chosen: frozenset[str | int] | None = None
+
+    def run_split(self, split: Split, axis: int, min_split: int, retries: int) -> Any:
+        if min_split.__class__ is not int or min_split < 1:
+            raise ValueError(f"min_split={min_split!r} is no number of rows; pass 1 or more")
+        self.axis, self.min_split = axis, min_split
+        if split is not True:
+            self._choose(split)
+        args, kwargs = self.args, self.kwargs  # the very objects that came in, where none is marked
+        for x in (*args, *kwargs.values()):
+            if type(x) is fixed or (kinds.get(type(x)) or kind_of(x)) == TREE:
+                args, kwargs = batches.plain(args), batches.plain(kwargs)
+                break
+        tried = _rehearsed(self.fn, self._rows()) if faults else self.fn
+        result, failure = _try(tried, args, kwargs, self.before)
+        if failure is not None:
+            del args, kwargs
+            try:
+                result = self.recover(failure, retries)
+            finally:
+                del failure  # whose traceback holds this frame
+        return result if kinds.get(type(result)) == ARRAY else batches.plain(result)
+
+    def recover(self, original: Exception, retries: int) -> Any:
+        """Go on after a failure: attempt after attempt, each with nothing left of the one before."""
+        splits, least = self.min_split is not None, self.min_split or 1
+        rows = self._rows() if splits or faults else None
+        attempts = retries + 1
+        done: list[Any] = []
+        start, size, take = 0, rows or 0, rows  # the next row; how many are known, or hoped, to fit
+        fitted, patience = 0, GROW_AFTER
+        failure: Exception | None = original
+        while True:
+            if failure is not None:
+                freed = self._clean_up(failure)
+                reason, failure = _describe(failure), None
+                if retries > 0:
+                    retries -= 1
+                    _tell(
+                        "retry",
+                        "%s ran out of memory (%s); freed %d bytes of caches and try again",
+                        f"{take} rows" if splits else f"attempt {attempts - retries - 1} of {attempts}",
+                        reason,
+                        freed,
+                    )
+                elif splits and rows is not None and take is not None and take >= 2 * least:
+                    size, fitted = take // 2, 0
+                    if done:
+                        patience *= 2
+                    # Parts of the smallest size are tried twice, since nothing smaller is left to try.
+                    retries = 1 if size < 2 * least else 0
+                    _tell(
+                        "split",
+                        "%d rows ran out of memory (%s); freed %d bytes of caches and go on with %d rows at a"
+                        " time (%d of %d rows are done)",
+                        take, reason, freed, size, start, rows,
+                    )  # fmt: skip
+                else:
+                    self._give_up(original, take, rows, attempts)
+                if self.before_retry is not None:
+                    self.before_retry()
+            if splits and rows is not None:
+                take = _portion(rows - start, size, least)
+            args, kwargs = self._part(start, take, rows)
+            tried = _rehearsed(self.fn, take) if faults else self.fn
+            result, failure = _try(tried, args, kwargs, self.before)
+            del args, kwargs
+            if failure is not None:
+                continue
+            if take == rows or rows is None or take is None:
+                return result
+            batches.check_parts([*done[:1], result], self.axis, take, (self.args, self.kwargs))
+            done.append(result)
+            del result
+            start += take
+            if start == rows:
+                return self._joined(done)
+            fitted += 1
+            if fitted >= patience and size < rows - start:
+                _tell("grow", "%d parts of %d rows fitted; try %d rows", fitted, size, 2 * size)
+                size, fitted = 2 * size, 0
+            retries = 1 if _portion(rows - start, size, least) < 2 * least else 0
+
+    def _joined(self, done: list[Any]) -> Any:
+        given = (self.args, self.kwargs)
+        arguments = {"given": given}
+        result, failure = _try(batches.joined, (done, self.axis), arguments, self.before)
+        if failure is None:
+            return result
+        self._clean_up(failure)
+        failure = None
+        return batches.joined(done, self.axis, given=given)
+
+    def _clean_up(self, failure: Exception) -> int:
+        _let_go(failure, self.before)
+        return release_caches(loaded(), self.gpu_id)
+
+    def _give_up(self, original: Exception, take: int | None, rows: int | None, attempts: int) -> NoReturn:
+        if self.min_split is None:
+            note = (
+                f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
+                " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for who"
+                " holds the memory."
+            )
+        elif rows is None:
+            raise self._nothing_to_split() from original
+        else:
+            note = (
+                f"with {take} of {rows} rows, and {take} rows cannot be halved (min_split={self.min_split});"
+                " lower min_split, or see memory_stats() for who holds the memory."
+            )
+        original.add_note(f"arraybridge: out of memory {note}")
+        try:
+            raise original
+        finally:
+            del original  # whose traceback holds this frame
+
+    # -- arguments --------------------------------------------------------------------------------
+
+    def _arguments(self) -> Iterator[tuple[str | int, Any]]:
+        yield from enumerate(self.args)
+        yield from self.kwargs.items()
+
+    def _rows(self) -> int | None:
+        """Rows of the first array to split, or None."""
+        if self.chosen is None:
+            return batches.rows((self.args, self.kwargs), self.axis)
+        return batches.rows([x for key, x in self._arguments() if key in self.chosen], self.axis)
+
+    def _part(self, start: int, take: int | None, rows: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with every array of the batch cut down to these rows."""
+        if self.min_split is None:
+            return self.args, self.kwargs
+        if take is None or rows is None or take == rows:
+            return batches.plain(self.args), batches.plain(self.kwargs)
+        if self.chosen is None:
+            args, kwargs = batches.part((self.args, self.kwargs), self.axis, rows, start, start + take)
+            return args, kwargs
+        cut = {
+            key: batches.part(x, self.axis, rows, start, start + take)
+            if key in self.chosen
+            else batches.plain(x)
+            for key, x in self._arguments()
+        }
+        return tuple(cut[i] for i in range(len(self.args))), {key: cut[key] for key in self.kwargs}
+
+    def _choose(self, split: Split) -> None:
+        """Find the arguments that ``split`` names.
+
+        Raises:
+            CannotSplitError: the call does not have one of them, or they differ in length.
+        """
+        self.chosen = _chosen(self.fn, self.args, self.kwargs, split)
+        rows = self._rows()
+        for key, x in self._arguments():
+            if key in self.chosen and rows is not None:
+                found = batches.rows(x, self.axis)
+                if found != rows:
+                    raise CannotSplitError(
+                        f"argument {key!r} has {found} rows along axis {self.axis}, the batch has {rows};"
+                        " split arguments of one length only",
+                        reason="the arguments to split differ in length",
+                    )
+
+    def _nothing_to_split(self) -> CannotSplitError:
+        shapes = []
+        for key, x in self._arguments():
+            shape = ""
+            if kind_of(x) == ARRAY:
+                owner, data = source_of(x)
+                shape = f" {owner.shape(data)}"
+            shapes.append(f"{key}: {type(x).__name__}{shape}")
+        return CannotSplitError(
+            f"memory has run out, and no argument to split is an array with an axis {self.axis} (arguments:"
+            f" {', '.join(shapes) or 'none'}); pass the batch as an array, and another split axis if"
+            " its rows lie elsewhere",
+            reason=f"no argument to split has an axis {self.axis}",
+        )
+
+
+def _portion(remaining: int, size: int, least: int) -> int:
+    """Rows of the next part: at most ``size`` if it can be, in even parts, none smaller than ``least``."""
+    if remaining <= size:
+        return remaining
+    parts = max(1, min(-(-remaining // size), remaining // least))
+    return -(-remaining // parts)
+
+
+def _chosen(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], split: Split
+) -> frozenset[str | int]:
+    """Positions and keywords of the arguments that ``split`` names."""
+    named = split if isinstance(split, (tuple, list)) else (split,)
+    keys: set[str | int] = set()
+    for one in named:
+        if isinstance(one, str) and one not in kwargs:
+            import inspect
+
+            try:
+                names = list(inspect.signature(fn).parameters)
+            except (TypeError, ValueError):  # a built-in without a signature
+                names = []
+            one = names.index(one) if one in names else one  # noqa: PLW2901
+        if one not in kwargs and not (isinstance(one, int) and 0 <= one < len(args)):
+            raise CannotSplitError(
+                f"split={split!r} names an argument {one!r} that the call does not have; pass its name, its"
+                " position, or True",
+                reason=f"there is no argument {one!r}",
+            )
+        keys.add(one)
+    return frozenset(keys)
