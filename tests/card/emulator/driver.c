@@ -159,6 +159,14 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
     return NVML_INVALID;
 }
 
+int nvmlDeviceGetHandleByPciBusId_v2(const char *address, void **handle) {
+    const char *known = strlen(address) > 12 ? address + 4 : address; /* NVML writes the domain in eight digits */
+    int card;
+    if (cudaDeviceGetByPCIBusId(&card, known)) return NVML_INVALID;
+    *handle = &contexts[card];
+    return NVML_SUCCESS;
+}
+
 int nvmlDeviceGetName(void *handle, char *out, unsigned length) {
     snprintf(out, length, CARD_NAME);
     return NVML_SUCCESS;
