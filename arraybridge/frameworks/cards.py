@@ -8,12 +8,14 @@ order of these cards, by their PCI addresses, in `arraybridge.frameworks.pyclesp
 from __future__ import annotations
 
 import ctypes
+import json
+import subprocess
 import sys
 import uuid
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Card", "cards", "driver", "pci_address"]
+__all__ = ["Card", "cards", "driver", "free_memory", "is_awake", "pci_address"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +47,72 @@ _PCI = (50, 33, 34)  # domain, bus, slot
 
 
 @cache
-def cards() -> tuple[Card, ...]:
-    """The cards that CUDA shows to this process; empty without a driver. No context is created.
-
-    CUDA reads ``CUDA_VISIBLE_DEVICES`` once in a process, and so does this.
-    """
-    cuda = driver()
-    count = ctypes.c_int()
-    if cuda is None or cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
-        return ()
-    return tuple(_card(cuda, i) for i in range(count.value))
-
-
-@cache
 def driver() -> ctypes.CDLL | None:
-    """CUDA's driver, not started yet; None without one."""
+    """CUDA's driver as it is, not initialised by this; None without one."""
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
+
+
+def is_awake() -> bool:
+    """Whether something in this process has initialised CUDA's driver.
+
+    A process that is forked afterwards cannot use CUDA, so that nobody should do it without need.
+    """
+    known = driver()
+    return known is not None and known.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    """The cards that CUDA shows to this process; empty without a driver. No context is created.
+
+    CUDA reads ``CUDA_VISIBLE_DEVICES`` once in a process, and so does this. Where nothing has initialised the
+    driver yet, a process of its own does and answers, so that this one may still be forked.
+    """
+    known = driver()
+    if known is None:
+        return ()
+    if not is_awake() and sys.executable and not getattr(sys, "frozen", False):
+        # Isolated, and thus without the names of this folder, which are those of frameworks.
+        command = [sys.executable, "-I", "-S", __file__]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            rows = json.loads(done.stdout)
+            return tuple(Card(*row[:-1], capability=tuple(row[-1])) for row in rows)
+        except (OSError, subprocess.SubprocessError, ValueError):
+            pass  # it could not be started here: this process asks
+    return _ask(known)
+
+
+def _ask(known: ctypes.CDLL) -> tuple[Card, ...]:
+    count = ctypes.c_int()
+    if known.cuInit(0) or known.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    return tuple(_card(known, i) for i in range(count.value))
+
+
+def free_memory(index: int) -> int | None:
+    """Free bytes of a card as NVML tells them, which opens nothing; None where NVML is missing."""
+    known = cards()
+    library = _nvml()
+    if library is None or index >= len(known):
+        return None
+    handle, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()  # total, free, used
+    address = known[index].pci.encode()
+    if library.nvmlDeviceGetHandleByPciBusId_v2(address, ctypes.byref(handle)):
+        return None
+    return None if library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) else int(memory[1])
+
+
+@cache
+def _nvml() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return None if library.nvmlInit_v2() else library
 
 
 def _card(driver: ctypes.CDLL, index: int) -> Card:
@@ -91,3 +140,9 @@ def _attribute(driver: ctypes.CDLL, device: ctypes.c_int, number: int) -> int:
     value = ctypes.c_int()
     driver.cuDeviceGetAttribute(ctypes.byref(value), number, device)
     return value.value
+
+
+if __name__ == "__main__":
+    _known = driver()
+    _found = _ask(_known) if _known is not None else ()
+    print(json.dumps([[c.index, c.name, c.uuid, c.pci, c.total, c.capability] for c in _found]))

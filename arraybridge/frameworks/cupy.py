@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -12,9 +13,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import cards, hostmemory, loans
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.cards import driver, pci_address
 from arraybridge.frameworks.parts import Mark, Pinning, Pool, Running, Streams, Usage
 from arraybridge.types import Device
 
@@ -62,14 +62,15 @@ class CupyFramework(Framework):
 
     def to_host(self, x: cupy.ndarray) -> np.ndarray:
         host = hostmemory.packed(x.shape, x.dtype)
-        with x.device:
+        with _on_card(x.device.id):
             # Blocks until the copy, ordered after this thread's current stream, has arrived.
             return x.get(out=host) if x.size else host
 
     def from_host(self, view: np.ndarray, device: Device) -> cupy.ndarray:
-        with cupy.cuda.Device(device.index):
+        with _on_card(device.index):
             result = cupy.empty(view.shape, view.dtype.newbyteorder("="))
-            result.set(np.ascontiguousarray(view, dtype=result.dtype))
+            # asarray, since ascontiguousarray makes an array of one axis out of one of none.
+            result.set(np.asarray(view, dtype=result.dtype, order="C"))
             # .set() returns before the last bytes have left pinned or registered host memory.
             cupy.cuda.get_current_stream().synchronize()
             return result
@@ -92,33 +93,44 @@ class CupyFramework(Framework):
         return ""
 
     def to_device(self, x: cupy.ndarray, device: Device) -> cupy.ndarray:
-        with x.device:
-            done = cupy.cuda.get_current_stream().record()
-        with cupy.cuda.Device(device.index):
+        with _on_card(x.device.id):
+            # Between cards only whole blocks travel.
+            whole = cupy.ascontiguousarray(x) if x.ndim else x
+            reader = cupy.cuda.get_current_stream()
+            ready = reader.record()
+        with _on_card(device.index):
             # The copy runs on this card's stream, which knows nothing of the work queued on the other.
-            cupy.cuda.get_current_stream().wait_event(done)
-            return x.copy()
+            stream = cupy.cuda.get_current_stream()
+            stream.wait_event(ready)
+            result = whole.copy()
+            copied = stream.record()
+        # Nor does the other one know of the copy: what is freed there may be written to at once.
+        reader.wait_event(copied)
+        return result
 
     def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
-        # cupy.from_dlpack hands the producer this thread's current stream on the array's card.
-        if source.name == "tensorflow":
-            return cupy.from_dlpack(_TensorflowProducer(x, device))
         if not hasattr(type(x), "__dlpack__"):
             return cupy.asarray(x)  # __cuda_array_interface__, ordered after the stream that it names
-        return cupy.from_dlpack(x)
+        if source.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
+            return cupy.from_dlpack(x)
+        # torch refuses to lend from a card that is not the current one.
+        with source.selected(device), _on_card(device.index):
+            # This hands the producer this thread's current stream on the array's card.
+            exported = _TensorflowProducer(x, device) if source.name == "tensorflow" else x
+            return _on_loan(cupy.from_dlpack(exported), source.streams, self.streams, device)
 
     def settle(self, x: cupy.ndarray) -> None:
-        with x.device:
+        with _on_card(x.device.id):
             cupy.cuda.get_current_stream().synchronize()
 
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: cupy.ndarray) -> cupy.ndarray:
-        with x.device:
+        with _on_card(x.device.id):
             return x.copy()
 
     def cast(self, x: cupy.ndarray, dtype: str) -> cupy.ndarray:
-        with x.device:
+        with _on_card(x.device.id):
             return x.astype(dtype)
 
     # -- memory -----------------------------------------------------------------------------------
@@ -131,19 +143,28 @@ class CupyFramework(Framework):
         return ours and isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
 
     def part(self, x: cupy.ndarray, axis: int, start: int, stop: int) -> cupy.ndarray:
-        with x.device:
+        with _on_card(x.device.id):
             return super().part(x, axis, start, stop)
 
     def concatenate(self, parts: list[cupy.ndarray], axis: int) -> cupy.ndarray:
-        with parts[0].device:
+        with _on_card(parts[0].device.id):
             return cupy.concatenate(parts, axis)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> cupy.ndarray:
-        with cupy.cuda.Device(device.index):
+        with _on_card(device.index):
             return cupy.empty(shape, dtype)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return cupy.cuda.Device(device.index)
+        return _on_card(device.index)
+
+
+def _on_loan(x: cupy.ndarray, lender: Streams | None, borrower: Streams, device: Device) -> cupy.ndarray:
+    """The same memory, in an array with whose end the loan ends in order."""
+    if not x.size:
+        return x
+    owner = loans.Loan(x, lender, borrower, device)
+    memory = cupy.cuda.UnownedMemory(x.data.ptr, x.data.mem.size or x.nbytes, owner, device.index)
+    return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
 
 
 class CupyPool(Pool):
@@ -154,28 +175,30 @@ class CupyPool(Pool):
         """Numbers of the cards on which this process has a context; selecting another would create one."""
         if device is not None and device.kind != "gpu":
             return []
-        cards = [d.index for d in _devices() if device is None or d == device]
-        return [i for i in cards if _has_context(i)]
+        if not (cupy.cuda.runtime.is_hip or cards.is_awake()):
+            return []
+        numbers = [d.index for d in _devices() if device is None or d == device]
+        return [i for i in numbers if _has_context(i)]
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         freed = 0
-        cards = self._opened(device)
-        for i in cards:
-            with cupy.cuda.Device(i):
+        opened = self._opened(device)
+        for i in opened:
+            with _on_card(i):
                 if compiled:
                     cupy.fft.config.clear_plan_cache()
                 pool = cupy.get_default_memory_pool()
                 before = pool.total_bytes()
                 pool.free_all_blocks()
                 freed += before - pool.total_bytes()
-        if cards:
+        if opened:
             cupy.get_default_pinned_memory_pool().free_all_blocks()  # it counts blocks, not bytes
         return int(freed)
 
     def usage(self) -> list[Usage]:
         found = []
         for i in self._opened(None):
-            with cupy.cuda.Device(i):
+            with _on_card(i):
                 pool = cupy.get_default_memory_pool()
                 used = int(pool.used_bytes())
                 found.append(Usage(Device("gpu", i), used, int(pool.total_bytes()) - used, None))
@@ -184,16 +207,25 @@ class CupyPool(Pool):
     def card_memory(self, device: Device) -> tuple[int, int] | None:
         if device.index not in self._opened(device):
             return None
-        with cupy.cuda.Device(device.index):
+        with _on_card(device.index):
             return cupy.cuda.runtime.memGetInfo()
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         facts = cupy.cuda.runtime.getDeviceProperties(device.index)
-        pci = pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
+        pci = cards.pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
         return facts["name"].decode(errors="replace"), pci, int(facts["totalGlobalMem"])
 
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        # CUDA's own count initialises the driver, after which this process can't be forked.
+        if cupy.cuda.runtime.is_hip or cards.is_awake():
+            return None
+        return tuple(Device("gpu", card.index) for card in cards.cards())
+
     def free_memory_of(self, device: Device) -> int:
-        with cupy.cuda.Device(device.index):
+        known = None if cupy.cuda.runtime.is_hip else cards.free_memory(device.index)
+        if known is not None:
+            return known
+        with _on_card(device.index):
             return int(cupy.cuda.runtime.memGetInfo()[0])
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
@@ -223,7 +255,7 @@ class CupyRunning(Running):
         return namespace
 
     def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
-        with planes[0].device:
+        with _on_card(planes[0].device.id):
             return cupy.stack(planes)
 
 
@@ -232,27 +264,37 @@ class CupyStreams(Streams):
         return _side_stream(device.index)
 
     def take_stream(self, device: Device) -> None:
-        with cupy.cuda.Device(device.index):
-            stream = cupy.cuda.Stream(non_blocking=True)
-            stream.use()
-        own: dict[Any, Any] = _streams.__dict__
-        own["own", device.index] = stream  # kept for as long as the thread lives, whoever else refers to it
+        with _on_card(device.index):
+            stream = _own_stream("lane", device.index)
+            # Entered and never left: to a stream that was chosen with use(), CuPy does not come back from a
+            # `with` in the user's function.
+            stream.__enter__()
 
     def mark(self, device: Device) -> Mark | None:
-        with cupy.cuda.Device(device.index):
+        with _on_card(device.index):
             event = cupy.cuda.Event(disable_timing=True)
             event.record(cupy.cuda.get_current_stream())
 
         def wait() -> None:
-            with cupy.cuda.Device(device.index):
+            with _on_card(device.index):
                 cupy.cuda.get_current_stream().wait_event(event)
 
         return Mark(self, device, wait, event.synchronize, lambda: event.done)
 
+    def handle(self, device: Device) -> int:
+        with _on_card(device.index):
+            return int(cupy.cuda.get_current_stream().ptr)
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        with _on_card(device.index):
+            stream = cupy.cuda.get_current_stream()
+            if stream.ptr != handle:
+                stream.wait_event(cupy.cuda.ExternalStream(handle, device.index).record())
+
     def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
         # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
         # while this thread still reads it: the block is left when the copy is done.
-        with x.device:
+        with _on_card(x.device.id):
             copy = x.copy()
             cupy.cuda.get_current_stream().synchronize()
             return copy
@@ -277,7 +319,7 @@ class CupyPinning(Pinning):
     def enqueue_copy(
         self, host: np.ndarray, x: cupy.ndarray, offset: int, to_host: bool
     ) -> Callable[[], None]:
-        with x.device:
+        with _on_card(x.device.id):
             stream = cupy.cuda.get_current_stream()
             place, address = x.data + offset, ctypes.c_void_p(hostmemory.address(host))
             if to_host:
@@ -295,34 +337,104 @@ def _devices() -> tuple[Device, ...]:
     return tuple(Device("gpu", i) for i in range(count))
 
 
+# -- streams -------------------------------------------------------------------------------------------
+
+
+# Streams that no thread uses now. A stream that is destroyed leaves its part of CuPy's pool behind, which is
+# keyed by the handle, so that streams are used again by the threads to come. By card.
+_idle: defaultdict[int, deque[Any]] = defaultdict(deque)
+
+
+class _OwnStream:
+    """A stream for as long as a thread lives."""
+
+    def __init__(self, index: int) -> None:
+        self._idle = _idle[index]
+        try:
+            self.stream = self._idle.popleft()
+        except IndexError:
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+
+    def __del__(self) -> None:
+        stream = getattr(self, "stream", None)  # none where the card could not make one
+        if stream is not None:
+            self._idle.append(stream)
+
+
 _streams = threading.local()
+
+
+def _own_stream(use: str, index: int) -> Any:
+    """This thread's stream for that use on the card, which is the current one."""
+    own: dict[tuple[str, int], _OwnStream] = _streams.__dict__
+    if (use, index) not in own:
+        own[use, index] = _OwnStream(index)
+    return own[use, index].stream
 
 
 @contextmanager
 def _side_stream(index: int) -> Iterator[None]:
     """This thread's own stream on the card, as `Streams.stream` describes."""
-    own: dict[Any, Any] = _streams.__dict__  # card → stream
-    with cupy.cuda.Device(index):
-        side = own.get(index)
-        if side is None:
-            side = own[index] = cupy.cuda.Stream(non_blocking=True)
+    with _on_card(index):
+        side = _own_stream("function", index)
         outer = cupy.cuda.get_current_stream()
         side.wait_event(outer.record())
         try:
             with side:
-                yield
+                try:
+                    yield
+                finally:
+                    last = cupy.cuda.get_current_stream()
         finally:
+            # On leaving `with`, CuPy goes back to the stream that was entered last, and not to one that was
+            # chosen with use().
+            outer.use()
             outer.wait_event(side.record())
+            if last != side:  # the function has chosen one of its own
+                outer.wait_event(last.record())
+
+
+# -- cards ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _on_card(index: int) -> Iterator[None]:
+    """Make the card the current one of this thread for a while.
+
+    `cupy.cuda.Device` does the same, but with CUDA 12 and later it opens the card that it goes back to: a
+    process that uses the second card alone would hold memory on the first, too.
+    """
+    runtime = cupy.cuda.runtime
+    before = runtime.getDevice()
+    if before == index:
+        yield
+        return
+    driver = None if runtime.is_hip or _has_context(before) else cards.driver()
+    if driver is None:
+        with cupy.cuda.Device(index):
+            yield
+        return
+    context, left = ctypes.c_void_p(), ctypes.c_void_p()
+    # The card stays open, as it does after cudaSetDevice: the context is not released.
+    if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), index) or driver.cuCtxPushCurrent_v2(context):
+        with cupy.cuda.Device(index):
+            yield
+        return
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(left))
+        if runtime.getDevice() != before:
+            runtime.setDevice(before)
 
 
 def _has_context(index: int) -> bool:
-    cuda = driver()  # it can say whether a context exists without creating one
-    if cuda is None or cuda.cuInit(0):
+    """Whether this process has a context on the card; asking creates none, and does not wake the driver."""
+    driver = cards.driver()
+    if driver is None:
         return False
-    card, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
-    if cuda.cuDeviceGet(ctypes.byref(card), index):
-        return False
-    failed = cuda.cuDevicePrimaryCtxGetState(card, ctypes.byref(flags), ctypes.byref(active))
+    flags, active = ctypes.c_uint(), ctypes.c_int()
+    failed = driver.cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active))
     return not failed and active.value == 1
 
 

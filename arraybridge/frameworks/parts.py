@@ -91,6 +91,14 @@ class Streams:
         """The point that this thread's queue of work on ``device`` has reached; None without such queues."""
         return None
 
+    def handle(self, device: Device) -> int:
+        """CUDA's handle of this thread's queue of work on ``device``, which other frameworks can wait for."""
+        raise NotImplementedError(f"{type(self).__name__} has no handles")
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        """Let this thread's queue on ``device`` wait for what another one there holds, by its handle."""
+        raise NotImplementedError(f"{type(self).__name__} has no handles")
+
     def take_over(self, x: Any) -> Any:
         """``x``, which was made on another thread's stream, safe to be used and freed on that of this thread.
 

@@ -187,12 +187,16 @@ class TorchFramework(Framework):
         return x.to(self.torch_device(device))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
-        # torch.from_dlpack hands the producer the current stream of this thread on that device.
-        if source.name == "tensorflow":
-            return torch.from_dlpack(x.__dlpack__())  # has no stream=; waits until the memory is ready
         if not hasattr(type(x), "__dlpack__"):
-            return torch.as_tensor(x, device="cuda")  # __cuda_array_interface__
-        return torch.from_dlpack(x)
+            return torch_cuda.from_interface(x)
+        if device.kind != "gpu" or source.dlpack_device is None or self.streams is None:
+            return torch.from_dlpack(x)
+        # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
+        with source.selected(device), torch.cuda.device(device.index):
+            # This hands the producer the current stream of this thread on that device. TensorFlow's has no
+            # stream=, and waits until the memory is ready.
+            lent = torch.from_dlpack(x.__dlpack__() if source.name == "tensorflow" else x)
+            return torch_cuda.on_loan(lent, source.streams, self.streams, device)
 
     def settle(self, x: torch.Tensor) -> None:
         if x.device.type != "cpu":

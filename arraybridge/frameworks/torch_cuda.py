@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import cards, hostmemory
+from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.loans import Loan
 from arraybridge.frameworks.parts import Mark, Pinning, Pool, Streams, Usage
 from arraybridge.types import Device
 
@@ -76,7 +78,16 @@ class TorchPool(Pool):
         uuid = getattr(facts, "uuid", None)  # torch 2.5
         return facts.name, "" if uuid is None else f"GPU-{uuid}", int(facts.total_memory)
 
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        # Asking torch initialises the driver, after which this process can't be forked.
+        if torch.version.cuda is None or cards.is_awake():
+            return None
+        return (CPU, *(Device("gpu", card.index) for card in cards.cards()))
+
     def free_memory_of(self, device: Device) -> int:
+        known = cards.free_memory(device.index) if torch.version.cuda is not None else None
+        if known is not None and device.kind == "gpu":
+            return known
         has_cuda = device.kind == "gpu" and torch.cuda.is_available()
         return torch.cuda.mem_get_info(device.index)[0] if has_cuda else 0
 
@@ -106,17 +117,93 @@ class TorchStreams(Streams):
             event.query,
         )
 
+    def handle(self, device: Device) -> int:
+        return int(torch.cuda.current_stream(device.index).cuda_stream)
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        _wait_for(device.index, handle)
+
     def take_over(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_cuda:
             x.record_stream(torch.cuda.current_stream(x.device))
         return x
 
 
+def _wait_for(index: int, handle: int) -> None:
+    stream = torch.cuda.current_stream(index)
+    if stream.cuda_stream != handle:
+        # ExternalStream(0) is a new stream, and not the default one.
+        other = torch.cuda.ExternalStream(handle, index) if handle else torch.cuda.default_stream(index)
+        stream.wait_stream(other)
+
+
+# -- memory of others ----------------------------------------------------------------------------------
+
+
+class _Interface:
+    """Memory of a card in the form in which torch keeps a reference to who owns it."""
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__cuda_array_interface__ = interface
+        self._owner = owner
+
+
+def on_loan(lent: torch.Tensor, lender: Streams | None, borrower: Streams, device: Device) -> torch.Tensor:
+    """The same memory, in a tensor with whose end the loan ends in order."""
+    if not lent.numel():
+        return lent
+    size = lent.element_size()
+    # The interface has no name for bfloat16 and float8: as integers of their size.
+    code = {1: "|u1", 2: "<i2"}.get(size, "") if lent.dtype in _NAMELESS else _CODES[lent.dtype]
+    interface = {
+        "shape": tuple(lent.shape),
+        "strides": tuple(step * size for step in lent.stride()),
+        "typestr": code,
+        "data": (lent.data_ptr(), False),
+        "version": 2,
+    }
+    loan = _Interface(interface, Loan(lent, lender, borrower, device))
+    tensor = torch.as_tensor(loan, device=lent.device)
+    return tensor.view(lent.dtype) if tensor.dtype != lent.dtype else tensor
+
+
+_CODES = {
+    getattr(torch, name): np.dtype(name).str
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+    if hasattr(torch, name)
+}
+_NAMELESS = {
+    getattr(torch, name)
+    for name in (
+        *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+        "float8_e8m0fnu",
+    )
+    if hasattr(torch, name)
+}
+
+
+def from_interface(x: Any) -> torch.Tensor:
+    """The memory behind ``__cuda_array_interface__``, which torch takes without minding its stream.
+
+    What is read-only, which torch refuses, is copied.
+    """
+    interface = dict(x.__cuda_array_interface__)
+    address, is_read_only = interface["data"]
+    interface["data"] = (address, False)
+    stream = interface.pop("stream", None)
+    tensor = torch.as_tensor(_Interface({**interface, "version": 2}, x), device="cuda")
+    if stream is not None:
+        handle = 0 if stream == 1 else int(stream)  # 1 stands for the default stream
+        _wait_for(tensor.device.index, handle)
+    return tensor.clone() if is_read_only else tensor
+
+
 class TorchPinning(Pinning):
     def __init__(self) -> None:
-        self.is_counted = hasattr(torch.accelerator, "empty_host_cache") and hasattr(
-            torch.cuda, "host_memory_stats"
-        )
+        self.is_counted = _empty_pinned_cache() is not None and hasattr(torch.cuda, "host_memory_stats")
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         if not torch.cuda.is_available():
@@ -155,11 +242,17 @@ class TorchPinning(Pinning):
         return done.synchronize
 
 
+def _empty_pinned_cache() -> Callable[[], object] | None:
+    """The call that gives torch's pinned cache back: public since 2.12, and under this name before."""
+    public: Callable[[], object] | None = getattr(torch.accelerator, "empty_host_cache", None)
+    return public or getattr(torch._C, "_host_emptyCache", None)
+
+
 def _free_pinned_cache() -> int:
     """Give back the pinned host memory that torch keeps; returns its bytes. Only with CUDA open."""
-    empty = getattr(torch.accelerator, "empty_host_cache", None)
+    empty = _empty_pinned_cache()
     stats = getattr(torch.cuda, "host_memory_stats", None)
-    if empty is None or stats is None:  # before torch 2.9 there is no public call
+    if empty is None or stats is None:  # before torch 2.9
         return 0
     before = stats().get("allocated_bytes.current", 0)
     empty()

@@ -37,7 +37,9 @@ def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
         stack.callback(busy_workers.remove, device)
         # pyclesperanto selects devices for the whole process, and gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
-            if framework.name != "pyclesperanto" and device in framework.devices():
+            # One that is merely imported is left alone: JAX takes most of a card where it is asked.
+            opens = framework.pool is not None and framework.pool.asking_opens()
+            if framework.name != "pyclesperanto" and not opens and device in framework.devices():
                 if lane is not None:
                     lane.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))

@@ -34,6 +34,7 @@ def test_the_card_has_a_name_an_identity_and_memory() -> None:
 @pytest.mark.parametrize("name", CARD)
 def test_one_number_is_one_card(name: str) -> None:
     require(name)
+    require("torch")
     arraybridge.convert_memory(np.zeros(2, np.float32), name, 0)  # opened, so that it can tell
     found = {str(d): d for d in devices(name)}
     assert found["gpu:0"].identity == {str(d): d for d in devices("torch")}["gpu:0"].identity

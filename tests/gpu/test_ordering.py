@@ -91,7 +91,23 @@ def test_a_stream_that_was_chosen_with_use_stays_chosen() -> None:
     with cupy.cuda.Stream(non_blocking=True) as inner:
         f(x)
         assert cupy.cuda.get_current_stream() == inner
-    assert cupy.cuda.get_current_stream() == stream
+
+
+def test_a_stream_that_the_function_enters_or_chooses_is_waited_for() -> None:
+    other, chosen = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+
+    @arraybridge.cupy
+    def f(x: Any) -> Any:
+        with other:
+            cupy.cuda.get_current_stream()
+        y = late(1) + x  # on the function's own stream again
+        chosen.wait_event(cupy.cuda.get_current_stream().record())
+        chosen.use()
+        return y * 2
+
+    side()
+    for value in range(4):
+        assert ((f(late(value)) + 1).get() == 2 * value + 3).all()
 
 
 def test_a_stream_stays_chosen_after_an_error() -> None:
@@ -195,6 +211,30 @@ def test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again(
 
 
 @needs_two_cards
+@pytest.mark.parametrize("layout", ["strided", "transposed", "reversed", "0-d", "empty"])
+def test_any_layout_travels_to_the_other_card(layout: str) -> None:
+    side()
+    with cupy.cuda.Device(1):
+        side()
+    cut = {
+        "strided": lambda a: a.reshape(64, -1)[::2, 1::3],
+        "transposed": lambda a: a.reshape(64, -1).T,
+        "reversed": lambda a: a[::-1],
+        "0-d": lambda a: a[5],
+        "empty": lambda a: a[:0],
+    }[layout]
+    x = late(3)
+    x += cupy.arange(N, dtype=np.float32)
+    y = arraybridge.to_gpu(cut(x), 1)
+    del x
+    overwrite(0)
+    expected = cut(np.arange(N, dtype=np.float32) + 3)
+    assert arraybridge.device_of(y) == "gpu:1"
+    np.testing.assert_array_equal(arraybridge.to_numpy(y), expected, strict=layout != "0-d")
+    assert y.shape == expected.shape
+
+
+@needs_two_cards
 def test_a_copy_back_from_the_other_card() -> None:
     side()
     with cupy.cuda.Device(1):
@@ -212,8 +252,9 @@ def test_a_copy_back_from_the_other_card() -> None:
 
 def test_host_memory_may_change_as_soon_as_it_was_sent() -> None:
     side()
-    framework = arraybridge.framework("cupy")
-    host = framework.pinned_bytes(4 * N).view(np.float32)
+    pinning = arraybridge.framework("cupy").pinning
+    assert pinning is not None
+    host = pinning.pinned_bytes(4 * N).view(np.float32)
     host[:] = 3
     there = arraybridge.convert_memory(host, "cupy", gpu_id=0)
     host[:] = 4

@@ -41,6 +41,7 @@ void set_ruin(Status error);
 
 /* Every call that a real runtime answers only after cuInit goes through here; 0, or why it can't answer. */
 Status wake_driver(void);
+int is_awake(void);
 /* As above, and opens the card's primary context, as the calls do that allocate, queue or select. */
 Status open_card(int card);
 int is_open(int card);

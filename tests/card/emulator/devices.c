@@ -76,6 +76,7 @@ Status open_card(int card) {
 }
 
 int is_open(int card) { return opened[card]; }
+int is_awake(void) { return awake; }
 
 /* What the generated stubs of every call that is not emulated answer. */
 int card_unimplemented(const char *name) {

@@ -14,9 +14,14 @@ int cuInit(unsigned flags) { return wake_driver(); }
 
 int cuDriverGetVersion(int *version) { return cudaDriverGetVersion(version); }
 
-int cuDeviceGetCount(int *count) { return cudaGetDeviceCount(count); }
+/* Unlike the runtime, the driver does not wake up by itself. */
+int cuDeviceGetCount(int *count) {
+    *count = settings.cards;
+    return is_awake() ? ruin() : cudaErrorInitializationError;
+}
 
 int cuDeviceGet(int *card, int index) {
+    if (!is_awake()) return cudaErrorInitializationError;
     if (index < 0 || index >= settings.cards) return cudaErrorInvalidDevice;
     *card = index;
     return ruin();
@@ -47,7 +52,7 @@ int cuDeviceTotalMem_v2(size_t *size, int card) {
 int cuDevicePrimaryCtxGetState(int card, unsigned *flags, int *active) {
     *flags = 0;
     *active = is_open(card);
-    return ruin();
+    return is_awake() ? ruin() : cudaErrorInitializationError;
 }
 
 /* A context's handle is the address of its number. */
@@ -68,6 +73,21 @@ int cuCtxGetCurrent(void **context) {
 
 int cuCtxSetCurrent(void *context) {
     if (context) current_card = (int)((int *)context - contexts);
+    return 0;
+}
+
+static __thread int before[64], depth; /* cards that were current when a context was pushed */
+
+int cuCtxPushCurrent_v2(void *context) {
+    if (depth == 64) return cudaErrorInvalidValue;
+    before[depth++] = current_card;
+    return cuCtxSetCurrent(context);
+}
+
+int cuCtxPopCurrent_v2(void **context) {
+    if (!depth) return cudaErrorInvalidValue;
+    *context = &contexts[current_card];
+    current_card = before[--depth];
     return 0;
 }
 
