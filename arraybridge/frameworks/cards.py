@@ -79,8 +79,10 @@ def cards() -> tuple[Card, ...]:
         command = [sys.executable, "-I", "-S", __file__]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-            rows = json.loads(done.stdout)
-            return tuple(Card(*row[:-1], capability=tuple(row[-1])) for row in rows)
+            return tuple(
+                Card(index, name, known_as, pci, total, (major, minor))
+                for index, name, known_as, pci, total, (major, minor) in json.loads(done.stdout)
+            )
         except (OSError, subprocess.SubprocessError, ValueError):
             pass  # it could not be started here: this process asks
     return _ask(known)

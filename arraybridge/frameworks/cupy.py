@@ -39,7 +39,7 @@ class CupyFramework(Framework):
     def __init__(self) -> None:
         self.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
         self.pool = CupyPool()
-        self.streams = CupyStreams()
+        self.streams = self.queues = CupyStreams()
         self.pinning = CupyPinning()
         self.running = CupyRunning()
 
@@ -117,7 +117,7 @@ class CupyFramework(Framework):
         with source.selected(device), _on_card(device.index):
             # This hands the producer this thread's current stream on the array's card.
             exported = _TensorflowProducer(x, device) if source.name == "tensorflow" else x
-            return _on_loan(cupy.from_dlpack(exported), source.streams, self.streams, device)
+            return _on_loan(cupy.from_dlpack(exported), source.streams, self.queues, device)
 
     def settle(self, x: cupy.ndarray) -> None:
         with _on_card(x.device.id):
@@ -366,7 +366,7 @@ _streams = threading.local()
 
 def _own_stream(use: str, index: int) -> Any:
     """This thread's stream for that use on the card, which is the current one."""
-    own: dict[tuple[str, int], _OwnStream] = _streams.__dict__
+    own: dict[Any, _OwnStream] = _streams.__dict__
     if (use, index) not in own:
         own[use, index] = _OwnStream(index)
     return own[use, index].stream
