@@ -6,6 +6,8 @@ from the built-in exception that a user of NumPy would expect, so that existing 
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
     "UnknownFrameworkError",
     "nearest",
     "text_of",
+    "warn",
 ]
 
 
@@ -40,6 +43,15 @@ def text_of(error: BaseException) -> str | None:
         return str(error)
     except Exception:  # noqa: BLE001  # what stands in __str__ is unknown
         return None
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that called this package, however deep inside it we stand."""
+    frame, level = sys._getframe(1), 2
+    package = __name__.partition(".")[0]
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 class MemoryConversionError(Exception):
@@ -104,7 +116,7 @@ class UnknownArrayError(MemoryConversionError, TypeError, ValueError):
     """The object is no array of any known framework."""
 
 
-class UnknownFrameworkError(ValueError):
+class UnknownFrameworkError(MemoryConversionError, ValueError):
     """No framework of that name is known.
 
     (Raised, with its list of names, by `arraybridge.frameworks.registry.framework_name`.)

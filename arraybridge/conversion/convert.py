@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
-from arraybridge.conversion import trace
+from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, decide, find_source
+from arraybridge.conversion.plans import forms, plain
 from arraybridge.conversion.routes import Route
-from arraybridge.conversion.table import cell
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.parts import Fallback
 from arraybridge.placement import default_device
 from arraybridge.trees import map_arrays, note
-from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType, TypeMemo
+from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 
 if TYPE_CHECKING:
     import cupy
@@ -48,18 +46,6 @@ _Cupy = Literal["cupy", MemoryType.CUPY]
 _Torch = Literal["torch", MemoryType.TORCH]
 _Jax = Literal["jax", MemoryType.JAX]
 _Tensorflow = Literal["tensorflow", MemoryType.TENSORFLOW]
-
-# The plan cache: target → type of the array → the function that converts it. It holds only functions that
-# need no options, and that raise one of `_declined` for an array which has to be looked at.
-_plans: dict[Any, TypeMemo[Callable[[Any], Any]]] = {}
-_declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError)
-
-
-def _forget_plans() -> None:
-    _plans.clear()
-
-
-registry.on_register.append(_forget_plans)
 
 
 class Options(TypedDict, total=False):
@@ -168,21 +154,31 @@ def convert_memory(
     >>> convert_memory(labels, "torch")
     tensor([[            0, 1099511627776]])
     """
-    if (
-        target_type is None
-        and target is None
-        and gpu_id is None
-        and copy is None
-        and dtype is None
-        and device is None
-        and grad == "error"
-        and not trace.open_logs
-    ):
-        try:
-            return _plans[source_type][type(data)](data)
-        except _declined:
-            pass  # not planned yet, or an array that needs care
-    return _carefully(_request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device))
+    form: Any = None
+    if not trace.open_logs or not trace.listening():
+        if (
+            target_type is None
+            and target is None
+            and gpu_id is None
+            and copy is None
+            and dtype is None
+            and device is None
+            and grad == "error"
+        ):
+            try:
+                return plain[source_type][type(data)](data)
+            except plans.declined:
+                pass  # not planned yet, or an array that needs care
+        # Equal keys must mean the same call, and 1 equals True.
+        if gpu_id is None and (copy is None or copy is True or copy is False):
+            form = (type(data), source_type, target_type, target, copy, dtype, grad, device)
+            try:
+                return forms[form](data)
+            except plans.declined:
+                pass
+    return _carefully(
+        _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device), form
+    )
 
 
 def _request(
@@ -209,48 +205,23 @@ def _request(
         first, second = None, first
     if second is None:
         raise TypeError('name the framework to convert to, as in convert_memory(data, "torch")')
-    declared = None if first is None else registry.framework_name(first)
-    return Request(data, registry.framework_name(second), declared, gpu_id, device, copy, dtype, grad)
+    return Request(data, second, first, gpu_id, device, copy, dtype, grad)
 
 
-def _carefully(request: Request) -> Any:
-    """Look at the array, choose its route, convert it, and remember how for the next of its kind."""
+def _carefully(request: Request, form: Any) -> Any:
+    """Look at the array, choose its route, convert it, and keep what was decided for the next of its kind."""
     if not trace.listening():
-        _, run = decide(request, _intent(request))
+        route, run = decide(request)
         result = run()
-        _remember(request)
+        plans.keep(form, request, route, run)
         return result
+    registry.framework(request.target)  # so that its import is not timed
+    registry.find_owner(request.data)
     started = time.perf_counter()
-    route, run = decide(request, _intent(request))
+    route, run = decide(request)
     result = run()
     trace.record(dataclasses.replace(route, seconds=time.perf_counter() - started))
     return result
-
-
-def _intent(request: Request) -> Any:
-    owner = registry.find_owner(request.data)
-    return None if owner is None else cell(owner.name, request.target)
-
-
-def _remember(request: Request) -> None:
-    """Fill the plan cache with the fast converter of this pair of types, where there is one."""
-    global _declined
-    if request != Request(request.data, request.target):
-        return
-    cls = type(request.data)
-    source = registry.find_owner(request.data)
-    known = _plans.setdefault(request.target, TypeMemo())
-    if source is None or cls in known:
-        return
-    target = registry.framework(request.target)
-    if source is not target and (source.fast is None or cls not in source.fast.types()):
-        return
-    convert = cell(source.name, target.name)(source, target)
-    if convert is None:
-        return
-    own = (error for one in (source, target) if one.fast is not None for error in one.fast.errors)
-    _declined = tuple(dict.fromkeys((*_declined, *own)))
-    known.keep(cls, convert)
 
 
 def explain(
@@ -279,7 +250,7 @@ def explain(
     ('view', True, 0)
     """
     request = _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device)
-    return decide(request, _intent(request))[0]
+    return decide(request)[0]
 
 
 def detect_memory_type(x: Any) -> str:
@@ -300,9 +271,10 @@ def detect_memory_type(x: Any) -> str:
         return owner.name
     if not registry.is_foreign_array(x):
         raise registry.unknown_array(x)
-    if hasattr(type(x), "__dlpack_device__"):
+    if registry.offers(x, "__dlpack_device__"):
         return "cupy" if int(x.__dlpack_device__()[0]) in (2, 13) else "numpy"
-    return "cupy" if hasattr(type(x), "__cuda_array_interface__") else "numpy"
+    on_card = registry.offers(x, "__cuda_array_interface__") and not registry.offers(x, "__array_interface__")
+    return "cupy" if on_card else "numpy"
 
 
 def device_of(x: Any) -> Device:
@@ -315,7 +287,7 @@ def device_of(x: Any) -> Device:
     >>> print(device_of(np.zeros(3)))
     cpu
     """
-    source, data = find_source(Request(x, "numpy"))
+    source, data = find_source(x)
     return source.device_of(data)
 
 

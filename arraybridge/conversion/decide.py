@@ -3,45 +3,39 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion.routes import Method, Route, RouteFunction, dlpack
+from arraybridge.conversion.routes import Method, Route, dlpack
+from arraybridge.conversion.table import cell, fast_converter
+from arraybridge.conversion.where import resolve_device, shares_cards
 from arraybridge.errors import (
     CopyRequiredError,
-    DeviceNotFoundError,
     DtypeNotSupportedError,
     GradientError,
     MemoryConversionError,
-    MissingGpuWarning,
     SourceMismatchError,
     nearest,
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
-from arraybridge.frameworks.foreign import foreign_framework
-from arraybridge.frameworks.parts import Pool
-from arraybridge.options import missing_gpu
-from arraybridge.types import Device, DeviceLike, GpuId, check_gpu_id
+from arraybridge.frameworks.parts import Fallback, itself
+from arraybridge.trees import source_of
+from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
-__all__ = ["Request", "decide", "find_source"]
-
-T = TypeVar("T")
-#: Carries out what was decided.
-Run = Callable[[], Any]
+__all__ = ["Request", "Run", "decide", "find_source"]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # equality would compare arrays
 class Request:
     """The arguments of one conversion, as the user gave them."""
 
     data: Any
-    target: str
-    declared: str | None = None
+    target: FrameworkLike
+    declared: FrameworkLike | None = None
     gpu_id: GpuId = None
     device: DeviceLike | None = None
     copy: bool | None = None
@@ -49,93 +43,91 @@ class Request:
     grad: str = "error"
 
 
-def decide(request: Request, intent: RouteFunction | None = None) -> tuple[Route, Run]:
+@dataclass(slots=True, eq=False)
+class Run:
+    """Carries out what was decided.
+
+    ``convert`` may be called with any array of which `decide` would be told the same; `plans` does so.
+    """
+
+    source: Framework
+    target: Framework
+    method: Method
+    data: Any
+    convert: Callable[[Any], Any]
+
+    def __call__(self) -> Any:
+        try:
+            return self.convert(self.data)
+        except MemoryConversionError:
+            raise
+        except refusals(self.source, self.target) as error:
+            if self.source.is_oom(error) or self.target.is_oom(error):
+                raise
+            raise _refused(self.source, self.target, self.method, error) from error
+
+
+def decide(request: Request) -> tuple[Route, Run]:
     """Choose how this array travels, without converting it.
 
     Returns:
-        the route, and a function that carries it out.
+        the route, and what carries it out when it is called.
 
     Raises:
         MemoryConversionError: or a subclass, where it cannot be done exactly.
         ValueError: for options that make no sense.
     """
-    source, data = find_source(request)
+    copy = request.copy
+    if not (copy is None or copy is True or copy is False):
+        if not isinstance(copy, np.bool_):
+            raise ValueError(f"copy={copy!r} must be None, True or False")
+        request = replace(request, copy=bool(copy))
+    if request.grad not in ("error", "detach"):
+        raise ValueError(
+            f"grad={request.grad!r} must be 'error' or 'detach'"
+            f"{nearest(str(request.grad), ('error', 'detach'))}"
+        )
     target = registry.framework(request.target)
+    source, data = find_source(request.data, request.declared, target.name)
     try:
-        return _decide(request, source, target, data, intent)
+        here = source.device_of(data)
+        there = resolve_device(source, target, here, request.gpu_id, request.device)
+        native = source is target and source.owns(data)
+        cast = None
+        if request.dtype is not None:
+            cast = dtype_name(request.dtype)
+            if cast == source.dtype_name(data):
+                cast = None
+        journey = _Journey(request, source, target, data, here, there, cast, native)
+        if native and here == there:
+            asked = request.device is not None or request.gpu_id is not None
+            if not (asked and source.is_scattered(data)):
+                return journey.in_place()
+        return journey.depart()
     except MemoryConversionError as error:
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise
 
 
-def find_source(request: Request) -> tuple[Framework, Any]:
-    """The framework of the array, and the array to read (foreign CUDA arrays are imported first).
+def find_source(data: Any, declared: FrameworkLike | None = None, target: str = "") -> tuple[Framework, Any]:
+    """The framework of the array, and the array to read (that of another library is opened first).
 
     Raises:
         UnknownArrayError: it is no array.
         SourceMismatchError: it is not of the declared source.
     """
-    data = request.data
-    source = registry.find_owner(data)
-    if source is None:
-        if not registry.is_foreign_array(data):
-            raise registry.unknown_array(data)
-        source, data = foreign_framework(data)
-    if request.declared is not None and source.name != request.declared:
+    source, opened = source_of(data)
+    if declared is not None and source.name != declared:
+        declared = registry.framework_name(declared)
         raise SourceMismatchError(
-            f"the source was declared as {request.declared}, but the array is of {source.name}"
-            f" ({type(request.data).__qualname__}); leave the source out to have it detected",
+            f"the source was declared as {declared}, but the array is of {source.name}"
+            f" ({type(data).__qualname__}); leave the source out to have it detected",
             source_type=source.name,
-            target_type=request.target,
-            reason=f"declared {request.declared}, found {source.name}",
+            target_type=target,
+            reason=f"declared {declared}, found {source.name}",
         )
-    return source, data
-
-
-def _decide(
-    request: Request, source: Framework, target: Framework, data: Any, intent: RouteFunction | None
-) -> tuple[Route, Run]:
-    if request.grad not in ("error", "detach"):
-        raise ValueError(
-            f"grad={request.grad!r} must be 'error' or 'detach'"
-            f"{nearest(str(request.grad), ('error', 'detach'))}"
-        )
-    if request.copy not in (None, True, False):
-        raise ValueError(f"copy={request.copy!r} must be None, True or False")
-    here = source.device_of(data)
-    there = _resolve_device(request, source, target, here)
-    native = source is target and source.owns(data)
-    cast = None
-    if request.dtype is not None:
-        cast = dtype_name(request.dtype)
-        if cast == source.dtype_name(data):
-            cast = None
-    journey = _Journey(request, source, target, data, here, there, cast, native)
-    if native and here == there:
-        return journey.in_place()
-    return _translated(source, target, "", lambda: _depart(journey, intent))
-
-
-def _depart(journey: _Journey, intent: RouteFunction | None) -> tuple[Route, Run]:
-    """Refuse what cannot leave its framework exactly, and choose the route of the rest."""
-    source, target, data, request = journey.source, journey.target, journey.data, journey.request
-    source.check(data)
-    rank = len(source.shape(data))
-    if rank > hostmemory.MAX_RANK:
-        instead = (
-            f"arrays travel through NumPy, which has at most {hostmemory.MAX_RANK} axes; reshape it first"
-        )
-        raise refuse(source, f"an array of rank {rank}", instead)
-    if not journey.native and source.requires_grad(data):
-        if request.grad == "error":
-            raise GradientError(
-                f"the {source.name} tensor requires grad, and its graph would end on the way to"
-                f" {target.name}; pass grad='detach' to convert its values alone",
-                reason="it requires grad",
-            )
-        journey.data = source.detach(data)
-    return journey.plan(intent)
+    return source, opened
 
 
 def dtype_name(dtype: Any) -> str:
@@ -167,73 +159,12 @@ def dtype_name(dtype: Any) -> str:
     )
 
 
-# -- where to ----------------------------------------------------------------------------------------
-
-
-def _resolve_device(request: Request, source: Framework, target: Framework, here: Device) -> Device:
-    """Where the result is to live.
-
-    Raises:
-        DeviceNotFoundError: the target has no such device.
-        ValueError: ``gpu_id`` is no number of a GPU, or stands beside ``device``.
-    """
-    gpu_id = check_gpu_id(request.gpu_id)
-    if request.device is not None:
-        if gpu_id is not None:
-            raise ValueError(f"pass gpu_id={gpu_id!r} or device={request.device!r}, not both")
-        wanted = Device.parse(request.device)
-    elif gpu_id is None or target.name == "numpy":
-        return _stay(source, target, here)
-    else:
-        wanted = target.accelerator(0 if gpu_id == "auto" else gpu_id)
-    try:
-        return _most_free(target, wanted) if gpu_id == "auto" else target.find_device(wanted)
-    except DeviceNotFoundError as error:
-        if wanted.kind == "cpu" or not target.has_host or missing_gpu() != "host":
-            raise
-        warnings.warn(
-            f"{target.name}: {wanted} is missing, so the array is placed on the host. {error.reason}",
-            MissingGpuWarning,
-            stacklevel=_USER_FRAME,
-        )
-        return CPU
-
-
-# convert_memory → _carefully → decide → _decide → _resolve_device
-_USER_FRAME = 6
-
-
-def _most_free(target: Framework, wanted: Device) -> Device:
-    accelerators = [d for d in target.devices() if d.kind != "cpu"]
-    if not accelerators:
-        return target.find_device(wanted)  # raises, with the reason
-    return max(accelerators, key=(target.pool or Pool()).free_memory_of)
-
-
-def _stay(source: Framework, target: Framework, here: Device) -> Device:
-    """Data stays where it is when the target has that device, else it goes to the host."""
-    if source is target:
-        return here
-    if here == CPU:
-        return CPU if target.has_host else target.default_device()
-    if here.kind == "cpu":
-        return here if here in target.devices() else target.default_device()
-    if shares_cards(source, target) and here in target.devices():
-        return here
-    return CPU if target.has_host else target.default_device()
-
-
-def shares_cards(source: Framework, target: Framework) -> bool:
-    """Whether both can see each other's memory on an accelerator."""
-    return source.dlpack_device is not None and source.dlpack_device == target.dlpack_device
-
-
 # -- how ---------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Journey:
-    """One array on its way from ``here`` to ``there``; `plan` chooses the route."""
+    """One array on its way from ``here`` to ``there``; `depart` chooses the route."""
 
     request: Request
     source: Framework
@@ -244,65 +175,115 @@ class _Journey:
     cast: str | None
     #: Source and target are one framework, and the array is its own.
     native: bool
+    #: The array as it was handed over, where ``data`` is what is left of it without its graph.
+    whole: Any = None
 
     def in_place(self) -> tuple[Route, Run]:
         """The array is where it should be, in its own framework, whatever its layout or flags."""
-        source, target, data, there = self.source, self.target, self.data, self.there
+        target, there = self.target, self.there
         method: Method = "host" if there.kind == "cpu" else "device"
         if self.cast is not None:
-            target.supports(self.cast, source.shape(data))
-            return self._end(method, 0, "", lambda: data)  # the cast makes the copy
+            target.supports(self.cast, target.shape(self.data))
+            return self._end(method, 0, "", itself)  # the cast makes the copy
         if self.request.copy:
-            return self._end(method, 1, "copy=True was asked for", lambda: target.copy(data))
-        return self._end("same", 0, "it is there already", lambda: data)
+            return self._end(method, 1, "copy=True was asked for", target.copy)
+        return self._end("same", 0, "it is there already", itself)
 
-    def plan(self, intent: RouteFunction | None) -> tuple[Route, Run]:
-        """Another framework or device: the array is known to be dense and concrete."""
-        source, target, data, there = self.source, self.target, self.data, self.there
-        dtype = source.dtype_name(data)
-        target.supports(self.cast or dtype, source.shape(data))
-        if self.cast is not None and target.dtypes is not None and dtype not in target.dtypes:
-            return self._cast_on_the_way(self.cast)
-        if self.native and (self.here.kind != "cpu" or there.kind != "cpu"):
-            return self._to_other_device()
-        if self.here.kind != "cpu" and there.kind != "cpu" and shares_cards(source, target):
-            return self._card_to_card()
-        fetch, copies, reason = self._host_memory()
-        if there.kind != "cpu":
-            method: Method = "device" if self.here.kind == "cpu" else "host"
-            reason = reason or f"{there} has memory of its own"
-            return self._end(method, copies + 1, reason, lambda: _send(target, fetch(), there))
-        if copies:
-            return self._end(
-                "host", copies, reason, lambda: target.from_host(_viewable(target, fetch()), there)
+    def depart(self) -> tuple[Route, Run]:
+        """Another framework or device: refuse what cannot go there exactly; else choose the route."""
+        source, target = self.source, self.target
+        try:
+            source.check(self.data)
+            shape = source.shape(self.data)
+            if len(shape) > hostmemory.MAX_RANK:
+                instead = f"arrays travel through NumPy, which has at most {hostmemory.MAX_RANK} axes"
+                raise refuse(source, f"an array of rank {len(shape)}", f"{instead}; reshape it first")
+            if not self.native and source.requires_grad(self.data):
+                self._leave_the_graph()
+            dtype = source.dtype_name(self.data)
+            target.supports(self.cast or dtype, shape)
+            if self.cast is not None and target.dtypes is not None and dtype not in target.dtypes:
+                return self._cast_on_the_way(self.cast)
+            if self.here.kind == "cpu" and self.there.kind == "cpu":
+                return self._on_the_host()
+            if self.native:
+                return self._to_other_device()
+            if self.here.kind != "cpu" and self.there.kind != "cpu" and shares_cards(source, target):
+                return self._card_to_card(shape)
+            return self._through_the_host()
+        except MemoryConversionError:
+            raise
+        except refusals(source, target) as error:
+            if source.is_oom(error) or target.is_oom(error):
+                raise
+            raise _refused(source, target, "", error) from error
+
+    def _leave_the_graph(self) -> None:
+        source, target = self.source, self.target
+        if self.request.grad == "error":
+            raise GradientError(
+                f"the {source.name} tensor requires grad, and its graph would end on the way to"
+                f" {target.name}; pass grad='detach' to convert its values alone",
+                reason="it requires grad",
             )
-        return self._on_the_host(fetch(), intent)
+        self.whole, self.data = self.data, source.detach(self.data)
 
-    def _host_memory(self) -> tuple[Callable[[], np.ndarray], int, str]:
-        """How the values get into host memory: a function, the copies that it makes, and why."""
-        source, data = self.source, self.data
-        if self.here.kind != "cpu":
-            reason = (
-                f"{self.source.name} on {self.here} and {self.target.name} on {self.there} share no memory"
-            )
-            return lambda: _fetch(source, source.resolve(data)), 1, reason
-        if source.is_scattered(data):
-            return lambda: source.to_host(data), 1, "several devices hold a part of it each"
-        if source.is_lazy(data):
-            return lambda: source.host_view(source.resolve(data)), 1, "its conj or neg bit is set"
-        memory = source.host_view(data)
-        return lambda: memory, 0, ""
+    # The functions that follow are kept in plans: they take the array, and refer to no particular one.
 
-    def _on_the_host(self, memory: np.ndarray, intent: RouteFunction | None) -> tuple[Route, Run]:
+    def _view(self) -> Callable[[Any], np.ndarray]:
+        """A function from the array to its host memory."""
+        return self._from_values(self.source.host_view)
+
+    def _from_values(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if self.whole is None:
+            return call
+        detach = self.source.detach
+        return lambda x: call(detach(x))
+
+    def _on_the_host(self) -> tuple[Route, Run]:
         """Both ends are on the host: share, or copy once."""
-        target, there = self.target, self.there
+        source, target, there = self.source, self.target, self.there
+        reason = source.must_copy(self.data)
+        if reason:
+            fetch = self._from_values(source.to_host)
+            return self._end(
+                "host", 1, reason, lambda x: target.from_host(_viewable(target, fetch(x)), there)
+            )
+        memory = source.host_view(self.data)
+        view = self._view()
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
-        if not objection or (self.cast is not None and not target.cannot_view(memory)):
-            method: Method = "dlpack" if intent is dlpack else "view"
-            reason = "both see the same host memory"
-            return self._end(method, 0, reason, lambda: target.from_host(memory, there))
-        return self._end("host", 1, objection, lambda: target.from_host(hostmemory.fresh(memory), there))
+        if objection and (self.cast is None or target.cannot_view(memory)):
+            return self._end(
+                "host", 1, objection, lambda x: target.from_host(hostmemory.fresh(view(x)), there)
+            )
+
+        def share(x: Any) -> Any:
+            return target.from_host(view(x), there)
+
+        method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
+        return self._end(method, 0, "both see the same host memory", self._at_best(share, memory))
+
+    def _at_best(self, share: Callable[[Any], Any], memory: np.ndarray) -> Callable[[Any], Any]:
+        """The fast converter of the pair, where it does the same, with ``share`` behind it."""
+        source, target = self.source, self.target
+        if self.here != CPU or self.there != CPU:
+            return share
+        if memory.ndim == 0 and not source.mutable:  # it copies the scalars of immutable frameworks
+            return share
+        fast = fast_converter(source, target, type(self.data))
+        if fast is None or (source.mutable and not memory.flags.writeable):
+            return share
+        fast = self._from_values(fast)
+        declined: tuple[type[Exception], ...] = (Fallback, *refusals(source, target))
+
+        def convert(x: Any) -> Any:
+            try:
+                return fast(x)
+            except declined:
+                return share(x)
+
+        return convert
 
     def _objection(self, memory: np.ndarray) -> str:
         """Why the target cannot, or should not, share this host memory; or ``""``."""
@@ -314,6 +295,7 @@ class _Journey:
         if not self.source.mutable and memory.ndim == 0:
             return self._scalar_objection()
         if self.source.mutable and not memory.flags.writeable:
+            # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
             return f"it is read-only, and {self.target.name} could write to it"
         return ""
 
@@ -321,38 +303,61 @@ class _Journey:
         # tf.constant(2.0) is cached: a write through torch would change every later constant.
         return f"{self.source.name} may cache scalars, and {self.target.name} could write to it"
 
+    def _through_the_host(self) -> tuple[Route, Run]:
+        """One of the two lives on an accelerator that the other does not reach."""
+        target, there = self.target, self.there
+        fetch, copies, reason = self._host_memory()
+        if there.kind != "cpu":
+            method: Method = "device" if self.here.kind == "cpu" else "host"
+            reason = reason or f"{there} has memory of its own"
+            return self._end(method, copies + 1, reason, lambda x: _send(target, fetch(x), there))
+        return self._end(
+            "host", copies, reason, lambda x: target.from_host(_viewable(target, fetch(x)), there)
+        )
+
+    def _host_memory(self) -> tuple[Callable[[Any], np.ndarray], int, str]:
+        """How the values get into host memory: a function, the copies that it makes, and why."""
+        source = self.source
+        if self.here.kind != "cpu":
+            reason = f"{source.name} on {self.here} and {self.target.name} on {self.there} share no memory"
+            return self._from_values(lambda x: _fetch(source, source.resolve(x))), 1, reason
+        reason = source.must_copy(self.data)
+        if reason:
+            return self._from_values(source.to_host), 1, reason
+        return self._view(), 0, ""
+
     def _to_other_device(self) -> tuple[Route, Run]:
         """To another device of the same framework, at least one of the two being an accelerator."""
-        target, data, here, there = self.target, self.data, self.here, self.there
+        target, here, there = self.target, self.here, self.there
         method: Method = "host" if there.kind == "cpu" else "device"
         copies = 1
         if here.kind != "cpu" and there.kind != "cpu" and target.dlpack_device is None:
             method, copies = "host", 2  # OpenCL: out of one device, and into the other
         return self._end(
-            method, copies, f"{there} is another device", lambda: _move(target, data, here, there)
+            method, copies, f"{there} is another device", lambda x: _move(target, x, here, there)
         )
 
-    def _card_to_card(self) -> tuple[Route, Run]:
+    def _card_to_card(self, shape: tuple[int, ...]) -> tuple[Route, Run]:
         """Both frameworks reach the card where the array lives."""
-        source, target, data, here, there = self.source, self.target, self.data, self.here, self.there
-        objection = self._card_objection()
+        source, target, here, there = self.source, self.target, self.here, self.there
+        objection = self._card_objection(shape)
 
-        def adopt() -> Any:
-            packed = source.copy(source.resolve(data)) if objection else data
+        def adopt(x: Any) -> Any:
+            packed = source.copy(source.resolve(x)) if objection else x
             return target.adopt(packed, source, here)
 
+        bring = self._from_values(adopt)
         if here != there:
             copies = 2 if objection else 1
             reason = f"{there} is another device"
-            return self._end("device", copies, reason, lambda: target.to_device(adopt(), there))
+            return self._end("device", copies, reason, lambda x: target.to_device(bring(x), there))
         if objection:
-            return self._end("device", 1, objection, adopt)
-        return self._end("dlpack", 0, f"both see the memory of {there}", adopt)
+            return self._end("device", 1, objection, bring)
+        return self._end("dlpack", 0, f"both see the memory of {there}", bring)
 
-    def _card_objection(self) -> str:
+    def _card_objection(self, shape: tuple[int, ...]) -> str:
         """Why the target cannot, or should not, share this memory of a card; or ``""``."""
         source, target, data = self.source, self.target, self.data
-        shape = source.shape(data)
         itemsize = source.nbytes(data) // max(1, math.prod(shape)) or 1
         if self.request.copy and self.here == self.there and self.cast is None:
             return "copy=True was asked for"
@@ -370,9 +375,10 @@ class _Journey:
         target, there = self.target, self.there
         self.cast = None
         fetch, copies, _ = self._host_memory()
+        numpy = registry.framework("numpy")
 
-        def run() -> Any:
-            values = registry.framework("numpy").cast(fetch(), dtype)
+        def run(x: Any) -> Any:
+            values = numpy.cast(fetch(x), dtype)
             if there.kind != "cpu":
                 return _send(target, values, there)
             return target.from_host(_viewable(target, values), there)
@@ -380,50 +386,46 @@ class _Journey:
         method: Method = "host" if there.kind == "cpu" else "device"
         return self._end(method, copies + 1 + (there.kind != "cpu"), f"a cast to {dtype} was asked for", run)
 
-    def _end(self, method: Method, copies: int, reason: str, run: Run) -> tuple[Route, Run]:
+    def _end(
+        self, method: Method, copies: int, reason: str, convert: Callable[[Any], Any]
+    ) -> tuple[Route, Run]:
         """The route and its function, with the cast that was asked for; ``copy=False`` is minded here."""
-        convert = run
+        source, target = self.source, self.target
         if self.cast is not None:
-            dtype, target = self.cast, self.target
+            dtype, bring = self.cast, convert
             method = "host" if self.there.kind == "cpu" else "device"
             copies, reason = copies + 1, f"a cast to {dtype} was asked for"
 
-            def convert() -> Any:
-                return target.cast(run(), dtype)
+            def convert(x: Any) -> Any:
+                return target.cast(bring(x), dtype)
 
         if copies and self.request.copy is False:
             raise CopyRequiredError(
-                f"copy=False was asked for, but {self.source.name} → {self.target.name} on {self.there} must"
+                f"copy=False was asked for, but {source.name} → {target.name} on {self.there} must"
                 f" copy this array, because {reason}; pass copy=None to allow it",
                 method=method,
                 reason=reason,
             )
-        nbytes = self.source.nbytes(self.data)
-        route = Route(
-            self.source.name, self.target.name, method, self.there, copies == 0, copies, nbytes, reason
-        )
-        return route, lambda: _translated(self.source, self.target, method, convert)
+        nbytes = source.nbytes(self.data)
+        route = Route(source.name, target.name, method, self.there, copies == 0, copies, nbytes, reason)
+        return route, Run(source, target, method, self.data if self.whole is None else self.whole, convert)
 
 
-def _translated(source: Framework, target: Framework, method: str, call: Callable[[], T]) -> T:
-    """What ``call`` returns; what a framework raises gets a name of ours and keeps its own as the cause."""
-    try:
-        return call()
-    except MemoryConversionError:
-        raise
-    except refusals(source, target) as error:
-        if source.is_oom(error) or target.is_oom(error):
-            raise
-        reason = f"{type(error).__name__}: {error}"
-        how = f" by the route {method!r}" if method else ""
-        raise MemoryConversionError(
-            f"{source.name} → {target.name} failed{how} ({reason});"
-            " convert to numpy first to see which side refuses",
-            source_type=source.name,
-            target_type=target.name,
-            method=method,
-            reason=reason,
-        ) from error
+def _refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
+    """What a framework raised, under a name of ours."""
+    reason = f"{type(error).__name__}: {error}"
+    how = f" by the route {method!r}" if method else ""
+    advice = "convert to numpy first to see which side refuses"
+    if "numpy" in (source.name, target.name):
+        asked = source.name if target.name == "numpy" else target.name
+        advice = f"it is {asked} that refuses; pass a plain, dense copy of the array"
+    return MemoryConversionError(
+        f"{source.name} → {target.name} failed{how} ({reason}); {advice}",
+        source_type=source.name,
+        target_type=target.name,
+        method=method,
+        reason=reason,
+    )
 
 
 # Only what goes to a card that memory can be pinned for, or comes from one, loads the staging.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import itself
 from arraybridge.show import format_bytes, format_seconds, html_table
 from arraybridge.types import Device
 
@@ -30,7 +31,7 @@ RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
 
 def same(source: Framework, target: Framework) -> FastFunction | None:
     """The very object comes back."""
-    return _identity
+    return itself if source.fast is None else source.fast.same()
 
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
@@ -71,10 +72,6 @@ def device(source: Framework, target: Framework) -> FastFunction | None:
 def host(source: Framework, target: Framework) -> FastFunction | None:
     """The bytes are copied into host memory, or by way of it; every array is looked at."""
     return None
-
-
-def _identity(x: Any) -> Any:
-    return x
 
 
 # -- what happens, in words --------------------------------------------------------------------------

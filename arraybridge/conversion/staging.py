@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from arraybridge.conversion.ring import BUFFERS, CHUNK, StagingRing
+from arraybridge.errors import warn
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refusals
 from arraybridge.frameworks.parts import Pinning
@@ -274,21 +273,12 @@ def _tell(
         _log.info("%s on %s, %s: staging buffers are %s (%s)", owner.name, device, way, decided, why)
     wrong = [way for way in WAYS if not all(one.right for one in figures if one.way == way)]
     if wrong:
-        warnings.warn(
+        warn(
             f"{owner.name} on {device}: in a trial the staging buffers delivered wrong bytes"
             f" {' and '.join(wrong)}. They are not used that way, and no array of yours went through them;"
             " please report it.",
             RuntimeWarning,
-            stacklevel=_depth() + 1,
         )
-
-
-def _depth() -> int:
-    """How many functions of this package the caller stands in, itself included."""
-    frame, count = sys._getframe(1), 0
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("arraybridge."):
-        frame, count = frame.f_back, count + 1
-    return count
 
 
 def _errors(owner: Framework) -> tuple[type[Exception], ...]:

@@ -1,15 +1,17 @@
 """The table of pairwise converters.
 
 Each cell names the route by which a pair shares memory, or else the way in which it copies. A cell states
-the intent; `routes.decide` has the last word, which knows the particular array: its device, strides, dtype
+the intent; `decide` has the last word, which knows the particular array: its device, strides, dtype
 and flags. A framework outside the grid travels by `routes.view`, through the host.
 """
 
 from __future__ import annotations
 
-from arraybridge.conversion.routes import RouteFunction, device, dlpack, host, same, view
+from arraybridge.conversion.routes import FastFunction, RouteFunction, device, dlpack, host, same, view
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
 
-__all__ = ["FRAMEWORKS", "TABLE", "cell"]
+__all__ = ["FRAMEWORKS", "TABLE", "cell", "fast_converter"]
 
 FRAMEWORKS = ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto")
 
@@ -40,3 +42,19 @@ def cell(source: str, target: str) -> RouteFunction:
     if source == target:
         return same
     return TABLE.get(source, {}).get(target, view)
+
+
+_fast: dict[tuple[type, str], FastFunction | None] = {}
+_MAX_TYPES = 512
+registry.on_register.append(_fast.clear)
+
+
+def fast_converter(source: Framework, target: Framework, cls: type) -> FastFunction | None:
+    """What the cell of a pair makes for arrays of this class that need no care; None where each needs it."""
+    known = (cls, target.name)
+    if known not in _fast:
+        if len(_fast) >= _MAX_TYPES:
+            _fast.clear()
+        exact = source is target or (source.fast is not None and cls in source.fast.types())
+        _fast[known] = cell(source.name, target.name)(source, target) if exact else None
+    return _fast[known]

@@ -73,8 +73,9 @@ class TraceLog:
 
 
 _current: ContextVar[tuple[TraceLog, ...]] = ContextVar("arraybridge_trace", default=())
-#: The logs open in any thread. While it is empty, conversions ask and measure nothing.
-open_logs: list[TraceLog] = []
+#: The logs open anywhere, by their id. While it is empty, conversions do not even ask whether one of them is
+#: open in their own thread or task (`listening`), and measure nothing.
+open_logs: dict[int, TraceLog] = {}
 
 
 @contextmanager
@@ -89,12 +90,11 @@ def trace() -> Iterator[TraceLog]:
     """
     log = TraceLog()
     token = _current.set((*_current.get(), log))
-    open_logs.append(log)
+    open_logs[id(log)] = log  # one step, which no other thread can come between
     try:
         yield log
     finally:
-        # By identity: two empty logs are equal to nobody but themselves.
-        del open_logs[next(i for i, known in enumerate(open_logs) if known is log)]
+        del open_logs[id(log)]
         _current.reset(token)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ from arraybridge.errors import (
     FrameworkNotInstalledError,
     MemoryConversionError,
     MissingGpuWarning,
+    warn,
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, visible_devices
@@ -192,8 +192,7 @@ def find_device(wanted: Device) -> Device:
 
 def on_host_instead(wanted: Device) -> Device:
     """The CPU, with a warning: what ``settings(missing_gpu="host")`` asks for."""
-    # The user is three calls away: set_device or device_map, what checks the words, find_device.
-    warnings.warn(f"{wanted} is missing, so the CPU is used", MissingGpuWarning, stacklevel=5)
+    warn(f"{wanted} is missing, so the CPU is used", MissingGpuWarning)
     return CPU
 
 

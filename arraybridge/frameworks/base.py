@@ -101,6 +101,10 @@ class Framework(ABC):
         """Whether the array's memory is spread over several devices, so that there is nothing to share."""
         return False
 
+    def must_copy(self, x: Any) -> str:
+        """Why the values of a host array cannot be looked at where they lie, or ``""``; `to_host` copies."""
+        return ""
+
     def is_lazy(self, x: Any) -> bool:
         """Whether the values differ from the bytes in memory until `resolve` has made a copy."""
         return False

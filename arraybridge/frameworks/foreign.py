@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.frameworks import registry
+from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refuse
-from arraybridge.types import Device
+from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.frameworks.registry import offers
 
 __all__ = ["FOREIGN_HOST", "foreign_framework"]
 
@@ -17,42 +18,60 @@ _HOST_TYPES = (1, 3, 11)
 _CUDA_TYPES = (2, 13)
 
 
-class ForeignHost(Framework):
-    """Host memory behind ``__array_interface__`` or ``__dlpack__``; its kind of memory is NumPy's."""
+class ForeignHost(NumpyFramework):
+    """Host memory of other libraries, once it was opened as a NumPy array; its kind of memory is NumPy's.
 
-    name = "numpy"
+    ``copied`` says why the memory that was handed out is a copy, or is ``""``.
+    """
+
+    def __init__(self, copied: str = "") -> None:
+        self._copied = copied
 
     def owns(self, x: Any) -> bool:
         return False
 
-    def host_view(self, x: Any) -> np.ndarray:
-        try:
-            return np.asarray(x) if hasattr(type(x), "__array_interface__") else np.from_dlpack(x)
-        except (TypeError, ValueError, RuntimeError, BufferError, AttributeError) as error:
-            what = f"an array of type {type(x).__qualname__}"
-            raise refuse(self, what, f"its memory cannot be read: {error}") from error
+    def must_copy(self, x: np.ndarray) -> str:
+        return self._copied
 
-    def check(self, x: Any) -> None:
-        registry.framework("numpy").check(self.host_view(x))
 
-    def dtype_name(self, x: Any) -> str:
-        return self.host_view(x).dtype.name
+FOREIGN_HOST = ForeignHost()
+_BYTES = ForeignHost("its array interface hands out a copy of its bytes")
+_SCALAR = ForeignHost("a scalar of NumPy is a value, with no memory to share")
 
-    def shape(self, x: Any) -> tuple[int, ...]:
-        return self.host_view(x).shape
 
-    def nbytes(self, x: Any) -> int:
-        return self.host_view(x).nbytes
+def foreign_framework(x: Any) -> tuple[Framework, Any]:
+    """How to treat an object that offers an array protocol: its framework, and the array to read.
 
-    def part(self, x: Any, axis: int, start: int, stop: int) -> np.ndarray:
-        host: np.ndarray = super().part(self.host_view(x), axis, start, stop)
-        return host
+    Raises:
+        ArrayNotSupportedError: its memory is of a kind that nothing here can read.
+    """
+    if isinstance(x, np.generic):
+        return _SCALAR, np.asarray(x)
+    if offers(x, "__dlpack_device__"):
+        kind, _ = x.__dlpack_device__()
+        if int(kind) in _CUDA_TYPES:
+            return _import_cuda(x)
+        if int(kind) not in _HOST_TYPES:
+            what = f"an array on DLPack device type {int(kind)}"
+            raise refuse(FOREIGN_HOST, what, "copy it to the host first")
+    elif offers(x, "__cuda_array_interface__") and not offers(x, "__array_interface__"):
+        return _import_cuda(x)
+    try:
+        return _open(x)
+    except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
+        what = f"an array of type {type(x).__qualname__}"
+        raise refuse(FOREIGN_HOST, what, f"its memory cannot be read: {error}") from error
 
-    def concatenate(self, parts: list[Any], axis: int) -> Any:
-        return registry.framework("numpy").concatenate([self.host_view(x) for x in parts], axis)
 
-    def from_host(self, view: np.ndarray, device: Device) -> Any:
-        raise NotImplementedError("foreign arrays are sources alone")
+def _open(x: Any) -> tuple[Framework, np.ndarray]:
+    if not offers(x, "__array_interface__"):
+        return FOREIGN_HOST, hostmemory.from_dlpack(x)
+    interface = x.__array_interface__
+    if interface.get("data") is None:
+        return FOREIGN_HOST, np.asarray(x)  # by the buffer protocol
+    memory = np.asarray(hostmemory.Interface(interface, x))
+    # Bytes were made for this one question, as Pillow does, or else nobody could ever change them.
+    return (_BYTES if isinstance(interface["data"], bytes) else FOREIGN_HOST), memory
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
@@ -62,24 +81,3 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
             target = registry.framework(name)
             return target, target.adopt(x, FOREIGN_HOST, CPU)
     raise refuse(FOREIGN_HOST, "a CUDA array", "install cupy or torch, which can read it")
-
-
-FOREIGN_HOST = ForeignHost()
-
-
-def foreign_framework(x: Any) -> tuple[Framework, Any]:
-    """How to treat an object that offers an array protocol: its framework, and the array to read.
-
-    Raises:
-        ArrayNotSupportedError: its memory is of a kind that nothing here can read.
-    """
-    if hasattr(type(x), "__dlpack_device__"):
-        kind, _ = x.__dlpack_device__()
-        if int(kind) in _HOST_TYPES:
-            return FOREIGN_HOST, x
-        if int(kind) in _CUDA_TYPES:
-            return _import_cuda(x)
-        raise refuse(FOREIGN_HOST, f"an array on DLPack device type {int(kind)}", "copy it to the host first")
-    if hasattr(type(x), "__cuda_array_interface__"):
-        return _import_cuda(x)
-    return FOREIGN_HOST, x

@@ -35,6 +35,7 @@ MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 _LARGE = 1 << 16
 _PAGE = 4096
 
+_first_byte = ctypes.c_char.from_buffer
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 _EXTENDED = {
@@ -76,7 +77,24 @@ def np_dtype(name: str) -> np.dtype[Any]:
 
 def address(view: np.ndarray) -> int:
     """Address of the first element."""
-    return int(view.__array_interface__["data"][0])
+    try:
+        return ctypes.addressof(_first_byte(view))  # type: ignore[arg-type]  # an array is a buffer
+    except (TypeError, ValueError, BufferError):
+        # It is read-only, not contiguous or empty, or no buffer. This takes four times as long.
+        return int(view.__array_interface__["data"][0])
+
+
+_names: dict[np.dtype[Any], str] = {}
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, which NumPy puts together anew each time, in a microsecond."""
+    name = _names.get(dtype)
+    if name is None:
+        name = dtype.name
+        if dtype.kind in "biufc" or name in _EXTENDED:
+            _names[dtype] = name
+    return name
 
 
 def packed(shape: tuple[int, ...], dtype: np.dtype[Any], near: int = 0) -> np.ndarray:
@@ -95,12 +113,13 @@ def packed(shape: tuple[int, ...], dtype: np.dtype[Any], near: int = 0) -> np.nd
     memory = np.empty(size + period, np.uint8)
     wanted = -(-near // ALIGNMENT) * ALIGNMENT
     start = (wanted - address(memory)) % period
-    return memory[start : start + size].view(dtype).reshape(shape)
+    return np.ndarray(shape, dtype, memory, start)
 
 
 def fresh(view: np.ndarray) -> np.ndarray:
     """A C-contiguous copy in native byte order, aligned to `ALIGNMENT` bytes."""
-    result = packed(view.shape, view.dtype.newbyteorder("="), address(view))
+    dtype = view.dtype if view.dtype.isnative else view.dtype.newbyteorder("=")
+    result = packed(view.shape, dtype, address(view) if view.nbytes >= _LARGE else 0)
     copy_into(result, view)
     return result
 
@@ -162,9 +181,12 @@ _DLPACK_CODES = {
     "float8_e5m2fnuz": 13,
     "float8_e8m0fnu": 14,
 }
+_DLPACK_NAMES = {code: name for name, code in _DLPACK_CODES.items()}
 _UNSIGNED = 1
 # Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
 _CODE_OFFSET = 20
+# DLManagedTensorVersioned has version, manager_ctx, deleter and flags, of 8 bytes each, before the tensor.
+VERSIONED_OFFSET = 32
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
@@ -185,7 +207,7 @@ def capsule(view: np.ndarray) -> Any:
     NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
     unsigned integers, and the capsule's dtype code is set to what they are.
     """
-    code = _DLPACK_CODES.get(view.dtype.name)
+    code = _DLPACK_CODES.get(name_of(view.dtype))
     if code is None:
         return view.__dlpack__()
     exported = view.view(f"uint{8 * view.dtype.itemsize}").__dlpack__()
@@ -211,19 +233,36 @@ def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
     NumPy makes it read-only, since such a capsule cannot say that it may be written to.
     """
-    if dtype.name not in _DLPACK_CODES:
+    if name_of(dtype) not in _DLPACK_CODES:
         return np.from_dlpack(HostCapsule(exported))
     ctypes.c_uint8.from_address(capsule_pointer(exported) + _CODE_OFFSET).value = _UNSIGNED
     return np.from_dlpack(HostCapsule(exported)).view(dtype)
 
 
-class _Owner:
-    """Presents read-only memory as writable, and keeps its owner alive."""
+def from_dlpack(x: Any) -> np.ndarray:
+    """`np.from_dlpack` for any producer in host memory, that of the extended dtypes included."""
+    try:
+        exported = x.__dlpack__(max_version=(1, 0))
+    except TypeError:  # it speaks the version that had no such argument
+        exported = x.__dlpack__()
+    versioned = b"versioned" in capsule_name(exported)
+    code = ctypes.c_uint8.from_address(
+        capsule_pointer(exported) + (VERSIONED_OFFSET if versioned else 0) + _CODE_OFFSET
+    )
+    name = _DLPACK_NAMES.get(code.value)
+    if name is None:
+        return np.from_dlpack(HostCapsule(exported))
+    dtype = np_dtype(name)
+    code.value = _UNSIGNED
+    return np.from_dlpack(HostCapsule(exported)).view(dtype)
 
-    def __init__(self, view: np.ndarray) -> None:
-        self.view = view
-        pointer, _ = view.__array_interface__["data"]
-        self.__array_interface__ = {**view.__array_interface__, "data": (pointer, False)}
+
+class Interface:
+    """An array interface that was asked for once, and what has to live as long as its memory."""
+
+    def __init__(self, interface: dict[str, Any], base: Any) -> None:
+        self.__array_interface__ = interface
+        self.base = base  # where `guard` looks on
 
 
 def writable_alias(view: np.ndarray) -> np.ndarray:
@@ -234,9 +273,10 @@ def writable_alias(view: np.ndarray) -> np.ndarray:
     """
     if view.flags.writeable:
         return view
-    if view.dtype.name in _EXTENDED:  # the interface has no name for these
+    if name_of(view.dtype) in _EXTENDED:  # the interface has no name for these
         return writable_alias(view.view(f"uint{8 * view.dtype.itemsize}")).view(view.dtype)
-    return np.asarray(_Owner(view))
+    pointer, _ = view.__array_interface__["data"]
+    return np.asarray(Interface({**view.__array_interface__, "data": (pointer, False)}, view))
 
 
 class _Guarded(np.ndarray):
@@ -263,5 +303,18 @@ def guard(
     while type(base) is _ndarray:
         owner = base
         base = owner.base
-    guarded.owner = _ref(owner)
+    guarded.owner = _ref(owner if base is None else _owner_below(owner, base))
     return guarded
+
+
+def _owner_below(owner: np.ndarray, base: Any) -> np.ndarray:
+    """The array at the bottom of a chain of views in which something else than a plain array stands.
+
+    Subclasses (`np.memmap`, `np.recarray`), memoryviews, and the objects that stand for an array where memory
+    was handed over by ``__array_interface__``, as in `np.lib.stride_tricks.as_strided`.
+    """
+    while base is not None:
+        if isinstance(base, np.ndarray):
+            owner = base
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    return owner

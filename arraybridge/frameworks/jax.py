@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
@@ -91,8 +91,6 @@ class JaxFramework(Framework):
             raise refuse_dtype(self, x.dtype, "pass jax.random.key_data(x)")
         if x.dtype.name not in _DTYPES:
             raise refuse_dtype(self, x.dtype, "pass an array of numbers")
-        if x.is_deleted():
-            raise refuse(self, "a deleted array", "it was donated to a jitted function, or deleted")
         if not x.is_fully_addressable:
             raise refuse(
                 self, "an array that spans processes", "gather it first, e.g. with process_allgather"
@@ -107,14 +105,27 @@ class JaxFramework(Framework):
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
             return _as_device(jax.devices()[0])
+        self._check_alive(x)
         devices = x.devices()
         if len(devices) == 1:
             (device,) = devices
             return _as_device(device)
         return _as_device(min(devices, key=lambda d: d.id))
 
+    def _check_alive(self, x: jax.Array) -> None:
+        if x.is_deleted():
+            instead = (
+                "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
+            )
+            raise refuse(self, "a deleted array", instead)
+
     def is_scattered(self, x: jax.Array) -> bool:
         return len(x.devices()) > 1
+
+    def must_copy(self, x: jax.Array) -> str:
+        if x.dtype.name in _PACKED:
+            return "JAX packs this dtype, and hands it out only as a copy"
+        return "several devices hold a part of it each" if self.is_scattered(x) else ""
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -125,7 +136,7 @@ class JaxFramework(Framework):
         return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
-        if self.device_of(x).kind == "cpu" and not self.is_scattered(x):
+        if x.dtype.name in _PACKED or (self.device_of(x).kind == "cpu" and not self.is_scattered(x)):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
         host = self._put(x, _jax_device(CPU))
@@ -137,13 +148,13 @@ class JaxFramework(Framework):
             # JAX's host copies are asynchronous and would see later changes of the source.
             host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
             return self._put(host, where)
-        if view.dtype.name in _PACKED:
+        if hostmemory.name_of(view.dtype) in _PACKED:
             with _x64(True):
                 return jnp.asarray(view).block_until_ready()
         return _adopt_host(hostmemory.capsule(hostmemory.writable_alias(view)), where)
 
     def cannot_view(self, view: np.ndarray) -> str:
-        if view.dtype.name in _PACKED:
+        if hostmemory.name_of(view.dtype) in _PACKED:
             return "JAX packs this dtype, and imports it only by a copy"
         return super().cannot_view(view)
 
@@ -223,6 +234,26 @@ class JaxFast(Fast):
 
     def types(self) -> tuple[type, ...]:
         return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
+
+    def facts(self, target: Framework) -> Callable[[jax.Array], Hashable]:
+        alone, minds_order = _cpu_alone(), target.alignment > 1
+        asarray = np.asarray
+
+        def facts(x: jax.Array) -> Hashable:
+            if x.is_deleted() or (minds_order and asarray(x).flags.owndata):  # its axes lie in another order
+                raise Fallback
+            shape = x.shape
+            return x.dtype, shape if 0 in shape else len(shape), None if alone else x.sharding
+
+        return facts
+
+    def same(self) -> Callable[[jax.Array], jax.Array]:
+        def same(x: jax.Array) -> jax.Array:
+            if x.is_deleted():
+                raise Fallback
+            return x
+
+        return same
 
     def view(self) -> Callable[[jax.Array], np.ndarray]:
         asarray = np.asarray
@@ -369,6 +400,8 @@ def _cpu_alone() -> bool:
 
 def _jax_device(device: Device) -> Any:
     """JAX's own object for a device that `find_device` has seen."""
+    if device is CPU:
+        return jax.local_devices(backend="cpu")[0]
     for backend in jax_backend.backends().values():
         for found in backend.local_devices():
             if _as_device(found) == device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,9 @@ from arraybridge.types import Device
 __all__ = ["NumpyFramework"]
 
 _NUMBERS = frozenset("biufc")
+# NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_WRITEABLE, from NumPy's C API.
+_C_CONTIGUOUS = 0x1
+_FLAGS = _C_CONTIGUOUS | 0x400
 
 
 class NumpyFramework(Framework):
@@ -51,7 +54,7 @@ class NumpyFramework(Framework):
         raise refuse_dtype(self, dtype, what)
 
     def dtype_name(self, x: np.ndarray) -> str:
-        return x.dtype.name
+        return hostmemory.name_of(x.dtype)
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return hostmemory.guard(x)
@@ -63,7 +66,7 @@ class NumpyFramework(Framework):
         return ""  # NumPy views any strides, byte order and alignment, and can say read-only
 
     def copy(self, x: np.ndarray) -> np.ndarray:
-        if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind != "O":
+        if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
             return hostmemory.fresh(x)
         return x.copy()
 
@@ -87,6 +90,18 @@ class NumpyFast(Fast):
 
     def types(self) -> tuple[type, ...]:
         return (np.ndarray,)
+
+    def facts(self, target: Framework) -> Callable[[np.ndarray], Hashable]:
+        aligned, address = target.alignment > 1, hostmemory.address
+
+        def facts(x: np.ndarray) -> Hashable:
+            flags = x.flags.num & _FLAGS
+            layout = x.ndim if flags & _C_CONTIGUOUS and x.size else (x.shape, x.strides)
+            if aligned or x.itemsize == 16:  # torch minds the alignment of complex128
+                return x.dtype, flags, layout, address(x) % hostmemory.ALIGNMENT
+            return x.dtype, flags, layout
+
+        return facts
 
     def view(self) -> Callable[[np.ndarray], np.ndarray]:
         guard = hostmemory.guard

@@ -125,9 +125,7 @@ def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
 
 # -- mapping buffers of a CPU device -----------------------------------------------------------------
 
-# DLManagedTensorVersioned (DLPack 1): version 8 bytes, manager_ctx 8, deleter 8, flags 8, then the tensor,
-# whose first field is the data pointer, here the cl_mem; DLManagedTensor begins with the tensor.
-_VERSIONED_OFFSET = 32
+# The first field of a capsule's tensor is the data pointer, here the cl_mem.
 _queues: dict[int, Any] = {}
 
 
@@ -136,7 +134,7 @@ def map_capsule(x: Any, write: bool) -> contextlib.AbstractContextManager[np.nda
 
     capsule = x.__dlpack__()
     versioned = b"versioned" in hostmemory.capsule_name(capsule)
-    pointer = hostmemory.capsule_pointer(capsule) + (_VERSIONED_OFFSET if versioned else 0)
+    pointer = hostmemory.capsule_pointer(capsule) + (hostmemory.VERSIONED_OFFSET if versioned else 0)
     handle = ctypes.c_void_p.from_address(pointer).value
     buffer = cl.Buffer.from_int_ptr(handle, retain=True)
     context = buffer.context

@@ -6,14 +6,17 @@ built for the CPU has no streams. What a part does not answer has an answer here
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from arraybridge.types import Device
+
+if TYPE_CHECKING:
+    from arraybridge.frameworks.base import Framework
 
 __all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pinning", "Pool", "Running", "Streams", "Usage"]
 
@@ -35,6 +38,18 @@ class Fast:
         """Types for which they hold; a subclass takes the careful path."""
         return ()
 
+    def facts(self, target: Framework) -> Callable[[Any], Hashable] | None:
+        """A function that tells of a host array what its way to ``target`` depends on, or None.
+
+        Of two arrays with equal facts, `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
+        `cannot_view` say the same. It raises for an array that is not simply there, in the host's memory.
+        """
+        return None
+
+    def same(self) -> Callable[[Any], Any]:
+        """What becomes of an array that is asked for in its own framework: nothing."""
+        return itself
+
     def view(self) -> Callable[[Any], np.ndarray] | None:
         """A function from a host array to its NumPy view, or None."""
         return None
@@ -54,6 +69,10 @@ class Fast:
         by a mutable consumer (frameworks cache scalars).
         """
         return None
+
+
+def itself(x: Any) -> Any:
+    return x
 
 
 class Mark(NamedTuple):

@@ -143,9 +143,8 @@ def framework(name: FrameworkLike) -> Framework:
     >>> framework("numpy").name
     'numpy'
     """
-    plain = framework_name(name)
-    found = _instances.get(plain)
-    return found if found is not None else _load(plain)
+    found = _instances.get(name) if isinstance(name, str) else None
+    return found if found is not None else _load(framework_name(name))
 
 
 def _load(name: str) -> Framework:
@@ -262,12 +261,18 @@ def _load_plugins(root: str) -> None:
             _load(name)
 
 
+_NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
 
 def is_foreign_array(x: Any) -> bool:
-    """Whether ``x`` offers one of the array protocols (NumPy's scalars, which do too, are no arrays)."""
-    return not isinstance(x, (np.generic, type)) and any(hasattr(type(x), p) for p in _PROTOCOLS)
+    """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
+    return not isinstance(x, (type, *_NO_NUMBERS)) and any(offers(x, protocol) for protocol in _PROTOCOLS)
+
+
+def offers(x: Any, protocol: str) -> bool:
+    """Whether the class of ``x`` has the attribute, or the object itself does; asks no ``__getattr__``."""
+    return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
 
 
 def unknown_array(x: Any) -> UnknownArrayError:

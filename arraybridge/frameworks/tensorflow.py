@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -108,7 +108,7 @@ class TensorflowFramework(Framework):
         return hostmemory.readonly(memory)
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        name = view.dtype.name
+        name = hostmemory.name_of(view.dtype)
         if device.kind != "cpu":
             host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
             return self.to_device(host, device)
@@ -117,10 +117,10 @@ class TensorflowFramework(Framework):
         else:
             result = tf.experimental.dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
         # Between the CPU's logical devices tf.identity hands on the buffer.
-        return result if device == CPU else self.to_device(result, device)
+        return result if device.index == 0 else self.to_device(result, device)
 
     def cannot_view(self, view: np.ndarray) -> str:
-        if view.dtype.name in _FLOAT8:
+        if hostmemory.name_of(view.dtype) in _FLOAT8:
             return "TensorFlow imports float8 only by a copy"
         return super().cannot_view(view)
 
@@ -191,6 +191,21 @@ class TensorflowFast(Fast):
     def types(self) -> tuple[type, ...]:
         return (_EAGER,)
 
+    def facts(self, target: Framework) -> Callable[[Any], Hashable]:
+        aligned, address, asarray = target.alignment > 1, hostmemory.address, np.asarray
+        cpu = tf.constant(0).backing_device
+
+        def facts(x: Any) -> Hashable:
+            dtype = id(x.dtype)
+            if dtype not in _PLAIN_IDS or x.backing_device != cpu:
+                raise Fallback
+            memory = asarray(memoryview(x))
+            layout = memory.ndim if memory.size else memory.shape
+            minds = aligned or memory.itemsize == 16  # torch minds the alignment of complex128
+            return dtype, layout, address(memory) % hostmemory.ALIGNMENT if minds else 0
+
+        return facts
+
     def view(self) -> Callable[[Any], np.ndarray]:
         asarray = np.asarray
 
@@ -204,10 +219,10 @@ class TensorflowFast(Fast):
     def export(self, alignment: int) -> Callable[[Any], Any]:
         to_dlpack = tf.experimental.dlpack.to_dlpack
         cpu = tf.constant(0).backing_device
-        has_gpu = len(_devices()) > 1
+        elsewhere = len(_devices()) > 1
 
         def give(x: Any) -> Any:
-            if id(x.dtype) not in _DLPACK_IDS or (has_gpu and x.backing_device != cpu):
+            if id(x.dtype) not in _DLPACK_IDS or (elsewhere and x.backing_device != cpu):
                 raise Fallback
             return to_dlpack(x)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -85,13 +85,29 @@ class TorchFramework(Framework):
         if x.device.type == "meta":
             raise refuse(self, "a meta tensor", "it has no values")
         if x.dtype not in _NAMES:
-            raise refuse_dtype(self, x.dtype, 'ask for a cast first, x.to(torch.float32) or x.to("cpu")')
+            raise refuse_dtype(self, x.dtype, _advice_for(x.dtype))
+        self._check_storage(x)
+
+    def _check_storage(self, x: torch.Tensor) -> None:
+        """Refuse a tensor whose elements are not all in memory of its own."""
         if not _has_storage(x):
             raise refuse(
                 self,
-                "a traced or batched tensor",
-                "convert outside torch.compile, torch.export and torch.func transforms",
+                "a traced, fake or batched tensor",
+                "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
+                " torch.func transforms",
             )
+        if _is_cut_off(x):
+            raise refuse(
+                self,
+                "a tensor with less storage than elements",
+                "its storage was resized, as by x.untyped_storage().resize_(n); give it back its"
+                f" {x.nbytes} bytes first, or make a new tensor",
+            )
+
+    def _check_bounds(self, x: torch.Tensor) -> None:
+        if x.layout is torch.strided and not x.is_nested and _has_storage(x):
+            self._check_storage(x)
 
     def dtype_name(self, x: torch.Tensor) -> str:
         return str(x.dtype).removeprefix("torch.")
@@ -109,6 +125,9 @@ class TorchFramework(Framework):
         if x.is_cpu or x.is_meta:  # a sixth of the time that x.device.type takes
             return CPU
         return Device("gpu", x.device.index or 0)
+
+    def must_copy(self, x: torch.Tensor) -> str:
+        return "its conj or neg bit is set" if x.is_conj() or x.is_neg() else ""
 
     def is_lazy(self, x: torch.Tensor) -> bool:
         return x.is_conj() or x.is_neg()  # conjugation and negation are put off as bits of the tensor
@@ -133,21 +152,30 @@ class TorchFramework(Framework):
         return x.view(carrier).numpy().view(hostmemory.np_dtype(_NAMES[x.dtype]))
 
     def to_host(self, x: torch.Tensor) -> np.ndarray:
-        if x.device.type == "cpu":
-            return super().to_host(x)
-        return self.host_view(x.cpu())
+        if not x.is_cpu:
+            return self.host_view(x.cpu())
+        if x.is_conj() or x.is_neg():
+            return self.host_view(x.resolve_conj().resolve_neg())
+        return super().to_host(x)
 
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device != CPU:
             tensor = self.from_host(view if not self.cannot_view(view) else hostmemory.fresh(view), CPU)
             return tensor.to(self.torch_device(device))
-        name = view.dtype.name
+        if view.flags.writeable:
+            try:
+                return torch.from_numpy(view)
+            except (TypeError, ValueError):
+                pass  # one of the cases that follow
         if not view.size:  # nothing to share, and from_numpy minds negative strides here too
             view = hostmemory.packed(view.shape, view.dtype)
         view = hostmemory.writable_alias(view)
+        name = hostmemory.name_of(view.dtype)
         if name in _CARRIER:
             return torch_dlpack.from_dlpack(hostmemory.capsule(view))
-        return torch.from_numpy(view)
+        # from_numpy minds the strides of axes with one element, which nobody ever steps along, and knows of
+        # two C types of one size only the one that is NumPy's default (uint64 may be "unsigned long long").
+        return torch.from_numpy(view.squeeze().view(np.dtype(name)).reshape(view.shape))
 
     def cannot_view(self, view: np.ndarray) -> str:
         # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
@@ -157,9 +185,11 @@ class TorchFramework(Framework):
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         for extent, stride in zip(shape, strides, strict=True):
+            if extent == 1:
+                continue
             if stride < 0:
                 return "torch has no negative strides"  # torch.from_dlpack ends the process
-            if stride % itemsize and extent > 1:
+            if stride % itemsize:
                 return "its strides are no multiples of the element size"
         return ""
 
@@ -206,9 +236,11 @@ class TorchFramework(Framework):
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         strided = x.layout is torch.strided and not x.is_nested
+        self._check_bounds(x)
         return x.clone(memory_format=torch.contiguous_format) if strided else x.clone()
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
+        self._check_bounds(x)
         return x.to(_DTYPES[dtype])
 
     # -- memory -----------------------------------------------------------------------------------
@@ -235,10 +267,26 @@ class TorchFramework(Framework):
 def _has_storage(x: torch.Tensor) -> bool:
     """False for tensors that stand for others: fake, functional and batched ones."""
     try:
-        x.data_ptr()
+        return x.data_ptr() != 0 or x.numel() == 0 or x.untyped_storage().nbytes() == 0
     except RuntimeError:
         return False
-    return True
+
+
+def _is_cut_off(x: torch.Tensor) -> bool:
+    """Whether elements lie beyond the end of the storage, which was resized under the tensor."""
+    if not x.numel():
+        return False
+    last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size() > x.untyped_storage().nbytes()
+
+
+def _advice_for(dtype: torch.dtype) -> str:
+    """What to do with elements that no other framework has, without losing anything of them."""
+    if dtype is torch.complex32:
+        return "ask for a cast first, x.to(torch.complex64), which holds every value of it"
+    if dtype.is_floating_point:
+        return "ask for a cast first, x.to(torch.float32)"
+    return "pass its bytes, x.view(torch.uint8)"
 
 
 class TorchFast(Fast):
@@ -247,20 +295,47 @@ class TorchFast(Fast):
     def types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
 
+    def facts(self, target: Framework) -> Callable[[torch.Tensor], Hashable]:
+        aligned = target.alignment > 1
+
+        def facts(x: torch.Tensor) -> Hashable:
+            if not x.is_cpu or x.layout is not torch.strided or x.is_nested:
+                raise Fallback
+            address = x.data_ptr()
+            if not address or (x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x)):
+                raise Fallback
+            layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
+            place = address % hostmemory.ALIGNMENT if aligned else 0
+            return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, place
+
+        return facts
+
     def view(self) -> Callable[[torch.Tensor], np.ndarray]:
-        # Refuses by itself what needs care: other devices and layouts, lazy bits, grad, bfloat16.
-        return torch.Tensor.numpy
+        to_numpy = torch.Tensor.numpy
+
+        def look(x: torch.Tensor) -> np.ndarray:
+            # .numpy() refuses by itself what else needs care: other devices and layouts, lazy bits, bfloat16.
+            # A tensor that requires grad it refuses only while gradients are recorded; where storage was
+            # taken away, or never was (torch.func.functionalize), it reads whatever lies there.
+            if x.requires_grad or not x.data_ptr():
+                raise Fallback
+            if x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x):
+                raise Fallback
+            return to_numpy(x)
+
+        return look
 
     def from_view(self) -> Callable[[np.ndarray], torch.Tensor]:
         return torch.from_numpy
 
     def export(self, alignment: int) -> Callable[[torch.Tensor], Any]:
         mask = alignment - 1
+        look = self.view()
 
         def export(x: torch.Tensor) -> Any:
             if x.data_ptr() & mask:
                 raise Fallback
-            return x.numpy().__dlpack__()
+            return look(x).__dlpack__()
 
         return export
 

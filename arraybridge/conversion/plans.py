@@ -1,0 +1,113 @@
+"""What `decide` has decided, kept for the calls that follow.
+
+A form is all that a call says besides its array (the target, a declared source, the options), and the type
+of the array. Most calls are of the plain form, which names a target alone: `plain` has for it, by target and
+type, the fast converter of the pair, which looks at each array itself and raises for one that needs care. For
+any other form, and for arrays that need care, `forms` has a plan. It asks the few facts on which the decision
+rests, as the source's framework tells them of its own arrays, and runs what `decide` decided for an array of
+the same facts. What a framework cannot tell so, what lives on an accelerator, and what depends on more than
+the call and the array (``"auto"``, a GPU that is missing) is never kept, and goes to `decide` each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from arraybridge.conversion.decide import Request, Run
+from arraybridge.conversion.routes import FastFunction, Route
+from arraybridge.conversion.table import fast_converter
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework, refusals
+from arraybridge.frameworks.parts import Fallback
+from arraybridge.types import Device
+
+__all__ = ["forms", "keep", "plain"]
+
+#: Target → type of the array → the fast converter of the pair.
+plain: dict[Any, dict[type, FastFunction]] = {}
+#: Form → the plan, a function of the array.
+forms: dict[Hashable, FastFunction] = {}
+#: What a converter or a plan raises for an array that it cannot vouch for, or that is not planned yet.
+declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError)
+
+# Form → facts → what was decided for them.
+_decided: dict[Hashable, dict[Hashable, FastFunction]] = {}
+# Type of the array and target → the function that tells the facts, None where there is none.
+_facts: dict[tuple[type, str], Callable[[Any], Hashable] | None] = {}
+_MAX_TYPES = 512
+_MAX_FACTS = 4096
+
+for _known in (plain, forms, _decided, _facts):
+    registry.on_register.append(_known.clear)
+
+
+def keep(form: Hashable | None, request: Request, route: Route, run: Run) -> None:
+    """Remember what was decided for this form, and for an array with these facts, if that can be.
+
+    ``form`` is the key of `forms` that `convert_memory` has made, or None. Equal keys have to mean the same.
+    """
+    global declined
+    source, target, cls = run.source, run.target, type(request.data)
+    if request.data is not run.data:
+        return  # an array of another library, which was opened first
+    if _is_plain(request) and cls not in plain.setdefault(request.target, {}):
+        fast = fast_converter(source, target, cls)
+        if fast is not None:
+            declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
+            if len(plain[request.target]) >= _MAX_TYPES:
+                plain[request.target].clear()
+            plain[request.target][cls] = fast
+    if form is None or not _rests_on_facts(request, route):
+        return
+    facts = _facts_of(cls, source, target)
+    if facts is None:
+        return
+    declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
+    try:
+        told = facts(request.data)
+    except declined:
+        return
+    if len(_decided) >= _MAX_TYPES:
+        forms.clear()
+        _decided.clear()
+    runs = _decided.setdefault(form, {})
+    if len(runs) >= _MAX_FACTS:
+        runs.clear()
+    runs[told] = run.convert
+    if form not in forms:
+        forms[form] = _plan(facts, runs)
+
+
+def _plan(facts: Callable[[Any], Hashable], runs: dict[Hashable, FastFunction]) -> FastFunction:
+    def plan(x: Any) -> Any:
+        return runs[facts(x)](x)
+
+    return plan
+
+
+def _is_plain(request: Request) -> bool:
+    return (
+        request.declared is None
+        and request.gpu_id is None
+        and request.device is None
+        and request.copy is None
+        and request.dtype is None
+        and request.grad == "error"
+    )
+
+
+def _rests_on_facts(request: Request, route: Route) -> bool:
+    """Whether another such array would go to the same place, whatever happens until then."""
+    if request.gpu_id is not None or route.device.kind != "cpu":
+        return False
+    return request.device is None or Device.parse(request.device).kind == "cpu"
+
+
+def _facts_of(cls: type, source: Framework, target: Framework) -> Callable[[Any], Hashable] | None:
+    pair = (cls, target.name)
+    if pair not in _facts:
+        if len(_facts) >= _MAX_TYPES:
+            _facts.clear()
+        _facts[pair] = source.fast.facts(target) if source.fast and cls in source.fast.types() else None
+    return _facts[pair]
