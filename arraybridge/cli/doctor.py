@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import dataclasses
 import json
@@ -11,11 +10,11 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,6 +37,7 @@ from arraybridge.cli.facts import (
 )
 from arraybridge.cli.faults import find_problems
 from arraybridge.cli.inspect import PACKAGES
+from arraybridge.cli.processes import end_of, run, workers
 from arraybridge.cli.script_faults import read_script
 from arraybridge.frameworks import registry
 
@@ -53,6 +53,15 @@ _STATES = {
     "crashed": "[red]crashes[/red]",
     "timed out": "[red]hangs[/red]",
 }
+
+
+# Whoever sees one of these has nothing to look at again.
+_SOUND = ("works", "no device")
+_MISSING: Json = {"state": "missing", "devices": [], "error": None}
+
+
+def _nothing(name: str, found: Json) -> None:
+    """Hear, and say nothing."""
 
 
 def doctor(
@@ -99,10 +108,15 @@ def doctor(
         raise typer.BadParameter("--json holds the fixes already; leave --fix out", param_hint="--fix")
     read = _read(script)
     with output.progress() as bar:
-        task = bar.add_task("looking", total=None)
-        facts = gather(timeout)
-        trials: list[Json] = []
-        if orders:
+        task = bar.add_task("looking at the frameworks")
+
+        def tell(name: str, found: Json) -> None:
+            told = " ".join(filter(None, (name, found.get("version"))))
+            bar.console.print(f"{escape(told)}  {_STATES[found['state']]}")
+            bar.advance(task)
+
+        facts, trials = gather(timeout, orders, tell if not bar.disable else _nothing)
+        if orders and not trials:
             bar.update(task, description="trying orders of imports")
             trials = try_orders(facts, timeout)
     problems = find_problems(facts)
@@ -130,22 +144,53 @@ def _read(script: Path | None) -> list[Problem]:
 # -- gathering facts ---------------------------------------------------------------------------------
 
 
-def gather(timeout: float) -> Facts:
-    """Everything that the checks look at; each framework in a process of its own, with a limit."""
+def gather(
+    timeout: float, orders: bool = False, tell: Callable[[str, Json], None] = _nothing
+) -> tuple[Facts, list[Json]]:
+    """Everything that the checks look at, found in processes with a limit each; ``tell`` hears of each look.
+
+    With ``orders`` one process uses all frameworks in turn and another does in the reverse order, and both
+    report what they see. Where neither crashes, nothing is left to try, and what they did is returned. Where
+    one does, each framework is looked at in a process of its own; and so is one that does not work.
+    """
     names = [name for name in registry.framework_names() if name in PACKAGES]
     there = [name for name in names if registry.is_installed(name)]
-    with _workers() as pool:
+    others = [name for name in there if name != "numpy"]
+    looks: dict[str, Json] = {}
+    trials: list[Json] = []
+    lock = threading.Lock()
+
+    def seen(name: str, found: Json) -> None:
+        with lock:
+            known = looks.setdefault(name, found)
+            if found["state"] not in _SOUND:
+                looks[name] = found
+            elif known is found:
+                tell(name, found)
+            elif known["state"] in _SOUND:
+                # An earlier import may have brought what it needs, so the longer time is nearer to its own.
+                known["seconds"] = max(known["seconds"], found["seconds"])
+
+    with workers() as pool:
         driver = pool.submit(ask_driver)
-        answers = dict(zip(there, pool.map(lambda name: look_at(name, timeout), there), strict=True))
-    missing: Json = {"state": "missing", "devices": [], "error": None}
-    return Facts(
+        if orders and len(others) > 1:
+            follow = partial(_try_order, timeout=timeout, environ=_MODEST, hear=seen)
+            trials = list(pool.map(follow, (others, others[::-1])))
+        if any(trial["crash"] for trial in trials):
+            looks, trials = {}, []
+        again = [name for name in there if looks.get(name, _MISSING)["state"] not in _SOUND]
+        for name, found in zip(again, pool.map(lambda name: look_at(name, timeout), again), strict=True):
+            looks[name] = found
+            tell(name, found)
+    facts = Facts(
         environ=dict(os.environ),
         distributions=_distributions(),
         driver=driver.result(),
-        inspections={name: answers.get(name, missing) for name in names},
+        inspections={name: looks.get(name, _MISSING) for name in names},
         start_method=multiprocessing.get_context().get_start_method(),
         folder=Path.cwd(),
     )
+    return facts, trials
 
 
 def _distributions() -> dict[str, Distribution]:
@@ -172,8 +217,8 @@ def ask_driver() -> Driver:
         return Driver()
     fields = "index,name,uuid,memory.total,memory.free,driver_version"
     try:
-        listing = _run([command, f"--query-gpu={fields}", "--format=csv,noheader,nounits"], 20)
-        summary = _run([command], 20)
+        listing = run([command, f"--query-gpu={fields}", "--format=csv,noheader,nounits"], 20)
+        summary = run([command], 20)
     except subprocess.TimeoutExpired:
         return Driver(error="nvidia-smi took more than 20 seconds")
     except OSError as error:
@@ -195,41 +240,6 @@ def _number(words: str) -> int | None:
     return int(words) if words.isdigit() else None  # "[N/A]" of cards that share the host's memory
 
 
-_running: set[subprocess.Popen[str]] = set()
-
-
-@contextlib.contextmanager
-def _workers() -> Iterator[ThreadPoolExecutor]:
-    """Threads that wait for processes; Ctrl-C ends those processes instead of waiting for one that hangs."""
-    pool = ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1)))
-    try:
-        yield pool
-    except (KeyboardInterrupt, SystemExit):
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(_running):
-            process.kill()
-        raise
-    finally:
-        pool.shutdown()
-
-
-def _run(command: list[str], timeout: float, **environ: str) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run`, of a process that `_workers` can end."""
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = os.environ | environ
-    process = subprocess.Popen(command, **pipes, text=True, errors="replace", env=environment)  # type: ignore[call-overload]
-    _running.add(process)
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        process.kill()
-        error.stdout, error.stderr = process.communicate()
-        raise
-    finally:
-        _running.discard(process)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
-
-
 # The inspected process shares the card with whatever else runs on it.
 _MODEST = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -240,33 +250,15 @@ _MODEST = {
 
 def look_at(name: str, timeout: float) -> Json:
     """What `arraybridge.cli.inspect` tells of a framework, and a ``"state"``."""
-    found: Json = {"state": "broken", "devices": [], "error": None}
-    try:
-        done = _run([sys.executable, "-m", "arraybridge.cli.inspect", name], timeout, **_MODEST)
-    except subprocess.TimeoutExpired:
+    told: dict[str, Json] = {}
+    trial = _try_order([name], timeout, _MODEST, told.__setitem__)
+    found = told.get(name, dict(_MISSING))
+    if trial["crash"] is None:
+        return found
+    if trial["crash"].startswith("hangs"):
         return found | {"state": "timed out", "error": f"no answer within {timeout:g} seconds"}
-    try:
-        answer = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return found | {"state": "crashed", "error": _end_of(done)}
-    found |= answer
-    if done.returncode:
-        return found | {"state": "crashed", "error": f"{_end_of(done)}, as its process ended"}
-    found["state"] = {"done": "works", "device": "no device"}.get(found["stage"], "broken")
-    return found
-
-
-def _end_of(done: subprocess.CompletedProcess[str]) -> str:
-    """How a process ended, in words, with the last line that it wrote."""
-    if done.returncode < 0:
-        try:
-            how = signal.Signals(-done.returncode).name
-        except ValueError:
-            how = f"signal {-done.returncode}"
-    else:
-        how = f"exit code {done.returncode}"
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return f"{how} ({lines[-1][:300]})" if lines else how
+    ended = "" if trial["at"] else ", as its process ended"
+    return found | {"state": "crashed", "error": trial["crash"] + ended}
 
 
 # -- orders of imports -------------------------------------------------------------------------------
@@ -285,15 +277,12 @@ def try_orders(facts: Facts, timeout: float) -> list[Json]:
     ]
     if len(names) < 2:
         return []
-    environ = _MODEST | {
-        k: v for seen in facts.inspections.values() for k, v in seen.get("environment", {}).items()
-    }
 
     def trial(order: list[str]) -> Json:
-        return _try_order(order, timeout * len(order), environ)
+        return _try_order(order, timeout, _MODEST)
 
     found: list[Json] = []
-    with _workers() as pool:
+    with workers() as pool:
         waiting = [names, names[::-1]]
         while waiting:
             wholes, waiting = list(pool.map(trial, waiting)), []
@@ -312,19 +301,39 @@ def try_orders(facts: Facts, timeout: float) -> list[Json]:
     return found
 
 
-def _try_order(order: list[str], timeout: float, environ: dict[str, str]) -> Json:
-    result: Json = {"order": order, "crash": None, "at": None}
+def _try_order(
+    order: list[str],
+    timeout: float,
+    environ: dict[str, str],
+    hear: Callable[[str, Json], None] = _nothing,
+) -> Json:
+    """Use frameworks one after the other in one process; ``hear`` hears what is seen of each.
+
+    ``timeout`` is that of each step.
+    """
+    result: Json = {"order": list(order), "crash": None, "at": None}
+    under_way: list[str] = []
+
+    def read(line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "start":
+            under_way[:] = [rest]
+        elif word == "found":
+            found = json.loads(rest)
+            state = {"done": "works", "device": "no device"}.get(found["stage"], "broken")
+            hear(under_way[0], found | {"state": state})
+        elif word == "done":
+            under_way.clear()
+
     try:
-        done = _run([sys.executable, "-m", "arraybridge.cli.inspect", "--order", *order], timeout, **environ)
-    except subprocess.TimeoutExpired as error:
-        result["crash"], lines = f"hangs for {timeout:g} seconds", str(error.stdout or "").split("\n")
+        done = run([sys.executable, "-m", "arraybridge.cli.inspect", *order], timeout, read, **environ)
+    except subprocess.TimeoutExpired:
+        result["crash"] = f"hangs for {timeout:g} seconds"
     else:
-        lines = done.stdout.split("\n")
         if done.returncode:
-            result["crash"] = _end_of(done)
-    started = [line.removeprefix("start ") for line in lines if line.startswith("start ")]
-    if result["crash"] and started and f"done {started[-1]}" not in lines:
-        result["at"] = started[-1]
+            result["crash"] = end_of(done)
+    if result["crash"] and under_way:
+        result["at"] = under_way[0]
     return result
 
 
@@ -338,7 +347,7 @@ def order_problem(trial: Json) -> Problem:
         fix: tuple[str, ...] = (f"# use {last} and {before} in processes of their own",)
     elif not first:
         message = f"{last} ends the process when it is used: {trial['crash']}."
-        fix = (f"python -m arraybridge.cli.inspect --order {last}",)
+        fix = (f"python -m arraybridge.cli.inspect {last}",)
     else:
         message = (
             f"After {before} the process is ended when {last} is imported and used: {trial['crash']}."
@@ -365,8 +374,7 @@ def _as_json(facts: Facts, problems: list[Problem], trials: list[Json]) -> Json:
         "platform": platform.platform(),
         "driver": dataclasses.asdict(facts.driver),
         "frameworks": {
-            name: {key: value for key, value in seen.items() if key != "environment"}
-            | {"version": _version(name, facts), "built_for": _built_for(name, facts)}
+            name: {**seen, "version": _version(name, facts), "built_for": _built_for(name, facts)}
             for name, seen in facts.inspections.items()
         },
         "import_orders": trials,

@@ -1,9 +1,9 @@
-"""One framework looked at in a process of its own: what `arraybridge doctor` runs, once for each.
+"""Frameworks looked at in a process apart: what `arraybridge doctor` runs.
 
-    python -m arraybridge.cli.inspect torch               # one JSON document on stdout
-    python -m arraybridge.cli.inspect --order torch jax   # imports and uses them in turn, a line for each
+    python -m arraybridge.cli.inspect torch jax   # imports and uses them in turn; lines on stdout
 
-Whatever a framework prints goes to stderr. A framework may end this process; that is why it is one.
+The lines are ``start torch``, ``found {…}`` with what was seen as JSON, and ``done torch``. What the
+frameworks print goes to stderr. One of them may end this process; that is why it is one.
 """
 
 from __future__ import annotations
@@ -115,8 +115,6 @@ def inspect(name: str) -> dict[str, Any]:
         # pyclesperanto without a device imports half; the error says so.
         if getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in str(error):
             found["stage"] = "device"
-    icd = os.environ.get("OCL_ICD_FILENAMES")
-    found["environment"] = {"OCL_ICD_FILENAMES": icd} if icd else {}
     return found
 
 
@@ -130,18 +128,20 @@ def _use(name: str, module: ModuleType) -> None:
         module.push(np.zeros((2, 2), np.float32))
 
 
-def try_order(names: list[str], say: Callable[[str], None]) -> None:
-    """Import and use the frameworks in turn; ``say`` hears of each before and after."""
+def look(names: list[str], say: Callable[[str], None]) -> None:
+    """Look at the frameworks in turn; ``say`` hears of each before and after."""
     for name in names:
         say(f"start {name}")
+        say(f"found {json.dumps(inspect(name))}")
         try:
+            # By its own means as well: arraybridge refuses what is known to end the process.
             _use(name, _import(name))
-        except Exception as error:  # noqa: BLE001  # what only raises is no crash, and is found by inspect()
+        except Exception as error:  # noqa: BLE001  # what only raises is no crash, and was told above
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
         say(f"done {name}")
 
 
-def main(arguments: list[str]) -> None:
+def main(names: list[str]) -> None:
     """Answer on what was stdout when the process started; stdout itself goes to stderr from now on."""
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -149,10 +149,7 @@ def main(arguments: list[str]) -> None:
     def say(line: str) -> None:
         print(line, file=answer, flush=True)
 
-    if arguments[0] == "--order":
-        try_order(arguments[1:], say)
-    else:
-        say(json.dumps(inspect(arguments[0])))
+    look(names, say)
 
 
 if __name__ == "__main__":

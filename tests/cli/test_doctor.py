@@ -313,6 +313,52 @@ def test_what_is_installed_here_works(name: str) -> None:
     assert seen["version"]
 
 
+SOUND = {"a": "works", "b": "works", "c": "no device"}
+
+
+def planted_looks(monkeypatch: pytest.MonkeyPatch, crash: str | None, **first: str) -> list[list[str]]:
+    """Frameworks a to c in place of the real ones; the orders in which they are looked at.
+
+    ``first``: the state of a framework where others are used in its process; alone it is as in `SOUND`.
+    """
+    asked: list[list[str]] = []
+
+    def look(order: list[str], timeout: float, environ: Any, hear: Any = lambda name, found: None) -> Json:
+        asked.append(list(order))
+        for name in order:
+            state = first.get(name, SOUND[name]) if len(order) > 1 else SOUND[name]
+            hear(name, {"state": state, "version": "1", "devices": [], "error": None, "seconds": len(order)})
+        return {"order": order, "crash": crash if len(order) > 1 else None, "at": None}
+
+    monkeypatch.setattr(doctor, "_try_order", look)
+    monkeypatch.setattr(doctor, "PACKAGES", dict.fromkeys(SOUND, ()))
+    monkeypatch.setattr(doctor.registry, "framework_names", lambda: list(SOUND))
+    monkeypatch.setattr(doctor.registry, "is_installed", SOUND.__contains__)
+    return asked
+
+
+def test_two_processes_are_enough_where_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = planted_looks(monkeypatch, None)
+    told: list[str] = []
+    facts, trials = doctor.gather(5, True, lambda name, found: told.append(f"{name} {found['state']}"))
+    assert sorted(asked) == [["a", "b", "c"], ["c", "b", "a"]]
+    assert sorted(told) == ["a works", "b works", "c no device"]
+    assert sorted(t["order"] for t in trials) == sorted(asked)
+    assert {name: seen["state"] for name, seen in facts.inspections.items()} == SOUND
+
+
+@pytest.mark.parametrize(("crash", "state"), [("SIGSEGV", "works"), (None, "broken")])
+def test_a_framework_that_others_harm_is_looked_at_alone(
+    monkeypatch: pytest.MonkeyPatch, crash: str | None, state: str
+) -> None:
+    asked = planted_looks(monkeypatch, crash, b=state)
+    facts, trials = doctor.gather(5, True)
+    alone = [order for order in asked if len(order) == 1]
+    assert sorted(alone) == ([["a"], ["b"], ["c"]] if crash else [["b"]])
+    assert bool(trials) is (crash is None)
+    assert {name: seen["state"] for name, seen in facts.inspections.items()} == SOUND
+
+
 # -- the checks alone --------------------------------------------------------------------------------
 
 
