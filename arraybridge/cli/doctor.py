@@ -330,7 +330,7 @@ def _try_order(
     except subprocess.TimeoutExpired:
         result["crash"] = f"hangs for {timeout:g} seconds"
     else:
-        if done.returncode:
+        if done.returncode or under_way:
             result["crash"] = end_of(done)
     if result["crash"] and under_way:
         result["at"] = under_way[0]

@@ -170,7 +170,7 @@ def take_reading() -> Reading:
 
 @dataclass(frozen=True)
 class Process:
-    """A Python process: its frameworks, sorted, and its bytes in the host's memory."""
+    """A Python process: its frameworks, sorted, and the bytes of the host's memory that it holds."""
 
     frameworks: tuple[str, ...]
     resident: int = field(default=0)
@@ -184,13 +184,33 @@ def python_processes() -> dict[int, Process]:
             if "python" not in (folder / "exe").readlink().name:
                 continue
             maps = (folder / "maps").read_text(errors="replace")
-            pages = int((folder / "statm").read_text().split()[1])
+            held = _held_by(folder)
         except (OSError, ValueError, IndexError):
             continue  # it has ended meanwhile, or belongs to another user
         frameworks = tuple(sorted({name for part, name in _LIBRARIES.items() if part in maps}))
         if frameworks:
-            found[int(folder.name)] = Process(frameworks, pages * os.sysconf("SC_PAGE_SIZE"))
+            found[int(folder.name)] = Process(frameworks, held)
     return found
+
+
+def _held_by(folder: Path) -> int:
+    """Bytes of the host's memory that a process takes from the others, by its folder in /proc.
+
+    Pages of files count for nobody, since the system takes them back at need; a page that processes share
+    counts in parts. So what the processes hold, and everything else, add up to what is used.
+    """
+    for file, fields in (
+        ("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")),
+        ("status", ("RssAnon:", "RssShmem:")),  # shared pages in full, where the kernel hides the former
+    ):
+        try:
+            lines = (folder / file).read_text().splitlines()
+        except OSError:
+            continue
+        kib = [int(line.split()[1]) for line in lines if line.startswith(fields)]
+        if kib:
+            return sum(kib) << 10
+    return int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _held_on(uuid: str) -> dict[int, int]:

@@ -160,12 +160,15 @@ def _load(name: str) -> Framework:
             _instances[name] = getattr(imported, cls)()
         except FrameworkNotInstalledError:
             raise
-        except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        except (
+            *(ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError),
+            SystemExit,  # some packages leave the program where they miss something
+        ) as error:
             raise _import_failed(name, error) from error
         return _instances[name]
 
 
-def _import_failed(name: str, error: Exception) -> FrameworkNotInstalledError:
+def _import_failed(name: str, error: BaseException) -> FrameworkNotInstalledError:
     if is_installed(name):
         message = (
             f"{name} is installed, but importing it failed: {type(error).__name__}: {error}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import re
 import shutil
@@ -19,7 +20,7 @@ import typer
 
 from arraybridge.cli import matrix as command
 from arraybridge.cli.matrix_page import page
-from tests.cli.programs import environment, run_cli
+from tests.cli.programs import Site, environment, run_cli
 from tests.helpers import require
 
 Json = dict[str, Any]
@@ -204,6 +205,43 @@ def test_the_array_has_the_size_and_dtype_asked_for(name: str, itemsize: int) ->
     assert array.dtype.itemsize == itemsize
     assert array.shape == (48 // itemsize, 1024)
     assert command._array(1, name).shape == (1,)
+
+
+@pytest.mark.parametrize("code", ["0", "3"])
+@pytest.mark.parametrize("command", ["matrix", "demo", "bench"])
+def test_a_framework_that_leaves_the_program_is_left_out(tmp_path: Path, command: str, code: str) -> None:
+    """`sys.exit()` in a package ended the command, with no word and the code of success."""
+    site = Site(tmp_path)
+    site.package("tensorflow", "tensorflow_that_leaves.py")
+    done = site.run(command, FAKE_EXIT=code)
+    assert done.returncode == 0, done.stderr
+    assert "tensorflow left out: tensorflow is installed, but importing it failed: SystemExit" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_pipe_is_as_wide_as_need_be() -> None:
+    """Each sentence on a line of its own, however long, unless COLUMNS says how wide the reader is."""
+    env = environment(PYTHONIOENCODING="utf-8")
+    arguments = ("matrix", "--frameworks", "numpy,pyclesperanto", "--size", "1KiB", "--dtype", "complex64")
+    if importlib.util.find_spec("pyclesperanto") is None:
+        pytest.skip("pyclesperanto is not installed")
+    lines = run_cli(*arguments, env=env).stdout.splitlines()
+    (refusal,) = [line for line in lines if line.startswith("refused:")]
+    assert len(refusal) > 160
+    narrow = run_cli(*arguments, env=env | {"COLUMNS": "60"}).stdout
+    assert max(map(len, narrow.splitlines())) <= 60
+    assert " ".join(refusal.split()) in " ".join(narrow.split())
+
+
+@pytest.mark.parametrize("command", ["matrix", "demo", "doctor", "bench", "monitor"])
+def test_help_at_80_columns_fills_its_lines(command: str) -> None:
+    """A paragraph is broken by the terminal alone: no line ends before the next word would have fitted."""
+    done = run_cli(command, "--help", env=environment(COLUMNS="80", PYTHONIOENCODING="utf-8"))
+    text = done.stdout[: done.stdout.index("╭")]
+    for paragraph in text.split("\n" + " " * 80 + "\n"):
+        lines = [line.strip() for line in paragraph.splitlines() if line.strip()]
+        for line, following in itertools.pairwise(lines):
+            assert len(line) + 1 + len(following.split()[0]) > 78, (line, following)
 
 
 def test_the_table_and_the_list_for_narrow_terminals() -> None:

@@ -70,6 +70,34 @@ def test_a_process_counts_under_the_frameworks_that_it_has_imported() -> None:
     assert process.pid not in command.python_processes()
 
 
+@LINUX
+def test_what_is_held_adds_up_to_what_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two processes that share 2 of their 3 GiB each, and have mapped 4 GiB of libraries, use 4 GiB."""
+    mib = 1 << 10
+    for pid in ("11", "12"):
+        folder = tmp_path / pid
+        folder.mkdir()
+        (folder / "exe").symlink_to(sys.executable)
+        (folder / "maps").write_text("7f00-7f01 r-xp 0 0:0 1 /lib/site-packages/torch/lib/libtorch.so\n")
+        (folder / "statm").write_text(f"9999999 {7 * (1 << 18)} 0 0 0 0 0\n")  # pages
+        (folder / "smaps_rollup").write_text(
+            f"Rss: {7 << 20} kB\nPss: {6 << 20} kB\nPss_Anon: {1 << 20} kB\nPss_File: {4 << 20} kB\n"
+            f"Pss_Shmem: {1 << 20} kB\n"
+        )
+    (tmp_path / "12" / "smaps_rollup").unlink()  # as where the kernel hides it
+    (tmp_path / "12" / "status").write_text(f"RssAnon: {1 << 20} kB\nRssFile: 9 kB\nRssShmem: {mib} kB\n")
+    monkeypatch.setattr(command, "_PROC", tmp_path)
+    gib = 1 << 30
+    host = DeviceMemory("cpu", "", "", 8 * gib, 4 * gib, ())
+    monkeypatch.setattr(command, "memory_stats", lambda: MemoryStats((host,)))
+    monkeypatch.setattr(command, "gpu_utilization", tuple)
+    reading = command.take_reading()
+    assert command.python_processes()[11].resident == 2 * gib
+    assert command.python_processes()[12].resident == gib + (1 << 20)
+    assert [row.framework for row in reading.rows] == ["torch", "everything else"]
+    assert sum(row.used or 0 for row in reading.rows) == 4 * gib
+
+
 def with_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Reading:
     """A reading beside a card, which the answers of NVML and of nvidia-smi describe."""
     gib = 1 << 30
