@@ -204,6 +204,10 @@ class CupyPool(Pool):
                 found.append(Usage(Device("gpu", i), used, int(pool.total_bytes()) - used, None))
         return found
 
+    def synchronize(self) -> None:
+        for i in self._opened(None):
+            cupy.cuda.Device(i).synchronize()
+
     def card_memory(self, device: Device) -> tuple[int, int] | None:
         if device.index not in self._opened(device):
             return None

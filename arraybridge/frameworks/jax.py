@@ -311,6 +311,16 @@ class JaxPool(Pool):
         jax.clear_caches()
         return max(0, before - sum(_held(d) for d in cards))
 
+    def synchronize(self) -> None:
+        if not self.is_started():
+            return
+        # A device works on one thing after the other; there is no call that waits for all of it.
+        devices = [d for b in jax_backend.backends().values() for d in b.local_devices()]
+        jax.block_until_ready([_next(jax.device_put(np.float32(0), d)) for d in devices])
+        for x in jax.live_arrays():
+            if not x.is_deleted():
+                x.block_until_ready()
+
     def usage(self) -> list[Usage]:
         found = []
         for device in self._opened():
@@ -421,6 +431,11 @@ def _cpu_count() -> int:
     wanted = int(getattr(jax.config, "jax_num_cpu_devices", -1))
     flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return wanted if wanted > 0 else int(flag.group(1)) if flag else 1
+
+
+@jax.jit
+def _next(x: jax.Array) -> jax.Array:
+    return x + 1
 
 
 def _held(device: Any) -> int:

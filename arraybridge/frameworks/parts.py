@@ -221,6 +221,9 @@ class Pool:
         """
         return 0
 
+    def synchronize(self) -> None:
+        """Wait until all is done that this process has queued, on every device that it has opened."""
+
     def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
         """Its allocator: ``allocate(bytes, card, stream)``, an address, and ``free(address)``."""
         raise NotImplementedError(f"{type(self).__name__} lends no memory")

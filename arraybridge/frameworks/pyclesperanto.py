@@ -442,6 +442,10 @@ class PyclesperantoPool(Pool):
     def is_started(self) -> bool:
         return True
 
+    def synchronize(self) -> None:
+        owner = self._owner  # its packages work on the current device alone
+        owner.settle(owner.empty((1, 1, 1), "float32", owner.default_device()))
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         address = self._owner._address(device.index)
         name = self._owner._main.device_names()[device.index]

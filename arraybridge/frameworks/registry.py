@@ -220,7 +220,7 @@ def loaded(name: str | None = None) -> list[Framework]:
     for known in framework_names() if name is None else [name]:
         ready = _instances.get(known)
         if ready is None and known in _BUILT_IN and known not in _unusable:
-            if not any(module in sys.modules for module in _BUILT_IN[known][2]):
+            if sys.modules.keys().isdisjoint(_BUILT_IN[known][2]):
                 continue
             try:
                 ready = framework(known)

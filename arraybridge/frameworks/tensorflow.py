@@ -252,6 +252,10 @@ class TensorflowPool(Pool):
                 found.append(Usage(device, info["current"], None, info["peak"]))
         return found
 
+    def synchronize(self) -> None:
+        if self.is_started():
+            tf.test.experimental.sync_devices()
+
     def reset_peak(self, device: Device) -> bool:
         if device.kind != "gpu" or not self.is_started():
             return False

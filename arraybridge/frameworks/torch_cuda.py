@@ -68,6 +68,10 @@ class TorchPool(Pool):
             return True
         return False
 
+    def synchronize(self) -> None:
+        for i in self._opened():
+            torch.accelerator.synchronize(i)
+
     def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
 

@@ -11,6 +11,7 @@ from arraybridge.devices.context import ON_GPU, use_device
 from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, visible_devices
+from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.on_device import working_on
 from arraybridge.placement import placement
 from arraybridge.show import format_seconds, html_table, text_table
@@ -20,6 +21,10 @@ from arraybridge.types import Device
 __all__ = ["Comparison", "Timing", "benchmark", "compare"]
 
 _COLUMNS = ("", "median", "minimum", "spread", "runs")
+
+
+# After how many waits, of which the shortest took hardly longer than one for nothing, none follows.
+_ASKED, _NOTHING = 5, 1.2
 
 
 class Timing(NamedTuple):
@@ -46,10 +51,11 @@ class Timing(NamedTuple):
 def benchmark(
     fn: Callable[..., Any], *args: Any, warmup: int = 2, seconds: float = 0.5, runs: int | None = None
 ) -> Timing:
-    """How long ``fn(*args)`` takes, until the arrays of its result are computed.
+    """How long ``fn(*args)`` takes, until all that it has queued is computed.
 
-    Each call is followed by what its framework needs to be done with it: JAX blocks on the arrays, CuPy and
-    PyTorch wait for the stream, TensorFlow for the device, pyclesperanto for the queue.
+    Each call is followed by what its frameworks need to be done with it: the arrays of its result are waited
+    for, and then, whatever it returns, every loaded framework on every device that it has opened. What such a
+    wait costs where there is nothing to wait for is measured before, and not counted.
 
     Args:
         fn: a function, decorated or not.
@@ -72,30 +78,45 @@ def benchmark(
         raise TypeError(f"benchmark takes a function and its arguments, not {fn!r}")
     if warmup < 0 or seconds <= 0 or (runs is not None and runs < 1):
         raise ValueError("warmup must be 0 or more, seconds positive, and runs 1 or more")
-    _finish(args)
     for _ in range(warmup):
-        _finish(fn(*args), args)
-    samples: list[float] = []
+        fn(*args)
     clock = time.perf_counter
+    idle = sorted(_synchronize() for _ in range(9))
+    samples: list[float] = []
+    waits: list[float] = []
     until = clock() + seconds
     while len(samples) < runs if runs is not None else len(samples) < 5 or clock() < until:
         start = clock()
         result = fn(*args)
         # A function may work in place and return nothing.
-        _finish(result) if result is not None else _finish(args)
+        _settle(args if result is None else result)
         samples.append(clock() - start)
         del result
+        # A function that leaves nothing queued five times is not asked again: this wait costs more than many.
+        if len(waits) < _ASKED or min(waits) > _NOTHING * idle[0]:
+            waits.append(_synchronize())
+            samples[-1] += max(0.0, waits[-1] - idle[4])
+    _synchronize()
     samples.sort()
     quarter = len(samples) // 4
     median = (samples[len(samples) // 2] + samples[(len(samples) - 1) // 2]) / 2
     return Timing(median, samples[0], samples[-1 - quarter] - samples[quarter], len(samples))
 
 
-def _finish(*values: Any) -> None:
+def _settle(values: Any) -> None:
     for x in arrays_of(values):
         owner = registry.find_owner(x)
         if owner is not None:
             owner.settle(x)
+
+
+def _synchronize() -> float:
+    """Wait for every loaded framework; the seconds that this took."""
+    start = time.perf_counter()
+    for one in loaded():
+        if one.pool is not None:
+            one.pool.synchronize()
+    return time.perf_counter() - start
 
 
 class Comparison(NamedTuple):
