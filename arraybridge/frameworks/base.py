@@ -19,7 +19,7 @@ from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Running, Streams
 from arraybridge.types import Device
 
-__all__ = ["CPU", "Framework", "refusals", "visible_devices"]
+__all__ = ["CPU", "Framework", "open_devices", "refusals", "visible_devices"]
 
 CPU = Device("cpu", 0)
 
@@ -276,6 +276,12 @@ def visible_devices(framework: Framework) -> tuple[Device, ...]:
     """The framework's devices; opens no accelerator where it can tell without."""
     foretold = None if framework.pool is None else framework.pool.visible_devices()
     return framework.devices() if foretold is None else foretold
+
+
+def open_devices(framework: Framework) -> tuple[Device, ...]:
+    """The framework's devices; none where asking would open its accelerators, which nobody uses as yet."""
+    asking_opens = framework.pool is not None and framework.pool.asking_opens()
+    return () if asking_opens else framework.devices()
 
 
 def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 import jax
@@ -334,12 +335,14 @@ class JaxPool(Pool):
 
     def visible_devices(self) -> tuple[Device, ...] | None:
         # Opening JAX takes a context, and by default most of the memory, on every card.
-        if not self.is_started() and cards():
-            plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-            if any(importlib.util.find_spec(plugin) is not None for plugin in plugins):
-                cpus = (Device("cpu", i) for i in range(_cpu_count()))
-                return (*cpus, *(Device("gpu", card.index) for card in cards()))
-        return None
+        if self.is_started():
+            return None
+        if _has_other_plugins():
+            return None
+        cuda = any(importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
+        found = cards() if cuda else ()
+        cpus = (Device("cpu", i) for i in range(_cpu_count()))
+        return (*cpus, *(Device("gpu", card.index) for card in found))
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         if device.kind == "cpu" or not self.is_started():
@@ -424,6 +427,13 @@ def _backends_are_initialized() -> bool:
     from jax._src import xla_bridge
 
     return xla_bridge.backends_are_initialized()
+
+
+@cache
+def _has_other_plugins() -> bool:
+    """Whether JAX may find accelerators of which nobody can tell but JAX: TPUs, say, and AMD's cards."""
+    others = [one for one in entry_points(group="jax_plugins") if "cuda" not in one.name]
+    return bool(others) or importlib.util.find_spec("libtpu") is not None
 
 
 def _cpu_count() -> int:

@@ -96,6 +96,7 @@ def benchmark(
         if len(waits) < _ASKED or min(waits) > _NOTHING * idle[0]:
             waits.append(_synchronize())
             samples[-1] += max(0.0, waits[-1] - idle[4])
+            until += min(waits[-1], idle[4])  # asking takes nothing from the seconds
     _synchronize()
     samples.sort()
     quarter = len(samples) // 4

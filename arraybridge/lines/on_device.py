@@ -9,7 +9,7 @@ from typing import Any
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane
 from arraybridge.placement import busy_workers, placement, worker_device
@@ -29,7 +29,10 @@ def own_framework(fn: Any) -> Framework | None:
 
 @contextmanager
 def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
-    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
+    """Make the device the one of this thread: for decorated functions, and the current one of frameworks.
+
+    A framework that has not opened its devices is left alone: JAX would take most of every card's memory.
+    """
     with ExitStack() as stack:
         token = worker_device.set(device)
         stack.callback(worker_device.reset, token)
@@ -37,9 +40,7 @@ def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
         stack.callback(busy_workers.remove, device)
         # pyclesperanto selects devices for the whole process, and gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
-            # One that is merely imported is left alone: JAX takes most of a card where it is asked.
-            opens = framework.pool is not None and framework.pool.asking_opens()
-            if framework.name != "pyclesperanto" and not opens and device in framework.devices():
+            if framework.name != "pyclesperanto" and device in open_devices(framework):
                 if lane is not None:
                     lane.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
@@ -183,7 +183,7 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     with ExitStack() as stack:
         stack.callback(release_caches, frameworks, index)
         if index is not None:
-            there = [one for one in frameworks if one.accelerator(index) in one.devices()]
+            there = [one for one in frameworks if one.accelerator(index) in open_devices(one)]
             if not there:
                 _check_accelerator(index, frameworks)
             for one in there:

@@ -81,3 +81,13 @@ def test_a_line_that_is_ended_from_outside_does_not_hang() -> None:
     reader.join(20)
     assert not reader.is_alive()
     assert "the program ends" in str(failed[0])
+
+
+def test_a_framework_that_is_merely_imported_is_not_opened() -> None:
+    require("jax")
+    env = {**os.environ, "PYTHONPATH": str(Path(arraybridge.__file__).parent.parent)}
+    script = str(SCRIPT.with_name("opens_nothing.py"))
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=120, check=False, env=env
+    )
+    assert (done.stdout, done.stderr) == ("left alone\n", "")

@@ -1,0 +1,19 @@
+"""Prints whether JAX, merely imported, was opened by work on the host that does not use it."""
+
+from __future__ import annotations
+
+import jax  # noqa: F401
+import numpy as np
+from jax._src import xla_bridge
+
+import arraybridge
+from arraybridge import Pipeline, device_map, gpu_context
+
+items = [np.ones(3), np.ones(3)]
+list(device_map(np.sum, items))
+list(device_map(np.sum, items, ["cpu"]))
+list(device_map(arraybridge.numpy(np.sum), items))
+Pipeline(np.negative, np.abs)(np.ones(8))
+with gpu_context(None):
+    pass
+print("opened" if xla_bridge.backends_are_initialized() else "left alone")
