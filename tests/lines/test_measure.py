@@ -35,7 +35,7 @@ def test_warm_up_is_not_counted() -> None:
 
 
 def test_the_number_of_runs_follows_the_clock() -> None:
-    assert benchmark(lambda: None, seconds=0.01).runs > 100
+    assert benchmark(lambda: None, seconds=0.05).runs > 5
     assert benchmark(time.sleep, 0.01, seconds=0.001).runs == 5
 
 
