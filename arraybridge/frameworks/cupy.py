@@ -113,6 +113,7 @@ class CupyFramework(Framework):
             return cupy.asarray(x)  # __cuda_array_interface__, ordered after the stream that it names
         if source.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
             return cupy.from_dlpack(x)
+        loans.release()
         # torch refuses to lend from a card that is not the current one.
         with source.selected(device), _on_card(device.index):
             # This hands the producer this thread's current stream on the array's card.

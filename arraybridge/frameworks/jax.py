@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -18,7 +19,7 @@ import numpy as np
 from jax.extend import backend as jax_backend
 
 from arraybridge.errors import DtypeNotSupportedError
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
@@ -188,9 +189,14 @@ class JaxFramework(Framework):
         return self._put(x, _jax_device(device))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
-        with _x64(True):
+        loans.release()
+        # torch refuses to lend from a card that is not the current one.
+        with source.selected(device), _x64(True):
             # Hands the producer JAX's stream for external events, and copies nothing.
-            return jax.dlpack.from_dlpack(x)
+            lent = jax.dlpack.from_dlpack(x)
+        if source.streams is not None and lent.size:
+            _lend_to_jax(x, lent, _jax_device(device))
+        return lent
 
     def settle(self, x: jax.Array) -> None:
         x.block_until_ready()
@@ -260,8 +266,8 @@ class JaxFast(Fast):
         asarray = np.asarray
 
         def look(x: jax.Array) -> np.ndarray:
-            # Not asarray(x): where JAX has to copy (other orders of axes, cards), it keeps the copy beside the
-            # array for good, and nothing public tells it from a view. A memoryview is refused there.
+            # Not asarray(x): where JAX has to copy (other orders of axes, cards), it keeps the copy beside
+            # the array for good, and nothing public tells it from a view. A memoryview is refused there.
             return asarray(memoryview(x))
 
         return look
@@ -403,6 +409,36 @@ class JaxPickling(Pickling):
         # Its own pickle cuts 64 bits down to 32 where they are not enabled.
         wide = x.dtype.name in ("int64", "uint64", "float64", "complex128")
         return not wide or bool(jax.config.jax_enable_x64)
+
+
+class _Reached:
+    """Whether a device's queue has got past the point at which this was asked first."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._mark: Any = None
+
+    def _set(self) -> Any:
+        if self._mark is None:
+            # JAX tells of no queue but by results, and computes one after the other.
+            with jax.default_device(self._device):
+                self._mark = jnp.zeros(()) + 1
+        return self._mark
+
+    def is_done(self) -> bool:
+        return bool(self._set().is_ready())
+
+    def wait(self) -> None:
+        self._set().block_until_ready()
+
+
+def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
+    """Keep what JAX was lent until JAX has done what was queued when its array went.
+
+    XLA gives such memory back as soon as nobody refers to the array, also where it is still to be read.
+    """
+    reached = _Reached(device)
+    weakref.finalize(lent, loans.keep, x, reached.is_done, reached.wait).atexit = False
 
 
 def _cpu_alone() -> bool:

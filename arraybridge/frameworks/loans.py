@@ -56,13 +56,15 @@ class Loan:
 
 
 def keep(what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
-    """Keep an object alive until the work that reads it is done; ``wait`` waits for that."""
+    """Keep an object alive until the work that reads it is done; ``wait`` waits for that.
+
+    It asks nothing now, since it is called when objects are collected, which may be in the midst of anything.
+    """
     _kept.append((what, is_done, wait))
-    release()
 
 
 def release() -> None:
-    """Let go of what is not read any more. Asks, and waits for nothing."""
+    """Let go of what is not read any more; before each new loan. Asks, and waits for nothing."""
     for _ in range(len(_kept)):
         try:
             entry = _kept.popleft()

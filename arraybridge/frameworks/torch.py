@@ -17,7 +17,7 @@ import torch
 from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.errors import DtypeNotSupportedError
-from arraybridge.frameworks import hostmemory, torch_cuda
+from arraybridge.frameworks import hostmemory, loans, torch_cuda
 from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
 from arraybridge.types import Device
@@ -221,6 +221,7 @@ class TorchFramework(Framework):
             return torch_cuda.from_interface(x)
         if device.kind != "gpu" or source.dlpack_device is None or self.streams is None:
             return torch.from_dlpack(x)
+        loans.release()
         # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
         with source.selected(device), torch.cuda.device(device.index):
             # This hands the producer the current stream of this thread on that device. TensorFlow's has no

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
-from arraybridge.frameworks import registry
+from arraybridge.frameworks import loans, registry
 from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
@@ -87,6 +87,7 @@ def free_memory(
 def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
     """Collect garbage, then free the caches of these frameworks; returns the bytes given back."""
     gc.collect()
+    loans.settle()  # what frameworks have lent one another, and is read no more
     freed = 0
     for one in frameworks:
         device = None if index is None else one.accelerator(index)

@@ -1,0 +1,96 @@
+"""Which cards a process opens, and whether it may still be forked: each question in a fresh process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.card.test_emulator import asked
+
+pytestmark = pytest.mark.gpu
+
+OPEN = "print(books.is_open(0), books.is_open(1))"
+IMPORTS = ("import numpy as np, cupy, arraybridge", "from tests.card import books")
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "arraybridge.devices()",
+        "arraybridge.gpu_available(); arraybridge.device_info()",
+        "arraybridge.least_used_gpu()",
+        "arraybridge.memory_stats(); arraybridge.gpu_utilization()",
+        "arraybridge.free_memory()",
+        "arraybridge.convert_memory(np.zeros(3), 'numpy', 'numpy')",
+        "arraybridge.set_device('gpu:1'); arraybridge.get_device()",
+    ],
+)
+def test_a_question_opens_no_card_and_wakes_no_driver(question: str) -> None:
+    said = asked(
+        *IMPORTS,
+        "from arraybridge.frameworks import cards",
+        question,
+        OPEN,
+        "print(cards.is_awake())",
+        "import os",
+        "child = os.fork()",
+        "if not child: print(cupy.asarray(np.ones(3)).get().sum(), flush=True); os._exit(0)",
+        "os.waitpid(child, 0)",
+    )
+    assert said.splitlines() == ["False False", "False", "3.0"]
+
+
+def test_the_second_card_alone_is_opened_for_work_on_it() -> None:
+    said = asked(
+        *IMPORTS,
+        "x = arraybridge.convert_memory(np.arange(6.0), 'cupy', 1)",
+        OPEN,
+        "f = arraybridge.cupy(gpu_id=1)(lambda x: x + 1)",
+        "print(arraybridge.to_numpy(f(x)).sum(), f(np.zeros(3)).device.id)",
+        "y = arraybridge.convert_memory(x, 'cupy', copy=True)",
+        "print(arraybridge.memory_stats()['gpu:1'].holdings[0].used > 0, cupy.cuda.runtime.getDevice())",
+        "arraybridge.free_memory()",
+        OPEN,
+    )
+    assert said.splitlines() == ["False True", "21.0 1", "True 0", "False True"]
+
+
+def test_auto_opens_the_card_that_it_takes_and_no_other() -> None:
+    said = asked(
+        *IMPORTS,
+        "x = arraybridge.convert_memory(np.zeros(1 << 20), 'cupy', 0)",
+        "y = arraybridge.convert_memory(np.zeros(3), 'cupy', gpu_id='auto')",
+        "print(y.device.id)",
+        OPEN,
+    )
+    assert said.splitlines() == ["1", "True True"]
+    said = asked(*IMPORTS, "arraybridge.convert_memory(np.zeros(3), 'cupy', gpu_id='auto')", OPEN)
+    assert said == "True False"
+
+
+def test_cards_are_told_by_another_process_and_by_this_one_alike() -> None:
+    said = asked(
+        *IMPORTS,
+        "from arraybridge.frameworks import cards",
+        "told = cards.cards()",
+        "cupy.cuda.runtime.getDeviceCount()",
+        "cards.cards.cache_clear()",
+        "print(cards.is_awake(), cards.cards() == told, len(told), cards.free_memory(1) == told[1].total)",
+    )
+    assert said == "True True 2 True"
+
+
+def test_streams_of_threads_that_have_ended_are_used_again() -> None:
+    said = asked(
+        *IMPORTS,
+        "import threading",
+        "seen = set()",
+        "@arraybridge.cupy(gpu_id=0)",
+        "def f(x):",
+        "    seen.add(cupy.cuda.get_current_stream().ptr)",
+        "    return cupy.empty(1 << 18) + 1",
+        "for _ in range(20):",
+        "    thread = threading.Thread(target=f, args=(np.zeros(3),))",
+        "    thread.start(); thread.join()",
+        "print(len(seen), books.used() < 8 << 20)",
+    )
+    assert said == "1 True"

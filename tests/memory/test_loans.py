@@ -1,0 +1,109 @@
+"""Memory that one framework lends to another: in which order it goes back. No card is needed for that."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+
+from arraybridge import free_memory
+from arraybridge.frameworks import loans
+from arraybridge.frameworks.parts import Mark, Streams
+from arraybridge.types import Device
+from tests.helpers import require
+
+CARD = Device("gpu", 0)
+
+
+class Queue(Streams):
+    """A queue that is done when it is told so, and writes down who waits for it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.done = False
+        self.waited: list[int] = []
+
+    def handle(self, device: Device) -> int:
+        return self.number
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        self.waited.append(handle)
+
+    def mark(self, device: Device) -> Mark | None:
+        return Mark(self, device, lambda: None, lambda: setattr(self, "done", True), lambda: self.done)
+
+
+class Memory:
+    """Stands for a framework's array."""
+
+
+def lend(lender: Streams | None, borrower: Streams) -> tuple[loans.Loan, weakref.ref[Any]]:
+    memory = Memory()
+    return loans.Loan(memory, lender, borrower, CARD), weakref.ref(memory)
+
+
+def test_the_lenders_queue_waits_for_the_borrowers_and_the_memory_goes_at_once() -> None:
+    lender, borrower = Queue(1), Queue(2)
+    loan, memory = lend(lender, borrower)
+    assert memory() is not None
+    assert lender.waited == []
+    del loan
+    gc.collect()
+    assert lender.waited == [2]
+    assert memory() is None
+
+
+def test_a_lender_without_queues_has_its_memory_kept_until_it_was_read() -> None:
+    borrower = Queue(2)
+    loan, memory = lend(None, borrower)
+    del loan
+    gc.collect()
+    loans.release()
+    assert memory() is not None
+    borrower.done = True
+    loans.release()
+    gc.collect()
+    assert memory() is None
+
+
+def test_freeing_memory_waits_for_what_is_still_read() -> None:
+    borrower = Queue(2)
+    loan, memory = lend(None, borrower)
+    del loan
+    gc.collect()
+    assert memory() is not None
+    free_memory()
+    assert borrower.done
+    assert memory() is None
+
+
+def test_a_card_that_has_failed_hides_no_error_of_ones_own() -> None:
+    class Broken(Queue):
+        def mark(self, device: Device) -> Mark | None:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    loan, memory = lend(None, Broken(3))
+    del loan  # an error here would be a warning, and so fail the test
+    gc.collect()
+    assert memory() is None
+
+
+def test_what_jax_was_lent_is_kept_until_its_queue_has_got_there() -> None:
+    jax = require("jax")
+    from arraybridge.frameworks import jax as room
+
+    memory = Memory()
+    seen = weakref.ref(memory)
+    lent = jax.device_put(np.arange(3))
+    room._lend_to_jax(memory, lent, jax.devices("cpu")[0])
+    del memory
+    gc.collect()
+    assert seen() is not None, "JAX's array is alive"
+    del lent
+    gc.collect()
+    assert seen() is not None, "nobody has asked JAX's queue yet"
+    loans.settle()
+    gc.collect()
+    assert seen() is None
