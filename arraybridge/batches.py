@@ -8,7 +8,7 @@ can say whether to add, average or list numbers.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from arraybridge.errors import CannotSplitError
 from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays, source_of, together
 
-__all__ = ["check_parts", "extents", "fixed", "joined", "part", "plain", "rows"]
+__all__ = ["check_parts", "extent", "fixed", "joined", "part", "plain", "rows"]
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
@@ -40,22 +40,19 @@ class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
         return f"fixed({self.value!r})"
 
 
-def _extent(x: Any, axis: int) -> int | None:
+def extent(x: Any, axis: int) -> int | None:
+    """Rows of an array along the axis; None where it has no such axis."""
     owner, data = source_of(x)
     shape = owner.shape(data)
     return shape[axis] if -len(shape) <= axis < len(shape) else None
 
 
-def extents(tree: Any, axis: int) -> Iterator[int | None]:
-    """Rows along the axis of each array in there; None for one that has no such axis."""
-    return (_extent(x, axis) for x in arrays_of(tree))
-
-
 def rows(tree: Any, axis: int) -> int | None:
     """Rows of the first array in there that has the axis; None where none has."""
-    for extent in extents(tree, axis):
-        if extent is not None:
-            return extent
+    for x in arrays_of(tree):
+        found = extent(x, axis)
+        if found is not None:
+            return found
     return None
 
 
@@ -75,7 +72,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int) -> Any:
         if type(x) is fixed:
             return x.value
         owner, data = source_of(x)
-        return owner.part(data, axis, start, stop) if _extent(x, axis) == count else x
+        return owner.part(data, axis, start, stop) if extent(x, axis) == count else x
 
     return map_arrays(tree, cut, also=fixed)
 
@@ -97,8 +94,8 @@ def joined(parts: Sequence[Any], axis: int, *, given: Any = None, noun: str = "p
         _check(column, where, axis, None, given, noun)
         if kind_of(column[0]) != ARRAY:
             return _value(column[0])
-        sources = [source_of(x) for x in column]
-        return sources[0][0].concatenate([data for _, data in sources], axis)
+        owner = source_of(column[0])[0]
+        return owner.concatenate([source_of(x)[1] for x in column], axis)
 
     return together(parts, join, noun)
 
@@ -122,8 +119,10 @@ def _check(column: Sequence[Any], where: str, axis: int, count: int | None, give
     """Whether what stands at one place of all the parts can be joined."""
     place = f" at {where}" if where else ""
     first = column[0]
-    sorts = {kind_of(x) for x in column}
-    if sorts == {ARRAY}:
+    arrays = 0
+    for x in column:
+        arrays += kind_of(x) == ARRAY
+    if arrays == len(column):
         _check_arrays(column, place, axis, count, noun)
     elif isinstance(first, (numbers.Number, np.generic)):
         if not (all(x is first for x in column) and any(x is first for x in leaves_of(given))):
@@ -144,37 +143,36 @@ def _check(column: Sequence[Any], where: str, axis: int, count: int | None, give
 
 
 def _check_arrays(column: Sequence[Any], place: str, axis: int, count: int | None, noun: str) -> None:
-    sources = [source_of(x) for x in column]
-    owner, last = sources[-1]
-    shapes = [one.shape(data) for one, data in sources]
-    if count is not None and _extent(last, axis) != count:
+    facts = []
+    for x in column:
+        owner, data = source_of(x)
+        shape = owner.shape(data)
+        if not -len(shape) <= axis < len(shape):
+            raise CannotSplitError(
+                f"the results{place} are arrays of shape {shape}, which have no axis {axis} to join along:"
+                " only results with one row for each row of the batch can be joined",
+                source_type=owner.name,
+                reason=f"the results have no axis {axis}",
+            )
+        across = (*shape[: axis % len(shape)], None, *shape[axis % len(shape) + 1 :])
+        facts.append((owner.name, owner.dtype_name(data), owner.device_of(data), across))
+    if count is not None and shape[axis] != count:
         raise CannotSplitError(
-            f"the function gave an array of shape {shapes[-1]}{place} for {count} rows along axis {axis}:"
+            f"the function gave an array of shape {shape}{place} for {count} rows along axis {axis}:"
             " only results with one row for each row of the batch can be joined. Reduce over the batch"
             " afterwards, or pass the axis along which the rows lie.",
             source_type=owner.name,
             reason="the result has not as many rows as its part of the batch",
         )
-    for shape in shapes:
-        if not -len(shape) <= axis < len(shape):
-            raise CannotSplitError(
-                f"the results{place} are arrays of shape {shape}, which have no axis {axis} to join along;"
-                " return one row for each row of the batch",
-                source_type=owner.name,
-                reason=f"the results have no axis {axis}",
+    for one in facts:
+        if one != facts[0]:
+            kinds = zip(
+                ("frameworks", "dtypes", "devices", f"shapes across axis {axis}"), facts[0], one, strict=True
             )
-    across = [(*shape[: axis % len(shape)], None, *shape[axis % len(shape) + 1 :]) for shape in shapes]
-    for what, values in (
-        ("frameworks", [one.name for one, _ in sources]),
-        ("dtypes", [one.dtype_name(data) for one, data in sources]),
-        ("devices", [one.device_of(data) for one, data in sources]),
-        (f"shapes across axis {axis}", across),
-    ):
-        if any(value != values[0] for value in values):
-            other = next(value for value in values if value != values[0])
+            what, here, there = next(kind for kind in kinds if kind[1] != kind[2])
             raise CannotSplitError(
-                f"the {noun}s gave arrays of different {what}{place}: {values[0]} and {other}; these cannot"
-                " be joined to one array",
-                source_type=owner.name,
+                f"the {noun}s gave arrays of different {what}{place}: {here} and {there}; these cannot be"
+                " joined to one array",
+                source_type=facts[0][0],
                 reason=f"the {noun}s gave different {what}",
             )

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
+from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import foreign_framework
@@ -248,20 +248,22 @@ def leaves_of(tree: Any) -> Iterator[Any]:
     if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
         yield tree
         return
-    for child in _opened(tree).children:
+    for child in _children(tree):
         if (kinds.get(type(child)) or kind_of(child)) == TREE:
             yield from leaves_of(child)
         else:
             yield child
 
 
+def _children(tree: Any) -> Iterable[Any]:
+    cls = type(tree)
+    if cls is dict:
+        return list(tree.values())
+    return tree if cls is tuple or cls is list else _opened(tree).children
+
+
 def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
     """The arrays in nested containers, and leaves of the types ``also`` (``np.generic``: NumPy's scalars)."""
-    kind = kinds.get(type(tree)) or kind_of(tree)
-    if kind == ARRAY or isinstance(tree, also):
-        return [tree]
-    if kind == LEAF:
-        return []
     return [
         leaf
         for leaf in leaves_of(tree)
@@ -272,7 +274,7 @@ def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
 def prefix(error: Exception, where: str) -> None:
     """Say in the message of an error of ours what it is about; its class and its attributes stay."""
     if isinstance(error, MemoryConversionError):
-        error.args = (f"{where}: {error}",)
+        error.args = (f"{where}: {text_of(error) or type(error).__name__}",)
 
 
 def note(error: Exception, where: str) -> None:
@@ -350,6 +352,8 @@ def together(
         CannotSplitError: which is a `ValueError`: the trees differ in structure.
     """
     first = trees[0]
+    if len(trees) == 1 and (kinds.get(type(first)) or kind_of(first)) != TREE:
+        return join(trees, where)
     sorts = [kinds.get(type(tree)) or kind_of(tree) for tree in trees]
     if TREE not in sorts:
         return join(trees, where)

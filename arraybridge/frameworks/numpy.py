@@ -56,6 +56,10 @@ class NumpyFramework(Framework):
     def dtype_name(self, x: np.ndarray) -> str:
         return hostmemory.name_of(x.dtype)
 
+    def condition(self, x: np.ndarray) -> tuple[Any, ...]:
+        flags = (x.flags.writeable, x.flags.aligned)
+        return (type(x), x.shape, x.strides, x.dtype.str, hostmemory.address(x), x.nbytes, *flags)
+
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return hostmemory.guard(x)
 
@@ -76,10 +80,18 @@ class NumpyFramework(Framework):
     # -- memory -----------------------------------------------------------------------------------
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
-        if any(isinstance(part, np.ma.MaskedArray) for part in parts):
-            # np.concatenate drops the masks.
-            return np.ma.concatenate(parts, axis)  # type: ignore[no-untyped-call]
-        return np.concatenate(parts, axis)
+        # np.concatenate drops masks and the class of a recarray, and makes dtypes native and compact.
+        dtype, cls = parts[0].dtype, type(parts[0])
+        plain = dtype.isnative and dtype.names is None
+        if isinstance(parts[0], np.ma.MaskedArray):
+            data = self.concatenate([np.ma.getdata(part) for part in parts], axis)
+            mask: Any = np.ma.nomask
+            if any(part.mask is not np.ma.nomask for part in parts):
+                mask = np.concatenate([np.ma.getmaskarray(part) for part in parts], axis)
+            masked = np.ma.MaskedArray(data, mask, fill_value=parts[0].fill_value)
+            return masked if cls is np.ma.MaskedArray else masked.view(cls)
+        made = np.concatenate(parts, axis) if plain else np.concatenate(parts, axis, dtype=dtype)
+        return made.view(cls) if isinstance(parts[0], np.recarray) else made
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         return np.empty(shape, hostmemory.np_dtype(dtype))

@@ -32,15 +32,26 @@ _OOM = re.compile(
     re.DOTALL,
 )
 
+# pyopencl's own words.
+_NAMES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"
+_OOM_NAMES = re.compile(rf"\b(?:{_NAMES})\b")
+# What a process sends of an error that does not pickle: its class and its words.
+_SENT = re.compile(rf"(?:Memory|Runtime|Logic)?Error: \w+ failed: (?:{_NAMES})\b")
+
 
 def is_oom(error: BaseException) -> bool:
     """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
     cl: Any = sys.modules.get("pyopencl")
     if cl is not None and isinstance(error, cl.Error):
-        return getattr(error, "code", None) in _OOM_CODES
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
-    )
+        record: Any = error.args[0] if error.args else None
+        if callable(getattr(record, "code", None)):
+            return record.code() in _OOM_CODES
+        # One that came from another process: the record does not pickle, and at most its words are left.
+        return isinstance(error, cl.MemoryError) or _OOM_NAMES.search(str(record)) is not None
+    if isinstance(error, RuntimeError):
+        message = str(error)
+        return _OOM.match(message) is not None or _SENT.match(message) is not None
+    return isinstance(error, MemoryError)
 
 
 @cache

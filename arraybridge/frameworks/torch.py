@@ -132,6 +132,11 @@ class TorchFramework(Framework):
     def is_lazy(self, x: torch.Tensor) -> bool:
         return x.is_conj() or x.is_neg()  # conjugation and negation are put off as bits of the tensor
 
+    def condition(self, x: torch.Tensor) -> tuple[Any, ...]:
+        memory = x.untyped_storage()
+        graph = (x.is_leaf, x.grad is None)
+        return (*super().condition(x), memory.data_ptr(), memory.nbytes(), x.storage_offset(), *graph)
+
     def resolve(self, x: torch.Tensor) -> torch.Tensor:
         return x.resolve_conj().resolve_neg()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from arraybridge.batches import extents, joined, part, plain
+from arraybridge.batches import extent, joined, part, plain
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.line import Line, Station
 from arraybridge.lines.report import PipelineReport, StageReport
@@ -168,7 +168,7 @@ class Pipeline:
         for x in arrays:
             framework, array = source_of(x)
             framework.check(array)
-        counts = list(extents(batch, self.axis))
+        counts = [extent(x, self.axis) for x in arrays]
         for x, count in zip(arrays, counts, strict=True):
             if count is None:
                 framework, array = source_of(x)

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from arraybridge.errors import MemoryConversionError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.lines.line import Station
 from arraybridge.lines.on_device import move, own_framework, working_on
@@ -21,7 +22,7 @@ from arraybridge.types import Device
 __all__ = ["ProcessDiedError", "check_picklable", "process_station"]
 
 
-class ProcessDiedError(RuntimeError):
+class ProcessDiedError(MemoryConversionError, RuntimeError):
     """A process of `device_map` ended while it worked on an item."""
 
 
@@ -136,7 +137,8 @@ def _pickled_error(error: BaseException) -> bytes:
         data = pickle.dumps((False, error))
         pickle.loads(data)  # noqa: S301  # made a line above; some errors pickle, and do not come back
     except (pickle.PicklingError, TypeError, AttributeError, ValueError):
-        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        words = text_of(error)
+        plain = RuntimeError(type(error).__name__ if words is None else f"{type(error).__name__}: {words}")
         plain.__notes__ = list(error.__notes__)
         data = pickle.dumps((False, plain))
     return data

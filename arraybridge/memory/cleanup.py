@@ -91,7 +91,8 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
     freed = 0
     for one in frameworks:
         device = None if index is None else one.accelerator(index)
-        freed += sum(empty(device, one.name) for empty in own_caches)
+        for empty in own_caches:
+            freed += empty(device, one.name)
         if one.pool is not None:
             freed += one.pool.free_cache(device, compiled)
     return freed

@@ -53,8 +53,9 @@ class BufferPool:
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
         self._idle: deque[tuple[_Key, int, Any]] = deque()
-        # By id: the array's key and size, and a reference that forgets them when the array is collected.
-        self._lent: dict[int, tuple[_Key, int, weakref.ref[Any]]] = {}
+        # By id: the array's key and size, a reference that forgets them when the array is collected, and what
+        # must not have changed when it comes back.
+        self._lent: dict[int, tuple[_Key, int, weakref.ref[Any], tuple[Any, ...]]] = {}
         # Lent arrays that were collected. A callback of the collector may run anywhere, also in the midst of
         # a sum, and only notes them.
         self._lost: deque[int] = deque()
@@ -135,17 +136,20 @@ class BufferPool:
     def _lend(self, key: _Key, nbytes: int, array: Any) -> None:
         self._forget_lost()  # among them, perhaps, one that had this array's id
         identity, lost = id(array), self._lost
-        self._lent[identity] = (key, nbytes, weakref.ref(array, lambda _: lost.append(identity)))
+        condition = registry.framework(key[0]).condition(array)
+        reference = weakref.ref(array, lambda _: lost.append(identity))
+        self._lent[identity] = (key, nbytes, reference, condition)
 
     def _forget_lost(self) -> None:
         while self._lost:
-            _, nbytes, _ = self._lent.pop(self._lost.popleft())
+            _, nbytes, *_ = self._lent.pop(self._lost.popleft())
             self._nbytes -= nbytes
 
     def give(self, array: Any) -> None:
         """Give a lent array back. Whoever still refers to it, or to a view of it, must not use it any more.
 
-        Waits until the work that was queued on an array of a card is done.
+        Waits until the work that was queued on an array of a card is done. One whose shape, strides, dtype,
+        flags, ``requires_grad`` or memory was changed meanwhile is let go, and not lent again.
 
         Raises:
             ValueError: the array is not lent by this pool: it is another one, a view, or was given back
@@ -160,13 +164,18 @@ class BufferPool:
                 )
             del self._lent[id(array)]
         try:
-            registry.framework(lent[0][0]).settle(array)
+            owner = registry.framework(lent[0][0])
+            owner.settle(array)
+            unchanged = owner.condition(array) == lent[3]
         except BaseException:  # the work on it failed: the array goes, and its bytes with it
             with self._lock:
                 self._nbytes -= lent[1]
             raise
         with self._lock:
-            self._idle.append((lent[0], lent[1], array))
+            if unchanged:
+                self._idle.append((lent[0], lent[1], array))
+            else:
+                self._nbytes -= lent[1]
 
     def clear(self) -> int:
         """Drop the idle arrays, and return their bytes. Lent ones stay with those who took them."""
@@ -208,7 +217,10 @@ def _place(owner: Framework, gpu_id: int | None) -> Device:
 
 def _drop_idle(device: Device | None, name: str | None) -> int:
     """Empty the idle arrays of all pools, as far as they are on that device and of that framework."""
-    return sum(pool._drop(device, name) for pool in list(_pools))
+    freed = 0
+    for pool in list(_pools):
+        freed += pool._drop(device, name)
+    return freed
 
 
 cleanup.own_caches.append(_drop_idle)

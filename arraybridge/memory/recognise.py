@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from arraybridge.errors import text_of
-from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
 
 __all__ = ["chain", "is_oom", "is_oom_error"]
@@ -26,24 +25,21 @@ def is_oom_error(error: BaseException) -> bool:
 
 def is_oom(error: BaseException, before: BaseException | None) -> bool:
     """`is_oom_error`, but for ``before``, an error that was being handled when the attempt began."""
-    frameworks = loaded()
-    return any(_is_oom_itself(one, frameworks) for one in chain(error, before))
-
-
-def _is_oom_itself(error: BaseException, frameworks: list[Framework]) -> bool:
-    if isinstance(error, MemoryError):
-        return True
-    try:
-        if any(one.is_oom(error) for one in frameworks):
+    for one in chain(error, before):
+        if isinstance(one, MemoryError):
             return True
-    except Exception:  # its message, which the frameworks read, cannot be read
-        if text_of(error) is not None:
-            raise
-        return False
-    if type(error).__module__.partition(".")[0] == "pyopencl":  # on its own, without pyclesperanto
-        from arraybridge.frameworks import opencl
+        for framework in loaded():
+            try:
+                if framework.is_oom(one):
+                    return True
+            except Exception:  # its message, which the framework reads, cannot be read
+                if text_of(one) is not None:
+                    raise
+        if type(one).__module__.partition(".")[0] == "pyopencl":  # on its own, without pyclesperanto
+            from arraybridge.frameworks import opencl
 
-        return opencl.is_oom(error)
+            if opencl.is_oom(one):
+                return True
     return False
 
 

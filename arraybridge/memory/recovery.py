@@ -23,7 +23,7 @@ from arraybridge.memory.recognise import chain, is_oom
 from arraybridge.trees import ARRAY, TREE, kind_of, kinds, source_of
 from arraybridge.types import TypeMemo
 
-__all__ = ["faults", "run_with_oom_recovery", "split_and_retry", "watchers"]
+__all__ = ["faults", "let_go", "run_with_oom_recovery", "split_and_retry", "watchers"]
 
 R = TypeVar("R")
 Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
@@ -215,8 +215,11 @@ registry.on_register.append(_waits.clear)
 # -- after a failure ---------------------------------------------------------------------------------
 
 
-def _let_go(error: BaseException, before: BaseException | None) -> None:
-    """Clear the variables of every finished frame in the tracebacks, which keep their lines."""
+def let_go(error: BaseException, before: BaseException | None = None) -> None:
+    """Clear the variables of every finished frame in the tracebacks, which keep their lines.
+
+    As `traceback.clear_frames`, but that closes generators which are suspended.
+    """
     suspended: set[int] | None = None
     for one in chain(error, before):
         entry = one.__traceback__
@@ -272,7 +275,18 @@ def _describe(error: BaseException) -> str:
 class _Call:
     """A call, made until it succeeds: again, or in parts."""
 
-    __slots__ = ("args", "axis", "before", "before_retry", "chosen", "fn", "gpu_id", "kwargs", "min_split")
+    __slots__ = (
+        "args",
+        "axis",
+        "before",
+        "before_retry",
+        "chosen",
+        "fn",
+        "gpu_id",
+        "kwargs",
+        "min_split",
+        "whole",
+    )
 
     def __init__(
         self,
@@ -288,6 +302,8 @@ class _Call:
         self.before = before
         self.gpu_id = gpu_id
         self.before_retry = before_retry
+        #: The arguments of the whole call: the very objects that came in, where none is marked as fixed.
+        self.whole = (args, kwargs)
         self.axis = 0
         #: The fewest rows of a part; None where nothing is to be split.
         self.min_split: int | None = None
@@ -300,15 +316,13 @@ class _Call:
         self.axis, self.min_split = axis, min_split
         if split is not True:
             self._choose(split)
-        args, kwargs = self.args, self.kwargs  # the very objects that came in, where none is marked
-        for x in (*args, *kwargs.values()):
+        for x in (*self.args, *self.kwargs.values()):
             if type(x) is fixed or (kinds.get(type(x)) or kind_of(x)) == TREE:
-                args, kwargs = batches.plain(args), batches.plain(kwargs)
+                self.whole = (batches.plain(self.args), batches.plain(self.kwargs))
                 break
         tried = _rehearsed(self.fn, self._rows()) if faults else self.fn
-        result, failure = _try(tried, args, kwargs, self.before)
+        result, failure = _try(tried, *self.whole, self.before)
         if failure is not None:
-            del args, kwargs
             try:
                 result = self.recover(failure, retries)
             finally:
@@ -386,7 +400,7 @@ class _Call:
         return batches.joined(done, self.axis, given=given)
 
     def _clean_up(self, failure: Exception) -> int:
-        _let_go(failure, self.before)
+        let_go(failure, self.before)
         return release_caches(loaded(), self.gpu_id)
 
     def _give_up(self, original: Exception, take: int | None, rows: int | None, attempts: int) -> NoReturn:
@@ -423,20 +437,20 @@ class _Call:
 
     def _part(self, start: int, take: int | None, rows: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with every array of the batch cut down to these rows."""
-        if self.min_split is None:
-            return self.args, self.kwargs
         if take is None or rows is None or take == rows:
-            return batches.plain(self.args), batches.plain(self.kwargs)
-        if self.chosen is None:
-            args, kwargs = batches.part((self.args, self.kwargs), self.axis, rows, start, start + take)
-            return args, kwargs
-        cut = {
-            key: batches.part(x, self.axis, rows, start, start + take)
-            if key in self.chosen
-            else batches.plain(x)
-            for key, x in self._arguments()
-        }
-        return tuple(cut[i] for i in range(len(self.args))), {key: cut[key] for key in self.kwargs}
+            return self.whole
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for key, x in self._arguments():
+            if self.chosen is None or key in self.chosen:
+                value = batches.part(x, self.axis, rows, start, start + take)
+            else:
+                value = batches.plain(x)
+            if isinstance(key, str):
+                kwargs[key] = value
+            else:
+                args.append(value)
+        return tuple(args), kwargs
 
     def _choose(self, split: Split) -> None:
         """Find the arguments that ``split`` names.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.errors import CannotSplitError
+from arraybridge.errors import CannotSplitError, text_of
 from arraybridge.memory.recognise import is_oom_error
-from arraybridge.memory.recovery import run_with_oom_recovery
+from arraybridge.memory.recovery import let_go, run_with_oom_recovery
 from arraybridge.offload.choice import CALIBRATION, RECHECK_LONGEST, Verdict
 from arraybridge.offload.decision import Decider, staying
 from arraybridge.offload.footprint import Footprint, Home, dtype_name, map_results, results, size
@@ -129,9 +128,9 @@ class Offload(Decider):
                 split_axis=axis or 0,
             )
         except Exception as error:  # noqa: BLE001  # an unknown function's: the CPU tells whether it is its own
-            traceback.clear_frames(error.__traceback__)  # whose variables hold the card's memory
+            let_go(error)  # whose variables hold the card's memory
             oom = is_oom_error(error) or isinstance(error, CannotSplitError)
-            why = f"{type(error).__name__}: {error}".partition("\n")[0]
+            why = f"{type(error).__name__}: {text_of(error) or ''}".partition("\n")[0]
         else:
             expected = entry.family.result
             given = tuple([dtype_name(x) for x in results(result)])
