@@ -97,19 +97,6 @@ class Framework(ABC):
         """Where the array lives."""
         return CPU
 
-    def condition(self, x: Any) -> tuple[Any, ...]:
-        """All that can be changed of an array in place, but for its values: two are equal if nothing was."""
-        return (
-            type(x),
-            self.shape(x),
-            self.strides(x),
-            self.dtype_name(x),
-            str(self.device_of(x)),
-            self.address(x),
-            self.is_lazy(x),
-            self.requires_grad(x),
-        )
-
     def is_scattered(self, x: Any) -> bool:
         """Whether the array's memory is spread over several devices, so that there is nothing to share."""
         return False

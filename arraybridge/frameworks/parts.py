@@ -289,6 +289,10 @@ class Running:
         """``fn`` as the framework's compiler, where it has one, leaves it alone."""
         return fn
 
+    def condition(self, x: Any) -> tuple[Any, ...]:
+        """What a user may have changed of an array in place, besides its values, shape and dtype."""
+        return ()
+
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         """What waits for an array of this class, where an allocation that failed shows only then; or None."""
         return None

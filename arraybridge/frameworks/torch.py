@@ -132,11 +132,6 @@ class TorchFramework(Framework):
     def is_lazy(self, x: torch.Tensor) -> bool:
         return x.is_conj() or x.is_neg()  # conjugation and negation are put off as bits of the tensor
 
-    def condition(self, x: torch.Tensor) -> tuple[Any, ...]:
-        memory = x.untyped_storage()
-        graph = (x.is_leaf, x.grad is None)
-        return (*super().condition(x), memory.data_ptr(), memory.nbytes(), x.storage_offset(), *graph)
-
     def resolve(self, x: torch.Tensor) -> torch.Tensor:
         return x.resolve_conj().resolve_neg()
 
@@ -370,6 +365,11 @@ class TorchPickling(Pickling):
 
 
 class TorchRunning(Running):
+    def condition(self, x: torch.Tensor) -> tuple[Any, ...]:
+        memory = x.untyped_storage()
+        bits = (x.is_conj(), x.is_neg(), x.requires_grad, x.is_leaf, x.grad is None)
+        return (x.stride(), x.storage_offset(), memory.data_ptr(), memory.nbytes(), *bits)
+
     conforms = True
 
     def array_namespace(self) -> Any:

@@ -13,6 +13,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Running
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
 
@@ -136,7 +137,7 @@ class BufferPool:
     def _lend(self, key: _Key, nbytes: int, array: Any) -> None:
         self._forget_lost()  # among them, perhaps, one that had this array's id
         identity, lost = id(array), self._lost
-        condition = registry.framework(key[0]).condition(array)
+        condition = _condition(registry.framework(key[0]), array)
         reference = weakref.ref(array, lambda _: lost.append(identity))
         self._lent[identity] = (key, nbytes, reference, condition)
 
@@ -166,7 +167,7 @@ class BufferPool:
         try:
             owner = registry.framework(lent[0][0])
             owner.settle(array)
-            unchanged = owner.condition(array) == lent[3]
+            unchanged = _condition(owner, array) == lent[3]
         except BaseException:  # the work on it failed: the array goes, and its bytes with it
             with self._lock:
                 self._nbytes -= lent[1]
@@ -200,6 +201,12 @@ class BufferPool:
             f"<BufferPool: {len(self._lent)} lent, {len(self._idle)} idle, {self._nbytes} of"
             f" {self.max_bytes} bytes>"
         )
+
+
+def _condition(owner: Framework, x: Any) -> tuple[Any, ...]:
+    """All of an array that must be as it was when the array is lent again."""
+    facts = (type(x), owner.shape(x), owner.dtype_name(x), str(owner.device_of(x)), owner.address(x))
+    return (*facts, *(owner.running or Running()).condition(x))
 
 
 _Key = tuple[str, str, str, tuple[int, ...]]  # framework, device, dtype, shape

@@ -115,6 +115,16 @@ def test_the_device_is_selected_and_restored(fake: FakeFramework) -> None:
     assert fake.cached == [0, 0]
 
 
+def test_the_number_is_handed_over(fake: FakeFramework) -> None:
+    with gpu_context(1) as gpu_id:
+        assert gpu_id == fake.current == 1
+    with gpu_context(np.int64(0)) as gpu_id:  # type: ignore[arg-type]
+        assert type(gpu_id) is int
+        assert gpu_id == 0
+    with gpu_context(None) as gpu_id:
+        assert gpu_id is None
+
+
 def test_it_is_restored_after_an_exception(fake: FakeFramework) -> None:
     with pytest.raises(KeyError), gpu_context(1):
         raise KeyError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,63 @@ def test_another_shape_or_dtype_is_another_array() -> None:
     assert pool.take(7, bool, "numpy").shape == (7,)
     assert pool.take((), "int8", "numpy").shape == ()
     assert pool.take((0, 3), "int8", "numpy").shape == (0, 3)
+
+
+def changed_numpy() -> dict[str, Callable[[Any], object]]:
+    def reshape(x: Any) -> None:
+        x.shape = (5, 4)
+
+    def retype(x: Any) -> None:
+        x.dtype = ">f4"
+
+    def lock(x: Any) -> None:
+        x.flags.writeable = False
+
+    return {"shape": reshape, "dtype": retype, "flags": lock}
+
+
+@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")
+@pytest.mark.parametrize("what", ["shape", "dtype", "flags"])
+def test_a_changed_array_is_not_lent_again(what: str) -> None:
+    pool = BufferPool(1 << 20)
+    x = pool.take((4, 5), "float32", "numpy")
+    changed_numpy()[what](x)
+    pool.give(x)
+    again = pool.take((4, 5), "float32", "numpy")
+    assert again is not x
+    assert (again.shape, again.dtype.str, again.flags.writeable) == ((4, 5), "<f4", True)
+    assert pool.nbytes == 80
+    assert "1 lent, 0 idle" in repr(pool)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.requires_grad_(),
+        lambda x: x.resize_(2, 2),
+        lambda x: x.t_(),
+        lambda x: x.untyped_storage().resize_(0),
+        lambda x: x.untyped_storage().resize_(400),
+        lambda x: x.set_(x.clone()),
+        lambda x: setattr(x, "data", x.new_zeros(5, 5)),
+        lambda x: x.as_strided_((5, 5), (0, 1)),
+        lambda x: setattr(x, "grad", x.clone()),
+    ],
+)
+def test_a_changed_tensor_is_not_lent_again(change: Callable[[Any], object]) -> None:
+    torch = require("torch")
+    pool = BufferPool(1 << 20)
+    x = pool.take((5, 5), "float32", "torch")
+    change(x)
+    pool.give(x)
+    again = pool.take((5, 5), "float32", "torch")
+    assert again is not x
+    assert again.shape == (5, 5)
+    assert again.is_contiguous()
+    assert not again.requires_grad
+    assert again.grad is None
+    assert again.untyped_storage().nbytes() == 100
+    assert torch.zeros(5, 5, out=again).sum() == 0
 
 
 def test_the_bound() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+import arraybridge
 from arraybridge import framework, is_oom_error
 from arraybridge.frameworks.parts import Pool
 from tests.helpers import require, run_script
@@ -188,6 +190,56 @@ def test_the_rehearsed_error_is_the_frameworks_own(name: str) -> None:
     error = (framework(name).pool or Pool()).oom_error()
     assert framework(name).is_oom(error)
     assert is_oom_error(error)
+
+
+# -- from another process, and without words -----------------------------------------------------------
+
+
+def test_what_another_process_sends_of_pyopencl() -> None:
+    """Its record of the error does not pickle: the class is left, and the words at most."""
+    cl = pytest.importorskip("pyopencl")
+    context = cl.create_some_context(interactive=False)
+    error = raised_by(lambda: cl.Buffer(context, cl.mem_flags.READ_WRITE, 1 << 45))
+    sent = pickle.loads(pickle.dumps(type(error)(str(error))))
+    assert str(sent) == str(error)
+    assert is_oom_error(sent)
+    assert is_oom_error(RuntimeError(f"{type(error).__name__}: {error}"))
+    assert is_oom_error(cl.MemoryError("create_buffer failed: MEM_OBJECT_ALLOCATION_FAILURE"))
+    assert is_oom_error(cl.RuntimeError("clEnqueueNDRangeKernel failed: OUT_OF_RESOURCES"))
+    assert is_oom_error(cl.MemoryError())
+    assert not is_oom_error(cl.LogicError())
+    assert not is_oom_error(cl.LogicError("clSetKernelArg failed: INVALID_ARG_SIZE"))
+    assert not is_oom_error(RuntimeError("LogicError: clSetKernelArg failed: INVALID_ARG_SIZE"))
+
+
+@pytest.mark.parametrize("base", [ValueError, RuntimeError, Exception, OSError, KeyError, MemoryError])
+@pytest.mark.parametrize("raised", [RuntimeError, TypeError, MemoryError])
+def test_errors_whose_words_cannot_be_had(base: type[Exception], raised: type[Exception]) -> None:
+    require("torch")
+
+    def wordless(self: Any) -> str:
+        raise raised("no words")
+
+    made: type[Exception] = type("Wordless", (base,), {"__str__": wordless, "__repr__": wordless})
+    error = made()
+    assert is_oom_error(error) is issubclass(base, MemoryError)
+
+    def fail(x: Any) -> Any:
+        raise error
+
+    x = np.ones((4, 2))
+    calls: list[Callable[[], Any]] = [
+        lambda: arraybridge.run_with_oom_recovery(fail, x),
+        lambda: arraybridge.split_and_retry(fail, x),
+        lambda: arraybridge.numpy(fail)(x),
+        lambda: arraybridge.torch(oom_recovery="split")(fail)(x),
+        lambda: arraybridge.Pipeline(fail)(x),
+        lambda: list(arraybridge.device_map(fail, [x], ["cpu"])),
+    ]
+    for call in calls:
+        with pytest.raises(made) as caught:
+            call()
+        assert caught.value is error
 
 
 # -- through other errors ----------------------------------------------------------------------------
