@@ -128,14 +128,12 @@ def run_script(
 @contextmanager
 def registry_kept() -> Iterator[None]:
     """Forget afterwards which frameworks were registered inside."""
-    instances = dict(registry._instances)
-    roots = {root: list(names) for root, names in registry._ROOTS.items()}
+    before = registry.instances()
     try:
         yield
     finally:
-        for known, before in ((registry._instances, instances), (registry._ROOTS, roots)):
-            known.clear()
-            known.update(before)  # type: ignore[arg-type]
-        registry._owners.clear()
-        for forget in registry.on_register:
-            forget()
+        for name, one in registry.instances().items():
+            if name not in before:
+                registry.unregister(name)
+            elif before[name] is not one:
+                registry.register(before[name])

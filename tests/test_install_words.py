@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.facts import BUILT_IN
 
 TOP = Path(__file__).parent.parent
 # The package index has another library called arraybridge, which has none of these extras.
@@ -41,8 +42,8 @@ def test_the_extras_are_those_of_the_project() -> None:
     extras = {"": [line for line in project["dependencies"] if line.startswith("numpy")]}
     for extra, lines in project["optional-dependencies"].items():
         extras[extra] = [line.partition(";")[0] for line in lines]
-    for extra, requirements in registry._EXTRAS.values():
-        assert list(requirements) == extras[extra]
+    for facts in BUILT_IN.values():
+        assert list(facts.requirements) == extras[facts.extra]
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch", "jax", "tensorflow", "pyclesperanto"])

@@ -36,7 +36,6 @@ from arraybridge.cli.facts import (
     canonical,
 )
 from arraybridge.cli.faults import find_problems
-from arraybridge.cli.inspect import PACKAGES
 from arraybridge.cli.processes import end_of, run, workers
 from arraybridge.cli.script_faults import read_script
 from arraybridge.frameworks import registry
@@ -153,7 +152,7 @@ def gather(
     report what they see. Where neither crashes, nothing is left to try, and what they did is returned. Where
     one does, each framework is looked at in a process of its own; and so is one that does not work.
     """
-    names = [name for name in registry.framework_names() if name in PACKAGES]
+    names = registry.framework_names()
     there = [name for name in names if registry.is_installed(name)]
     others = [name for name in there if name != "numpy"]
     looks: dict[str, Json] = {}

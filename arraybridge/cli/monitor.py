@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from arraybridge.cli import output
+from arraybridge.frameworks import registry
 from arraybridge.memory.stats import gpu_utilization, memory_stats
 from arraybridge.show import format_bytes
 
@@ -29,16 +30,6 @@ REST = "everything else"
 _HISTORY = 24
 _PROC = Path("/proc")
 _BARS = "▁▂▃▄▅▆▇█"
-# Libraries by which a process shows that it has imported a framework: a part of the path, and the framework.
-_LIBRARIES = {
-    "/torch/lib/": "torch",
-    "/jaxlib/": "jax",
-    "/tensorflow/": "tensorflow",
-    "/cupy/": "cupy",
-    "/cupy_backends/": "cupy",
-    "/pyclesperanto": "pyclesperanto",
-    "/pyopencl/": "pyclesperanto",
-}
 
 
 @dataclass(frozen=True)
@@ -179,6 +170,7 @@ class Process:
 def python_processes() -> dict[int, Process]:
     """The processes of this user that have imported a framework; none where there is no /proc."""
     found = {}
+    libraries = [(name, registry.facts(name).libraries) for name in registry.framework_names()]
     for folder in _PROC.glob("[0-9]*"):
         try:
             if "python" not in (folder / "exe").readlink().name:
@@ -187,7 +179,7 @@ def python_processes() -> dict[int, Process]:
             held = _held_by(folder)
         except (OSError, ValueError, IndexError):
             continue  # it has ended meanwhile, or belongs to another user
-        frameworks = tuple(sorted({name for part, name in _LIBRARIES.items() if part in maps}))
+        frameworks = tuple(sorted(name for name, parts in libraries if any(part in maps for part in parts)))
         if frameworks:
             found[int(folder.name)] = Process(frameworks, held)
     return found

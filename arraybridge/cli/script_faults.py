@@ -8,20 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from arraybridge.cli.facts import Problem
+from arraybridge.frameworks import registry
 
 __all__ = ["read_script"]
-
-_FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy", "pyclesperanto")
-# Beginnings of the names of variables → who reads them, at import or when it first opens its devices.
-_READERS = {
-    "XLA_": ("jax", "tensorflow"),
-    "JAX_": ("jax",),
-    "TF_": ("tensorflow",),
-    "CUDA_": ("torch", "jax", "tensorflow", "cupy"),
-    "PYTORCH_": ("torch",),
-    "CUPY_": ("cupy",),
-    "OCL_": ("pyclesperanto",),
-}
 
 
 def read_script(path: Path) -> list[Problem]:
@@ -35,11 +24,17 @@ def read_script(path: Path) -> list[Problem]:
     tree = ast.parse(path.read_bytes(), filename=str(path))
     nodes = sorted((node for node in ast.walk(tree) if isinstance(node, (ast.stmt, ast.expr))), key=_place)
     imported: dict[str, int] = {}
+    users = _users()
     for node in nodes:
         for name in _imports(node):
-            if name in _FRAMEWORKS:
+            if name in users:
                 imported.setdefault(name, node.lineno)
     return [*_too_late(path, nodes, imported), *_forks(path, nodes, imported)]
+
+
+def _users() -> dict[str, tuple[str, ...]]:
+    """The frameworks, and beginnings of the names of variables that each reads at import or soon after."""
+    return {name: registry.facts(name).variables for name in registry.framework_names() if name != "numpy"}
 
 
 def _place(node: ast.stmt | ast.expr) -> tuple[int, int]:
@@ -56,7 +51,7 @@ def _imports(node: ast.AST) -> Iterator[str]:
 def _too_late(path: Path, nodes: list[ast.stmt | ast.expr], imported: dict[str, int]) -> Iterator[Problem]:
     for node in nodes:
         for variable in _variables_set(node):
-            readers = next((r for start, r in _READERS.items() if variable.startswith(start)), ())
+            readers = [name for name, starts in _users().items() if variable.startswith(starts)]
             line = node.lineno
             late = [name for name in readers if name in imported and imported[name] < line]
             if late:

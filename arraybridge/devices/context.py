@@ -15,9 +15,6 @@ from arraybridge.types import Device, DeviceLike
 
 __all__ = ["array_namespace", "get_device", "set_device", "use_device"]
 
-#: Frameworks that `array_namespace` looks for on a GPU, the nearest to NumPy first.
-ON_GPU = ("cupy", "torch", "jax")
-
 
 def set_device(device: DeviceLike | None) -> None:
     """Choose the default device of this thread or task: for `to_gpu`, ``@gpu`` and `array_namespace`.
@@ -147,11 +144,12 @@ def _framework_for(device: Device) -> str:
         return "pyclesperanto"  # whose error says what to do
     if device == CPU:
         return "numpy"
-    for name in ON_GPU:
+    names = registry.for_numpy_code()
+    for name in names:
         if registry.is_installed(name) and device in visible_devices(registry.framework(name)):
             return name
     raise DeviceNotFoundError(
-        f"none of {', '.join(ON_GPU)} is installed with a device {device}, and others have no namespace;"
+        f"none of {', '.join(names)} is installed with a device {device}, and others have no namespace;"
         " install one of them for this device, or use_device('cpu')",
         reason=f"no array namespace for {device}",
     )

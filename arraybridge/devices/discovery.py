@@ -273,20 +273,12 @@ def device_info() -> DeviceInfo:
     return DeviceInfo(available=bool(sizes), backend=backend, names=names, memory=sizes, versions=_versions())
 
 
-# Distributions that bring a framework of that name, where they are called otherwise.
-_DISTRIBUTIONS = {
-    "cupy": ("cupy", "cupy-cuda13x", "cupy-cuda12x"),
-    "tensorflow": ("tensorflow", "tensorflow-cpu"),
-    "pyclesperanto": ("pyclesperanto", "pyclesperanto-prototype"),
-}
-
-
 def _versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     found = {}
     for name in registry.framework_names():
-        for distribution in _DISTRIBUTIONS.get(name, (name,)):
+        for distribution in registry.facts(name).distributions:
             try:
                 found[name] = version(distribution)
                 break

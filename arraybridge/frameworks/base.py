@@ -16,6 +16,7 @@ import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Running, Streams
 from arraybridge.types import Device
 
@@ -31,6 +32,7 @@ class Framework(ABC):
         name: how users name the framework.
         modules: root modules in which the types of its arrays are defined; an object whose class
             comes from none of them is never asked for.
+        facts: what may be asked of it before it is imported, where that is more than name and modules.
         alignment: bytes to which memory must be aligned before the framework can view it.
         mutable: whether its arrays can be written to in place.
         honours_readonly: whether it can mark an array as read-only; views of immutable memory are.
@@ -43,6 +45,7 @@ class Framework(ABC):
 
     name: ClassVar[str]
     modules: ClassVar[tuple[str, ...]] = ()
+    facts: ClassVar[Facts | None] = None
     alignment: ClassVar[int] = 1
     mutable: ClassVar[bool] = True
     honours_readonly: ClassVar[bool] = False

@@ -69,7 +69,6 @@ _OOM = re.compile(
 
 class JaxFramework(Framework):
     name = "jax"
-    modules = ("jax", "jaxlib")
     alignment = hostmemory.ALIGNMENT
     mutable = False
     dtypes = _DTYPES

@@ -23,7 +23,6 @@ _FLAGS = _C_CONTIGUOUS | 0x400
 
 class NumpyFramework(Framework):
     name = "numpy"
-    modules = ("numpy",)
     honours_readonly = True
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Fram
 from arraybridge.frameworks import hostmemory, opencl
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.frameworks.parts import Pickling, Pool, Running
 from arraybridge.types import Device
 
@@ -35,7 +36,7 @@ _MAX_RANK = 3
 # touched page by page otherwise, which takes five times as long as the copy.
 _MAP_FROM = 1 << 25
 
-_PACKAGES = ("pyclesperanto", "pyclesperanto_prototype")
+_PACKAGES = BUILT_IN["pyclesperanto"].packages
 
 
 class _Package(ABC):
@@ -274,7 +275,6 @@ class _Prototype(_Package):
 
 class PyclesperantoFramework(Framework):
     name = "pyclesperanto"
-    modules = (*_PACKAGES, "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal")
     has_host = False
     dtypes = _DTYPES
 

@@ -13,54 +13,31 @@ import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError, UnknownArrayError, UnknownFrameworkError, nearest
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.facts import BUILT_IN, Facts
 from arraybridge.types import FrameworkLike, TypeMemo
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["find_owner", "framework", "framework_names", "is_installed", "loaded", "register"]
+__all__ = [
+    "facts",
+    "find_owner",
+    "framework",
+    "framework_names",
+    "is_installed",
+    "loaded",
+    "register",
+    "unregister",
+]
 
 #: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
 GROUP = "arraybridge.frameworks"
 
-# name: (our module, its class, the packages that serve it)
-_BUILT_IN: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "numpy": ("numpy", "NumpyFramework", ("numpy",)),
-    "cupy": ("cupy", "CupyFramework", ("cupy",)),
-    "torch": ("torch", "TorchFramework", ("torch",)),
-    "jax": ("jax", "JaxFramework", ("jax",)),
-    "tensorflow": ("tensorflow", "TensorflowFramework", ("tensorflow",)),
-    "pyclesperanto": (
-        "pyclesperanto",
-        "PyclesperantoFramework",
-        ("pyclesperanto", "pyclesperanto_prototype"),
-    ),
-}
-# Which extra of arraybridge brings a framework, and what that extra asks for; a test compares it with
-# pyproject.toml.
-_EXTRAS = {
-    "numpy": ("", ("numpy>=1.26",)),
-    "cupy": ("cupy-cuda13x", ("cupy-cuda13x>=13.6",)),
-    "torch": ("torch", ("torch>=2.6",)),
-    "jax": ("jax", ("jax>=0.7",)),
-    "tensorflow": ("tensorflow", ("tensorflow>=2.18",)),
-    "pyclesperanto": ("pyclesperanto", ("pyclesperanto>=0.25", "pyopencl[pocl]>=2025.1")),
-}
-
 # Root module of an array's class → the frameworks to ask, so that a look at an object imports nothing.
-_ROOTS: dict[str, list[str]] = {
-    "numpy": ["numpy"],
-    "cupy": ["cupy"],
-    "torch": ["torch"],
-    "jax": ["jax"],
-    "jaxlib": ["jax"],
-    "tensorflow": ["tensorflow"],
-    "pyclesperanto": ["pyclesperanto"],
-    "pyclesperanto_opencl": ["pyclesperanto"],
-    "pyclesperanto_cuda": ["pyclesperanto"],
-    "pyclesperanto_metal": ["pyclesperanto"],
-    "pyclesperanto_prototype": ["pyclesperanto"],
-}
+_ROOTS: dict[str, list[str]] = {}
+for _facts in BUILT_IN.values():
+    for _root in _facts.modules:
+        _ROOTS.setdefault(_root, []).append(_facts.name)
 
 #: Called whenever a framework is added, so that caches of the layers above can be dropped.
 on_register: list[Callable[[], None]] = []
@@ -89,14 +66,66 @@ def register(framework: Framework) -> Framework:
         raise TypeError(f"{type(framework).__name__} needs a class attribute 'name', a string")
     with _lock:
         _instances[framework.name] = framework
-        for root in framework.modules or (framework.name,):
+        for root in facts(framework.name).modules:
             known = _ROOTS.setdefault(root, [])
             if framework.name not in known:
                 known.append(framework.name)
-        _owners.clear()
-        for forget in on_register:
-            forget()
+        _forget()
     return framework
+
+
+def unregister(name: str) -> None:
+    """Forget a framework that was registered; one that arraybridge or a package brings is found again.
+
+    Raises:
+        UnknownFrameworkError: no framework of that name was registered.
+    """
+    with _lock:
+        if name not in _instances:
+            raise UnknownFrameworkError(f"no framework {name!r} is registered")
+        del _instances[name]
+        own = BUILT_IN[name].modules if name in BUILT_IN else ()
+        for root in [root for root, names in _ROOTS.items() if name in names and root not in own]:
+            _ROOTS[root].remove(name)
+            if not _ROOTS[root]:
+                del _ROOTS[root]
+        _forget()
+
+
+def instances() -> dict[str, Framework]:
+    """The frameworks that are ready: imported, or registered."""
+    return dict(_instances)
+
+
+def _forget() -> None:
+    _owners.clear()
+    for forget in on_register:
+        forget()
+
+
+def facts(name: str) -> Facts:
+    """What is known of a framework without importing it.
+
+    >>> facts("jax").modules
+    ('jax', 'jaxlib')
+    """
+    ready = _instances.get(name)
+    if ready is not None and ready.facts is not None:
+        return ready.facts
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if ready is not None:
+        return Facts(name, modules=ready.modules)
+    point = plugins().get(name)
+    if point is None:
+        return Facts(name)
+    brought = (point.dist.name,) if point.dist is not None else ()
+    return Facts(name, packages=(point.module.partition(".")[0],), distributions=brought)
+
+
+def for_numpy_code() -> list[str]:
+    """Names of the frameworks on whose arrays functions written for NumPy run, the nearest to NumPy first."""
+    return [name for name in framework_names() if facts(name).runs_numpy_code]
 
 
 def plugins() -> dict[str, EntryPoint]:
@@ -111,7 +140,7 @@ def plugins() -> dict[str, EntryPoint]:
 
 def framework_names() -> list[str]:
     """Names of every framework known: built in, registered, or offered by an installed package."""
-    return list(dict.fromkeys((*_BUILT_IN, *_instances, *plugins())))
+    return list(dict.fromkeys((*BUILT_IN, *_instances, *plugins())))
 
 
 def framework_name(name: FrameworkLike) -> str:
@@ -124,7 +153,7 @@ def framework_name(name: FrameworkLike) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a framework is named by a string or a MemoryType, not by {name!r}")
     plain = str(name)
-    if plain in _BUILT_IN or plain in _instances or plain in plugins():
+    if plain in BUILT_IN or plain in _instances or plain in plugins():
         return plain
     known = framework_names()
     raise UnknownFrameworkError(
@@ -151,13 +180,12 @@ def _load(name: str) -> Framework:
     with _lock:
         if name in _instances:
             return _instances[name]
-        if name not in _BUILT_IN:
+        if name not in BUILT_IN:
             made = plugins()[name].load()
             return register(made() if isinstance(made, type) else made)
-        module, cls, _ = _BUILT_IN[name]
         try:
-            imported = importlib.import_module(f"arraybridge.frameworks.{module}")
-            _instances[name] = getattr(imported, cls)()
+            room = importlib.import_module(f"arraybridge.frameworks.{name}")
+            _instances[name] = getattr(room, f"{name.capitalize()}Framework")()
         except FrameworkNotInstalledError:
             raise
         except (
@@ -181,8 +209,7 @@ def _import_failed(name: str, error: BaseException) -> FrameworkNotInstalledErro
 
 def install_command(name: str, *options: str) -> str:
     """The command that installs a framework in a release that arraybridge works with."""
-    _, requirements = _EXTRAS.get(name, ("", (name,)))
-    return " ".join(("pip install", *options, *(f'"{requirement}"' for requirement in requirements)))
+    return " ".join(("pip install", *options, *(f'"{one}"' for one in facts(name).requirements)))
 
 
 def how_to_install(name: str) -> str:
@@ -190,7 +217,7 @@ def how_to_install(name: str) -> str:
 
     The package index has another library of the name arraybridge: the extras are to be had from a checkout.
     """
-    extra, _ = _EXTRAS.get(name, ("", ()))
+    extra = facts(name).extra
     command = install_command(name)
     if name == "cupy":
         command += " (for CUDA 12: cupy-cuda12x)"
@@ -206,9 +233,9 @@ def roots() -> dict[str, tuple[str, ...]]:
 
 def is_installed(name: str) -> bool:
     """Whether the framework's package can be found, without importing it."""
-    if name not in _BUILT_IN:
+    if name not in BUILT_IN:
         return name in _instances or name in plugins()
-    return any(m in sys.modules or importlib.util.find_spec(m) is not None for m in _BUILT_IN[name][2])
+    return any(m in sys.modules or importlib.util.find_spec(m) is not None for m in facts(name).packages)
 
 
 def loaded(name: str | None = None) -> list[Framework]:
@@ -219,8 +246,8 @@ def loaded(name: str | None = None) -> list[Framework]:
     found = []
     for known in framework_names() if name is None else [name]:
         ready = _instances.get(known)
-        if ready is None and known in _BUILT_IN and known not in _unusable:
-            if sys.modules.keys().isdisjoint(_BUILT_IN[known][2]):
+        if ready is None and known in BUILT_IN and known not in _unusable:
+            if sys.modules.keys().isdisjoint(BUILT_IN[known].packages):
                 continue
             try:
                 ready = framework(known)

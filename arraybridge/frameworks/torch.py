@@ -59,7 +59,6 @@ _OOM = re.compile(
 
 class TorchFramework(Framework):
     name = "torch"
-    modules = ("torch",)
     dtypes = frozenset(_DTYPES)
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.devices.context import ON_GPU, use_device
+from arraybridge.devices.context import use_device
 from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, visible_devices
@@ -198,13 +198,14 @@ def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int 
         return Comparison(cpu, on(card, args), "transfers are included")
     target = _framework_with(card)
     if target is None and any(source_of(x)[0].name == "numpy" for x in arrays_of(args)):
-        note = f"none of {', '.join(ON_GPU)} is installed for the card, so that only the CPU was measured"
+        names = ", ".join(registry.for_numpy_code())
+        note = f"none of {names} is installed for the card, so that only the CPU was measured"
         return Comparison(cpu, None, note)
     return Comparison(cpu, on(card, _moved(args, card, target)), "transfers are not included")
 
 
 def _framework_with(device: Device) -> str | None:
-    for name in ON_GPU:
+    for name in registry.for_numpy_code():
         if registry.is_installed(name) and device in visible_devices(registry.framework(name)):
             return name
     return None

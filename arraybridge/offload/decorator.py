@@ -10,7 +10,6 @@ from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
 from arraybridge.offload.decision import Decision, staying
 from arraybridge.offload.history import History
-from arraybridge.offload.machine import BACKENDS
 from arraybridge.offload.run import Offload
 from arraybridge.placement import Placement
 from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
@@ -111,10 +110,10 @@ def gpu(
     """
     check_gpu_id(gpu_id)
     name = None if backend is None else registry.framework_name(backend)
-    if name in ("numpy", "tensorflow", "pyclesperanto"):
+    if name is not None and registry.facts(name).runs_numpy_code is False:
         raise ValueError(
             f"backend={name!r} does not run NumPy-style functions on a card;"
-            f" pass one of {', '.join(BACKENDS)}"
+            f" pass one of {', '.join(registry.for_numpy_code())}"
         )
     if split_axis is not None and (isinstance(split_axis, bool) or not isinstance(split_axis, int)):
         raise TypeError(f"split_axis={split_axis!r} must be a whole number, or None")

@@ -19,6 +19,7 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.frameworks.parts import Pool, Running
 from arraybridge.offload.rates import LARGE, SMALL, Rates, measure_rates
 from arraybridge.trees import source_of
@@ -27,11 +28,9 @@ from arraybridge.types import Device
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["BACKENDS", "Card", "Machine"]
+__all__ = ["Card", "Machine"]
 
 
-#: Frameworks that run NumPy-style functions on a card, the one that is most like NumPy first.
-BACKENDS = ("cupy", "torch", "jax")
 #: The card's free memory is asked for again after so many seconds, or where a call needs a good part of it.
 FREE_FOR = 0.5
 GOOD_PART = 0.25
@@ -211,7 +210,7 @@ class Machine:
         return bool(self._found)
 
     def find(self, backend: str | None, index: int) -> Card | str:
-        """The card of that number in that framework (None: the first of `BACKENDS` that has it).
+        """The card of that number in that framework (None: the first that has it).
 
         Returns:
             the card; or why there is none, in a sentence.
@@ -273,10 +272,10 @@ def _usable(name: str) -> Framework | str:
 
 def _worth_asking(backend: str | None) -> list[str]:
     """The frameworks to ask for a card. Without a driver none is worth the seconds that its import takes."""
-    names = BACKENDS if backend is None else (backend,)
+    names = registry.for_numpy_code() if backend is None else [backend]
     if _has_driver():
-        return list(names)
-    return [name for name in names if name not in BACKENDS or name in sys.modules]
+        return names
+    return [name for name in names if name not in BUILT_IN or name in sys.modules]
 
 
 def _has_driver() -> bool:

@@ -1064,12 +1064,7 @@ class BoxFramework(Framework):
 def registered(framework: Framework) -> Iterator[Framework]:
     """The framework, known inside the block alone."""
     yield arraybridge.register(framework)
-    del registry._instances[framework.name]
-    for root in framework.modules:
-        registry._ROOTS[root].remove(framework.name)
-    registry._owners.clear()
-    for forget in registry.on_register:
-        forget()
+    registry.unregister(framework.name)
 
 
 @pytest.fixture

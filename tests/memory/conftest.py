@@ -17,6 +17,4 @@ def fake() -> Iterator[FakeFramework]:
     framework = FakeFramework()
     arraybridge.register(framework)
     yield framework
-    del registry._instances["fake"]
-    for forget in registry.on_register:
-        forget()
+    registry.unregister("fake")

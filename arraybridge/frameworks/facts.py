@@ -1,0 +1,108 @@
+"""What is known of a framework without importing it: one entry for each that comes with arraybridge.
+
+A framework's own file imports the framework at its top, and so cannot be asked whether it is installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BUILT_IN", "Facts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What may be asked of a framework that nobody has imported. A plug-in sets `Framework.facts`, if at all.
+
+    Attributes:
+        name: how users name it.
+        packages: what ``import`` takes, the preferred one first; ``(name,)`` where empty.
+        modules: root modules in which the types of its arrays are defined; ``packages`` where empty.
+        distributions: what brings it, as package indexes call it; ``packages`` where empty.
+        extra: the extra of arraybridge that installs it, or ``""``.
+        requirements: what to install, as pip takes it; the first of ``distributions`` where empty.
+        runs_numpy_code: whether functions written for NumPy run on its arrays on a card: True where ``@gpu``,
+            `array_namespace` and `compare` may choose it themselves, None where ``@gpu`` takes it if it is
+            named, False where it never does. The first in the list is the nearest to NumPy.
+        libraries: parts of paths by which one sees that a process has loaded it.
+        variables: beginnings of the names of environment variables that it reads when it is imported, or
+            when it opens its devices.
+    """
+
+    name: str
+    packages: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()
+    extra: str = ""
+    requirements: tuple[str, ...] = ()
+    runs_numpy_code: bool | None = None
+    libraries: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field, default in (
+            ("packages", (self.name,)),
+            ("modules", self.packages or (self.name,)),
+            ("distributions", self.packages or (self.name,)),
+        ):
+            if not getattr(self, field):
+                object.__setattr__(self, field, default)
+        if not self.requirements:
+            object.__setattr__(self, "requirements", self.distributions[:1])
+
+
+BUILT_IN = {
+    one.name: one
+    for one in (
+        Facts("numpy", requirements=("numpy>=1.26",), runs_numpy_code=False),
+        Facts(
+            "cupy",
+            distributions=("cupy", "cupy-cuda13x", "cupy-cuda12x"),
+            extra="cupy-cuda13x",
+            requirements=("cupy-cuda13x>=13.6",),
+            runs_numpy_code=True,
+            libraries=("/cupy/", "/cupy_backends/"),
+            variables=("CUPY_", "CUDA_"),
+        ),
+        Facts(
+            "torch",
+            extra="torch",
+            requirements=("torch>=2.6",),
+            runs_numpy_code=True,
+            libraries=("/torch/lib/",),
+            variables=("PYTORCH_", "CUDA_"),
+        ),
+        Facts(
+            "jax",
+            modules=("jax", "jaxlib"),
+            extra="jax",
+            requirements=("jax>=0.7",),
+            runs_numpy_code=True,
+            libraries=("/jaxlib/",),
+            variables=("XLA_", "JAX_", "CUDA_"),
+        ),
+        Facts(
+            "tensorflow",
+            distributions=("tensorflow", "tensorflow-cpu"),
+            extra="tensorflow",
+            requirements=("tensorflow>=2.18",),
+            runs_numpy_code=False,
+            libraries=("/tensorflow/",),
+            variables=("TF_", "XLA_", "CUDA_"),
+        ),
+        Facts(
+            "pyclesperanto",
+            packages=("pyclesperanto", "pyclesperanto_prototype"),
+            modules=(
+                *("pyclesperanto", "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal"),
+                "pyclesperanto_prototype",
+            ),
+            distributions=("pyclesperanto", "pyclesperanto-prototype"),
+            extra="pyclesperanto",
+            requirements=("pyclesperanto>=0.25", "pyopencl[pocl]>=2025.1"),
+            runs_numpy_code=False,
+            libraries=("/pyclesperanto", "/pyopencl/"),
+            variables=("OCL_",),
+        ),
+    )
+}
