@@ -25,6 +25,43 @@ from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
 
 
+def _torch(torch: ModuleType) -> dict[str, Any]:
+    found: dict[str, Any] = {"cuda": torch.version.cuda, "rocm": getattr(torch.version, "hip", None)}
+    if found["cuda"]:
+        found["cudnn"] = str(torch.backends.cudnn.version() or "") or None
+        if torch.cuda.is_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def _tensorflow(tensorflow: ModuleType) -> dict[str, Any]:
+    build = tensorflow.sysconfig.get_build_info()
+    if not build.get("is_cuda_build"):
+        return {"cuda": None, "rocm": build.get("rocm_version")}
+    return {"cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
+
+
+def _cupy(cupy: ModuleType) -> dict[str, Any]:
+    runtime = cupy.cuda.runtime
+    if runtime.is_hip:
+        return {"cuda": None, "rocm": str(runtime.runtimeGetVersion())}
+    return {"cuda": _dotted(runtime.runtimeGetVersion())}
+
+
+def _dotted(version: int) -> str:
+    """CUDA's 13020 as ``"13.2"``."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+#: What a package says of its build, asked of itself: one that is half broken has no framework to ask. JAX's
+#: is known by its plug-ins, which the caller sees.
+_BUILDS: dict[str, Callable[[ModuleType], dict[str, Any]]] = {
+    "torch": _torch,
+    "tensorflow": _tensorflow,
+    "cupy": _cupy,
+}
+
+
 def _import(name: str) -> ModuleType:
     packages = registry.facts(name).packages
     for package in packages[:-1]:
@@ -49,10 +86,11 @@ def inspect(name: str) -> dict[str, Any]:
         found["seconds"] = time.perf_counter() - started
         found["version"] = str(getattr(module, "__version__", "")) or None
         found["origin"] = str(Path(module.__file__).resolve()) if module.__file__ else None
+        found["stage"] = "build"
+        if name in _BUILDS:
+            found |= _BUILDS[name](module)
         found["stage"] = "use"
         framework = arraybridge.framework(name)
-        if framework.pool is not None:
-            found |= framework.pool.build()
         found["devices"] = [{"device": str(d), "name": d.name} for d in framework.devices()]
         probe = np.arange(6, dtype=np.float32).reshape(2, 3)
         there = arraybridge.convert_memory(probe, name, copy=True)

@@ -246,12 +246,6 @@ class CupyPool(Pool):
         shared = cupy.cuda.PythonFunctionAllocator(malloc, release)
         cupy.cuda.set_allocator(shared.malloc)
 
-    def build(self) -> dict[str, str | None]:
-        version = cupy.cuda.runtime.runtimeGetVersion()
-        if cupy.cuda.runtime.is_hip:
-            return {"cuda": None, "rocm": str(version)}
-        return {"cuda": f"{version // 1000}.{version % 1000 // 10}"}  # 13020 is 13.2
-
     def oom_error(self) -> Exception:
         return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
 

@@ -210,10 +210,6 @@ class Pool:
         """Start the count of `Usage.peak` anew; False where that cannot be."""
         return False
 
-    def build(self) -> dict[str, str | None]:
-        """Versions of what it was built with: ``cuda``, ``rocm``, ``cudnn``, ``nccl``; None for without."""
-        return {}
-
     def oom_error(self) -> Exception:
         """An error as the framework raises it when memory runs out, for rehearsals of that."""
         return MemoryError("Unable to allocate: a rehearsal")

@@ -273,12 +273,6 @@ class TensorflowPool(Pool):
             found += [Device(kind, i) for i in range(count)]
         return tuple(found)
 
-    def build(self) -> dict[str, str | None]:
-        build = tf.sysconfig.get_build_info()
-        if not build.get("is_cuda_build"):
-            return {"cuda": None, "rocm": build.get("rocm_version")}
-        return {"cuda": build.get("cuda_version"), "cudnn": build.get("cudnn_version")}
-
     def oom_error(self) -> Exception:
         message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
         error: Exception = tf.errors.ResourceExhaustedError(None, None, message)

@@ -95,14 +95,6 @@ class TorchPool(Pool):
         has_cuda = device.kind == "gpu" and torch.cuda.is_available()
         return torch.cuda.mem_get_info(device.index)[0] if has_cuda else 0
 
-    def build(self) -> dict[str, str | None]:
-        found = {"cuda": torch.version.cuda, "rocm": getattr(torch.version, "hip", None)}
-        if found["cuda"]:
-            found["cudnn"] = str(torch.backends.cudnn.version() or "") or None
-            if torch.cuda.is_available():
-                found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        return found
-
     def oom_error(self) -> Exception:
         return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
 
