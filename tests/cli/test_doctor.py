@@ -331,7 +331,6 @@ def planted_looks(monkeypatch: pytest.MonkeyPatch, crash: str | None, **first: s
         return {"order": order, "crash": crash if len(order) > 1 else None, "at": None}
 
     monkeypatch.setattr(doctor, "_try_order", look)
-    monkeypatch.setattr(doctor, "PACKAGES", dict.fromkeys(SOUND, ()))
     monkeypatch.setattr(doctor.registry, "framework_names", lambda: list(SOUND))
     monkeypatch.setattr(doctor.registry, "is_installed", SOUND.__contains__)
     return asked
