@@ -22,7 +22,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
-from arraybridge.frameworks.parts import Fallback, itself
+from arraybridge.frameworks.parts import Fallback, Pool, itself
 from arraybridge.trees import source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
@@ -101,7 +101,7 @@ def decide(request: Request) -> tuple[Route, Run]:
         journey = _Journey(request, source, target, data, here, there, cast, native)
         if native and here == there:
             asked = request.device is not None or request.gpu_id is not None
-            if not (asked and source.is_scattered(data)):
+            if not (asked and (source.pool or Pool()).is_scattered(data)):
                 return journey.in_place()
         return journey.depart()
     except MemoryConversionError as error:
@@ -361,8 +361,9 @@ class _Journey:
         itemsize = source.nbytes(data) // max(1, math.prod(shape)) or 1
         if self.request.copy and self.here == self.there and self.cast is None:
             return "copy=True was asked for"
-        if source.is_lazy(data):
-            return "its conj or neg bit is set"
+        reason = source.must_copy(data)
+        if reason:
+            return reason
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
         if source.address(data) % target.alignment:

@@ -100,19 +100,12 @@ class Framework(ABC):
         """Where the array lives."""
         return CPU
 
-    def is_scattered(self, x: Any) -> bool:
-        """Whether the array's memory is spread over several devices, so that there is nothing to share."""
-        return False
-
     def must_copy(self, x: Any) -> str:
-        """Why the values of a host array cannot be looked at where they lie, or ``""``; `to_host` copies."""
+        """Why the values cannot be looked at where they lie, or ``""``; `to_host` and `resolve` copy."""
         return ""
 
-    def is_lazy(self, x: Any) -> bool:
-        """Whether the values differ from the bytes in memory until `resolve` has made a copy."""
-        return False
-
     def resolve(self, x: Any) -> Any:
+        """``x`` with the bytes in memory that are its values; `must_copy` has said why they were not."""
         return x
 
     def requires_grad(self, x: Any) -> bool:

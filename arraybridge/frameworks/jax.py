@@ -120,13 +120,10 @@ class JaxFramework(Framework):
             )
             raise refuse(self, "a deleted array", instead)
 
-    def is_scattered(self, x: jax.Array) -> bool:
-        return len(x.devices()) > 1
-
     def must_copy(self, x: jax.Array) -> str:
         if x.dtype.name in _PACKED:
             return "JAX packs this dtype, and hands it out only as a copy"
-        return "several devices hold a part of it each" if self.is_scattered(x) else ""
+        return "several devices hold a part of it each" if _is_scattered(x) else ""
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -137,7 +134,7 @@ class JaxFramework(Framework):
         return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
-        if x.dtype.name in _PACKED or (self.device_of(x).kind == "cpu" and not self.is_scattered(x)):
+        if x.dtype.name in _PACKED or (self.device_of(x).kind == "cpu" and not _is_scattered(x)):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
         host = self._put(x, _jax_device(CPU))
@@ -326,6 +323,9 @@ class JaxPool(Pool):
             if not x.is_deleted():
                 x.block_until_ready()
 
+    def is_scattered(self, x: jax.Array) -> bool:
+        return _is_scattered(x)
+
     def usage(self) -> list[Usage]:
         found = []
         for device in self._opened():
@@ -478,6 +478,10 @@ def _cpu_count() -> int:
 
 
 _next = jax.jit(lambda x: x + 1)
+
+
+def _is_scattered(x: jax.Array) -> bool:
+    return len(x.devices()) > 1
 
 
 def _held(device: Any) -> int:

@@ -190,6 +190,10 @@ class Pool:
         """Where it would: the devices as far as they can be told without; None for what it says itself."""
         return None
 
+    def is_scattered(self, x: Any) -> bool:
+        """Whether the array's memory is spread over several devices, so that there is nothing to share."""
+        return False
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for the unknown."""
         return device.name, "", None

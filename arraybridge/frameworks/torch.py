@@ -126,10 +126,8 @@ class TorchFramework(Framework):
         return Device("gpu", x.device.index or 0)
 
     def must_copy(self, x: torch.Tensor) -> str:
+        # Conjugation and negation are put off as bits of the tensor.
         return "its conj or neg bit is set" if x.is_conj() or x.is_neg() else ""
-
-    def is_lazy(self, x: torch.Tensor) -> bool:
-        return x.is_conj() or x.is_neg()  # conjugation and negation are put off as bits of the tensor
 
     def resolve(self, x: torch.Tensor) -> torch.Tensor:
         return x.resolve_conj().resolve_neg()
