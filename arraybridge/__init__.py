@@ -48,6 +48,7 @@ from arraybridge.errors import SourceMismatchError as SourceMismatchError
 from arraybridge.errors import UnknownArrayError as UnknownArrayError
 from arraybridge.errors import UnknownFrameworkError as UnknownFrameworkError
 from arraybridge.frameworks.base import Framework as Framework
+from arraybridge.frameworks.hostmemory import aligned as aligned
 from arraybridge.frameworks.registry import framework as framework
 from arraybridge.frameworks.registry import register as register
 from arraybridge.functions.decorators import cupy as cupy
@@ -130,6 +131,7 @@ __all__ = [
     "TraceLog",
     "UnknownArrayError",
     "UnknownFrameworkError",
+    "aligned",
     "array_namespace",
     "benchmark",
     "cleanup_all_gpu_frameworks",

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    import cupy
+    import jax
+    import torch
 
 __all__ = [
     "Device",
@@ -43,6 +49,13 @@ class MemoryType(StrEnum):
     __hash__ = str.__hash__
 
 
+_WORDS = re.compile(r"(cpu|gpu|cuda|opencl)(?::(\d+))?")
+_TENSORFLOW_NAME = re.compile(r"(?:/job:\w+/replica:\d+/task:\d+)?/(?:device:)?(CPU|GPU):(\d+)")
+
+#: Read the device objects of frameworks; frameworks/registry.py, which knows them, adds its function.
+native_readers: list[Callable[[Any], Device | None]] = []
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Device:
     """A place where arrays live: ``cpu``, ``cpu:3``, ``gpu:0`` or ``opencl:1``.
@@ -63,20 +76,30 @@ class Device:
 
     @classmethod
     def parse(cls, words: DeviceLike) -> Device:
-        """The device that ``words`` name.
+        """The device that ``words`` name, or that a framework's own device object is.
+
+        Words are ``"cpu"``, ``"cpu:1"``, ``"gpu"``, ``"gpu:0"`` (or ``"cuda:0"``), ``"opencl:0"``, and
+        TensorFlow's names, as ``"/device:GPU:0"``.
 
         Raises:
-            ValueError: ``words`` is not a device in words.
+            ValueError: ``words`` is no device.
         """
         if isinstance(words, Device):
             return words
-        match = re.fullmatch(r"(cpu|gpu|cuda|opencl)(?::(\d+))?", words) if isinstance(words, str) else None
-        if match is None:
-            raise ValueError(
-                f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0'"
-            )
-        kind, index = match.groups()
-        return cls("gpu" if kind == "cuda" else kind, int(index or 0))
+        if isinstance(words, str):
+            match = _WORDS.fullmatch(words) or _TENSORFLOW_NAME.fullmatch(words)
+            if match is not None:
+                kind, index = match.groups()
+                return cls("gpu" if kind == "cuda" else kind.lower(), int(index or 0))
+        else:
+            for read in native_readers:
+                found = read(words)
+                if found is not None:
+                    return found
+        raise ValueError(
+            f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0', or pass"
+            " the device object of a framework"
+        )
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" and self.index == 0 else f"{self.kind}:{self.index}"
@@ -98,7 +121,7 @@ class Device:
         return hash(str(self))
 
 
-DeviceLike: TypeAlias = "Device | str"
+DeviceLike: TypeAlias = "Device | str | torch.device | jax.Device | cupy.cuda.Device"
 FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
 

@@ -57,43 +57,31 @@ class Options(TypedDict, total=False):
     device: DeviceLike | None
 
 
-# A target named by a literal gives the type of the result; in the first five the third position may hold
-# the gpu_id.
+# A target named by a literal gives the type of the result. Where the target stands second, gpu_id stands
+# third: mypy does not see that the implementation sorts this out by itself.
 @overload
 def convert_memory(
-    data: Any, target: _Numpy, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+    data: Any, target: _Numpy, gpu_id: GpuId = None, **options: Unpack[Options]
 ) -> numpy.ndarray[Any, Any]: ...
 @overload
 def convert_memory(
-    data: Any, target: _Cupy, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+    data: Any, target: _Cupy, gpu_id: GpuId = None, **options: Unpack[Options]
 ) -> cupy.ndarray: ...
 @overload
 def convert_memory(
-    data: Any, target: _Torch, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+    data: Any, target: _Torch, gpu_id: GpuId = None, **options: Unpack[Options]
 ) -> torch.Tensor: ...
 @overload
 def convert_memory(
-    data: Any, target: _Jax, _gpu_id: GpuId = None, /, *, gpu_id: GpuId = None, **options: Unpack[Options]
+    data: Any, target: _Jax, gpu_id: GpuId = None, **options: Unpack[Options]
 ) -> jax.Array: ...
 @overload
 def convert_memory(
-    data: Any,
-    target: _Tensorflow,
-    _gpu_id: GpuId = None,
-    /,
-    *,
-    gpu_id: GpuId = None,
-    **options: Unpack[Options],
+    data: Any, target: _Tensorflow, gpu_id: GpuId = None, **options: Unpack[Options]
 ) -> tensorflow.Tensor: ...
 @overload
 def convert_memory(
-    data: Any,
-    target: FrameworkLike,
-    _gpu_id: GpuId = None,
-    /,
-    *,
-    gpu_id: GpuId = None,
-    **options: Unpack[Options],
+    data: Any, target: FrameworkLike, gpu_id: GpuId = None, **options: Unpack[Options]
 ) -> Any: ...
 @overload
 def convert_memory(
@@ -101,11 +89,9 @@ def convert_memory(
     source_type: FrameworkLike | None = None,
     target_type: FrameworkLike | None = None,
     gpu_id: GpuId = None,
-    *,
-    target: FrameworkLike | None = None,
     **options: Unpack[Options],
 ) -> Any: ...
-def convert_memory(
+def convert_memory(  # type: ignore[misc]
     data: Any,
     source_type: Any = None,
     target_type: Any = None,
@@ -224,7 +210,17 @@ def _carefully(request: Request, form: Any) -> Any:
     return result
 
 
+@overload
+def explain(data: Any, target: FrameworkLike, gpu_id: GpuId = None, **options: Unpack[Options]) -> Route: ...
+@overload
 def explain(
+    data: Any,
+    source_type: FrameworkLike | None = None,
+    target_type: FrameworkLike | None = None,
+    gpu_id: GpuId = None,
+    **options: Unpack[Options],
+) -> Route: ...
+def explain(  # type: ignore[misc]
     data: Any,
     source_type: Any = None,
     target_type: Any = None,

@@ -391,14 +391,14 @@ class _Journey:
         self, method: Method, copies: int, reason: str, convert: Callable[[Any], Any]
     ) -> tuple[Route, Run]:
         """The route and its function, with the cast that was asked for; ``copy=False`` is minded here."""
-        source, target = self.source, self.target
+        source, target, run = self.source, self.target, convert
         if self.cast is not None:
-            dtype, bring = self.cast, convert
+            dtype = self.cast
             method = "host" if self.there.kind == "cpu" else "device"
             copies, reason = copies + 1, f"a cast to {dtype} was asked for"
 
-            def convert(x: Any) -> Any:
-                return target.cast(bring(x), dtype)
+            def run(x: Any) -> Any:
+                return target.cast(convert(x), dtype)
 
         if copies and self.request.copy is False:
             raise CopyRequiredError(
@@ -409,7 +409,7 @@ class _Journey:
             )
         nbytes = source.nbytes(self.data)
         route = Route(source.name, target.name, method, self.there, copies == 0, copies, nbytes, reason)
-        return route, Run(source, target, method, self.data if self.whole is None else self.whole, convert)
+        return route, Run(source, target, method, self.data if self.whole is None else self.whole, run)
 
 
 def _refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:

@@ -58,6 +58,10 @@ def keep(form: Hashable | None, request: Request, route: Route, run: Run) -> Non
             if len(plain[request.target]) >= _MAX_TYPES:
                 plain[request.target].clear()
             plain[request.target][cls] = fast
+    try:
+        hash(form)
+    except TypeError:  # an option that cannot be a key
+        return
     if form is None or not _rests_on_facts(request, route):
         return
     facts = _facts_of(cls, source, target)

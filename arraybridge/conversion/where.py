@@ -20,7 +20,7 @@ def resolve_device(
         DeviceNotFoundError: the target has no such device.
         ValueError: ``gpu_id`` is no number of a GPU, or stands beside ``device``.
     """
-    gpu_id = check_gpu_id(gpu_id)
+    gpu_id = None if gpu_id is None else check_gpu_id(gpu_id)
     if device is not None:
         if gpu_id is not None:
             raise ValueError(f"pass gpu_id={gpu_id!r} or device={device!r}, not both")

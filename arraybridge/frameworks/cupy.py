@@ -214,6 +214,9 @@ class CupyPool(Pool):
         with _on_card(device.index):
             return cupy.cuda.runtime.memGetInfo()
 
+    def read_device(self, x: Any) -> Device | None:
+        return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         facts = cupy.cuda.runtime.getDeviceProperties(device.index)
         pci = cards.pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])

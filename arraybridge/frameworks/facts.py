@@ -27,6 +27,7 @@ class Facts:
         libraries: parts of paths by which one sees that a process has loaded it.
         variables: beginnings of the names of environment variables that it reads when it is imported, or
             when it opens its devices.
+        nicknames: what people call it in code; not accepted, but understood by suggestions.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Facts:
     runs_numpy_code: bool | None = None
     libraries: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    nicknames: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field, default in (
@@ -54,7 +56,7 @@ class Facts:
 BUILT_IN = {
     one.name: one
     for one in (
-        Facts("numpy", requirements=("numpy>=1.26",), runs_numpy_code=False),
+        Facts("numpy", requirements=("numpy>=1.26",), runs_numpy_code=False, nicknames=("np",)),
         Facts(
             "cupy",
             distributions=("cupy", "cupy-cuda13x", "cupy-cuda12x"),
@@ -63,6 +65,7 @@ BUILT_IN = {
             runs_numpy_code=True,
             libraries=("/cupy/", "/cupy_backends/"),
             variables=("CUPY_", "CUDA_"),
+            nicknames=("cp",),
         ),
         Facts(
             "torch",
@@ -71,6 +74,7 @@ BUILT_IN = {
             runs_numpy_code=True,
             libraries=("/torch/lib/",),
             variables=("PYTORCH_", "CUDA_"),
+            nicknames=("pytorch",),
         ),
         Facts(
             "jax",
@@ -80,6 +84,7 @@ BUILT_IN = {
             runs_numpy_code=True,
             libraries=("/jaxlib/",),
             variables=("XLA_", "JAX_", "CUDA_"),
+            nicknames=("jnp",),
         ),
         Facts(
             "tensorflow",
@@ -89,6 +94,7 @@ BUILT_IN = {
             runs_numpy_code=False,
             libraries=("/tensorflow/",),
             variables=("TF_", "XLA_", "CUDA_"),
+            nicknames=("tf", "keras"),
         ),
         Facts(
             "pyclesperanto",
@@ -103,6 +109,7 @@ BUILT_IN = {
             runs_numpy_code=False,
             libraries=("/pyclesperanto", "/pyopencl/"),
             variables=("OCL_",),
+            nicknames=("cle", "opencl"),
         ),
     )
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import operator
 import sys
 import weakref
 from typing import Any
@@ -16,6 +17,7 @@ from arraybridge.errors import DtypeNotSupportedError
 __all__ = [
     "ALIGNMENT",
     "address",
+    "aligned",
     "capsule",
     "fresh",
     "guard",
@@ -95,6 +97,35 @@ def name_of(dtype: np.dtype[Any]) -> str:
         if dtype.kind in "biufc" or name in _EXTENDED:
             _names[dtype] = name
     return name
+
+
+def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
+    """An uninitialised NumPy array in memory that every framework here can share, aligned to 64 bytes.
+
+    NumPy's own arrays are aligned to 16 bytes. JAX and TensorFlow, which want 64, share about one in four of
+    the small ones, by chance, and none of the large ones; what they cannot share is copied once.
+
+    Args:
+        shape: number of elements along each axis; C-contiguous.
+        dtype: of NumPy, or the name of one: ``"float32"``, ``"bfloat16"`` (with ``ml_dtypes``).
+
+    Raises:
+        DtypeNotSupportedError: NumPy has this dtype only through ``ml_dtypes``, which is missing.
+        TypeError: there is no such dtype.
+        ValueError: a negative extent, or a dtype whose elements are Python objects.
+
+    >>> image = aligned((512, 512), "float32")
+    >>> image[:] = 0
+    >>> image.ctypes.data % 64
+    0
+    """
+    extents = (operator.index(shape),) if not isinstance(shape, tuple | list) else tuple(shape)
+    if any(operator.index(extent) < 0 for extent in extents):
+        raise ValueError(f"shape={shape!r} has a negative extent")
+    kind = np_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    if kind.hasobject:
+        raise ValueError(f"dtype={kind} holds Python objects, which no other framework can share")
+    return packed(extents, kind)
 
 
 def packed(shape: tuple[int, ...], dtype: np.dtype[Any], near: int = 0) -> np.ndarray:

@@ -348,6 +348,9 @@ class JaxPool(Pool):
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
         return (*cpus, *(Device("gpu", card.index) for card in found))
 
+    def read_device(self, x: Any) -> Device | None:
+        return _as_device(x) if isinstance(x, jax.Device) else None
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         if device.kind == "cpu" or not self.is_started():
             return "", "", None

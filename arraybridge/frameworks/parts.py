@@ -194,6 +194,10 @@ class Pool:
         """Whether the array's memory is spread over several devices, so that there is nothing to share."""
         return False
 
+    def read_device(self, x: Any) -> Device | None:
+        """The device that an object of the framework stands for, as ``torch.device``; None for any other."""
+        return None
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for the unknown."""
         return device.name, "", None

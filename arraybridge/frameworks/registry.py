@@ -14,7 +14,8 @@ import numpy as np
 from arraybridge.errors import FrameworkNotInstalledError, UnknownArrayError, UnknownFrameworkError, nearest
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN, Facts
-from arraybridge.types import FrameworkLike, TypeMemo
+from arraybridge.frameworks.hints import hint_for
+from arraybridge.types import Device, FrameworkLike, TypeMemo, native_readers
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -156,9 +157,10 @@ def framework_name(name: FrameworkLike) -> str:
     if plain in BUILT_IN or plain in _instances or plain in plugins():
         return plain
     known = framework_names()
+    meant = [name for name, one in BUILT_IN.items() if plain.lower() in one.nicknames]
+    suggestion = f" (did you mean {meant[0]!r}?)" if meant else nearest(plain, known)
     raise UnknownFrameworkError(
-        f"{plain!r} is no framework that arraybridge knows{nearest(plain, known)};"
-        f" known are {', '.join(known)}"
+        f"{plain!r} is no framework that arraybridge knows{suggestion}; known are {', '.join(known)}"
     )
 
 
@@ -292,6 +294,20 @@ def _load_plugins(root: str) -> None:
 
 
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
+
+
+def _read_device(x: Any) -> Device | None:
+    """The device that the object of a framework stands for; None for what is none. Imports no framework."""
+    for name in _ROOTS.get(type(x).__module__.partition(".")[0], ()):
+        pool = framework(name).pool
+        found = None if pool is None else pool.read_device(x)
+        if found is not None:
+            return found
+    return None
+
+
+native_readers.append(_read_device)
+
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
 
@@ -308,15 +324,6 @@ def offers(x: Any, protocol: str) -> bool:
 def unknown_array(x: Any) -> UnknownArrayError:
     """The error for an object that is no array, with what would help."""
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-    if isinstance(x, (list, tuple, dict)):
-        advice = "convert the arrays inside it with convert_tree(), or make one array of it with np.asarray()"
-    elif isinstance(x, (int, float, complex, np.generic)):
-        advice = "make an array of it with np.asarray()"
-    elif hasattr(type(x), "__array__"):
-        advice = "it offers __array__(): pass np.asarray(x)"
-    else:
-        advice = (
-            "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
-            " __dlpack__, __array_interface__ or __cuda_array_interface__"
-        )
-    return UnknownArrayError(f"an object of type {cls} is no array: {advice}", reason=f"{cls} is no array")
+    return UnknownArrayError(
+        f"an object of type {cls} is no array: {hint_for(x)}", reason=f"{cls} is no array"
+    )

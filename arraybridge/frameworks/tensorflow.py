@@ -261,6 +261,11 @@ class TensorflowPool(Pool):
         tf.config.experimental.reset_memory_stats(f"GPU:{device.index}")
         return True
 
+    def read_device(self, x: Any) -> Device | None:
+        if not isinstance(x, (tf.config.LogicalDevice, tf.config.PhysicalDevice)):
+            return None
+        return Device(x.device_type.lower(), int(x.name.rpartition(":")[2]))
+
     def visible_devices(self) -> tuple[Device, ...] | None:
         if self.is_started():
             return None

@@ -96,7 +96,7 @@ class TorchFramework(Framework):
                 "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
                 " torch.func transforms",
             )
-        if _is_cut_off(x):
+        if x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x):
             raise refuse(
                 self,
                 "a tensor with less storage than elements",
@@ -239,6 +239,8 @@ class TorchFramework(Framework):
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
         self._check_bounds(x)
+        if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
+            x = x.clone()  # see cannot_view: a cast of it ends the process
         return x.to(_DTYPES[dtype])
 
     # -- memory -----------------------------------------------------------------------------------
@@ -264,6 +266,8 @@ class TorchFramework(Framework):
 
 def _has_storage(x: torch.Tensor) -> bool:
     """False for tensors that stand for others: fake, functional and batched ones."""
+    if hasattr(x, "fake_mode"):  # which warns where it is asked for its address
+        return False
     try:
         return x.data_ptr() != 0 or x.numel() == 0 or x.untyped_storage().nbytes() == 0
     except RuntimeError:

@@ -75,6 +75,13 @@ class TorchPool(Pool):
     def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
 
+    def read_device(self, x: Any) -> Device | None:
+        if not isinstance(x, torch.device) or x.type == "meta":
+            return None
+        if x.type == "cpu":
+            return Device("cpu")
+        return Device("gpu", torch.accelerator.current_device_index() if x.index is None else x.index)
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         if device.kind != "gpu" or not torch.cuda.is_initialized():
             return "", "", None  # asking would open the cards

@@ -40,7 +40,7 @@ BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
     UnknownArrayError: (MemoryConversionError, TypeError, ValueError),
     ArrayNotSupportedError: (MemoryConversionError,),
     SourceMismatchError: (MemoryConversionError,),
-    UnknownFrameworkError: (ValueError,),
+    UnknownFrameworkError: (MemoryConversionError, ValueError),
 }
 
 
@@ -215,7 +215,17 @@ def test_what_a_framework_raises_is_chained() -> None:
 
 @pytest.mark.parametrize(
     ("name", "nearest"),
-    [("tensorflo", "tensorflow"), ("Torch", "torch"), ("jaxx", "jax"), ("pyclesperant", "pyclesperanto")],
+    [
+        ("tensorflo", "tensorflow"),
+        ("Torch", "torch"),
+        ("jaxx", "jax"),
+        ("pyclesperant", "pyclesperanto"),
+        ("tf", "tensorflow"),
+        ("np", "numpy"),
+        ("cp", "cupy"),
+        ("cle", "pyclesperanto"),
+        ("jnp", "jax"),
+    ],
 )
 def test_an_unknown_framework_lists_the_known_and_suggests(name: str, nearest: str) -> None:
     for call in (

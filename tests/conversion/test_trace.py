@@ -6,6 +6,7 @@ import asyncio
 import html
 import json
 import re
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -372,3 +373,74 @@ def test_a_route_is_a_table_in_a_notebook() -> None:
     assert "<th>method</th><td>same</td>" in html
     assert "<th>bytes</th><td>32 B</td>" in html
     assert "<th>time</th>" not in html  # nothing was measured
+
+
+# ---- several threads, and logs that stay open --------------------------------------------------------------
+
+
+def test_traces_that_open_and_close_in_many_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    start = Barrier(8)
+
+    def work(number: int) -> list[int]:
+        start.wait(60)
+        counts = []
+        for i in range(200):
+            with arraybridge.trace() as log, arraybridge.trace() as inner:
+                for _ in range(i % 3):
+                    arraybridge.convert_memory(np.zeros(number + 1), "numpy")
+            counts.append(len(log) - len(inner) + len(log))
+        return counts
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(work, range(8)))
+    finally:
+        sys.setswitchinterval(before)
+    assert results == [[i % 3 for i in range(200)]] * 8
+    assert not trace_module.open_logs
+
+
+def test_a_log_that_stays_open_elsewhere_costs_nobody_the_fast_path() -> None:
+    from contextvars import copy_context
+
+    from tests.counting import functions_entered
+
+    require("torch")
+    x = np.zeros(4, np.float32)
+    for _ in range(3):
+        arraybridge.convert_memory(x, "torch")
+    alone = functions_entered(lambda: arraybridge.convert_memory(x, "torch"))
+    opened = arraybridge.trace()
+    elsewhere = copy_context()
+    log = elsewhere.run(opened.__enter__)
+    try:
+        beside = functions_entered(lambda: arraybridge.convert_memory(x, "torch"))
+        assert [one for one in beside if one != "trace.py:listening"] == alone
+        assert len(log) == 0
+        elsewhere.run(arraybridge.convert_memory, x, "torch")
+        assert len(log) == 1
+    finally:
+        elsewhere.run(opened.__exit__, None, None, None)
+    assert not trace_module.open_logs
+
+
+def test_importing_a_framework_is_no_part_of_a_conversion() -> None:
+    """In a process of its own, in which importing torch takes a second more than it does anyway."""
+    require("torch")
+    done = run_python(
+        "-c",
+        "import sys, time, importlib.abc, numpy as np, arraybridge\n"
+        "class Slow(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'torch': time.sleep(2)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "with arraybridge.trace() as log:\n"
+        "    arraybridge.convert_memory(np.zeros(3), 'torch')\n"
+        "print(log.records[0].seconds < 1.5)",
+    )
+    assert done.stdout.strip() == "True", done.stderr

@@ -1,0 +1,299 @@
+"""A plan and `explain` never disagree: every array of the matrix, with every option, cold and warm.
+
+A call is made in four ways: with nothing planned; after itself; after plans of other arrays of its type; and
+with a trace open, which takes the careful path. All four end alike: the same refusal, or the same values,
+dtype, shape, device and sharing, as `explain` foretold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import MemoryConversionError, convert_memory, explain
+from arraybridge.conversion import plans
+from tests import matrix_data as data
+from tests.helpers import require
+
+# What a cast to float32 leaves out is what was asked for.
+pytestmark = pytest.mark.filterwarnings("ignore:.*imaginary", "ignore:.*[Cc]omplex", "ignore:overflow")
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "copy": {"copy": True},
+    "no copy": {"copy": False},
+    "declared": {"source_type": ...},
+    "device": {"device": "cpu"},
+    "detach": {"grad": "detach"},
+    "its dtype": {"dtype": ...},
+    "float32": {"dtype": "float32"},
+    "all": {"source_type": ..., "copy": False, "device": "cpu", "grad": "detach", "dtype": ...},
+}
+
+
+def forget() -> None:
+    plans.plain.clear()
+    plans.forms.clear()
+    plans._decided.clear()
+
+
+def call_of(
+    array: Any, source: str, target: str, options: dict[str, Any]
+) -> Callable[[Callable[..., Any]], Any]:
+    """A function that calls `convert_memory` or `explain` with these options."""
+    chosen = dict(options)
+    if "source_type" in chosen:
+        chosen["source_type"] = source
+    if chosen.get("dtype") is ...:
+        chosen["dtype"] = data.dtype_name(array)
+    if chosen.pop("source_type", None) is not None:
+        return lambda do: do(array, source, target, **chosen)
+    return lambda do: do(array, target, **chosen)
+
+
+def outcome(call: Callable[[Callable[..., Any]], Any], array: Any) -> tuple[Any, ...]:
+    """What came of it, in a form that compares."""
+    try:
+        result = call(convert_memory)
+    except (MemoryConversionError, ValueError, TypeError) as error:
+        return (type(error), str(error))
+    if result is array:
+        return ("same",)
+    address = data.address(result)
+    shared = bool(data.bits(result)) and address is not None and address == data.address(array)
+    writable = result.flags.writeable if isinstance(result, np.ndarray) else None
+    return (
+        data.framework_of(result),
+        data.dtype_name(result),
+        tuple(result.shape),
+        data.device_word(result),
+        data.bits(result),
+        shared,
+        writable,
+    )
+
+
+def foretold(call: Callable[[Callable[..., Any]], Any]) -> tuple[Any, ...]:
+    try:
+        route = call(explain)
+    except (MemoryConversionError, ValueError, TypeError) as error:
+        return (type(error), str(error))
+    return (route.method == "same", route.shares_memory, route.copies == 0)
+
+
+def check(call: Callable[[Callable[..., Any]], Any], array: Any, where: str) -> None:
+    forget()
+    told = foretold(call)
+    cold = outcome(call, array)
+    assert foretold(call) == told, f"{where}: explain changed its mind"
+    results = {"warm": outcome(call, array), "warmer": outcome(call, array)}
+    with arraybridge.trace() as log:
+        results["traced"] = outcome(call, array)
+    results["after the trace"] = outcome(call, array)
+    for when, result in results.items():
+        assert result == cold, f"{where}: cold {cold[:-3]}, {when} {result[:-3]}"
+    if len(told) == 2:
+        assert cold == told, f"{where}: explain says {told}, the call {cold}"
+        return
+    same, shares, _ = told
+    assert same == (cold == ("same",)), where
+    if cold != ("same",):
+        assert len(cold) == 7, f"{where}: explain foretold {told}, the call {cold}"
+        if cold[4]:
+            assert shares == cold[5], f"{where}: explain says shares={shares}, really {cold[5]}"
+    assert len(log.records) == 1
+    assert (log.records[0].method == "same", log.records[0].shares_memory) == (same, shares), where
+
+
+def sources(framework: str, dtype: str) -> Iterator[tuple[str, Any]]:
+    for layout in data.LAYOUTS:
+        if not data.inexpressible(framework, layout, dtype):
+            yield layout, data.build(framework, layout, dtype)
+
+
+SOME = ("float32", "complex128", "bfloat16", "bool", "int64", "float8_e5m2")
+
+
+@pytest.mark.parametrize("target", data.FRAMEWORKS)
+@pytest.mark.parametrize("source", data.FRAMEWORKS)
+def test_a_plan_does_what_explain_says(source: str, target: str) -> None:
+    require(source)
+    require(target)
+    for dtype in SOME:
+        for layout, made in sources(source, dtype):
+            for name, options in OPTIONS.items():
+                if source == target == "tensorflow" and layout in ("offset", "unaligned"):
+                    continue  # a wrong step here ends the process: tests/deadly/misaligned_tensorflow.py
+                check(call_of(made.array, source, target, options), made.array, f"{layout} {dtype} {name}")
+
+
+@pytest.mark.parametrize("target", data.FRAMEWORKS)
+@pytest.mark.parametrize("source", data.FRAMEWORKS)
+def test_plans_of_other_arrays_change_nothing(source: str, target: str) -> None:
+    """All arrays of a framework one after the other, through the same plans, there and back."""
+    require(source)
+    require(target)
+    made = [(dtype, layout, one) for dtype in SOME for layout, one in sources(source, dtype)]
+    made = [
+        one for one in made if not (source == target == "tensorflow" and one[1] in ("offset", "unaligned"))
+    ]
+    for name, options in OPTIONS.items():
+        calls = [
+            (f"{layout} {dtype} {name}", call_of(one.array, source, target, options), one.array)
+            for dtype, layout, one in made
+        ]
+        cold = []
+        for _, call, array in calls:
+            forget()
+            cold.append(outcome(call, array))
+        for order in (calls, calls[::-1]):
+            found = {where: outcome(call, array) for where, call, array in order}
+            for (where, _, _), before in zip(calls, cold, strict=True):
+                assert found[where] == before, f"{where}: {before[:-3]} became {found[where][:-3]}"
+
+
+# ---- arrays that the matrix does not have ------------------------------------------------------------------
+
+
+def strange(torch: Any) -> dict[str, Callable[[], Any]]:
+    return {
+        "conj": lambda: torch.tensor([1 + 2j, 3j]).conj(),
+        "neg": lambda: torch.tensor([1 + 2j, 3j]).conj().imag,
+        "grad": lambda: torch.ones(2, requires_grad=True),
+        "parameter": lambda: torch.nn.Parameter(torch.ones(2)),
+        "grad of a result": lambda: torch.ones(2, requires_grad=True) * 2,
+        "conj with grad": lambda: torch.ones(2, dtype=torch.complex64, requires_grad=True).conj(),
+        "sparse": lambda: torch.ones(2, 2).to_sparse(),
+        "meta": lambda: torch.ones(2, device="meta"),
+        "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+        "expanded": lambda: torch.ones(1).expand(5),
+        "empty": lambda: torch.ones(0, 3),
+        "one": lambda: torch.ones(1, 1)[:, :1],
+        "high rank": lambda: torch.ones((1,) * 70),
+        "subclass": lambda: torch.ones(2).as_subclass(type("Sub", (torch.Tensor,), {})),
+        "inference": lambda: _inference(torch),
+    }
+
+
+def _inference(torch: Any) -> Any:
+    with torch.inference_mode():
+        return torch.ones(3)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz.*")
+@pytest.mark.parametrize("target", data.FRAMEWORKS)
+def test_strange_tensors(target: str) -> None:
+    torch = require("torch")
+    require(target)
+    for (kind, make), (name, options) in product(strange(torch).items(), OPTIONS.items()):
+        if "dtype" in options and options["dtype"] is ...:
+            continue
+        x = make()
+        if target == "torch" or kind == "meta":
+            continue
+        call = call_of(x, "torch", target, options)
+        forget()
+        told = foretold(call)
+        first = _compared(call)
+        again = _compared(call)
+        convert_memory_quietly(torch.ones(2), target, options)
+        assert _compared(call) == first == again, f"{kind} {name}"
+        assert (len(told) == 2) == (len(first) == 2), f"{kind} {name}: {told} {first}"
+
+
+def convert_memory_quietly(x: Any, target: str, options: dict[str, Any]) -> None:
+    try:
+        call_of(x, "torch", target, options)(convert_memory)
+    except MemoryConversionError:
+        return
+
+
+def _compared(call: Callable[[Callable[..., Any]], Any]) -> tuple[Any, ...]:
+    try:
+        result = call(convert_memory)
+    except (MemoryConversionError, ValueError, TypeError) as error:
+        return (type(error), str(error))
+    return (data.framework_of(result), data.dtype_name(result), tuple(result.shape), data.bits(result))
+
+
+@pytest.mark.parametrize("copy", [0, 1, 0.0, 1.0, 3, "no", "", np.int64(1), np.array(True), []], ids=repr)
+def test_a_senseless_copy_is_a_value_error(copy: Any) -> None:
+    require("torch")
+    x = np.arange(3.0)
+    for warm_up in (True, False):
+        convert_memory(x, "torch", copy=warm_up)
+        for do in (convert_memory, explain, arraybridge.convert_tree):
+            for target in ("torch", "numpy"):
+                with pytest.raises(ValueError, match="copy="):
+                    do(x, target, copy=copy)
+        with pytest.raises(ValueError, match="copy="):
+            arraybridge.to_cpu(x, copy=copy)
+        with pytest.raises(ValueError, match="copy="):
+            arraybridge.to_torch(x, copy=copy)
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_booleans_of_numpy_count(value: bool) -> None:
+    require("torch")
+    for array in (np.arange(3.0), np.arange(3.0)[::-1]):
+        for _ in range(2):
+            for target in ("torch", "numpy"):
+                expected = outcome(lambda do: do(array, target, copy=value), array)  # noqa: B023
+                got = outcome(lambda do: do(array, target, copy=np.bool_(value)), array)  # noqa: B023
+                assert got == expected
+        assert (explain(array, "numpy", copy=np.bool_(value)).copies == 1) == value
+
+
+def test_equal_keys_are_no_trap() -> None:
+    """1 equals True, and 0.0 equals 0: what is refused cold is refused warm."""
+    require("torch")
+    x = np.arange(3.0)
+    for _ in range(3):
+        convert_memory(x, "torch", copy=True)
+        convert_memory(x, "numpy", 0)
+        convert_memory(x, "numpy", "numpy", 0)
+        for options in ({"copy": 1}, {"gpu_id": True}, {"gpu_id": 0.0}, {"device": 0}, {"device": "cpu:0 "}):
+            with pytest.raises(ValueError, match=next(iter(options))):
+                convert_memory(x, "torch", **options)
+        for number in (True, 0.0, -1):
+            with pytest.raises(ValueError, match="gpu_id"):
+                convert_memory(x, "numpy", number)
+
+
+def test_an_option_that_is_no_key_is_refused_and_not_more() -> None:
+    class Unhashable(str):  # noqa: SLOT000
+        __hash__ = None  # type: ignore[assignment]
+
+    require("torch")
+    x = np.arange(3.0)
+    for _ in range(2):
+        assert convert_memory(x, "torch", grad=Unhashable("error")).tolist() == [0, 1, 2]
+        with pytest.raises(MemoryConversionError):
+            convert_memory(x, "torch", dtype=[("a", "i4")])
+
+
+def test_classes_made_in_a_loop_do_not_pile_up() -> None:
+    x = np.arange(3.0)
+    for _ in range(600):
+        cls = type("Made", (np.ndarray,), {})
+        convert_memory(x.view(cls), "numpy", copy=True)
+    assert len(plans.forms) <= 512
+    assert len(plans._facts) <= 512
+    assert sum(map(len, plans.plain.values())) <= 512 * len(plans.plain)
+
+
+def test_a_framework_that_is_replaced_is_asked_anew() -> None:
+    from tests.helpers import registry_kept
+
+    x = np.arange(3.0)
+    convert_memory(x, "numpy", copy=True)
+    assert plans.forms
+    with registry_kept():
+        arraybridge.register(arraybridge.framework("numpy"))
+        assert not plans.forms
+        assert not plans.plain

@@ -1,0 +1,631 @@
+"""Sources that are not what they seem: without memory of their own, with less of it, or with another's."""
+
+from __future__ import annotations
+
+import array
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    ArrayNotSupportedError,
+    CopyRequiredError,
+    GradientError,
+    MemoryConversionError,
+    UnknownArrayError,
+    convert_memory,
+    explain,
+)
+from tests import matrix_data
+from tests.helpers import require
+
+TARGETS = ("numpy", "jax", "tensorflow")
+
+
+# ---- torch: storage that is missing, or was taken away ---------------------------------------------------
+
+
+def refused_everywhere(x: Any, targets: tuple[str, ...], error: type[Exception], **options: Any) -> str:
+    message = ""
+    for target in targets:
+        for call in (convert_memory, explain, convert_memory):
+            with pytest.raises(error) as caught:
+                call(x, target, **options)
+            message = str(caught.value)
+    return message
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_tensors_under_functionalize_have_no_memory(target: str) -> None:
+    torch = require("torch")
+    require(target)
+    convert_memory(torch.ones(4), target)  # so that the fast path is taken
+    told: list[str] = []
+
+    def body(x: Any) -> Any:
+        told.append(refused_everywhere(x, (target,), ArrayNotSupportedError))
+        told.append(refused_everywhere(x + 1, (target,), ArrayNotSupportedError))
+        told.append(refused_everywhere(x, (target,), ArrayNotSupportedError, copy=True))
+        return x + 1
+
+    out = torch.func.functionalize(body)(torch.arange(4.0))
+    assert out.tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert all("torch.func" in message for message in told)
+    assert len(told) == 3
+
+
+def cut_tensors() -> dict[str, Callable[[], Any]]:
+    torch = require("torch")
+
+    def whole() -> Any:
+        x = torch.arange(1000.0)
+        x.untyped_storage().resize_(40)
+        return x
+
+    def view() -> Any:
+        x = torch.arange(1000.0)
+        tail = x[500:]
+        x.untyped_storage().resize_(1200)
+        return tail
+
+    def strided() -> Any:
+        x = torch.arange(1000.0)[::2]
+        x.untyped_storage().resize_(3000)
+        return x
+
+    def empty() -> Any:
+        x = torch.arange(1000.0)
+        x.untyped_storage().resize_(0)
+        return x
+
+    def wide() -> Any:
+        x = torch.arange(1000.0).to(torch.bfloat16)
+        x.untyped_storage().resize_(100)
+        return x
+
+    return {"whole": whole, "view": view, "strided": strided, "empty": empty, "bfloat16": wide}
+
+
+@pytest.mark.parametrize("kind", ["whole", "view", "strided", "empty", "bfloat16"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_shrunk_storage_is_not_read_beyond_its_end(target: str, kind: str) -> None:
+    torch = require("torch")
+    require(target)
+    convert_memory(torch.ones(4), target)
+    make = cut_tensors()[kind]
+    for options in ({}, {"copy": True}, {"copy": False}, {"device": "cpu"}):
+        message = refused_everywhere(make(), (target,), ArrayNotSupportedError, **options)
+        assert "storage" in message
+
+
+def test_a_shrunk_storage_is_not_copied_either() -> None:
+    make = cut_tensors()["whole"]
+    assert convert_memory((x := make()), "torch") is x
+    with pytest.raises(ArrayNotSupportedError, match="storage"):
+        convert_memory(make(), "torch", copy=True)
+    with pytest.raises(ArrayNotSupportedError, match="storage"):
+        convert_memory(make(), "torch", dtype="float64")
+
+
+def test_a_part_of_a_shrunk_storage_that_is_there_still_travels() -> None:
+    torch = require("torch")
+    x = torch.arange(1000.0)
+    head = x[:10]
+    x.untyped_storage().resize_(40)
+    assert convert_memory(head, "numpy").tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_gradients_are_asked_for_also_where_none_are_recorded(target: str) -> None:
+    torch = require("torch")
+    require(target)
+    leaf = torch.ones(3, requires_grad=True)
+    result = leaf * 2
+    parameter = torch.nn.Parameter(torch.ones(2))
+    convert_memory(torch.ones(3), target)
+    convert_memory(torch.nn.Parameter(torch.ones(2), requires_grad=False), target)
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            for x in (leaf, result, parameter):
+                assert "detach" in refused_everywhere(x, (target,), GradientError)
+                assert explain(x, target, grad="detach").copies == int(target != "numpy" and _off(x))
+                got = convert_memory(x, target, grad="detach")
+                assert matrix_data.bits(got) == x.detach().numpy().tobytes()
+
+
+def _off(x: Any) -> bool:
+    return bool(x.data_ptr() % 64)
+
+
+def test_advice_for_torch_loses_nothing() -> None:
+    torch = require("torch")
+    with pytest.warns(UserWarning, match="ComplexHalf"):
+        half = torch.zeros(2, dtype=torch.complex32)
+    with pytest.raises(MemoryConversionError) as caught:
+        convert_memory(half, "numpy")
+    assert "complex64" in str(caught.value)
+    assert "float32" not in str(caught.value)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_fake_tensor_has_no_values(target: str) -> None:
+    torch = require("torch")
+    require(target)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.zeros(3)
+        inside = refused_everywhere(fake, (target,), ArrayNotSupportedError)
+    outside = refused_everywhere(fake, (target,), ArrayNotSupportedError)
+    for message in (inside, outside):
+        assert "FakeTensorMode" in message
+        assert "convert to numpy first" not in message
+
+
+# ---- NumPy: whose memory it is ---------------------------------------------------------------------------
+
+
+class Sub(np.ndarray):
+    pass
+
+
+def chains() -> dict[str, Callable[[], tuple[np.ndarray, Any]]]:
+    """Name → the owner of memory, and something that views it."""
+
+    def subclass() -> tuple[np.ndarray, Any]:
+        owner = np.arange(4096.0).view()
+        owner = np.ndarray.__new__(Sub, 4096)
+        owner[:] = np.arange(4096.0)
+        return owner, owner
+
+    def view_of_subclass() -> tuple[np.ndarray, Any]:
+        owner, _ = subclass()
+        return owner, owner[1:].view(np.ndarray)
+
+    def subclass_between() -> tuple[np.ndarray, Any]:
+        owner = np.arange(4096.0)
+        return owner, np.asarray(owner.view(Sub)[2:])
+
+    def recarray() -> tuple[np.ndarray, Any]:
+        owner = np.recarray(4096, [("x", "f8")])
+        owner["x"] = np.arange(4096.0)
+        return owner, owner["x"].view(np.ndarray)
+
+    def memory() -> tuple[np.ndarray, Any]:
+        owner = np.arange(4096.0)
+        return owner, np.asarray(memoryview(owner))
+
+    def memory_between() -> tuple[np.ndarray, Any]:
+        owner = np.arange(4096.0)
+        return owner, np.asarray(memoryview(owner[8:].view(Sub)))[1:]
+
+    def strided() -> tuple[np.ndarray, Any]:
+        owner = np.arange(4096.0)
+        return owner, np.lib.stride_tricks.as_strided(owner, (100,), (8,))
+
+    def windows() -> tuple[np.ndarray, Any]:
+        owner = np.arange(4096.0)
+        return owner, np.lib.stride_tricks.sliding_window_view(owner, 3)
+
+    def read_only() -> tuple[np.ndarray, Any]:
+        owner = np.arange(4096.0)
+        view = owner.view(Sub)[4:]
+        view.flags.writeable = False
+        return owner, view
+
+    def interface() -> tuple[np.ndarray, Any]:
+        class Holder:
+            def __init__(self, held: np.ndarray) -> None:
+                self.base = held
+                self.__array_interface__ = held.__array_interface__
+
+        owner = np.arange(4096.0)
+        return owner, Holder(owner)
+
+    return {
+        "subclass": subclass,
+        "view of a subclass": view_of_subclass,
+        "subclass between": subclass_between,
+        "recarray": recarray,
+        "memoryview": memory,
+        "memoryview between": memory_between,
+        "as_strided": strided,
+        "windows": windows,
+        "read-only": read_only,
+        "interface": interface,
+    }
+
+
+@pytest.mark.parametrize("target", ["torch", "jax", "tensorflow"])
+@pytest.mark.parametrize("kind", chains())
+def test_nobody_resizes_what_a_consumer_reads(kind: str, target: str) -> None:
+    require(target)
+    owner, view = chains()[kind]()
+    copy = True if kind == "windows" and target != "torch" else None
+    result = convert_memory(view, target, copy=False if kind == "read-only" and target == "torch" else copy)
+    shares = explain(view, target, copy=False if kind == "read-only" and target == "torch" else copy)
+    values = matrix_data.bits(result)
+    del view
+    gc.collect()
+    if shares.shares_memory:
+        with pytest.raises(ValueError, match="resize"):
+            owner.resize(1 << 16, refcheck=False)
+    assert matrix_data.bits(result) == values
+
+
+def test_what_is_no_array_below_is_guarded_by_its_own_rules() -> None:
+    require("torch")
+    raw = bytearray(64)
+    shared = convert_memory(np.frombuffer(raw, np.uint8), "torch")
+    with pytest.raises(BufferError):
+        raw.extend(b"x")
+    shared[0] = 7
+    assert raw[0] == 7
+
+
+def test_a_torch_storage_below_cannot_be_resized() -> None:
+    torch = require("torch")
+    require("jax")
+    tensor = torch.arange(4096.0)
+    shared = convert_memory(tensor.numpy()[16:], "jax")
+    with pytest.raises(RuntimeError, match="resiz"):
+        tensor.untyped_storage().resize_(0)
+    assert float(shared[0]) == 16.0
+
+
+# ---- NumPy to torch, and copies within NumPy -------------------------------------------------------------
+
+
+def odd_strides() -> dict[str, np.ndarray]:
+    raw = np.arange(64, dtype=np.uint8)
+    values = raw.view(np.float32)[:4]
+    as_strided = np.lib.stride_tricks.as_strided
+    return {
+        "odd": as_strided(values, (4, 1), (4, 7)),
+        "negative": as_strided(values, (1, 4), (-3, 4)),
+        "negative multiple": as_strided(values, (1, 2, 2), (-8, 8, 4)),
+        "between": as_strided(values, (2, 1, 2), (8, 5, 4)),
+        "alone": as_strided(values, (1,), (3,)),
+        "strided too": as_strided(values, (2, 1), (8, 9)),
+    }
+
+
+@pytest.mark.parametrize("kind", odd_strides())
+def test_an_axis_of_one_element_has_no_stride_to_mind(kind: str) -> None:
+    require("torch")
+    array = odd_strides()[kind]
+    for _ in range(2):
+        shared = convert_memory(array, "torch", copy=False)
+        assert tuple(shared.shape) == array.shape
+        assert shared.numpy().tobytes() == array.tobytes()
+        assert shared.data_ptr() == array.__array_interface__["data"][0]
+        assert convert_memory(array, "torch", copy=True).numpy().tobytes() == array.tobytes()
+    assert explain(array, "torch").shares_memory
+
+
+@pytest.mark.parametrize("code", ["longlong", "ulonglong", "long", "ulong"])
+@pytest.mark.parametrize("target", ["torch", "jax", "tensorflow"])
+def test_c_types_of_one_size_are_one(target: str, code: str) -> None:
+    require(target)
+    array = np.arange(5, dtype=code) + np.array(2**62, code)
+    for copy in (None, True):
+        for _ in range(2):
+            result = convert_memory(array, target, copy=copy)
+            assert matrix_data.bits(result) == array.tobytes()
+            assert matrix_data.dtype_name(result) == array.dtype.name
+
+
+def whatever_numpy_holds() -> dict[str, np.ndarray]:
+    found = {
+        "objects": np.array([[1], None], object),
+        "fields": np.zeros(3, [("a", "i4"), ("b", object)]),
+        "nested": np.zeros(2, [("a", [("b", object)])]),
+        "plain fields": np.ones(2, [("a", "i4"), ("b", "f8")]),
+        "V0": np.zeros(3, "V0"),
+        "V5": np.zeros(3, "V5"),
+        "U0": np.zeros(2, "U0"),
+        "strings": np.array(["a", "bc"]),
+        "bytes": np.array([b"a"]),
+        "dates": np.array(["2020-01-01"], "M8[D]"),
+        "empty": np.zeros((0, 3), object),
+        "big-endian": np.arange(3, dtype=">i4"),
+        "masked": np.ma.masked_array([1.0, 2.0], [True, False]),
+    }
+    if hasattr(np.dtypes, "StringDType"):
+        found["StringDType"] = np.array(["a", "longer than a short string is"], np.dtypes.StringDType())
+    return found
+
+
+@pytest.mark.parametrize("kind", whatever_numpy_holds())
+def test_numpy_copies_whatever_it_holds(kind: str) -> None:
+    array = whatever_numpy_holds()[kind]
+    assert convert_memory(array, "numpy") is array
+    for _ in range(2):
+        twin = convert_memory(array, "numpy", copy=True)
+        assert twin is not array
+        assert type(twin) is type(array)
+        assert twin.dtype == array.dtype
+        assert twin.tolist() == array.tolist()
+        assert not (array.nbytes and np.shares_memory(twin, array))
+
+
+# ---- JAX -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
+def test_a_deleted_array_is_refused_by_name(target: str) -> None:
+    require("jax")
+    require(target)
+    import jax.numpy as jnp
+
+    def gone() -> Any:
+        x = jnp.arange(4.0) + 1
+        x.delete()
+        return x
+
+    refused_everywhere(gone(), (target,), ArrayNotSupportedError)
+    convert_memory(jnp.arange(4.0), target)
+    for options in ({}, {"copy": True}, {"device": "cpu"}):
+        refused_everywhere(gone(), (target,), ArrayNotSupportedError, **options)
+    with pytest.raises(ArrayNotSupportedError):
+        arraybridge.device_of(gone())
+
+
+def test_a_donated_array_is_refused_by_name() -> None:
+    jax = require("jax")
+    x = jax.numpy.arange(8.0)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(x)
+    if not x.is_deleted():
+        pytest.skip("this JAX donates nothing on the CPU")
+    for target in ("numpy", "jax"):
+        message = refused_everywhere(x, (target,), ArrayNotSupportedError)
+        assert "donated" in message
+
+
+def sharded(replicated: bool = False) -> Any:
+    jax = require("jax")
+    if len(jax.devices("cpu")) < 2:
+        pytest.skip("one CPU device: XLA_FLAGS names no more")
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
+    spec = jax.sharding.PartitionSpec(None if replicated else "x")
+    return jax.device_put(np.arange(8.0, dtype=np.float32), jax.sharding.NamedSharding(mesh, spec))
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize("device", ["cpu:0", "cpu", "cpu:1"])
+def test_a_sharded_array_goes_to_the_device_that_is_asked_for(device: str, replicated: bool) -> None:
+    x = sharded(replicated)
+    for _ in range(2):
+        result = convert_memory(x, "jax", device=device)
+        assert [str(arraybridge.Device("cpu", d.id)) for d in result.devices()] == [
+            str(arraybridge.Device.parse(device))
+        ]
+        assert np.asarray(result).tolist() == list(range(8))
+    route = explain(x, "jax", device=device)
+    assert (route.method, route.copies) == ("host", 1)
+    with pytest.raises(CopyRequiredError):
+        convert_memory(x, "jax", device=device, copy=False)
+
+
+def test_a_sharded_array_stays_where_it_is_unless_asked() -> None:
+    x = sharded()
+    assert convert_memory(x, "jax") is x
+    assert convert_memory(x, "jax", "jax") is x
+    here = arraybridge.to_cpu(x)
+    assert len(here.devices()) == 1
+    assert np.asarray(here).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_a_packed_dtype_is_told_as_a_copy(dtype: str) -> None:
+    jax = require("jax")
+    x = jax.numpy.array([1, 2, 3], dtype)
+    for _ in range(2):
+        route = explain(x, "numpy")
+        assert (route.shares_memory, route.copies) == (False, 1)
+        result = convert_memory(x, "numpy")
+        assert result.dtype.name == dtype
+        assert result.astype(int).tolist() == [1, 2, 3]
+        with pytest.raises(CopyRequiredError):
+            convert_memory(x, "numpy", copy=False)
+        with pytest.raises(CopyRequiredError):
+            explain(x, "numpy", copy=False)
+        again = convert_memory(result, "jax")
+        assert (str(again.dtype), again.astype(int).tolist()) == (dtype, [1, 2, 3])
+
+
+# ---- other libraries -------------------------------------------------------------------------------------
+
+
+class Picture:
+    """As Pillow's images: each question makes bytes anew."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.values.shape,
+            "typestr": self.values.dtype.str,
+            "version": 3,
+            "data": self.values.tobytes(),
+        }
+
+
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
+def test_bytes_that_were_handed_out_are_a_copy(target: str) -> None:
+    require(target)
+    picture = Picture(np.arange(12, dtype=np.uint8).reshape(3, 4))
+    for _ in range(2):
+        route = explain(picture, target)
+        assert (route.shares_memory, route.copies, route.source) == (False, 1, "numpy")
+        result = convert_memory(picture, target)
+        assert matrix_data.bits(result) == bytes(range(12))
+        for call in (convert_memory, explain):
+            with pytest.raises(CopyRequiredError, match="bytes"):
+                call(picture, target, copy=False)
+    if target == "numpy":
+        result[0, 0] = 9
+        assert picture.values[0, 0] == 0
+
+
+def test_an_interface_over_a_buffer_is_shared() -> None:
+    raw = bytearray(range(8))
+
+    class Shared:
+        def __init__(self) -> None:
+            self.__array_interface__ = {"shape": (8,), "typestr": "|u1", "version": 3, "data": raw}
+
+    result = convert_memory(Shared(), "numpy", copy=False)
+    raw[0] = 99
+    assert result[0] == 99
+
+
+def test_an_interface_of_the_object_itself_is_seen() -> None:
+    require("torch")
+
+    class Plain:
+        pass
+
+    held = np.arange(6.0)
+    for name in ("__array_interface__", "both"):
+        thing: Any = Plain()
+        thing.__array_interface__ = held.__array_interface__
+        thing.kept = held
+        if name == "both":
+            thing.__dlpack__ = held.__dlpack__
+            thing.__dlpack_device__ = held.__dlpack_device__
+        assert arraybridge.detect_memory_type(thing) == "numpy"
+        assert convert_memory(thing, "torch").data_ptr() == held.__array_interface__["data"][0]
+    with pytest.raises(UnknownArrayError):
+        convert_memory(Plain(), "torch")
+
+
+class Producer:
+    """Speaks DLPack, and nothing else."""
+
+    def __init__(self, held: Any, versions: bool) -> None:
+        self.held, self.versions = held, versions
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if not self.versions and "max_version" in options:
+            raise TypeError("max_version")
+        return self.held.__dlpack__(**options) if self.versions else self.held.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+@pytest.mark.parametrize("versions", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "int64", "bool"])
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
+def test_what_speaks_dlpack_alone_keeps_its_dtype(target: str, dtype: str, versions: bool) -> None:
+    torch = require("torch")
+    require(target)
+    held = torch.tensor([1, 0, 1, 1]).to(getattr(torch, dtype))
+    producer = Producer(held, versions)
+    for _ in range(2):
+        result = convert_memory(producer, target)
+        assert matrix_data.dtype_name(result) == dtype
+        assert matrix_data.bits(result) == held.view(torch.uint8).numpy().tobytes()
+    if target == "numpy":
+        assert explain(producer, target, copy=False).shares_memory
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    [
+        np.float32(3),
+        np.float64(-0.5),
+        np.int8(-3),
+        np.uint64(2**63),
+        np.bool_(True),
+        np.complex64(1 - 2j),
+        np.float16(2),
+    ],
+    ids=lambda x: x.dtype.name,
+)
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
+def test_scalars_of_numpy_are_arrays_without_axes(target: str, scalar: np.generic) -> None:
+    require(target)
+    assert arraybridge.detect_memory_type(scalar) == "numpy"
+    for _ in range(2):
+        result = convert_memory(scalar, target)
+        assert tuple(result.shape) == ()
+        assert matrix_data.framework_of(result) == target
+        assert matrix_data.dtype_name(result) == scalar.dtype.name
+        assert matrix_data.bits(result) == scalar.tobytes()
+        assert not explain(scalar, target).shares_memory
+        with pytest.raises(CopyRequiredError):
+            convert_memory(scalar, target, copy=False)
+    assert (
+        str(convert_memory(scalar, target, "numpy", copy=True) if False else arraybridge.device_of(scalar))
+        == "cpu"
+    )
+
+
+def test_scalars_in_a_tree_stay() -> None:
+    require("torch")
+    scalar = np.float32(2)
+    tree = arraybridge.convert_tree({"a": np.zeros(2), "n": scalar}, "torch")
+    assert tree["n"] is scalar
+
+
+def test_scalars_that_are_no_numbers_are_refused() -> None:
+    for scalar in (np.str_("a"), np.bytes_(b"a"), np.datetime64("2020"), np.void(b"ab")):
+        with pytest.raises(UnknownArrayError):
+            convert_memory(scalar, "numpy")
+
+
+# ---- hints -----------------------------------------------------------------------------------------------
+
+
+def hinted() -> dict[str, tuple[Any, str]]:
+    return {
+        "memoryview": (memoryview(b"1234"), "np.asarray(x)"),
+        "array.array": (array.array("f", [1, 2]), "np.asarray(x)"),
+        "bytes": (b"1234", "np.frombuffer(x, np.uint8)"),
+        "bytearray": (bytearray(4), "np.frombuffer(x, np.uint8)"),
+        "range": (range(4), "np.asarray(x)"),
+    }
+
+
+@pytest.mark.parametrize("kind", hinted())
+def test_the_expression_to_write_instead(kind: str) -> None:
+    x, expression = hinted()[kind]
+    for call in (convert_memory, explain):
+        with pytest.raises(UnknownArrayError) as caught:
+            call(x, "numpy")
+        assert expression in str(caught.value)
+    made = eval(expression, {"np": np, "x": x})  # noqa: S307  # what the message says has to run
+    assert isinstance(convert_memory(made, "numpy"), np.ndarray)
+    assert made.size in (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "expression"),
+    [
+        ("pandas.core.frame", "DataFrame", "x.to_numpy()"),
+        ("pandas.core.series", "Series", "x.to_numpy()"),
+        ("polars.series.series", "Series", "x.to_numpy()"),
+        ("polars.dataframe.frame", "DataFrame", "x.to_numpy()"),
+        ("xarray.core.dataarray", "DataArray", "x.data"),
+        ("xarray.core.dataset", "Dataset", "x.to_dataarray().data"),
+        ("h5py._hl.dataset", "Dataset", "x[...]"),
+        ("zarr.core.array", "Array", "x[...]"),
+        ("scipy.sparse._csr", "csr_matrix", "x.toarray()"),
+        ("scipy.sparse._coo", "coo_array", "x.toarray()"),
+        ("dask.array.core", "Array", "x.compute()"),
+        ("somewhere", "Thing", "np.asarray(x)"),
+    ],
+)
+def test_libraries_are_told_by_their_own_expressions(module: str, name: str, expression: str) -> None:
+    cls = type(name, (), {"__array__": lambda self: np.zeros(2), "__module__": module})
+    with pytest.raises(UnknownArrayError) as caught:
+        convert_memory(cls(), "numpy")
+    assert expression in str(caught.value)
