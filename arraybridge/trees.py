@@ -25,8 +25,10 @@ from arraybridge.types import TypeMemo
 __all__ = [
     "ARRAY",
     "LEAF",
+    "Structure",
     "TREE",
     "arrays_of",
+    "flattened",
     "is_array",
     "kind_of",
     "kinds",
@@ -235,9 +237,8 @@ def _registered_node(tree: Any) -> _Node:
     def name(i: int) -> str:
         return str(one.path_entry_type(one.entries[i], one.type, one.kind).codify(""))
 
-    return _Node(
-        tree, one.children, name, lambda _, values: one.unflatten_func(one.metadata, values), one.metadata
-    )
+    unflatten, metadata = one.unflatten_func, one.metadata
+    return _Node(tree, one.children, name, lambda _, values: unflatten(metadata, values), metadata)
 
 
 # -- going through it ----------------------------------------------------------------------------------
@@ -405,3 +406,51 @@ def outline(tree: Any) -> str:
     if isinstance(tree, (list, tuple, deque)):
         return f"{article} {name} of {len(tree)}"
     return f"{article} {name}"
+
+
+# -- a container without its arrays -------------------------------------------------------------------
+
+
+class Structure:
+    """A container without what it holds, to be filled again; of a leaf, nothing but the place of one."""
+
+    __slots__ = ("_children", "_extra", "_like", "_make", "_type")
+
+    def __init__(self, node: _Node | None, children: Sequence[Structure]) -> None:
+        self._children = children
+        if node is None:
+            return
+        self._type, self._make, self._extra = type(node.tree), node.make, node.extra
+        plain = self._type is list or self._type is tuple
+        self._like = node.tree[:0] if plain else node.with_children([None] * len(children))
+
+    def filled(self, leaves: Iterator[Any]) -> Any:
+        """The container with the next of these leaves, in the order of `leaves_of`."""
+        if self is _PLACE:
+            return next(leaves)
+        children = [child.filled(leaves) for child in self._children]
+        return tuple(children) if self._type is tuple else self._make(self._like, children)
+
+    def key(self) -> Any:
+        """What tells it from other structures, to be hashed if all that it knows of its containers can be."""
+        if self is _PLACE:
+            return None
+        extra = tuple(self._extra) if isinstance(self._extra, list) else self._extra
+        return (self._type, extra, tuple(child.key() for child in self._children))
+
+
+_PLACE = Structure(None, ())
+
+
+def flattened(tree: Any) -> tuple[list[Any], Structure]:
+    """The leaves of a container, arrays and all else, and what to fill with such leaves again."""
+    leaves: list[Any] = []
+    return leaves, _flattened(tree, leaves)
+
+
+def _flattened(tree: Any, leaves: list[Any]) -> Structure:
+    if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
+        leaves.append(tree)
+        return _PLACE
+    node = _opened(tree)
+    return Structure(node, [_flattened(child, leaves) for child in node.children])

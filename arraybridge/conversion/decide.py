@@ -82,6 +82,11 @@ def decide(request: Request) -> tuple[Route, Run]:
         if not isinstance(copy, np.bool_):
             raise ValueError(f"copy={copy!r} must be None, True or False")
         request = replace(request, copy=bool(copy))
+    if request.grad == "flow":
+        raise ValueError(
+            "a conversion has no gradient: grad='flow' is an option of the decorators @torch, @jax and"
+            " @tensorflow, where there is a function to differentiate; pass grad='detach' to drop the graph"
+        )
     if request.grad not in ("error", "detach"):
         raise ValueError(
             f"grad={request.grad!r} must be 'error' or 'detach'"

@@ -16,6 +16,7 @@ import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.autodiff import Autodiff
 from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Running, Streams
 from arraybridge.types import Device
@@ -40,7 +41,7 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        fast, streams, pinning, pool, pickling, running: the parts that it has, of parts.py; None for others.
+        fast, streams, pinning, pool, pickling, running, autodiff: the parts that it has; None for others.
     """
 
     name: ClassVar[str]
@@ -59,6 +60,7 @@ class Framework(ABC):
     pool: Pool | None = None
     pickling: Pickling | None = None
     running: Running | None = None
+    autodiff: Autodiff | None = None
 
     def __repr__(self) -> str:
         return f"<arraybridge framework {self.name!r}>"

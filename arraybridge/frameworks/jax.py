@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend import backend as jax_backend
 
 from arraybridge.errors import DtypeNotSupportedError
-from arraybridge.frameworks import hostmemory, loans
+from arraybridge.frameworks import hostmemory, jax_autodiff, loans
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
@@ -74,6 +74,7 @@ class JaxFramework(Framework):
     dtypes = _DTYPES
 
     def __init__(self) -> None:
+        self.autodiff = jax_autodiff.AUTODIFF
         self.dlpack_device = 2
         self.fast = JaxFast()
         self.pool = JaxPool()

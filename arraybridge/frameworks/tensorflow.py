@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import hostmemory, tensorflow_autodiff
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Running, Usage
 from arraybridge.types import Device
@@ -53,6 +53,7 @@ class TensorflowFramework(Framework):
     dtypes = _DTYPES
 
     def __init__(self) -> None:
+        self.autodiff = tensorflow_autodiff.AUTODIFF
         self.dlpack_device = 2 if tf.test.is_built_with_cuda() else None
         self.fast = TensorflowFast()
         self.pool = TensorflowPool()

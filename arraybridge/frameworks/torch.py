@@ -17,7 +17,7 @@ import torch
 from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.errors import DtypeNotSupportedError
-from arraybridge.frameworks import hostmemory, loans, torch_cuda
+from arraybridge.frameworks import hostmemory, loans, torch_autodiff, torch_cuda
 from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
 from arraybridge.types import Device
@@ -62,6 +62,7 @@ class TorchFramework(Framework):
     dtypes = frozenset(_DTYPES)
 
     def __init__(self) -> None:
+        self.autodiff = torch_autodiff.AUTODIFF
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
         self.fast = TorchFast()
         self.pickling = TorchPickling()

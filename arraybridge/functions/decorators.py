@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protoco
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import set_decorator_maker
 from arraybridge.functions.dtypes import DtypeConversion
+from arraybridge.functions.gradients import FlowRunner, check_flow
 from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, check_contract, checked_options
 from arraybridge.functions.runner import Declaration, Runner
 from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
@@ -135,7 +136,9 @@ class FrameworkDecorator:
                 Plain functions only.
             contract: is called with the result; where it returns a false value, the call fails.
             grad: what to do with a torch tensor that requires grad and enters another framework:
-                ``"error"``, or ``"detach"``. Inside torch the graph is kept.
+                ``"error"``, or ``"detach"``. Inside torch the graph is kept. ``"flow"``, of torch, jax and
+                tensorflow: arrays of the other two may be passed that are being differentiated; results are
+                of the caller's framework, and its ``backward()``, ``jax.grad`` or tape goes through.
 
         Returns:
             a function with the name, docstring, signature and type hints of ``fn``, on which
@@ -198,7 +201,10 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
                     raise ValueError(
                         f"{what}({option}=…) takes plain functions, and {label_of(function)} is a {kind}"
                     )
-        wrapper = wrap(function, Runner(function, options))
+        if options.grad == "flow":
+            check_flow(options, kind)
+        runner = FlowRunner if options.grad == "flow" else Runner
+        wrapper = wrap(function, runner(function, options))
         wrapper.input_memory_type = options.input_type or options.framework
         wrapper.output_memory_type = options.output_type
         wrapper.execution_memory_type = options.framework

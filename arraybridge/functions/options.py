@@ -31,7 +31,7 @@ class DecoratorKeywords(TypedDict, total=False):
     dtype_conversion: DtypeConversion
     slice_by_slice: bool
     contract: Callable[[Any], Any] | None
-    grad: Grad
+    grad: Grad | Literal["flow"]
     stream: bool
 
 
@@ -53,7 +53,7 @@ class DecoratorOptions:
     dtype_conversion: DtypeConversion = DtypeConversion.NATIVE_OUTPUT
     slice_by_slice: bool = False
     contract: Callable[[Any], Any] | None = None
-    grad: Grad = "error"
+    grad: Grad | Literal["flow"] = "error"
     stream: bool = True
 
 
@@ -91,8 +91,10 @@ def checked_options(framework: str, given: dict[str, Any]) -> DecoratorOptions:
         given["input_type"] = registry.framework_name(given["input_type"])
     elif given.get("strict"):
         raise ValueError("strict=True refuses what is not of input_type; say which, as in input_type='numpy'")
+    if given.get("output_type") is None and given.get("grad") == "flow":
+        given["output_type"] = "input"
     given["output_type"] = _output_type(framework, given.get("output_type"))
-    _check_choice("grad", given.get("grad", "error"), ("error", "detach"))
+    _check_choice("grad", given.get("grad", "error"), ("error", "detach", "flow"))
     if not isinstance(given.get("oom_recovery", False), bool):
         _check_choice("oom_recovery", given["oom_recovery"], ("split",), " or True or False")
     if given.get("dtype") is not None:

@@ -21,14 +21,14 @@ from arraybridge.placement import busy_workers, card_meant, worker_device
 from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, map_arrays, prefix, source_of
 from arraybridge.types import Device
 
-__all__ = ["Call", "Declaration", "Runner"]
+__all__ = ["Call", "Declaration", "Runner", "framework_of"]
 
 
 _frameworks: dict[str, Framework] = {}
 registry.on_register.append(_frameworks.clear)
 
 
-def _framework(name: str) -> Framework:
+def framework_of(name: str) -> Framework:
     found = _frameworks.get(name)
     if found is None:
         found = _frameworks[name] = registry.framework(name)
@@ -87,7 +87,7 @@ class Runner(Declaration):
         super().__init__(fn, options.contract)
         self.options = options
         self.name = options.framework
-        self.grad: Grad = options.grad
+        self.grad: Grad = "detach" if options.grad == "detach" else "error"
         # NumPy lives on the host, whatever gpu_id says.
         self.placed = options.device is not None or (options.gpu_id is not None and self.name != "numpy")
         self.skip = 1 if takes_self(fn) else 0  # self stays as it is, also where it is an array
@@ -118,11 +118,11 @@ class Runner(Declaration):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
         if call.first is None and self.placed and card_meant(self.options.gpu_id) != "auto":
             # No array brings the device along; it has to be selected for those that the function makes.
-            framework = _framework(self.name)
+            framework = framework_of(self.name)
             with framework.selected(framework.find_device(self._wanted(framework))):
                 return self.body(*args, **kwargs)
         # The place is known where it matters: on a card with streams.
-        streams = None if call.place is None else _framework(self.name).streams
+        streams = None if call.place is None else framework_of(self.name).streams
         stream = None if streams is None or call.place is None else streams.stream(call.place)
         if stream is None:
             return self.body(*args, **kwargs)
@@ -222,7 +222,7 @@ class Runner(Declaration):
                 else convert(value, self.name, self.grad, device=self._running_on())
             )
         if call.place is None:
-            framework = _frameworks.get(self.name) or _framework(self.name)
+            framework = _frameworks.get(self.name) or framework_of(self.name)
             if framework.streams is not None or card_meant(self.options.gpu_id) == "auto":
                 call.place = framework.device_of(new)
         return new
@@ -240,7 +240,7 @@ class Runner(Declaration):
                 return convert(value, self.name, self.grad, gpu_id="auto")
             # All arrays of a call go where the first one went.
             return convert(value, self.name, self.grad, device=call.place)
-        framework = _framework(self.name)
+        framework = framework_of(self.name)
         if framework.owns(value) and not trace.open_logs:
             here, wanted = framework.device_of(value), self._wanted(framework)
             if here.kind == wanted.kind and here.index == wanted.index:

@@ -1,0 +1,278 @@
+"""What a framework may have besides: derivatives that other frameworks go through (``grad="flow"``).
+
+`Autodiff` has two halves. The callee's answers one question, linearise: the results of a function at a point,
+and its pullback. The caller's answers another, make this an op of mine: an `Operation` that its own backward
+pass then goes through. Neither knows the other; `arraybridge.functions.gradients` stands between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from arraybridge.errors import GradientError
+from arraybridge.frameworks import hostmemory
+
+__all__ = [
+    "Autodiff",
+    "Body",
+    "Linear",
+    "Operation",
+    "Shape",
+    "Token",
+    "kept_by",
+    "no_forward_mode",
+    "overlap",
+    "token_of",
+]
+
+#: First address and end of an array's memory.
+Span = tuple[int, int]
+#: Extents and dtype of an array.
+Shape = tuple[tuple[int, ...], str]
+
+#: A function of a flat list of arrays: its results as a flat list of leaves, and the structure around them.
+Body = Callable[[list[Any]], tuple[list[Any], Any]]
+
+
+class Linear(ABC):
+    """A function of the callee, linearised at a point."""
+
+    #: What the function returned: arrays of the callee and whatever else; emptied once it is handed over.
+    leaves: list[Any]
+    #: The structure to put the leaves in, as the body gave it.
+    spec: Any
+    #: Whether each array that `pull` returns is one that nobody else can hold.
+    fresh: bool = False
+
+    @abstractmethod
+    def pull(self, cotangents: list[Any]) -> list[Any]:
+        """Gradients for the wanted arguments, from cotangents for the results that are smooth.
+
+        None stands for a cotangent or a gradient that is zero because nothing depends on it. It may be asked
+        several times, in any thread.
+        """
+
+    def residuals(self) -> list[Any] | None:
+        """The arrays that the pullback keeps, where the callee can tell; `rebuild` takes them back."""
+        return None
+
+    def rebuild(self) -> Callable[[list[Any]], Linear]:
+        """A function of such arrays that makes a pullback of them again, and keeps none itself."""
+        raise NotImplementedError
+
+
+class Operation(Protocol):
+    """A function of the callee as the caller sees it: flat lists of the caller's own arrays in and out.
+
+    The arrays that are passed to its methods are plain values, which no graph, tape or tracer follows.
+    """
+
+    label: str
+    #: Whether the pullbacks of the two frameworks differ by a complex conjugation.
+    flips: bool
+    #: For each argument whether it has to get a gradient; the caller may narrow it before `linearise`.
+    wanted: tuple[bool, ...]
+    #: For each result whether it has a derivative; known once it was computed or foretold.
+    smooth: tuple[bool, ...]
+    #: For each result whether the pullback may read its memory.
+    read_again: tuple[bool, ...]
+    #: Whether it is what `pulled` gave, and then what there is to pull already, if anything.
+    is_pullback: bool
+    hint: Linear | None
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        """The results, and nothing is kept."""
+
+    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+        """The results, and what to pull; None where `again` has to find it out."""
+
+    def again(self, arrays: Sequence[Any]) -> Linear:
+        """What `linearise` gave once more, where it was not kept: with the same random numbers."""
+
+    def pull(self, linear: Linear, cotangents: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+        """A gradient or None for each argument, from a cotangent or None for each result.
+
+        No gradient shares memory with another one, or with the arrays in ``known``.
+        """
+
+    def foretell(self, shapes: Sequence[Shape]) -> list[Shape]:
+        """Shape and dtype of each result, from those of the arguments."""
+
+    def on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
+        """`run` on NumPy arrays, for callers that trace: results as foretold, and a number.
+
+        ``keep`` says that a pullback will follow; it is given the number, to draw the same random numbers.
+        """
+
+    def unloaded(self, linear: Linear) -> tuple[Any, list[Any]]:
+        """What `linear` keeps, as arrays of the caller, and the function of them that gives it back.
+
+        In place of the function, `linear` itself where it cannot tell what it keeps.
+        """
+
+    def pulled(
+        self,
+        linear: Linear | None,
+        present: tuple[bool, ...],
+        takes: tuple[bool, ...] | None = None,
+    ) -> Operation:
+        """The pullback as an operation of the arguments, and of the cotangents that are ``present``.
+
+        It gives a gradient or None for each argument that ``takes`` names, by default those that are wanted.
+        """
+
+    def assemble(self, results: Sequence[Any]) -> Any:
+        """What the function returned, with its arrays as the caller's operation gave them."""
+
+
+class Autodiff(ABC):
+    """The derivatives of a framework: for functions that another framework calls, and the other way round.
+
+    Class attributes:
+        transposes: whether the pullback of a complex function is its transpose, as in JAX, and not the
+            conjugate transpose, as in torch and TensorFlow.
+    """
+
+    transposes: ClassVar[bool] = False
+
+    # -- its arrays --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def is_differentiated(self, x: Any) -> bool:
+        """Whether a graph, tracer or tape of this framework follows ``x``, in this thread."""
+
+    @abstractmethod
+    def is_smooth(self, x: Any) -> bool:
+        """Whether the elements are such that a function can have a derivative: real or complex numbers."""
+
+    @abstractmethod
+    def span(self, x: Any) -> Span | None:
+        """Where a plain array lies in memory; None where that cannot be told."""
+
+    @abstractmethod
+    def conjugate(self, x: Any) -> Any:
+        """The complex conjugate, by an operation that it differentiates; real numbers as they are."""
+
+    def prepare(self, x: Any) -> Any:
+        """An array as `apply` takes it: the value of a variable, for one."""
+        return x
+
+    def refuse_call(self, arrays: Sequence[Any], label: str) -> None:
+        """Refuse what cannot be followed through: symbolic arrays, forward mode.
+
+        Raises:
+            GradientError: saying what to do instead.
+        """
+
+    def admit(self, x: Any, label: str) -> None:
+        """Refuse an array of this framework whose derivatives would be wrong here.
+
+        Raises:
+            GradientError: saying what to do instead.
+        """
+
+    # -- as the caller -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
+        """The results of an operation, through which this framework's backward pass goes."""
+
+    # -- as the callee -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
+        """Run a function of this framework so that it can be pulled back.
+
+        Raises:
+            GradientError: it depends on trainable parameters that are none of its arguments.
+        """
+
+    @abstractmethod
+    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+        """The pullback of ``body`` as a function of its ``count`` arguments and of the cotangents present.
+
+        It returns a gradient or None for each argument that ``takes`` names; it is differentiable in turn.
+        """
+
+    def foretell(self, body: Body, arrays: Sequence[Shape], label: str) -> tuple[list[Any], Any, list[Shape]]:
+        """What ``body`` returns for arrays of these shapes, without their values.
+
+        Returns:
+            the leaves, arrays among them that have no values; their structure; shape and dtype of each array.
+
+        Raises:
+            GradientError: it cannot be foretold.
+        """
+        raise GradientError(f"{label}(): its shapes cannot be foretold", reason="no shapes without values")
+
+    def is_held(self, x: Any) -> bool:
+        """Whether somebody but the one who asks holds ``x``, or its memory; True where nobody can tell."""
+        return True
+
+    def random_state(self) -> Any:
+        """What decides the next random numbers, to be compared and replayed; None without such a thing."""
+        return None
+
+    def replayed(self, state: Any) -> AbstractContextManager[Any]:
+        """A context in which the random numbers come again that followed ``state``."""
+        return nullcontext()
+
+
+# -- what a graph keeps --------------------------------------------------------------------------------
+
+
+class Token(np.ndarray):
+    """Memory of one number that keeps something alive: as long as the memory lives, in whichever framework.
+
+    A framework that saves a tensor for its backward pass frees it when it is done, or when it means to
+    compute it again. What is kept by the memory of that tensor goes with it.
+    """
+
+    kept: Any
+
+
+_numbers = itertools.count(1)
+_tokens: weakref.WeakValueDictionary[int, Token] = weakref.WeakValueDictionary()
+
+
+def token_of(kept: Any) -> Token:
+    """A number in memory of its own, shape ``(1,)`` and int32, that keeps ``kept``; see `kept_by`."""
+    token = hostmemory.packed((1,), np.dtype(np.int32)).view(Token)
+    number = next(_numbers) & 0x7FFFFFFF
+    token[0] = number
+    token.kept = kept
+    _tokens[number] = token
+    return token
+
+
+def kept_by(number: int) -> Any:
+    """What the token with this number keeps; None where its memory is gone, as after a copy."""
+    token = _tokens.get(number)
+    return None if token is None else token.kept
+
+
+def overlap(span: Span | None, others: Sequence[Span | None]) -> bool:
+    """Whether memory overlaps other memory in whole or in part; memory that is not known may."""
+    if span is None:
+        return True
+    start, stop = span
+    if start == stop:
+        return False
+    return any(other is None or (start < other[1] and other[0] < stop) for other in others)
+
+
+def no_forward_mode(label: str) -> GradientError:
+    """The error for forward mode, in whichever framework."""
+    return GradientError(
+        f"{label}(): forward mode cannot go through a function of another framework, which gives its pullback"
+        " alone; use reverse mode: grad, vjp or backward(), jacrev instead of jacfwd, and"
+        " jacrev(jacrev(f)) instead of hessian(f)",
+        reason="forward mode",
+    )

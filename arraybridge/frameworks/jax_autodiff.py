@@ -1,0 +1,397 @@
+"""JAX's half of gradients across frameworks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from arraybridge.errors import GradientError
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.autodiff import (
+    Autodiff,
+    Body,
+    Linear,
+    Operation,
+    Span,
+    kept_by,
+    no_forward_mode,
+    token_of,
+)
+
+__all__ = ["JaxAutodiff"]
+
+_WIDE = frozenset(("float64", "complex128"))
+_Jitted = type(jax.jit(lambda: None))
+#: Arguments of a compiled function that are no arrays: passed on as numbers, or fixed in the program.
+_NUMBERS = (int, float, complex, bool)
+_FIXED = (str, bytes, type(None))
+_MOST_PROGRAMS = 256
+
+
+class JaxAutodiff(Autodiff):
+    transposes = True
+
+    def is_differentiated(self, x: Any) -> bool:
+        return isinstance(x, jax.core.Tracer)
+
+    def is_smooth(self, x: Any) -> bool:
+        return _is_smooth(x.dtype)
+
+    def span(self, x: Any) -> Span | None:
+        if not isinstance(x, jax.Array):
+            return (0, 0)  # no memory that anybody knows
+        try:
+            start = x.unsafe_buffer_pointer()
+        except (ValueError, RuntimeError, jax.errors.JAXTypeError):
+            return None
+        return start, start + x.size * x.dtype.itemsize
+
+    def conjugate(self, x: Any) -> Any:
+        return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
+
+    def admit(self, x: Any, label: str) -> None:
+        if x.dtype.name in _WIDE:
+            _refuse_wide(x.dtype.name, label)
+
+    # -- as the caller -----------------------------------------------------------------------------
+
+    def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
+        try:
+            results, _ = _bridge(operation, False, *arrays)
+        except TypeError as error:
+            if "forward-mode" in str(error) and not isinstance(error, GradientError):
+                raise no_forward_mode(operation.label) from error
+            raise
+        return list(results)
+
+    # -- as the callee -----------------------------------------------------------------------------
+
+    def linearise(self, body: Any, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
+        if isinstance(getattr(body, "fn", None), _Jitted) and not body.own:
+            found = _compiled(body, arrays, wanted)
+            if found is not None:
+                return found
+        outs: list[Any] = []
+
+        def smooth(*inputs: Any) -> list[Any]:
+            given = iter(inputs)
+            leaves, spec = body([next(given) if w else x for x, w in zip(arrays, wanted, strict=True)])
+            outs[:] = [leaves, spec]
+            return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
+
+        results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
+        leaves, spec = outs
+        linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results])
+        found = iter(results)
+        linear.leaves = [next(found) if _is_array(x) and _is_smooth(x.dtype) else _value(x) for x in leaves]
+        linear.spec = spec
+        if any(isinstance(x, jax.core.Tracer) for x in linear.leaves):
+            raise GradientError(
+                f"{label}(): it depends on a traced array of JAX that is none of its arguments; pass it",
+                target_type="jax",
+                reason="captured tracer",
+            )
+        # Else they may be computed from the caller's memory while the caller writes to it.
+        jax.block_until_ready(jax.tree_util.tree_leaves(pullback))
+        return linear
+
+    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+        def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
+            def smooth(*inputs: Any) -> list[Any]:
+                given = iter(inputs)
+                leaves, _ = body(
+                    [next(given) if t else x for x, t in zip(arrays[:count], takes, strict=True)]
+                )
+                return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
+
+            results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
+            given = iter(arrays[count:])
+            cotangents = [next(given) if p else None for p in present]
+            return list(pull(_with_zeros(cotangents, [(x.shape, x.dtype) for x in results]))), None
+
+        return pullback
+
+    def is_held(self, x: Any) -> bool:
+        return sys.getrefcount(x) > _HELD_BY_ONE
+
+
+def _references(x: Any) -> int:
+    return sys.getrefcount(x)
+
+
+def _held_by_one() -> int:
+    """What `sys.getrefcount` says, two calls deep, of an object that one variable holds."""
+    x = object()
+    return _references(x)
+
+
+_HELD_BY_ONE = _held_by_one()
+
+
+@cache
+def _is_smooth(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array)
+
+
+def _refuse_wide(dtype: str, label: str) -> None:
+    if not jax.config.jax_enable_x64:
+        raise GradientError(
+            f"{label}(): JAX narrows {dtype} in its backward while x64 is off, and gradients would be wrong"
+            " by 1e-7; call it inside `with jax.enable_x64(True):` (jax.experimental.enable_x64() in older"
+            " releases), set JAX_ENABLE_X64=1, or cast to float32 first",
+            target_type="jax",
+            reason=f"{dtype} while x64 is off",
+        )
+
+
+def _value(x: Any) -> Any:
+    """A result that needs no derivative, without the tracers of `jax.vjp` around it."""
+    return jax.lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x
+
+
+class _Pullback(Linear):
+    """A function of JAX at a point: its pullback, a pytree whose leaves are the residuals."""
+
+    def __init__(self, pullback: Any, results: list[Any], *, compiled: bool = False) -> None:
+        self._pullback, self._results, self.fresh = pullback, results, compiled
+
+    def pull(self, cotangents: list[Any]) -> list[Any]:
+        if self.fresh:
+            return list(_pull_compiled(self._pullback, cotangents, tuple(self._results)))
+        return list(self._pullback(_with_zeros(cotangents, self._results)))
+
+    def residuals(self) -> list[Any]:
+        return jax.tree_util.tree_leaves(self._pullback)
+
+    def rebuild(self) -> Callable[[list[Any]], Linear]:
+        treedef = jax.tree_util.tree_structure(self._pullback)
+        results, compiled = self._results, self.fresh
+        return lambda leaves: _Pullback(treedef.unflatten(leaves), results, compiled=compiled)
+
+
+@partial(jax.jit, static_argnums=2)
+def _pull_compiled(pullback: Any, cotangents: list[Any], results: tuple[Any, ...]) -> Any:
+    return pullback(_with_zeros(cotangents, results))
+
+
+def _with_zeros(cotangents: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Cotangents for all results; where there is none, zeros, which JAX need not compute with if it knows."""
+    if all(c is not None for c in cotangents):
+        return list(cotangents)
+    zero = _symbolic_zero()
+    return [
+        c if c is not None else zero(shape, dtype)
+        for c, (shape, dtype) in zip(cotangents, results, strict=True)
+    ]
+
+
+@cache
+def _symbolic_zero() -> Callable[[tuple[int, ...], Any], Any]:
+    """What stands for a cotangent of zeros: that of JAX itself where its pullbacks take it, else an array."""
+    from jax.interpreters import ad
+
+    def symbolic(shape: tuple[int, ...], dtype: Any) -> Any:
+        return ad.Zero(jax.core.ShapedArray(shape, dtype))
+
+    try:
+        _, pullback = jax.vjp(lambda x: (x, x), jnp.float32(1))
+        pullback((jnp.float32(1), symbolic((), np.dtype(np.float32))))
+    except (TypeError, ValueError, AttributeError, AssertionError):
+        return jnp.zeros
+    return symbolic
+
+
+# -- what is compiled ----------------------------------------------------------------------------------
+
+
+@jax.tree_util.register_static
+class _Known:
+    """What is known of a compiled program's results while it is traced."""
+
+    def __init__(self, *facts: Any) -> None:
+        self.facts = facts
+
+    def __hash__(self) -> int:
+        return hash(self.facts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and self.facts == other.facts
+
+
+def _compiled(body: Any, arrays: list[Any], wanted: tuple[bool, ...]) -> Linear | None:
+    """The linear form of a function under `jax.jit`, by two programs that are compiled once a structure.
+
+    None where an argument is an object that the programs could not be told apart by.
+    """
+    numbers, fixed = [], []
+    for i, leaf in enumerate(body.fixed):
+        cls = type(leaf)
+        if cls in _NUMBERS:
+            numbers.append(i)
+        elif cls in _FIXED:
+            fixed.append((i, leaf))
+        elif i not in body.others:
+            return None
+    smooth = [x for x, w in zip(arrays, wanted, strict=True) if w]
+    rest = [x for x, w in zip(arrays, wanted, strict=True) if not w]
+    others = [body.fixed[i] for i in body.others]
+    values = [body.fixed[i] for i in numbers]
+    key = (body.spec.key(), tuple(body.live), wanted, tuple(numbers), tuple(fixed))
+    try:
+        program = body.programs.get(key)
+    except TypeError:  # a key or a field that cannot be hashed
+        return None
+    if program is None:
+        if len(body.programs) >= _MOST_PROGRAMS:
+            body.programs.clear()
+        program = body.programs[key] = jax.jit(_forward(body, wanted, numbers))
+    if values:
+        exact = (*key, *map(repr, values), "static")
+        static = body.programs.get(exact)
+        if static is None:
+            try:
+                return _linear(program(smooth, rest, others, values))
+            except (TypeError, ValueError, jax.errors.JAXTypeError):
+                # A number that the function wants to know while it is traced (static_argnums).
+                static = body.programs[exact] = jax.jit(_forward(body, wanted, []))
+        return _linear(static(smooth, rest, others, []))
+    return _linear(program(smooth, rest, others, values))
+
+
+def _linear(found: Any) -> Linear:
+    results, aux, pullback, known = found
+    spec, is_smooth = known.facts
+    linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results], compiled=True)
+    first, second = iter(results), iter(aux)
+    linear.leaves = [next(first) if s else next(second) for s in is_smooth]
+    linear.spec = spec
+    return linear
+
+
+def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callable[..., Any]:
+    run, places = body.emptied().run, body.others
+    fixed = [None if i in numbers or i in places else leaf for i, leaf in enumerate(body.fixed)]
+
+    def forward(smooth: list[Any], rest: list[Any], others: list[Any], values: list[Any]) -> Any:
+        template = list(fixed)
+        for i, x in zip((*places, *numbers), (*others, *values), strict=True):
+            template[i] = x
+
+        def function(*inputs: Any) -> Any:
+            first, second = iter(inputs), iter(rest)
+            leaves, spec = run(template, [next(first) if w else next(second) for w in wanted])
+            is_smooth = tuple(_is_array(x) and _is_smooth(x.dtype) for x in leaves)
+            known[:] = [spec, is_smooth]
+            return (
+                [x for x, s in zip(leaves, is_smooth, strict=True) if s],
+                [x for x, s in zip(leaves, is_smooth, strict=True) if not s],
+            )
+
+        known: list[Any] = []
+        results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
+        return results, aux, pullback, _Known(*known)
+
+    return forward
+
+
+# -- the operation ---------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _bridge(operation: Operation, keep: bool, *arrays: Any) -> tuple[list[Any], Any]:
+    """An operation of another framework in JAX: its results, and a number for its pullback to know it by.
+
+    Values are passed as they are where there are any, and through a callback where JAX traces.
+    """
+    if any(isinstance(x, jax.core.Tracer) for x in arrays):
+        return _called_back(operation, keep, arrays)
+    plain = [x if isinstance(x, jax.Array) else jnp.asarray(x, dtype=x.dtype) for x in arrays]
+    if operation.is_pullback:
+        operation.hint = kept_by(int(np.asarray(plain.pop())[0]))
+    if not keep:
+        return operation.run(plain), np.zeros(1, np.int32)
+    results, linear = operation.linearise(plain)
+    return results, _adopted(token_of(linear))
+
+
+def _adopted(token: Any) -> jax.Array:
+    """The token as an array of JAX in the same memory."""
+    return jax.dlpack.from_dlpack(hostmemory.HostCapsule(token.__dlpack__()))
+
+
+def _forward_rule(operation: Operation, keep: bool, *given: Any) -> tuple[Any, Any]:
+    arrays = [x.value for x in given]
+    # A tracer may be followed by a transformation further out.
+    operation.wanted = tuple(
+        wanted and (x.perturbed or isinstance(x.value, jax.core.Tracer))
+        for wanted, x in zip(operation.wanted, given, strict=False)
+    )
+    results, number = _bridge(operation, True, *arrays)
+    takes = tuple(w and x.perturbed for w, x in zip(operation.wanted, given, strict=False))
+    return (results, number), (arrays, number, _Known(takes))
+
+
+def _backward_rule(operation: Operation, keep: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+    arrays, number, known = residuals
+    (takes,) = known.facts
+    given = [
+        None if isinstance(c, jax.custom_derivatives.SymbolicZero) or not s else c
+        for c, s in zip(cotangents[0], operation.smooth, strict=True)
+    ]
+    present = tuple(c is not None for c, s in zip(given, operation.smooth, strict=True) if s)
+    there = [c for c in given if c is not None]
+    if not there or not any(takes):
+        return (None,) * len(arrays)
+    if operation.flips:
+        there = [AUTODIFF.conjugate(c) for c in there]
+    inputs = arrays[: len(takes)]  # without the number of the pullback that this may be
+    pullback = operation.pulled(None, present, takes)
+    results, _ = _bridge(pullback, False, *inputs, *there, number)
+    found = iter(pullback.assemble(results))
+    gradients = [next(found) if t else None for t in takes]
+    if operation.flips:
+        gradients = [None if g is None else AUTODIFF.conjugate(g) for g in gradients]
+    return (*gradients, *(None for _ in range(len(arrays) - len(takes))))
+
+
+_bridge.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
+
+
+def _called_back(operation: Operation, keep: bool, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The operation where JAX traces: shapes are foretold, values come by a callback through the host."""
+    inputs = arrays[:-1] if operation.is_pullback else arrays
+    shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in inputs])
+    for _, dtype in shapes:
+        if dtype in _WIDE:
+            _refuse_wide(dtype, operation.label)
+    expected = [jax.ShapeDtypeStruct(shape, hostmemory.np_dtype(dtype)) for shape, dtype in shapes]
+
+    # JAX's own functions may not be called in here: they can wait for the thread that this occupies.
+    def on_host(*values: Any) -> tuple[list[np.ndarray], np.ndarray]:
+        views = [np.asarray(x) for x in values]
+        number = int(views.pop()[0]) if operation.is_pullback else 0
+        results, number = operation.on_host(views, keep, number)
+        for result, (shape, dtype) in zip(results, shapes, strict=True):
+            if result.shape != shape or result.dtype.name != dtype:
+                raise GradientError(
+                    f"{operation.label}(): for jax.jit a result of shape {shape} and dtype {dtype} was"
+                    f" foretold, and shape {result.shape} and dtype {result.dtype.name} came"
+                )
+        return results, np.array([number], np.int32)
+
+    token = jax.ShapeDtypeStruct((1,), np.dtype(np.int32))
+    results, number = jax.pure_callback(on_host, (expected, token), *arrays, vmap_method="sequential")
+    return list(results), number
+
+
+AUTODIFF = JaxAutodiff()

@@ -1,0 +1,254 @@
+"""TensorFlow's half of gradients across frameworks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import forwardprop_util
+
+from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Operation, Shape, Span, no_forward_mode
+
+__all__ = ["TensorflowAutodiff"]
+
+# There is no public question for whether a tape follows a tensor.
+_no_tapes = pywrap_tfe.TFE_Py_TapeSetIsEmpty
+_followed_how = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes  # 0: not at all; forward accumulators count
+_is_taped = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
+
+_EAGER = tf.__internal__.EagerTensor
+
+
+class TensorflowAutodiff(Autodiff):
+    def is_differentiated(self, x: Any) -> bool:
+        if isinstance(x, _EAGER):
+            return not _no_tapes() and _followed_how([x]) != 0
+        if isinstance(x, tf.Variable):
+            return not _no_tapes() and x.trainable
+        return isinstance(x, tf.Tensor)  # inside a tf.function
+
+    def is_smooth(self, x: Any) -> bool:
+        return x.dtype.is_floating or x.dtype.is_complex
+
+    def span(self, x: Any) -> Span | None:
+        try:
+            start = np.asarray(memoryview(x)).__array_interface__["data"][0]
+        except (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError):
+            return None  # on a card, or of a dtype that NumPy does not have
+        return start, start + x.dtype.size * int(np.prod(x.shape))
+
+    def conjugate(self, x: Any) -> Any:
+        return tf.math.conj(x) if x.dtype.is_complex else x
+
+    def prepare(self, x: Any) -> Any:
+        return tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
+
+    def refuse_call(self, arrays: Sequence[Any], label: str) -> None:
+        if not all(isinstance(x, (_EAGER, tf.Variable)) for x in arrays):
+            raise GradientError(
+                f"{label}(): a function of another framework cannot become part of a tf.function, in which"
+                " tensors have no values; call it outside, or inside by tf.py_function(fn, inp, Tout)",
+                source_type="tensorflow",
+                reason="tf.function",
+            )
+        if forwardprop_util.pack_tangents([tf.convert_to_tensor(x) for x in arrays]).tangents:
+            raise no_forward_mode(label)
+
+    # -- as the caller -----------------------------------------------------------------------------
+
+    def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
+        operation.wanted = tuple(
+            wanted and _followed_how([x]) != 0 for wanted, x in zip(operation.wanted, arrays, strict=True)
+        )
+
+        def call(*xs: Any) -> Any:
+            results, linear = operation.linearise(xs)
+            return results, _pullback(operation, linear, xs)
+
+        return list(tf.custom_gradient(call)(*arrays))
+
+    # -- as the callee -----------------------------------------------------------------------------
+
+    def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
+        arrays = _distinct(arrays)
+        inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(inputs)
+            leaves, spec = body(arrays)
+        linear = _Tape()
+        linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
+        linear.outputs = self._outputs(leaves)
+        captured = tape.watched_variables()
+        if captured or _is_taped(linear.outputs):
+            what = (
+                f"the trainable tf.Variable {captured[0].name}"
+                if captured
+                else "a tensor that a tape follows"
+            )
+            raise GradientError(
+                f"{label}(): it depends on {what}, which is none of the arrays that are differentiated, and"
+                " which would get no gradient. Pass trainable parameters as arguments, of the caller's"
+                " framework (layer.stateless_call does that in Keras, torch.func.functional_call in torch);"
+                " or freeze what is not trained, with trainable=False",
+                target_type="tensorflow",
+                reason="captured trainable parameters",
+            )
+        return linear
+
+    def _outputs(self, leaves: list[Any]) -> list[Any]:
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, (tf.Variable, tf.IndexedSlices)):
+                leaves[i] = tf.convert_to_tensor(leaf)
+        return [x for x in leaves if isinstance(x, tf.Tensor) and self.is_smooth(x)]
+
+    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+        def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
+            inputs = _distinct(arrays)[:count]
+            taken = [x for x, t in zip(inputs, takes, strict=True) if t]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(taken)
+                leaves, _ = body(inputs)
+                outputs = [x for x, p in zip(self._outputs(leaves), present, strict=True) if p]
+            return _gradients(tape, outputs, taken, arrays[count:]), None
+
+        return pullback
+
+    def foretell(self, body: Body, arrays: Sequence[Shape], label: str) -> tuple[list[Any], Any, list[Shape]]:
+        found: list[Any] = []
+
+        def probe(*xs: Any) -> list[Any]:
+            leaves, spec = body(list(xs))
+            found[:] = [leaves, spec]
+            return [x for x in leaves if isinstance(x, tf.Tensor)]
+
+        specs = [tf.TensorSpec(shape, dtype) for shape, dtype in arrays]
+        try:
+            program = tf.function(probe, autograph=False).get_concrete_function(*specs)
+        except (TypeError, ValueError, NotImplementedError, AttributeError, MemoryConversionError) as error:
+            raise _not_foretold(label, f"{type(error).__name__}: {error}") from error
+        except tf.errors.OpError as error:
+            raise _not_foretold(label, f"{type(error).__name__}: {error}") from error
+        drawing = [op.type for op in _operations(program.graph) if _draws(op)]
+        if drawing:
+            raise GradientError(
+                f"{label}(): it draws random numbers ({drawing[0]}) that cannot be drawn again for the"
+                " backward inside jax.jit; use tf.random.stateless_… with a seed among the arguments",
+                target_type="tensorflow",
+                reason="random numbers cannot be drawn again",
+            )
+        leaves, spec = found
+        shapes: list[Shape] = []
+        for x in leaves:
+            if isinstance(x, tf.Tensor):
+                if not x.shape.is_fully_defined():
+                    raise _not_foretold(label, f"a result has the shape {x.shape}")
+                shapes.append((tuple(x.shape), x.dtype.name))
+        return leaves, spec, shapes
+
+    def is_held(self, x: Any) -> bool:
+        return sys.getrefcount(x) > _HELD_BY_ONE
+
+
+def _references(x: Any) -> int:
+    return sys.getrefcount(x)
+
+
+def _held_by_one() -> int:
+    """What `sys.getrefcount` says, two calls deep, of an object that one variable holds."""
+    x = object()
+    return _references(x)
+
+
+_HELD_BY_ONE = _held_by_one()
+
+
+def _operations(graph: Any) -> list[Any]:
+    found = list(graph.get_operations())
+    for function in getattr(graph, "_functions", {}).values():
+        inner = getattr(function, "graph", None)
+        if inner is not None:
+            found += _operations(inner)
+    return found
+
+
+def _draws(op: Any) -> bool:
+    if op.op_def is None or not op.op_def.is_stateful:
+        return False
+    kind = op.type
+    return "Random" in kind or "Rng" in kind or kind.startswith("Stateful") or kind in _DRAWING
+
+
+_DRAWING = ("TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
+
+
+def _not_foretold(label: str, why: str) -> GradientError:
+    return GradientError(
+        f"{label}(): inside jax.jit its shapes have to be foretold, and that failed: {why}. Shapes and"
+        " branches that depend on values, .numpy() and calls of further frameworks cannot be foretold; call"
+        " the function outside of jax.jit",
+        target_type="tensorflow",
+        reason="shapes cannot be foretold",
+    )
+
+
+def _distinct(arrays: list[Any]) -> list[Any]:
+    """The same values as tensors of which no two are one object, which a tape could not tell apart."""
+    seen: set[int] = set()
+    found = []
+    for x in arrays:
+        new = tf.identity(x) if id(x) in seen else x
+        seen.add(id(new))
+        found.append(new)
+    return found
+
+
+def _gradients(tape: Any, outputs: list[Any], inputs: list[Any], cotangents: list[Any]) -> list[Any]:
+    pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if c is not None]
+    if not pairs or not inputs:
+        return [None] * len(inputs)
+    found = tape.gradient([y for y, _ in pairs], inputs, output_gradients=[c for _, c in pairs])
+    return [None if g is None else tf.convert_to_tensor(g) for g in found]
+
+
+class _Tape(Linear):
+    """A function of TensorFlow at a point: its tape."""
+
+    inputs: list[Any]
+    outputs: list[Any]
+    tape: Any
+
+    def pull(self, cotangents: list[Any]) -> list[Any]:
+        return _gradients(self.tape, self.outputs, self.inputs, cotangents)
+
+
+def _pullback(operation: Operation, linear: Linear | None, xs: Sequence[Any]) -> Any:
+    smooth = operation.smooth
+
+    def gradient(*cotangents: Any) -> list[Any]:
+        given = [c if s else None for c, s in zip(cotangents, smooth, strict=True)]
+        if operation.flips:
+            given = [None if c is None else AUTODIFF.conjugate(c) for c in given]
+        present = tuple(c is not None for c, s in zip(given, smooth, strict=True) if s)
+        there = [c for c in given if c is not None]
+        if not there:
+            return [None] * len(xs)
+        gradients: list[Any]
+        if not _no_tapes() and _is_taped([*xs, *there]):
+            pullback = operation.pulled(linear, present)
+            found = iter(pullback.assemble(AUTODIFF.apply(pullback, [*xs, *there])))
+            gradients = [next(found) if wanted else None for wanted in operation.wanted]
+        else:
+            gradients = operation.pull(linear or operation.again(xs), given, xs)
+        if operation.flips:
+            gradients = [None if g is None else AUTODIFF.conjugate(g) for g in gradients]
+        return gradients
+
+    return gradient
+
+
+AUTODIFF = TensorflowAutodiff()

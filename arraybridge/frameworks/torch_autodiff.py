@@ -1,0 +1,305 @@
+"""PyTorch's half of gradients across frameworks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.frameworks.autodiff import (
+    Autodiff,
+    Body,
+    Linear,
+    Operation,
+    Shape,
+    Span,
+    kept_by,
+    no_forward_mode,
+    token_of,
+)
+
+__all__ = ["TorchAutodiff"]
+
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+class TorchAutodiff(Autodiff):
+    def is_differentiated(self, x: torch.Tensor) -> bool:
+        if x.requires_grad:
+            return torch.is_grad_enabled() or _is_wrapped(x)
+        return _is_wrapped(x) or _has_tangent(x)
+
+    def is_smooth(self, x: torch.Tensor) -> bool:
+        return x.is_floating_point() or x.is_complex()
+
+    def span(self, x: torch.Tensor) -> Span | None:
+        if _is_wrapped(x):
+            return None
+        if x.is_contiguous():
+            start = x.data_ptr()
+            return start, start + x.numel() * x.element_size()
+        storage = x.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+    def conjugate(self, x: torch.Tensor) -> torch.Tensor:
+        return x.conj().resolve_conj() if x.is_complex() else x
+
+    def refuse_call(self, arrays: Sequence[torch.Tensor], label: str) -> None:
+        if any(_has_tangent(x) for x in arrays):
+            raise no_forward_mode(label)
+
+    # -- as the caller -----------------------------------------------------------------------------
+
+    def apply(self, operation: Operation, arrays: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        operation.wanted = tuple(
+            wanted and (x.requires_grad or _is_wrapped(x))
+            for wanted, x in zip(operation.wanted, arrays, strict=True)
+        )
+        frame = _Frame(operation)
+        try:
+            return list(_Bridge.apply(frame, *arrays))
+        finally:
+            frame.kept = None  # from now on it lives as long as the graph
+
+    # -- as the callee -----------------------------------------------------------------------------
+
+    def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
+        with torch.inference_mode(False), torch.enable_grad():
+            arrays = [x.detach() if x.is_inference() is False else x.clone() for x in arrays]
+            inputs = [x.requires_grad_() for x, w in zip(arrays, wanted, strict=True) if w]
+            leaves, spec = body(arrays)
+        linear = _Graph()
+        linear.leaves, linear.spec, linear.inputs = leaves, spec, inputs
+        linear.outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
+        _refuse_captured(linear.outputs, inputs, label)
+        return linear
+
+    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+        def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
+            with torch.inference_mode(False), torch.enable_grad():
+                inputs = [
+                    x if x.requires_grad else x.detach().requires_grad_(take)
+                    for x, take in zip(arrays[:count], takes, strict=True)
+                ]
+                leaves, _ = body(inputs)
+                outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
+                outputs = [x for x, p in zip(outputs, present, strict=True) if p]
+                taken = [x for x, t in zip(inputs, takes, strict=True) if t]
+                return _gradients(outputs, taken, arrays[count:], create_graph=True), None
+
+        return pullback
+
+    def foretell(self, body: Body, arrays: Sequence[Shape], label: str) -> tuple[list[Any], Any, list[Shape]]:
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        try:
+            with self.replayed(self.random_state()), FakeTensorMode(allow_non_fake_inputs=True):
+                leaves, spec = body(
+                    [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in arrays]
+                )
+        except (RuntimeError, NotImplementedError, TypeError, MemoryConversionError) as error:
+            raise GradientError(
+                f"{label}(): inside jax.jit its shapes have to be foretold, and that failed:"
+                f" {type(error).__name__}: {error}. Shapes that depend on values, .item(), .numpy() and"
+                " calls of further frameworks cannot be foretold; call the function outside of jax.jit",
+                reason="shapes cannot be foretold",
+            ) from error
+        found = [x for x in leaves if isinstance(x, torch.Tensor)]
+        return leaves, spec, [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in found]
+
+    def is_held(self, x: torch.Tensor) -> bool:
+        storage = x.untyped_storage()
+        return (
+            sys.getrefcount(x) > _HELD_BY_ONE
+            or torch._C._storage_Use_Count(storage._cdata) > 2  # the tensor and `storage`
+        )
+
+    def random_state(self) -> Any:
+        state = torch.get_rng_state().numpy().tobytes()
+        if not torch.cuda.is_initialized():
+            return (state,)
+        return (state, *(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()))
+
+    @contextmanager
+    def replayed(self, state: Any) -> Iterator[None]:
+        now = self.random_state()
+        _set_random_state(state)
+        try:
+            yield
+        finally:
+            _set_random_state(now)
+
+
+def _set_random_state(state: tuple[bytes, ...]) -> None:
+    tensors = [torch.frombuffer(bytearray(s), dtype=torch.uint8) for s in state]
+    torch.set_rng_state(tensors[0])
+    for i, tensor in enumerate(tensors[1:]):
+        torch.cuda.set_rng_state(tensor, i)
+
+
+def _references(x: Any) -> int:
+    return sys.getrefcount(x)
+
+
+def _held_by_one() -> int:
+    """What `sys.getrefcount` says, two calls deep, of an object that one variable holds."""
+    x = object()
+    return _references(x)
+
+
+_HELD_BY_ONE = _held_by_one()
+
+
+def _has_tangent(x: torch.Tensor) -> bool:
+    level = torch.autograd.forward_ad._current_level
+    return level >= 0 and torch._VF._unpack_dual(x, level=level)[1] is not None
+
+
+def _gradients(
+    outputs: list[Any], inputs: list[Any], cotangents: list[Any], *, create_graph: bool
+) -> list[Any]:
+    pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if c is not None and y.requires_grad]
+    if not pairs or not inputs:
+        return [None] * len(inputs)
+    found = torch.autograd.grad(
+        [y for y, _ in pairs],
+        inputs,
+        [c for _, c in pairs],
+        retain_graph=True,
+        create_graph=create_graph,
+        allow_unused=True,
+    )
+    return [None if g is None else g.to_dense() if g.layout is not torch.strided else g for g in found]
+
+
+class _Graph(Linear):
+    """A function of torch at a point: its graph."""
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+
+    def pull(self, cotangents: list[Any]) -> list[Any]:
+        with torch.inference_mode(False):
+            return _gradients(self.outputs, self.inputs, cotangents, create_graph=False)
+
+
+def _refuse_captured(outputs: list[torch.Tensor], inputs: list[torch.Tensor], label: str) -> None:
+    """Refuse leaves of the graph that are no arguments: they would get no gradient, in silence."""
+    known = {id(x) for x in inputs}
+    seen = set()
+    waiting = [x.grad_fn for x in outputs if x.grad_fn is not None]
+    captured = [x for x in outputs if x.requires_grad and x.grad_fn is None and id(x) not in known]
+    while waiting and not captured:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            captured.append(leaf)
+        waiting.extend(n for n, _ in node.next_functions if n is not None)
+    if captured:
+        shape = "×".join(map(str, captured[0].shape)) or "one number"
+        raise GradientError(
+            f"{label}(): it depends on a trainable tensor ({shape}) that is none of the arrays which are"
+            " differentiated, and that would get no gradient. Pass trainable parameters as arguments, of the"
+            " caller's framework: a module by torch.func.functional_call(module, parameters, (x,)), with the"
+            " parameters among the arguments; or freeze what is not trained with requires_grad_(False) or"
+            " detach()",
+            target_type="torch",
+            reason="captured trainable parameters",
+        )
+
+
+# -- the operation ---------------------------------------------------------------------------------
+
+
+class _Frame:
+    """What the forward of one call leaves for `_Bridge.setup_context`."""
+
+    __slots__ = ("kept", "operation")
+
+    def __init__(self, operation: Operation) -> None:
+        self.operation = operation
+        self.kept: list[torch.Tensor] | None = None
+
+
+class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any here
+    """An operation of another framework in torch's graph.
+
+    What its pullback needs is saved as torch saves its own: so that it is freed with the graph, and that
+    torch.utils.checkpoint can drop it. Arrays are saved as tensors where somebody hooks into that.
+    """
+
+    @staticmethod
+    def forward(frame: _Frame, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results, linear = frame.operation.linearise(arrays)
+        kept: Any = linear
+        tensors: list[torch.Tensor] = []
+        if linear is not None and (_saving_hooks is None or _saving_hooks(False) is not None):
+            kept, tensors = frame.operation.unloaded(linear)
+        frame.kept = [*tensors, torch.from_numpy(token_of(kept))]
+        return tuple(results)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+        frame, *arrays = inputs
+        operation = frame.operation
+        kept = frame.kept
+        ctx.operation, ctx.count = operation, len(arrays)
+        results = [y for y, again in zip(output, operation.read_again, strict=True) if again]
+        ctx.results = len(results)
+        ctx.save_for_backward(*arrays, *results, *kept)
+        ctx.mark_non_differentiable(*(y for y, s in zip(output, operation.smooth, strict=True) if not s))
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        operation, saved = ctx.operation, ctx.saved_tensors  # once: checkpoint computes them again each time
+        arrays, rest = saved[: ctx.count], saved[ctx.count :]
+        results, kept = rest[: ctx.results], rest[ctx.results :]
+        present = tuple(c is not None for c, s in zip(cotangents, operation.smooth, strict=True) if s)
+        if not any(present):
+            return (None,) * (1 + ctx.count)
+        if operation.flips:
+            cotangents = tuple(None if c is None else _CONJUGATE(c) for c in cotangents)
+        linear = kept_by(int(kept[-1]))
+        if callable(linear):
+            linear = linear(kept[:-1])
+        given = [c for c in cotangents if c is not None]
+        followed = tuple(x.requires_grad or _is_wrapped(x) for x in (*arrays, *given))
+        gradients: list[Any]
+        if torch.is_grad_enabled() and any(followed):
+            pullback = operation.pulled(linear, present)
+            found = iter(pullback.assemble(AUTODIFF.apply(pullback, [*arrays, *given])))
+            gradients = [next(found) if wanted else None for wanted in operation.wanted]
+        else:
+            if linear is None:
+                linear = operation.again(arrays)
+            gradients = operation.pull(linear, cotangents, [*arrays, *results])
+        if operation.flips:
+            gradients = [None if g is None else _CONJUGATE(g) for g in gradients]
+        return (None, *gradients)
+
+    @staticmethod
+    def jvp(ctx: Any, *_: Any) -> Any:
+        raise no_forward_mode(ctx.operation.label)
+
+    @staticmethod
+    def vmap(_info: Any, _in_dims: Any, frame: _Frame, *_: Any) -> Any:
+        label = frame.operation.label
+        raise GradientError(
+            f"{label}(): torch.func.vmap cannot map a function of another framework; call it in a loop and"
+            " torch.stack the results, or let the function take the whole batch (jax.vmap inside of it)",
+            target_type="torch",
+            reason="torch's vmap",
+        )
+
+
+AUTODIFF = TorchAutodiff()
+_CONJUGATE = AUTODIFF.conjugate

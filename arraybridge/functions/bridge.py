@@ -1,0 +1,354 @@
+"""An operation of one framework's that another one computes: how values cross over, and gradients back."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Shape, Span, kept_by, overlap
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Running
+from arraybridge.functions.convert import convert
+from arraybridge.functions.draws import Draws
+from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
+
+__all__ = ["Bridge", "Pullback", "autodiff_of"]
+
+_NOWHERE: Span = (0, 0)
+
+
+def autodiff_of(framework: Framework) -> Autodiff:
+    """The derivatives of a framework.
+
+    Raises:
+        GradientError: it has none.
+    """
+    if framework.autodiff is None:
+        raise GradientError(
+            f"{framework.name} has no derivatives that another framework could go through",
+            target_type=framework.name,
+        )
+    return framework.autodiff
+
+
+class _Common:
+    """What an operation and its pullbacks share."""
+
+    def __init__(
+        self, callee: Framework, caller: Framework, bring: Callable[[Any], Any], label: str, first: Any
+    ) -> None:
+        self.callee, self.caller, self.label = callee, caller, label
+        self.there, self.here = autodiff_of(callee), autodiff_of(caller)
+        self.bring = bring
+        self.home = caller.device_of(first)
+        # In force now, and again in the backward, which may run in a thread that knows nothing of them.
+        self.context = contextvars.copy_context()
+        self.settings = (callee.running or Running()).thread_settings()
+        self.draws = Draws()
+
+    def then(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Call ``run`` as if it were when the operation was called."""
+        return self.context.copy().run(self._under_settings, run, args)
+
+    def _under_settings(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        with self.settings():
+            return run(*args)
+
+    def enter(self, x: Any) -> Any:
+        """A plain array of the caller (or of NumPy) as one of the callee."""
+        if self.caller.requires_grad(x):
+            x = self.caller.detach(x)
+        x = self.bring(x)
+        self.there.admit(x, self.label)
+        return x
+
+    def leave(self, x: Any) -> Any:
+        """A result or gradient as a plain array of the caller, where the caller's first array is."""
+        owner, held = source_of(x)
+        if owner.requires_grad(held):
+            x = held = owner.detach(held)
+        there = owner.device_of(held)
+        same = there.kind == self.home.kind and there.index == self.home.index
+        x = convert(x, self.caller.name) if same else convert(x, self.caller.name, device=self.home)
+        self.here.admit(x, self.label)
+        return x
+
+    def apart(self, found: list[Any], spans: list[Span | None], *, fresh: bool) -> list[Any]:
+        """Arrays of the callee as ones of the caller that share no memory with one another or with ``spans``.
+
+        Nor with anything that somebody else holds, unless they are ``fresh``. ``found`` is used up.
+        """
+        for i in range(len(found)):
+            x, found[i] = found[i], None  # so that nobody holds it but `x`
+            if x is None:
+                continue
+            held = not fresh and self.there.is_held(x)
+            new = self.leave(x)
+            span = self.here.span(new)
+            if held or overlap(span, spans):
+                new = self.caller.copy(new)
+                span = self.here.span(new)
+            spans.append(span or _NOWHERE)  # a copy, if it is not known
+            found[i] = new
+        return found
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        owner, held = source_of(x)
+        result: np.ndarray = convert(owner.detach(held) if owner.requires_grad(held) else x, "numpy")
+        return result
+
+
+class Bridge:
+    """An operation of the caller that the callee computes; `Operation` says what each method does."""
+
+    is_pullback = False
+    hint: Linear | None = None
+
+    def __init__(
+        self,
+        body: Body,
+        callee: Framework,
+        caller: Framework,
+        arrays: Sequence[Any],
+        bring: Callable[[Any], Any],
+        label: str,
+    ) -> None:
+        self.body, self.label = body, label
+        self.common = _Common(callee, caller, bring, label, arrays[0])
+        self.flips = self.common.there.transposes != self.common.here.transposes
+        self.wanted = tuple(self.common.here.is_smooth(x) for x in arrays)
+        self.smooth: tuple[bool, ...] = ()
+        self.read_again: tuple[bool, ...] = ()
+        #: The state of random numbers that the function used when it ran, to use it again; None without any.
+        self.state: Any = None
+        self._empty: list[Any] = []
+        self._places: list[int] = []
+        self._spec: Structure | None = None
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        with self._random():
+            leaves, spec = self.body([self.common.enter(x) for x in arrays])
+        return self._results(leaves, spec, arrays, [])
+
+    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+        linear = self._linear(arrays)
+        leaves, linear.leaves = linear.leaves, []
+        residuals = linear.residuals() if self.common.caller.mutable else None
+        spans = [None] if residuals is None else [self.common.there.span(x) for x in residuals]
+        return self._results(leaves, linear.spec, arrays, spans), linear
+
+    def again(self, arrays: Sequence[Any]) -> Linear:
+        linear: Linear = self.common.then(self._linear, arrays)
+        linear.leaves = []
+        return linear
+
+    def _linear(self, arrays: Sequence[Any]) -> Linear:
+        common = self.common
+        with self._random():
+            return common.there.linearise(
+                self.body, [common.enter(x) for x in arrays], self.wanted, common.label
+            )
+
+    @contextmanager
+    def _random(self) -> Iterator[None]:
+        there = self.common.there
+        if self.state is not None:
+            with there.replayed(self.state):
+                yield
+            return
+        before = there.random_state()
+        yield
+        if before is not None and there.random_state() != before:
+            self.state = before
+
+    def _results(
+        self, leaves: list[Any], spec: Any, arrays: Sequence[Any], spans: Sequence[Span | None]
+    ) -> list[Any]:
+        common, found = self.common, self._laid_out(leaves, spec)
+        owns, is_smooth = common.callee.owns, common.there.is_smooth
+        self.smooth = tuple(owns(x) and is_smooth(x) for x in found)
+        if not common.caller.mutable:
+            return [common.leave(x) for x in found]
+        # Where results can be written to, they lie apart from the arguments and from one another.
+        results = common.apart(found, [common.here.span(x) for x in arrays], fresh=True)
+        self.read_again = tuple(overlap(common.here.span(x), spans) for x in results)
+        return results
+
+    def _laid_out(self, leaves: list[Any], spec: Any) -> list[Any]:
+        """The arrays among the leaves; what `assemble` puts around them is remembered."""
+        self._places = [i for i, x in enumerate(leaves) if (kinds.get(type(x)) or kind_of(x)) == ARRAY]
+        found = [leaves[i] for i in self._places]
+        for i in self._places:
+            leaves[i] = None
+        self._empty, self._spec = leaves, spec
+        self.smooth, self.read_again = (True,) * len(found), (False,) * len(found)
+        return found
+
+    def assemble(self, results: Sequence[Any]) -> Any:
+        leaves = list(self._empty)
+        for i, result in zip(self._places, results, strict=True):
+            leaves[i] = result
+        return leaves if self._spec is None else self._spec.filled(iter(leaves))
+
+    # -- pullbacks --------------------------------------------------------------------------------
+
+    def pull(self, linear: Linear, cotangents: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+        result: list[Any] = self.common.then(self._pull, linear, cotangents, known)
+        return result
+
+    def _pull(self, linear: Linear, cotangents: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+        common = self.common
+        given = [
+            None if cotangent is None else common.enter(cotangent)
+            for cotangent, smooth in zip(cotangents, self.smooth, strict=True)
+            if smooth
+        ]
+        spans = [common.here.span(x) for x in known]
+        spans += [common.here.span(x) for x in cotangents if x is not None]
+        spans += [common.there.span(x) for x in linear.residuals() or ()]
+        found = iter(common.apart(linear.pull(given), spans, fresh=linear.fresh))
+        return [next(found) if wanted else None for wanted in self.wanted]
+
+    def pulled(
+        self, linear: Linear | None, present: tuple[bool, ...], takes: tuple[bool, ...] | None = None
+    ) -> Pullback:
+        return Pullback(self, linear, present, self.wanted if takes is None else takes)
+
+    def unloaded(self, linear: Linear) -> tuple[Any, list[Any]]:
+        residuals = linear.residuals()
+        if residuals is None:
+            return linear, []
+        rebuild, common = linear.rebuild(), self.common
+        arrays: list[Any] = []
+        places: list[int] = []
+        for i, x in enumerate(residuals):
+            if common.callee.owns(x):
+                try:
+                    arrays.append(convert(x, common.caller.name))
+                except MemoryConversionError:
+                    continue  # the caller has no such dtype: keys of jax.random, for one
+                places.append(i)
+                residuals[i] = None
+
+        def loaded(tensors: Sequence[Any]) -> Linear:
+            every = list(residuals)
+            for i, tensor in zip(places, tensors, strict=True):
+                every[i] = common.bring(tensor)
+            return rebuild(every)
+
+        return loaded, arrays
+
+    # -- for callers that trace ---------------------------------------------------------------------
+
+    def foretell(self, shapes: Sequence[Shape]) -> list[Shape]:
+        there = self.common.there
+        leaves, spec, found = there.foretell(self.body, shapes, self.label)
+        arrays = self._laid_out(leaves, spec)
+        self.smooth = tuple(there.is_smooth(x) for x in arrays)
+        return found
+
+    def on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
+        result: tuple[list[np.ndarray], int] = self.common.then(self._on_host, arrays, keep, number)
+        return result
+
+    def _on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
+        common = self.common
+        leaves, number = self._drawn(arrays, keep, number)
+        return [common.to_numpy(leaves[i]) for i in self._places], number
+
+    def _drawn(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[Any], int]:
+        """The leaves of the results, and a number under which the random numbers are remembered."""
+        common = self.common
+        entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
+        before = common.there.random_state()
+        if before is None:
+            return self.body(entered)[0], 0
+        state = common.draws.before(number, keep, arrays)
+        if state is not None:
+            with common.there.replayed(state):
+                leaves, _ = self.body(entered)
+        else:
+            state = before
+            leaves, _ = self.body(entered)
+            if common.there.random_state() == before:
+                return leaves, 0
+        return leaves, common.draws.remember(state, keep, arrays)
+
+
+class Pullback(Bridge):
+    """The pullback of an operation, as an operation of its arguments and of cotangents."""
+
+    is_pullback = True
+
+    def __init__(
+        self, outer: Bridge, linear: Linear | None, present: tuple[bool, ...], takes: tuple[bool, ...]
+    ) -> None:
+        self.outer, self.common, self.label, self.flips = outer, outer.common, outer.label, outer.flips
+        self.state = outer.state
+        self.body = outer.common.there.pulled(outer.body, len(outer.wanted), takes, present)
+        self.hint = linear
+        self.takes, self.present = takes, present
+        self.wanted = (*outer.wanted, *(True for p in present if p))
+        self.smooth = self.read_again = ()
+
+    def run(self, arrays: Sequence[Any]) -> list[Any]:
+        if self.hint is not None:
+            return self._hinted(arrays)
+        found: list[Any] = self.common.then(super().run, arrays)
+        return found
+
+    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+        # Its own pullback is found out if somebody asks for it.
+        return self.run(arrays), None
+
+    def _hinted(self, arrays: Sequence[Any]) -> list[Any]:
+        """The gradients, by what is linearised already."""
+        hint, self.hint = self.hint, None
+        if hint is None:
+            return self.run(arrays)
+        cotangents = self._cotangents(arrays)
+        smooth = iter(cotangents)
+        gradients = self.outer.pull(hint, [next(smooth) if s else None for s in self.outer.smooth], arrays)
+        return self._laid_out(self._taken(gradients), None)
+
+    def _cotangents(self, arrays: Sequence[Any]) -> list[Any]:
+        """A cotangent, or None, for each smooth result."""
+        given = iter(arrays[len(self.outer.wanted) :])
+        return [next(given) if p else None for p in self.present]
+
+    def _taken(self, gradients: Sequence[Any]) -> list[Any]:
+        return [g for g, takes in zip(gradients, self.takes, strict=True) if takes]
+
+    def _results(
+        self, leaves: list[Any], spec: Any, arrays: Sequence[Any], spans: Sequence[Span | None]
+    ) -> list[Any]:
+        found = self._laid_out(leaves, spec)
+        return self.common.apart(found, [self.common.here.span(x) for x in arrays], fresh=False)
+
+    def foretell(self, shapes: Sequence[Shape]) -> list[Shape]:
+        count = sum(self.takes)
+        self._empty, self._places, self._spec = [None] * count, list(range(count)), None
+        self.smooth = self.read_again = (True,) * count
+        return [shape for shape, takes in zip(shapes, self.takes, strict=False) if takes]
+
+    def _on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
+        common, linear = self.common, kept_by(number)
+        if linear is None:
+            found, _ = self._drawn(arrays, False, number)
+        else:
+            entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
+            pulled = iter(linear.pull(self._cotangents(entered)))
+            found = self._taken([next(pulled) if wanted else None for wanted in self.outer.wanted])
+        likes = self._taken(arrays[: len(self.takes)])
+        return [
+            np.zeros_like(like) if x is None else common.to_numpy(x)
+            for x, like in zip(found, likes, strict=True)
+        ], number

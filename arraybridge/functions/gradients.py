@@ -1,0 +1,231 @@
+"""``grad="flow"``: a function of one framework as an operation that another framework differentiates.
+
+What is peculiar to a framework stands in its `Autodiff`. Here is what lies between two of them: which array
+is whose, how values cross over, and that no two gradients share memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Running
+from arraybridge.functions.bridge import Bridge, autodiff_of
+from arraybridge.functions.dtypes import DtypeConversion
+from arraybridge.functions.options import DecoratorOptions
+from arraybridge.functions.runner import Call, Runner, framework_of
+from arraybridge.memory.recovery import run_with_oom_recovery
+from arraybridge.trees import ARRAY, Structure, flattened, kind_of, kinds, prefix, source_of
+from arraybridge.types import TypeMemo
+
+__all__ = ["FlowRunner", "check_flow", "is_followed"]
+
+#: Type of an array → its framework, where that one has derivatives.
+_owners: TypeMemo[Framework | None] = TypeMemo()
+registry.on_register.append(_owners.clear)
+
+
+def _owner(leaf: Any) -> Framework | None:
+    cls = type(leaf)
+    try:
+        return _owners[cls]
+    except KeyError:
+        pass
+    owner = registry.find_owner(leaf) if (kinds.get(cls) or kind_of(leaf)) == ARRAY else None
+    return _owners.keep(cls, None if owner is None or owner.autodiff is None else owner)
+
+
+def is_followed(leaf: Any) -> bool:
+    """Whether a graph, tracer or tape of its framework follows this value, in this thread."""
+    owner = _owner(leaf)
+    return owner is not None and autodiff_of(owner).is_differentiated(leaf)
+
+
+class FlowRunner(Runner):
+    """Runs a function in its framework, and lets the caller's backward pass go through it."""
+
+    def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
+        # The sources are checked here, and what is converted was detached before.
+        inner = dataclasses.replace(options, strict=False, grad="error")
+        super().__init__(fn, inner)
+        self.declared = options
+        # Where nobody differentiates, it is an ordinary function, and results go back to the caller; where
+        # its own framework does, they stay with their graph.
+        ordinary = dataclasses.replace(options, grad="detach", output_type="input")
+        inside = dataclasses.replace(options, grad="error", output_type=options.framework)
+        self.ordinary = Runner(fn, ordinary)
+        self.inside = Runner(fn, inside)
+        #: Forward and pullback of a function that its framework compiles, by structure.
+        self.programs: dict[Any, Any] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (FlowRunner, (self.fn, self.declared))
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if "torch._dynamo" in sys.modules:  # torch.compile looks into what it is not told to leave alone
+            if not _untraced:
+                running = registry.framework("torch").running or Running()
+                _untraced.append(running.untraced(FlowRunner.call))
+            return _untraced[0](self, args, kwargs)
+        return self.call(args, kwargs)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        own, given = args[: self.skip], args[self.skip :]
+        leaves, spec = flattened((given, kwargs))
+        owners = [_owner(leaf) for leaf in leaves]
+        followed = {
+            owner.name
+            for owner, leaf in zip(owners, leaves, strict=True)
+            if owner is not None and autodiff_of(owner).is_differentiated(leaf)
+        }
+        if not followed:
+            return self.ordinary(args, kwargs)
+        if len(followed) > 1:
+            raise self._two(followed)
+        (name,) = followed
+        if name == self.name:
+            return self.inside(args, kwargs)
+        caller = framework_of(name)
+        live = [i for i, owner in enumerate(owners) if owner is caller]
+        if not self.recovers:
+            return self._differentiated(own, leaves, spec, caller, live)
+        gpu_id = None if self.options.gpu_id == "auto" else self.options.gpu_id
+        retries = self.options.max_retries
+        return run_with_oom_recovery(
+            self._differentiated, own, leaves, spec, caller, live, max_retries=retries, gpu_id=gpu_id
+        )
+
+    def _differentiated(
+        self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
+    ) -> Any:
+        here = autodiff_of(caller)
+        try:
+            here.refuse_call([leaves[i] for i in live], self.label)
+            arrays = [here.prepare(leaves[i]) for i in live]
+            call = Call()
+            body = UserBody(self, own, leaves, spec, live, call)
+            operation = Bridge(
+                body, framework_of(self.name), caller, arrays, lambda x: self._array(x, call), self.label
+            )
+            result = operation.assemble(here.apply(operation, arrays))
+        except MemoryConversionError as error:
+            if not str(error).startswith(f"{self.label}()"):
+                prefix(error, f"{self.label}()")
+            raise
+        return result if self.contract is None else super(Runner, self).leave(result, None)
+
+    def _two(self, followed: set[str]) -> GradientError:
+        names = " and ".join(sorted(followed))
+        return GradientError(
+            f"{self.label}(): arrays of {names} are being differentiated in one call, and a backward pass"
+            " goes through one framework; pass those of the others without their graph: x.detach() in torch,"
+            " tf.stop_gradient(x) in TensorFlow, a value from outside of the transformation in JAX",
+            target_type=self.name,
+            reason=f"differentiated arrays of {names}",
+        )
+
+
+#: `FlowRunner.call` as torch.compile leaves it alone, once that was needed.
+_untraced: list[Callable[..., Any]] = []
+
+
+def check_flow(options: DecoratorOptions, kind: str) -> None:
+    """Refuse what gradients cannot flow through.
+
+    Raises:
+        ValueError: saying what to do instead.
+    """
+    what = f'@{options.framework}(grad="flow")'
+    known = options.framework in _WITH_DERIVATIVES
+    if not known and (
+        options.framework in _WITHOUT_DERIVATIVES or registry.framework(options.framework).autodiff is None
+    ):
+        raise ValueError(
+            f"{what}: {options.framework} has no derivatives; write the function in torch, jax or tensorflow"
+        )
+    if kind != "function":
+        raise ValueError(f"{what} takes plain functions, and this is a {kind}; return all results at once")
+    if options.output_type != "input":
+        raise ValueError(
+            f"{what} gives results back in the caller's framework; leave"
+            f" output_type={options.output_type!r} out"
+        )
+    for option, given, instead in (
+        ("slice_by_slice=True", options.slice_by_slice, "loop over the planes inside of the function"),
+        ('oom_recovery="split"', options.oom_recovery == "split", "pass oom_recovery=True"),
+        (f"dtype={options.dtype!r}", options.dtype is not None, "cast inside of the function"),
+        (
+            f"dtype_conversion={options.dtype_conversion}",
+            options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT,
+            "convert inside of the function, where it is differentiated",
+        ),
+    ):
+        if given:
+            raise ValueError(f"{what} cannot be had with {option}: no gradient goes through it; {instead}")
+
+
+#: The frameworks of the house that have derivatives, known without importing them, and those that have none.
+_WITH_DERIVATIVES = ("torch", "jax", "tensorflow")
+_WITHOUT_DERIVATIVES = ("numpy", "cupy", "pyclesperanto")
+
+
+class UserBody:
+    """The user's function as one of a flat list of arrays: those of the caller; all else is fixed here."""
+
+    def __init__(
+        self,
+        runner: FlowRunner,
+        own: tuple[Any, ...],
+        leaves: list[Any],
+        spec: Structure,
+        live: list[int],
+        call: Call,
+    ) -> None:
+        self.runner, self.own, self.spec, self.live, self.call = runner, own, spec, live, call
+        self.fn, self.programs = runner.fn, runner.programs
+        #: Every argument but the caller's arrays, in place of which there is None.
+        self.fixed = list(leaves)
+        #: Where in `fixed` there are arrays; they are of the callee.
+        self.others: list[int] = []
+        for i in live:
+            self.fixed[i] = None
+        for i, leaf in enumerate(self.fixed):
+            if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
+                self.others.append(i)
+                self.fixed[i] = _fixed(runner, leaf, call)
+
+    def __call__(self, arrays: list[Any]) -> tuple[list[Any], Any]:
+        return self.run(self.fixed, arrays)
+
+    def emptied(self) -> UserBody:
+        """The same without any array, for `run` to be given them all."""
+        empty = copy.copy(self)
+        empty.fixed, empty.call = [], Call()
+        return empty
+
+    def run(self, fixed: list[Any], arrays: list[Any]) -> tuple[list[Any], Any]:
+        leaves = list(fixed)
+        for i, array in zip(self.live, arrays, strict=True):
+            leaves[i] = array
+        args, kwargs = self.spec.filled(iter(leaves))
+        result = self.runner._run((*self.own, *args), kwargs, self.call)
+        return flattened(result)
+
+
+def _fixed(runner: FlowRunner, leaf: Any, call: Call) -> Any:
+    """An array beside those that are differentiated, in memory that nobody writes to before the backward."""
+    owner, data = source_of(leaf)
+    if owner.name != runner.name:
+        if owner.requires_grad(data):
+            leaf = data = owner.detach(data)
+        if owner.mutable:
+            leaf = owner.copy(data)
+    leaf = runner._array(leaf, call)
+    autodiff_of(framework_of(runner.name)).admit(leaf, runner.label)
+    return leaf
