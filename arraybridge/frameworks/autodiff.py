@@ -7,8 +7,6 @@ pass then goes through. Neither knows the other; `arraybridge.functions.gradient
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,20 +15,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import hostmemory
 
-__all__ = [
-    "Autodiff",
-    "Body",
-    "Linear",
-    "Operation",
-    "Shape",
-    "Token",
-    "kept_by",
-    "no_forward_mode",
-    "overlap",
-    "token_of",
-]
+__all__ = ["Autodiff", "Body", "Linear", "Operation", "Shape", "Span", "no_forward_mode", "overlap"]
 
 #: First address and end of an array's memory.
 Span = tuple[int, int]
@@ -86,6 +72,8 @@ class Operation(Protocol):
     #: Whether it is what `pulled` gave, and then what there is to pull already, if anything.
     is_pullback: bool
     hint: Linear | None
+    #: Whether the caller may run it again for the backward; set before `linearise`.
+    repeats: bool
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """The results, and nothing is kept."""
@@ -102,8 +90,8 @@ class Operation(Protocol):
         No gradient shares memory with another one, or with the arrays in ``known``.
         """
 
-    def foretell(self, shapes: Sequence[Shape]) -> list[Shape]:
-        """Shape and dtype of each result, from those of the arguments."""
+    def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
+        """Shape and dtype of each result, from those of the arguments; ``keep`` as in `on_host`."""
 
     def on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
         """`run` on NumPy arrays, for callers that trace: results as foretold, and a number.
@@ -201,16 +189,28 @@ class Autodiff(ABC):
         It returns a gradient or None for each argument that ``takes`` names; it is differentiable in turn.
         """
 
-    def foretell(self, body: Body, arrays: Sequence[Shape], label: str) -> tuple[list[Any], Any, list[Shape]]:
+    def foretell(
+        self, body: Body, arrays: Sequence[Shape], wanted: tuple[bool, ...], label: str
+    ) -> tuple[list[Any], Any, list[Shape]]:
         """What ``body`` returns for arrays of these shapes, without their values.
+
+        ``wanted``: which arguments will have to get gradients; none where nothing will be pulled back.
 
         Returns:
             the leaves, arrays among them that have no values; their structure; shape and dtype of each array.
 
         Raises:
-            GradientError: it cannot be foretold.
+            GradientError: it cannot be foretold; or as `linearise`.
         """
         raise GradientError(f"{label}(): its shapes cannot be foretold", reason="no shapes without values")
+
+    def repeatable(self, label: str) -> AbstractContextManager[Any]:
+        """A context for a function that runs again: refuses random numbers that `replayed` misses.
+
+        Raises:
+            GradientError: inside of it, where such numbers are drawn.
+        """
+        return nullcontext()
 
     def is_held(self, x: Any) -> bool:
         """Whether somebody but the one who asks holds ``x``, or its memory; True where nobody can tell."""
@@ -223,39 +223,6 @@ class Autodiff(ABC):
     def replayed(self, state: Any) -> AbstractContextManager[Any]:
         """A context in which the random numbers come again that followed ``state``."""
         return nullcontext()
-
-
-# -- what a graph keeps --------------------------------------------------------------------------------
-
-
-class Token(np.ndarray):
-    """Memory of one number that keeps something alive: as long as the memory lives, in whichever framework.
-
-    A framework that saves a tensor for its backward pass frees it when it is done, or when it means to
-    compute it again. What is kept by the memory of that tensor goes with it.
-    """
-
-    kept: Any
-
-
-_numbers = itertools.count(1)
-_tokens: weakref.WeakValueDictionary[int, Token] = weakref.WeakValueDictionary()
-
-
-def token_of(kept: Any) -> Token:
-    """A number in memory of its own, shape ``(1,)`` and int32, that keeps ``kept``; see `kept_by`."""
-    token = hostmemory.packed((1,), np.dtype(np.int32)).view(Token)
-    number = next(_numbers) & 0x7FFFFFFF
-    token[0] = number
-    token.kept = kept
-    _tokens[number] = token
-    return token
-
-
-def kept_by(number: int) -> Any:
-    """What the token with this number keeps; None where its memory is gone, as after a copy."""
-    token = _tokens.get(number)
-    return None if token is None else token.kept
 
 
 def overlap(span: Span | None, others: Sequence[Span | None]) -> bool:

@@ -19,10 +19,9 @@ from arraybridge.frameworks.autodiff import (
     Linear,
     Operation,
     Span,
-    kept_by,
     no_forward_mode,
-    token_of,
 )
+from arraybridge.frameworks.tokens import kept_by, token_of
 
 __all__ = ["JaxAutodiff"]
 
@@ -370,7 +369,7 @@ _bridge.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 def _called_back(operation: Operation, keep: bool, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
     """The operation where JAX traces: shapes are foretold, values come by a callback through the host."""
     inputs = arrays[:-1] if operation.is_pullback else arrays
-    shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in inputs])
+    shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in inputs], keep)
     for _, dtype in shapes:
         if dtype in _WIDE:
             _refuse_wide(dtype, operation.label)

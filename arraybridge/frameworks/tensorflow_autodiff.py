@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import forwardprop_util
+from tensorflow.python.eager import context, forwardprop_util
+from tensorflow.python.framework import op_callbacks
 
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Operation, Shape, Span, no_forward_mode
@@ -90,14 +92,7 @@ class TensorflowAutodiff(Autodiff):
                 if captured
                 else "a tensor that a tape follows"
             )
-            raise GradientError(
-                f"{label}(): it depends on {what}, which is none of the arrays that are differentiated, and"
-                " which would get no gradient. Pass trainable parameters as arguments, of the caller's"
-                " framework (layer.stateless_call does that in Keras, torch.func.functional_call in torch);"
-                " or freeze what is not trained, with trainable=False",
-                target_type="tensorflow",
-                reason="captured trainable parameters",
-            )
+            raise _captured(label, what)
         return linear
 
     def _outputs(self, leaves: list[Any]) -> list[Any]:
@@ -118,7 +113,23 @@ class TensorflowAutodiff(Autodiff):
 
         return pullback
 
-    def foretell(self, body: Body, arrays: Sequence[Shape], label: str) -> tuple[list[Any], Any, list[Shape]]:
+    @contextmanager
+    def repeatable(self, label: str) -> Iterator[None]:
+        def watch(op_type: Any, *_: Any, **__: Any) -> None:
+            kind = op_type.decode() if isinstance(op_type, bytes) else str(op_type)
+            drawing = _drawing_in(kind)
+            if drawing:
+                raise _cannot_draw_again(label, drawing)
+
+        op_callbacks.add_op_callback(watch)
+        try:
+            yield
+        finally:
+            op_callbacks.remove_op_callback(watch)
+
+    def foretell(
+        self, body: Body, arrays: Sequence[Shape], wanted: tuple[bool, ...], label: str
+    ) -> tuple[list[Any], Any, list[Shape]]:
         found: list[Any] = []
 
         def probe(*xs: Any) -> list[Any]:
@@ -133,14 +144,11 @@ class TensorflowAutodiff(Autodiff):
             raise _not_foretold(label, f"{type(error).__name__}: {error}") from error
         except tf.errors.OpError as error:
             raise _not_foretold(label, f"{type(error).__name__}: {error}") from error
-        drawing = [op.type for op in _operations(program.graph) if _draws(op)]
+        drawing = [op.type for op in program.graph.get_operations() if _drawing_in(op.type)]
         if drawing:
-            raise GradientError(
-                f"{label}(): it draws random numbers ({drawing[0]}) that cannot be drawn again for the"
-                " backward inside jax.jit; use tf.random.stateless_… with a seed among the arguments",
-                target_type="tensorflow",
-                reason="random numbers cannot be drawn again",
-            )
+            raise _cannot_draw_again(label, drawing[0])
+        if any(wanted) and program.graph.trainable_variables:
+            raise _captured(label, f"the trainable tf.Variable {program.graph.trainable_variables[0].name}")
         leaves, spec = found
         shapes: list[Shape] = []
         for x in leaves:
@@ -167,23 +175,55 @@ def _held_by_one() -> int:
 _HELD_BY_ONE = _held_by_one()
 
 
-def _operations(graph: Any) -> list[Any]:
-    found = list(graph.get_operations())
-    for function in getattr(graph, "_functions", {}).values():
-        inner = getattr(function, "graph", None)
-        if inner is not None:
-            found += _operations(inner)
+def _drawing_in(kind: str) -> str:
+    """The operation of this type, or inside of the function of this name, that draws random numbers; or "".
+
+    Those of tf.random.stateless_… are none: they depend on their seed alone.
+    """
+    found = _drawing.get(kind)
+    if found is None:
+        if len(_drawing) >= 4096:
+            _drawing.clear()
+        if context.context().has_function(kind):
+            nodes = context.context().get_function_def(kind).node_def
+            inner = [node.op for node in nodes] + [a.func.name for node in nodes for a in node.attr.values()]
+            found = next((name for name in map(_drawing_in, filter(None, inner)) if name), "")
+        else:
+            known = "Random" in kind or "Rng" in kind or kind in _DRAWING or kind in _STATEFUL
+            found = kind if known and not kind.startswith("Stateless") else ""
+        _drawing[kind] = found
     return found
 
 
-def _draws(op: Any) -> bool:
-    if op.op_def is None or not op.op_def.is_stateful:
-        return False
-    kind = op.type
-    return "Random" in kind or "Rng" in kind or kind.startswith("Stateful") or kind in _DRAWING
-
-
 _DRAWING = ("TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
+_STATEFUL = (
+    "StatefulStandardNormal",
+    "StatefulStandardNormalV2",
+    "StatefulTruncatedNormal",
+    "StatefulUniform",
+)
+_drawing: dict[str, str] = {}
+
+
+def _cannot_draw_again(label: str, kind: str) -> GradientError:
+    return GradientError(
+        f"{label}(): it draws random numbers ({kind}) that TensorFlow cannot draw again, and it has to run"
+        " once more for its backward (in jax.jit, under a checkpoint, for higher orders);"
+        " use tf.random.stateless_… with a seed among the arguments",
+        target_type="tensorflow",
+        reason="random numbers cannot be drawn again",
+    )
+
+
+def _captured(label: str, what: str) -> GradientError:
+    return GradientError(
+        f"{label}(): it depends on {what}, which is none of the arrays that are differentiated, and which"
+        " would get no gradient. Pass trainable parameters as arguments, of the caller's framework"
+        " (layer.stateless_call does that in Keras, torch.func.functional_call in torch); or freeze what is"
+        " not trained, with trainable=False",
+        target_type="tensorflow",
+        reason="captured trainable parameters",
+    )
 
 
 def _not_foretold(label: str, why: str) -> GradientError:

@@ -17,10 +17,9 @@ from arraybridge.frameworks.autodiff import (
     Operation,
     Shape,
     Span,
-    kept_by,
     no_forward_mode,
-    token_of,
 )
+from arraybridge.frameworks.tokens import kept_by, token_of
 
 __all__ = ["TorchAutodiff"]
 
@@ -94,14 +93,16 @@ class TorchAutodiff(Autodiff):
 
         return pullback
 
-    def foretell(self, body: Body, arrays: Sequence[Shape], label: str) -> tuple[list[Any], Any, list[Shape]]:
+    def foretell(
+        self, body: Body, arrays: Sequence[Shape], wanted: tuple[bool, ...], label: str
+    ) -> tuple[list[Any], Any, list[Shape]]:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         try:
             with self.replayed(self.random_state()), FakeTensorMode(allow_non_fake_inputs=True):
-                leaves, spec = body(
-                    [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in arrays]
-                )
+                fakes = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in arrays]
+                inputs = [x.requires_grad_() for x, w in zip(fakes, wanted, strict=True) if w]
+                leaves, spec = body(fakes)
         except (RuntimeError, NotImplementedError, TypeError, MemoryConversionError) as error:
             raise GradientError(
                 f"{label}(): inside jax.jit its shapes have to be foretold, and that failed:"
@@ -110,6 +111,8 @@ class TorchAutodiff(Autodiff):
                 reason="shapes cannot be foretold",
             ) from error
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
+        if inputs:
+            _refuse_captured([x for x in found if self.is_smooth(x)], inputs, label)
         return leaves, spec, [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in found]
 
     def is_held(self, x: torch.Tensor) -> bool:
@@ -238,10 +241,13 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
 
     @staticmethod
     def forward(frame: _Frame, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # Somebody hooks into what is saved: torch.utils.checkpoint, say, which drops it to compute it again.
+        hooked = _saving_hooks is None or _saving_hooks(False) is not None
+        frame.operation.repeats = frame.operation.repeats or hooked
         results, linear = frame.operation.linearise(arrays)
         kept: Any = linear
         tensors: list[torch.Tensor] = []
-        if linear is not None and (_saving_hooks is None or _saving_hooks(False) is not None):
+        if linear is not None and hooked:
             kept, tensors = frame.operation.unloaded(linear)
         frame.kept = [*tensors, torch.from_numpy(token_of(kept))]
         return tuple(results)

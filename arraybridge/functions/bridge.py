@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Shape, Span, kept_by, overlap
+from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Shape, Span, overlap
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
+from arraybridge.frameworks.tokens import kept_by
 from arraybridge.functions.convert import convert
 from arraybridge.functions.draws import Draws
 from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
@@ -109,6 +110,7 @@ class Bridge:
 
     is_pullback = False
     hint: Linear | None = None
+    repeats = False
 
     def __init__(
         self,
@@ -146,6 +148,7 @@ class Bridge:
         return self._results(leaves, linear.spec, arrays, spans), linear
 
     def again(self, arrays: Sequence[Any]) -> Linear:
+        self.repeats = True
         linear: Linear = self.common.then(self._linear, arrays)
         linear.leaves = []
         return linear
@@ -165,7 +168,8 @@ class Bridge:
                 yield
             return
         before = there.random_state()
-        yield
+        with there.repeatable(self.label) if self.repeats else nullcontext():
+            yield
         if before is not None and there.random_state() != before:
             self.state = before
 
@@ -248,9 +252,10 @@ class Bridge:
 
     # -- for callers that trace ---------------------------------------------------------------------
 
-    def foretell(self, shapes: Sequence[Shape]) -> list[Shape]:
+    def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
         there = self.common.there
-        leaves, spec, found = there.foretell(self.body, shapes, self.label)
+        wanted = self.wanted if keep else (False,) * len(self.wanted)
+        leaves, spec, found = there.foretell(self.body, shapes, wanted, self.label)
         arrays = self._laid_out(leaves, spec)
         self.smooth = tuple(there.is_smooth(x) for x in arrays)
         return found
@@ -271,7 +276,9 @@ class Bridge:
         before = common.there.random_state()
         if before is None:
             return self.body(entered)[0], 0
-        state = common.draws.before(number, keep, arrays)
+        state = common.draws.of_run(number) or self.state
+        if state is None and keep:
+            state = common.draws.of_arguments(arrays)
         if state is not None:
             with common.there.replayed(state):
                 leaves, _ = self.body(entered)
@@ -280,13 +287,14 @@ class Bridge:
             leaves, _ = self.body(entered)
             if common.there.random_state() == before:
                 return leaves, 0
-        return leaves, common.draws.remember(state, keep, arrays)
+        return leaves, common.draws.remember(state, arrays) if keep and not self.is_pullback else 0
 
 
 class Pullback(Bridge):
     """The pullback of an operation, as an operation of its arguments and of cotangents."""
 
     is_pullback = True
+    repeats = True
 
     def __init__(
         self, outer: Bridge, linear: Linear | None, present: tuple[bool, ...], takes: tuple[bool, ...]
@@ -333,7 +341,7 @@ class Pullback(Bridge):
         found = self._laid_out(leaves, spec)
         return self.common.apart(found, [self.common.here.span(x) for x in arrays], fresh=False)
 
-    def foretell(self, shapes: Sequence[Shape]) -> list[Shape]:
+    def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
         count = sum(self.takes)
         self._empty, self._places, self._spec = [None] * count, list(range(count)), None
         self.smooth = self.read_again = (True,) * count
@@ -342,7 +350,7 @@ class Pullback(Bridge):
     def _on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
         common, linear = self.common, kept_by(number)
         if linear is None:
-            found, _ = self._drawn(arrays, False, number)
+            found, _ = self._drawn(arrays, keep, number)
         else:
             entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
             pulled = iter(linear.pull(self._cotangents(entered)))
@@ -351,4 +359,4 @@ class Pullback(Bridge):
         return [
             np.zeros_like(like) if x is None else common.to_numpy(x)
             for x, like in zip(found, likes, strict=True)
-        ], number
+        ], min(number, 0)  # a token is that of `outer`; random numbers remain

@@ -79,6 +79,10 @@ class FlowRunner(Runner):
         own, given = args[: self.skip], args[self.skip :]
         leaves, spec = flattened((given, kwargs))
         owners = [_owner(leaf) for leaf in leaves]
+        if self.declared.strict:
+            for leaf in leaves:
+                if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
+                    self._check_source(leaf)
         followed = {
             owner.name
             for owner, leaf in zip(owners, leaves, strict=True)
