@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -30,6 +31,7 @@ from arraybridge import (
     settings,
     trace,
 )
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Pool
 from tests import matrix_data as data
 from tests.helpers import registry_kept, require, run_python
@@ -129,6 +131,72 @@ def test_the_package_installs(tmp_path: Path) -> None:
     assert run_with(str(tmp_path), "detect_it.py").stdout.splitlines()[0] == "tapeworks"
 
 
+# ---- a whole framework in one file -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slates(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path on which one file and its entry point are found."""
+    site = tmp_path_factory.mktemp("whole")
+    (site / "slates.py").symlink_to(PLUGIN / "whole" / "slates.py")
+    info = site / "slates_dist-3.2.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: slates-dist\nVersion: 3.2.1\n", encoding="utf-8"
+    )
+    points = "[arraybridge.frameworks]\nslates = slates:SlatesFramework\n"
+    (info / "entry_points.txt").write_text(points, encoding="utf-8")
+    return str(site)
+
+
+def command(site: str, *arguments: str) -> Any:
+    paths = os.pathsep.join([site, str(Path(arraybridge.__file__).parent.parent)])
+    done = run_python("-m", "arraybridge", *arguments, "--json", env={"PYTHONPATH": paths}, timeout=240)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_one_file_is_found_by_the_library(slates: str) -> None:
+    for module in ("dask.array", "optree"):
+        pytest.importorskip(module)
+    done = run_with(slates, "find_it.py")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["installed"]
+    assert report["devices"]["cpu"][0] == ["numpy", "slates"]
+    assert report["devices"]["gpu:0"] == [["slates"], "a slate", 1 << 30]
+    assert report["info"] == "3.2.1"
+    assert report["memory"] == ["slates", 100, 20, 300]
+    assert report["value"] == ["Slate", "gpu:0", [0, 1, 2, 3, 4, 5]]
+    assert report["card"].split()[1] == "gpu:0"
+    if importlib.util.find_spec("torch") is None or not require("torch").cuda.is_available():
+        assert report["card"] == "slates gpu:0"
+    assert report["chosen by name"] == [0, 2, 4, 6, 8, 10]
+    assert report["dask"] == [0, 2, 4, 6, 8, 10]
+
+
+def test_one_file_is_found_by_doctor(slates: str) -> None:
+    pytest.importorskip("typer")
+    row = command(slates, "doctor")["frameworks"]["slates"]
+    assert row["state"] == "works"
+    assert row["version"] == "3.2.1"
+
+
+@pytest.mark.parametrize("name", ["matrix", "bench"])
+def test_one_file_is_found_by_the_tables_of_the_commands(slates: str, name: str) -> None:
+    pytest.importorskip("typer")
+    report = command(slates, name, "--frameworks", "numpy,slates", "--size", "64KiB")
+    assert "slates" in json.dumps(report)
+
+
+def test_one_file_has_a_row_and_a_column_in_the_documentation() -> None:
+    tool = runpy.run_path(str(Path(__file__).parent.parent / "tools" / "conversion_table.py"))
+    lines = tool["markdown"](("numpy", "slates")).splitlines()
+    assert lines[0] == "| from \\ to | numpy | slates |"
+    assert lines[2] == "| **numpy** | – | shared (`view`) |"
+    assert lines[3] == "| **slates** | shared (`view`) | – |"
+
+
 # ---- register --------------------------------------------------------------------------------------------
 
 
@@ -203,6 +271,21 @@ def test_register_works_after_its_arrays_were_seen() -> None:
     with pytest.raises(arraybridge.UnknownArrayError):
         detect_memory_type(samples)
     register(SamplesFramework())
+    assert detect_memory_type(samples) == "samples"
+
+
+def test_what_was_registered_can_be_forgotten() -> None:
+    made = register(SamplesFramework())
+    samples = Samples(np.zeros(2))
+    assert detect_memory_type(samples) == "samples"
+    registry.unregister("samples")
+    assert "samples" not in registry.framework_names()
+    assert "tests" not in registry.roots()
+    with pytest.raises(arraybridge.UnknownArrayError):
+        detect_memory_type(samples)
+    with pytest.raises(arraybridge.UnknownFrameworkError):
+        registry.unregister("samples")
+    register(made)
     assert detect_memory_type(samples) == "samples"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from arraybridge.conversion.table import FRAMEWORKS, TABLE
+from arraybridge.conversion.table import FRAMEWORKS, cell
 
 CHECKOUT = Path(__file__).parent.parent
 README = CHECKOUT / "README.md"
@@ -33,7 +33,7 @@ _ON_CARD = " on the card"
 
 def cell_text(source: str, target: str) -> str:
     """What the table says of a pair."""
-    route = TABLE[source][target].__name__
+    route = cell(source, target).__name__
     words = _WORDS[route]
     if route == "host" and target in ("cupy", "pyclesperanto"):
         words = "two copies"  # out of one device, and into the other
@@ -42,14 +42,11 @@ def cell_text(source: str, target: str) -> str:
     return words if route == "same" else f"{words} (`{route}`)"
 
 
-def markdown() -> str:
+def markdown(names: tuple[str, ...] = FRAMEWORKS) -> str:
     """The table as GitHub shows it: sources down, targets across."""
-    lines = [
-        "| from \\ to | " + " | ".join(FRAMEWORKS) + " |",
-        "|---" * (len(FRAMEWORKS) + 1) + "|",
-    ]
-    for source in FRAMEWORKS:
-        cells = (cell_text(source, target) for target in FRAMEWORKS)
+    lines = ["| from \\ to | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for source in names:
+        cells = (cell_text(source, target) for target in names)
         lines.append(f"| **{source}** | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

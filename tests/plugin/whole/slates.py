@@ -1,0 +1,78 @@
+"""A whole framework in one file: arrays on the host and on a card of its own, which is host memory too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import arraybridge
+from arraybridge import Device
+from arraybridge.frameworks.facts import Facts
+from arraybridge.frameworks.parts import Pool, Usage
+
+__version__ = "3.2.1"
+
+CARD = Device("gpu", 0, "a slate")
+
+
+class Slate:
+    """Values, and where they live."""
+
+    def __init__(self, values: Any, device: Device) -> None:
+        self.values, self.device = np.asarray(values), device
+
+    def __add__(self, other: Any) -> Slate:
+        return Slate(self.values + (other.values if isinstance(other, Slate) else other), self.device)
+
+    def __mul__(self, other: Any) -> Slate:
+        return Slate(self.values * (other.values if isinstance(other, Slate) else other), self.device)
+
+    def __getitem__(self, key: Any) -> Slate:
+        return Slate(self.values[key], self.device)
+
+
+class SlatePool(Pool):
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        return device.name, "", 1 << 30
+
+    def free_memory_of(self, device: Device) -> int:
+        return 1 << 29
+
+    def usage(self) -> list[Usage]:
+        return [Usage(CARD, 100, 20, 300)]
+
+
+class SlatesFramework(arraybridge.Framework):
+    name = "slates"
+    facts = Facts("slates", distributions=("slates-dist",), runs_numpy_code=True, libraries=("/slates.py",))
+
+    def __init__(self) -> None:
+        self.pool = SlatePool()
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Slate)
+
+    def device_of(self, x: Slate) -> Device:
+        return x.device
+
+    def devices(self) -> tuple[Device, ...]:
+        return (Device("cpu"), CARD)
+
+    def dtype_name(self, x: Slate) -> str:
+        return x.values.dtype.name
+
+    def shape(self, x: Slate) -> tuple[int, ...]:
+        return x.values.shape
+
+    def nbytes(self, x: Slate) -> int:
+        return x.values.nbytes
+
+    def host_view(self, x: Slate) -> np.ndarray[Any, Any]:
+        return x.values
+
+    def to_host(self, x: Slate) -> np.ndarray[Any, Any]:
+        return x.values.copy()
+
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Slate:
+        return Slate(view if device.kind == "cpu" else view.copy(), device)
