@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from arraybridge.frameworks import registry
 from arraybridge.types import Device, GpuId
@@ -40,8 +39,7 @@ def card_meant(gpu_id: GpuId) -> GpuId:
     return gpu_id if gpu_id is None or only_card is None else only_card
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """Where a decorated function runs, as its decorator says.
 
     Attributes:

@@ -49,14 +49,14 @@ class MemoryType(StrEnum):
     __hash__ = str.__hash__
 
 
-_WORDS = re.compile(r"(cpu|gpu|cuda|opencl)(?::(\d+))?")
-_TENSORFLOW_NAME = re.compile(r"(?:/job:\w+/replica:\d+/task:\d+)?/(?:device:)?(CPU|GPU):(\d+)")
+_WORDS = r"(cpu|gpu|cuda|opencl)(?::(\d+))?"
+_TENSORFLOW_NAME = r"(?:/job:\w+/replica:\d+/task:\d+)?/(?:device:)?(CPU|GPU):(\d+)"
 
 #: Read the device objects of frameworks; frameworks/registry.py, which knows them, adds its function.
 native_readers: list[Callable[[Any], Device | None]] = []
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Device:
     """A place where arrays live: ``cpu``, ``cpu:3``, ``gpu:0`` or ``opencl:1``.
 
@@ -87,7 +87,7 @@ class Device:
         if isinstance(words, Device):
             return words
         if isinstance(words, str):
-            match = _WORDS.fullmatch(words) or _TENSORFLOW_NAME.fullmatch(words)
+            match = re.fullmatch(_WORDS, words) or re.fullmatch(_TENSORFLOW_NAME, words)
             if match is not None:
                 kind, index = match.groups()
                 return cls("gpu" if kind == "cuda" else kind.lower(), int(index or 0))

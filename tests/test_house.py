@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import importlib.util
 import json
@@ -14,7 +15,7 @@ import pytest
 
 import arraybridge
 from arraybridge.frameworks.base import Framework
-from tests.helpers import run_script
+from tests.helpers import run_python, run_script
 
 CHECKOUT = Path(__file__).parent.parent
 PACKAGE = CHECKOUT / "arraybridge"
@@ -54,6 +55,31 @@ def test_importing_arraybridge_loads_numpy_and_nothing_else() -> None:
     loaded = loaded_after_import("arraybridge")
     assert {"arraybridge", "numpy"} <= loaded
     assert not loaded & LAZY
+
+
+# What a first conversion does not need, and what together took a third of the time of the import.
+LATER = frozenset({"json", "logging", "multiprocessing", "pickle", "subprocess", "traceback", "uuid"})
+LATER_ROOMS = (
+    "cli",
+    "conversion.staging",
+    "frameworks.cards",
+    "frameworks.torch",
+    "memory.nvml",
+    "offload.run",
+)
+
+
+def test_importing_arraybridge_takes_only_what_it_needs() -> None:
+    """A quarter of NumPy's import at most, says benchmarks/conversion.py; this is what keeps it there."""
+    code = (
+        "import sys, numpy; before = set(sys.modules); import arraybridge; print(set(sys.modules) - before)"
+    )
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "arraybridge.conversion.convert" in loaded
+    assert not loaded & LATER
+    assert not loaded & {f"arraybridge.{room}" for room in LATER_ROOMS}
 
 
 @pytest.mark.parametrize("module", ["optree", "torch", "jax", "tensorflow", "pyopencl"])

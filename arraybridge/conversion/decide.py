@@ -29,7 +29,7 @@ from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 __all__ = ["Request", "Run", "decide", "find_source"]
 
 
-@dataclass(slots=True, eq=False)  # equality would compare arrays
+@dataclass(slots=True, eq=False, repr=False)  # equality would compare arrays
 class Request:
     """The arguments of one conversion, as the user gave them."""
 
@@ -43,7 +43,7 @@ class Request:
     grad: str = "error"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Run:
     """Carries out what was decided.
 
@@ -167,7 +167,7 @@ def dtype_name(dtype: Any) -> str:
 # -- how ---------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class _Journey:
     """One array on its way from ``here`` to ``there``; `depart` chooses the route."""
 

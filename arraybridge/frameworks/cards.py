@@ -8,10 +8,7 @@ order of these cards, by their PCI addresses, in `arraybridge.frameworks.pyclesp
 from __future__ import annotations
 
 import ctypes
-import json
-import subprocess
 import sys
-import uuid
 from dataclasses import dataclass
 from functools import cache
 
@@ -74,6 +71,9 @@ def cards() -> tuple[Card, ...]:
     known = driver()
     if known is None:
         return ()
+    import json  # with the next one 5 ms, which `import arraybridge` shall not take
+    import subprocess
+
     if not is_awake() and sys.executable and not getattr(sys, "frozen", False):
         # Isolated, and thus without the names of this folder, which are those of frameworks.
         command = [sys.executable, "-I", "-S", __file__]
@@ -118,6 +118,8 @@ def _nvml() -> ctypes.CDLL | None:
 
 
 def _card(driver: ctypes.CDLL, index: int) -> Card:
+    from uuid import UUID
+
     device, name, raw = ctypes.c_int(), ctypes.create_string_buffer(256), (ctypes.c_ubyte * 16)()
     total = ctypes.c_size_t()
     driver.cuDeviceGet(ctypes.byref(device), index)
@@ -131,7 +133,7 @@ def _card(driver: ctypes.CDLL, index: int) -> Card:
     return Card(
         index,
         name.value.decode(errors="replace"),
-        f"GPU-{uuid.UUID(bytes=bytes(raw))}" if known else "",
+        f"GPU-{UUID(bytes=bytes(raw))}" if known else "",
         pci_address(domain, bus, slot),
         total.value,
         (major, minor),
@@ -145,6 +147,8 @@ def _attribute(driver: ctypes.CDLL, device: ctypes.c_int, number: int) -> int:
 
 
 if __name__ == "__main__":
+    import json
+
     _known = driver()
     _found = _ask(_known) if _known is not None else ()
     print(json.dumps([[c.index, c.name, c.uuid, c.pci, c.total, c.capability] for c in _found]))

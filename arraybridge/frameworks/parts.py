@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -159,8 +158,7 @@ class Pinning:
         raise NotImplementedError(f"{type(self).__name__} has no queue for copies")
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """Bytes that a framework holds on a device; None where it does not count them.
 
     ``used`` by live arrays, ``cached`` on top of that for arrays to come, ``peak`` the most ever used.

@@ -7,7 +7,6 @@ is whose, how values cross over, and that no two gradients share memory.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -52,13 +51,13 @@ class FlowRunner(Runner):
 
     def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
         # The sources are checked here, and what is converted was detached before.
-        inner = dataclasses.replace(options, strict=False, grad="error")
+        inner = options._replace(strict=False, grad="error")
         super().__init__(fn, inner)
         self.declared = options
         # Where nobody differentiates, it is an ordinary function, and results go back to the caller; where
         # its own framework does, they stay with their graph.
-        ordinary = dataclasses.replace(options, grad="detach", output_type="input")
-        inside = dataclasses.replace(options, grad="error", output_type=options.framework)
+        ordinary = options._replace(grad="detach", output_type="input")
+        inside = options._replace(grad="error", output_type=options.framework)
         self.ordinary = Runner(fn, ordinary)
         self.inside = Runner(fn, inside)
         #: Forward and pullback of a function that its framework compiles, by structure.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.decide import dtype_name
@@ -35,8 +34,7 @@ class DecoratorKeywords(TypedDict, total=False):
     stream: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DecoratorOptions:
+class DecoratorOptions(NamedTuple):
     """The options of one decorator, checked; `FrameworkDecorator.__call__` says what each means."""
 
     framework: str
@@ -57,7 +55,7 @@ class DecoratorOptions:
     stream: bool = True
 
 
-_NAMES = tuple(name for name in DecoratorOptions.__dataclass_fields__ if name != "framework")
+_NAMES = DecoratorOptions._fields[1:]
 
 
 def checked_options(framework: str, given: dict[str, Any]) -> DecoratorOptions:

@@ -11,13 +11,15 @@ import sys
 import threading
 import time
 from types import ModuleType
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.frameworks.registry import loaded
-from arraybridge.memory import nvml
 from arraybridge.show import format_bytes, html_table, text_table
+
+if TYPE_CHECKING:
+    from arraybridge.memory import nvml
 
 __all__ = [
     "DeviceMemory",
@@ -148,6 +150,8 @@ def memory_stats() -> MemoryStats:
         for usage in (one.pool or Pool()).usage():
             holdings.setdefault(str(usage.device), []).append((one.name, usage))
     devices = [_host()]
+    from arraybridge.memory import nvml  # with the cards 2 ms, which `import arraybridge` shall not take
+
     library = nvml.library()
     if library is not None:
         seen = nvml.cards_of(library)
@@ -165,6 +169,8 @@ def _rows(device: str, held: list[tuple[str, Usage]]) -> tuple[list[Holding], in
 
 
 def _read_card(library: ModuleType, card: nvml.SeenCard, held: list[tuple[str, Usage]]) -> DeviceMemory:
+    from arraybridge.memory import nvml
+
     device = f"gpu:{card.number}"
     rows, ours = _rows(device, held)
     memory = nvml.asked(library, "nvmlDeviceGetMemoryInfo", card.handle)
@@ -256,6 +262,8 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
     >>> for card in gpu_utilization():
     ...     print(card.device, card.load)  # doctest: +SKIP
     """
+    from arraybridge.memory import nvml  # with the cards 2 ms, which `import arraybridge` shall not take
+
     library = nvml.library()
     if library is None:
         return ()

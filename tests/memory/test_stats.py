@@ -111,6 +111,7 @@ def use(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml, *cards_of_cuda: Card, d
     monkeypatch.setattr(nvml, "library", lambda: fake)
     monkeypatch.setattr(cards, "driver", lambda: object() if driver else None)
     monkeypatch.setattr(cards, "cards", lambda: cards_of_cuda)
+    monkeypatch.setattr(cards, "is_awake", lambda: False)  # asked by CuPy, where another test has loaded it
 
 
 FIRST, SECOND = card(0, "GPU-aaaa-1"), card(1, "GPU-bbbb-2")
