@@ -58,7 +58,9 @@ def test_importing_arraybridge_loads_numpy_and_nothing_else() -> None:
 
 
 # What a first conversion does not need, and what together took a third of the time of the import.
-LATER = frozenset({"json", "logging", "multiprocessing", "pickle", "subprocess", "traceback", "uuid"})
+LATER = frozenset(
+    {"hashlib", "json", "logging", "multiprocessing", "pickle", "subprocess", "traceback", "uuid"}
+)
 LATER_ROOMS = (
     "cli",
     "conversion.staging",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protoco
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import set_decorator_maker
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.gradients import FlowRunner, check_flow
 from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, check_contract, checked_options
 from arraybridge.functions.runner import Declaration, Runner
 from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
@@ -201,9 +200,13 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
                     raise ValueError(
                         f"{what}({option}=…) takes plain functions, and {label_of(function)} is a {kind}"
                     )
+        runner: type[Runner] = Runner
         if options.grad == "flow":
+            # Only here: it takes a tenth of the time of `import arraybridge`.
+            from arraybridge.functions.gradients import FlowRunner, check_flow
+
             check_flow(options, kind)
-        runner = FlowRunner if options.grad == "flow" else Runner
+            runner = FlowRunner
         wrapper = wrap(function, runner(function, options))
         wrapper.input_memory_type = options.input_type or options.framework
         wrapper.output_memory_type = options.output_type
