@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import CannotSplitError
-from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays, source_of, together
+from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, source_of, together
 
 __all__ = ["check_parts", "extent", "fixed", "joined", "part", "plain", "rows"]
 
@@ -49,10 +50,13 @@ def extent(x: Any, axis: int) -> int | None:
 
 def rows(tree: Any, axis: int) -> int | None:
     """Rows of the first array in there that has the axis; None where none has."""
-    for x in arrays_of(tree):
-        found = extent(x, axis)
-        if found is not None:
-            return found
+    if (kinds.get(type(tree)) or kind_of(tree)) == ARRAY:
+        return extent(tree, axis)
+    for x in leaves_of(tree):
+        if (kinds.get(type(x)) or kind_of(x)) == ARRAY:
+            found = extent(x, axis)
+            if found is not None:
+                return found
     return None
 
 
@@ -67,14 +71,14 @@ def _value(x: Any) -> Any:
 
 def part(tree: Any, axis: int, count: int, start: int, stop: int) -> Any:
     """The tree with rows ``start`` to ``stop`` of each array of ``count`` rows, and all else whole."""
-
-    def cut(x: Any) -> Any:
-        if type(x) is fixed:
-            return x.value
-        owner, data = source_of(x)
-        return owner.part(data, axis, start, stop) if extent(x, axis) == count else x
-
-    return map_arrays(tree, cut, also=fixed)
+    if (kinds.get(type(tree)) or kind_of(tree)) == ARRAY:
+        owner, data = source_of(tree)
+        shape = owner.shape(data)
+        fits = -len(shape) <= axis < len(shape) and shape[axis] == count
+        return owner.part(data, axis, start, stop) if fits else tree
+    if type(tree) is fixed:
+        return tree.value
+    return map_arrays(tree, lambda x: part(x, axis, count, start, stop), also=fixed)
 
 
 def joined(parts: Sequence[Any], axis: int, *, given: Any = None, noun: str = "part") -> Any:
@@ -92,10 +96,13 @@ def joined(parts: Sequence[Any], axis: int, *, given: Any = None, noun: str = "p
 
     def join(column: Sequence[Any], where: str) -> Any:
         _check(column, where, axis, None, given, noun)
-        if kind_of(column[0]) != ARRAY:
+        if (kinds.get(type(column[0])) or kind_of(column[0])) != ARRAY:
             return _value(column[0])
-        owner = source_of(column[0])[0]
-        return owner.concatenate([source_of(x)[1] for x in column], axis)
+        arrays = []
+        for x in column:
+            owner, data = source_of(x)
+            arrays.append(data)
+        return owner.concatenate(arrays, axis)
 
     return together(parts, join, noun)
 
@@ -112,7 +119,11 @@ def check_parts(parts: Sequence[Any], axis: int, count: int, given: Any) -> None
     Raises:
         CannotSplitError: as `joined`; or an array of the last part has not as many rows as that.
     """
-    together(parts, lambda column, where: _check(column, where, axis, count, given, "part"))
+    check = partial(_check, axis=axis, count=count, given=given, noun="part")
+    if (kinds.get(type(parts[-1])) or kind_of(parts[-1])) == ARRAY:
+        check(parts, "")  # one of another kind among them is refused there as well
+    else:
+        together(parts, check)
 
 
 def _check(column: Sequence[Any], where: str, axis: int, count: int | None, given: Any, noun: str) -> None:
@@ -121,7 +132,7 @@ def _check(column: Sequence[Any], where: str, axis: int, count: int | None, give
     first = column[0]
     arrays = 0
     for x in column:
-        arrays += kind_of(x) == ARRAY
+        arrays += (kinds.get(type(x)) or kind_of(x)) == ARRAY
     if arrays == len(column):
         _check_arrays(column, place, axis, count, noun)
     elif isinstance(first, (numbers.Number, np.generic)):
@@ -134,10 +145,10 @@ def _check(column: Sequence[Any], where: str, axis: int, count: int | None, give
                 reason=f"a {type(first).__name__} cannot be joined",
             )
     elif not all(x is first or (type(x) is type(first) is fixed) for x in column):
-        kinds = ", ".join(dict.fromkeys(type(x).__name__ for x in column))
+        classes = ", ".join(dict.fromkeys(type(x).__name__ for x in column))
         raise CannotSplitError(
-            f"the {noun}s gave different values{place} ({kinds}), which are no arrays to join; return arrays"
-            " with one row for each row of the batch, or fixed(value) for what is the same for all",
+            f"the {noun}s gave different values{place} ({classes}), which are no arrays to join; return"
+            " arrays with one row for each row of the batch, or fixed(value) for what is the same for all",
             reason=f"the {noun}s gave different values",
         )
 

@@ -353,9 +353,9 @@ def together(
         CannotSplitError: which is a `ValueError`: the trees differ in structure.
     """
     first = trees[0]
-    if len(trees) == 1 and (kinds.get(type(first)) or kind_of(first)) != TREE:
-        return join(trees, where)
-    sorts = [kinds.get(type(tree)) or kind_of(tree) for tree in trees]
+    sorts = []
+    for tree in trees:
+        sorts.append(kinds.get(type(tree)) or kind_of(tree))  # noqa: PERF401  # enters no function
     if TREE not in sorts:
         return join(trees, where)
     root = _opened(first)

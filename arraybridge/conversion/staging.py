@@ -95,10 +95,14 @@ def drop(name: str | None) -> int:
     Returns their bytes, those of a transfer under way included, and but for those that the framework itself
     counts when it frees its caches.
     """
+    freed = 0
     with _lock:
-        going = [kind for kind, ring in _rings.items() if name in (None, ring.owner.name)]
-        gone = [_rings.pop(kind) for kind in going]
-    return sum(ring.nbytes for ring in gone if not _pinning(ring.owner).is_counted)
+        for kind, ring in list(_rings.items()):
+            if name in (None, ring.owner.name):
+                del _rings[kind]
+                if not _pinning(ring.owner).is_counted:
+                    freed += ring.nbytes
+    return freed
 
 
 # -- what has been proven ------------------------------------------------------------------------------

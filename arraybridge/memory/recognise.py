@@ -25,6 +25,8 @@ def is_oom_error(error: BaseException) -> bool:
 
 def is_oom(error: BaseException, before: BaseException | None) -> bool:
     """`is_oom_error`, but for ``before``, an error that was being handled when the attempt began."""
+    if isinstance(error, MemoryError) and error is not before:
+        return True
     for one in chain(error, before):
         if isinstance(one, MemoryError):
             return True

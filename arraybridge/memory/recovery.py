@@ -7,7 +7,7 @@ variables of its frames cleared, so that nothing pins the arrays it had made.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, cast
@@ -425,15 +425,14 @@ class _Call:
 
     # -- arguments --------------------------------------------------------------------------------
 
-    def _arguments(self) -> Iterator[tuple[str | int, Any]]:
-        yield from enumerate(self.args)
-        yield from self.kwargs.items()
-
     def _rows(self) -> int | None:
         """Rows of the first array to split, or None."""
-        if self.chosen is None:
-            return batches.rows((self.args, self.kwargs), self.axis)
-        return batches.rows([x for key, x in self._arguments() if key in self.chosen], self.axis)
+        for key, x in (*enumerate(self.args), *self.kwargs.items()):
+            if self.chosen is None or key in self.chosen:
+                found = batches.rows(x, self.axis)
+                if found is not None:
+                    return found
+        return None
 
     def _part(self, start: int, take: int | None, rows: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with every array of the batch cut down to these rows."""
@@ -441,7 +440,7 @@ class _Call:
             return self.whole
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
-        for key, x in self._arguments():
+        for key, x in (*enumerate(self.args), *self.kwargs.items()):
             if self.chosen is None or key in self.chosen:
                 value = batches.part(x, self.axis, rows, start, start + take)
             else:
@@ -460,7 +459,7 @@ class _Call:
         """
         self.chosen = _chosen(self.fn, self.args, self.kwargs, split)
         rows = self._rows()
-        for key, x in self._arguments():
+        for key, x in (*enumerate(self.args), *self.kwargs.items()):
             if key in self.chosen and rows is not None:
                 found = batches.rows(x, self.axis)
                 if found != rows:
@@ -472,7 +471,7 @@ class _Call:
 
     def _nothing_to_split(self) -> CannotSplitError:
         shapes = []
-        for key, x in self._arguments():
+        for key, x in (*enumerate(self.args), *self.kwargs.items()):
             shape = ""
             if kind_of(x) == ARRAY:
                 owner, data = source_of(x)

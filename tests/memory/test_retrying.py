@@ -262,3 +262,172 @@ def test_a_bad_rehearsal(name: str) -> None:
     bad: Any = {name: -1}
     with pytest.raises(ValueError, match=name), inject_oom("numpy", **bad):
         pass
+
+
+# -- what is let go, and what is not -------------------------------------------------------------------
+
+
+def suspended(log: list[str]) -> Iterator[int]:
+    """A generator that is in the midst of handling an error, so that its frame stands in the traceback."""
+    try:
+        try:
+            raise MemoryError("inside")
+        except MemoryError as error:
+            log.append("waits")
+            yield error  # type: ignore[misc]
+        yield 2
+    finally:
+        log.append("closed")
+
+
+def test_a_suspended_generator_goes_on_after_the_clean_up() -> None:
+    log: list[str] = []
+    generator = suspended(log)
+    attempts = []
+
+    def fn() -> Any:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise next(generator)  # type: ignore[misc]
+        return next(generator)
+
+    assert run_with_oom_recovery(fn) == 2
+    assert log == ["waits"]
+    generator.close()  # type: ignore[attr-defined]
+    assert log == ["waits", "closed"]
+
+
+def test_a_suspended_coroutine_goes_on_after_the_clean_up() -> None:
+    class Pause:
+        def __await__(self) -> Any:
+            return (yield "paused")
+
+    errors: list[MemoryError] = []
+
+    async def work() -> str:
+        pin = "kept"
+        try:
+            raise MemoryError
+        except MemoryError as error:
+            errors.append(error)
+            await Pause()
+        return pin
+
+    coroutine = work()
+    assert coroutine.send(None) == "paused"
+
+    def fn() -> str:
+        if errors:
+            raise errors.pop()
+        return "done"
+
+    assert run_with_oom_recovery(fn) == "done"
+    with pytest.raises(StopIteration, match="kept"):
+        coroutine.send(None)
+
+
+def test_finished_generators_are_cleared() -> None:
+    alive: list[bool] = []
+    refs: list[weakref.ref[np.ndarray]] = []
+
+    def rows() -> Iterator[int]:
+        pin = np.zeros(1000)
+        refs.append(weakref.ref(pin))
+        yield 1
+        raise MemoryError
+
+    def fn() -> int:
+        alive.extend(ref() is not None for ref in refs)
+        return 0 if refs else sum(rows())
+
+    assert run_with_oom_recovery(fn) == 0
+    assert alive == [False]
+
+
+@pytest.mark.parametrize("mode", [True, "split"])
+def test_converted_arguments_are_gone_before_the_next_attempt(mode: Any) -> None:
+    """Positional, by keyword and nested: those that were converted for an attempt, and not the caller's."""
+    torch = require("torch")
+    refs: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    @arraybridge.torch(oom_recovery=mode, output_type="numpy")
+    def fn(x: Any, *rest: Any, deep: Any, named: Any, **more: Any) -> Any:
+        alive.append(sum(ref() is not None for ref in refs))
+        arrays = [x, *rest, deep["a"][0], named, more["late"][0]]
+        assert all(isinstance(one, torch.Tensor) for one in arrays)
+        refs.extend(weakref.ref(one) for one in arrays)
+        if len(alive) < 3:
+            raise MemoryError
+        return x * 2
+
+    x = np.ones((8, 3))
+    given = {"deep": {"a": [x + 1]}, "named": x + 2, "late": (x + 3,)}
+    np.testing.assert_array_equal(fn(x, x + 4, **given), np.full((8, 3), 2.0))
+    assert alive[:3] == [0, 0, 0]
+    assert isinstance(given["named"], np.ndarray)
+    assert isinstance(given["deep"]["a"][0], np.ndarray)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_nothing_of_a_recovered_call_is_left_to_the_collector(split: bool) -> None:
+    import gc
+
+    fn = Failing(1)
+    gc.collect()
+    gc.disable()
+    try:
+        x = np.zeros(1000)
+        ref = weakref.ref(x)
+        run_with_oom_recovery(fn, x, split=split)
+        del x
+        assert ref() is None
+    finally:
+        gc.enable()
+
+
+def test_before_retry() -> None:
+    steps: list[str] = []
+
+    def train() -> str:
+        steps.append("train")
+        if len(steps) < 5:
+            raise MemoryError
+        return "trained"
+
+    result = run_with_oom_recovery(train, max_retries=5, before_retry=lambda: steps.append("reset"))
+    assert result == "trained"
+    assert steps == ["train", "reset", "train", "reset", "train"]
+    assert run_with_oom_recovery(lambda: 3, before_retry=lambda: steps.append("never")) == 3
+    with pytest.raises(MemoryError):
+        run_with_oom_recovery(Failing(9), 1, max_retries=1, before_retry=lambda: steps.append("once"))
+    assert steps[5:] == ["once"]
+
+
+def test_before_retry_between_parts() -> None:
+    steps: list[Any] = []
+
+    def fn(x: np.ndarray) -> np.ndarray:
+        steps.append(len(x))
+        if len(x) > 2:
+            raise MemoryError
+        return x
+
+    x = np.arange(4)
+    result = run_with_oom_recovery(fn, x, split=True, before_retry=lambda: steps.append("reset"))
+    np.testing.assert_array_equal(result, x)
+    assert steps == [4, "reset", 4, "reset", 2, 2]
+
+
+def test_an_error_of_before_retry_comes_out() -> None:
+    def reset() -> None:
+        raise KeyError("grad")
+
+    with pytest.raises(KeyError, match="grad") as caught:
+        run_with_oom_recovery(Failing(9), 1, before_retry=reset)
+    assert caught.value.__context__ is None
+
+
+def test_a_bad_before_retry() -> None:
+    with pytest.raises(TypeError, match="before_retry"):
+        run_with_oom_recovery(lambda: 1, before_retry=3)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import arraybridge
 from arraybridge import CannotSplitError, fixed, run_with_oom_recovery, split_and_retry
 from arraybridge.memory import recovery
 from arraybridge.testing import inject_oom
+from tests.counting import functions_entered
 from tests.helpers import require
 
 
@@ -418,3 +419,36 @@ def test_joining_may_run_out_of_memory_too(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(framework, "concatenate", concatenate)
     np.testing.assert_array_equal(in_halves(lambda y: y, numbered(8)), numbered(8))
     assert len(calls) == 2
+
+
+# -- what it costs -------------------------------------------------------------------------------------
+
+
+def test_how_many_functions_a_decorated_split_enters() -> None:
+    """Without trouble, and with one failure."""
+    require("torch")
+    failing: list[int] = []
+
+    @arraybridge.torch(oom_recovery="split")
+    def fn(x: Any) -> Any:
+        if failing:
+            failing.clear()
+            raise MemoryError
+        return x * 2
+
+    x = np.ones((8, 4))
+
+    def fail_once() -> None:
+        failing.append(1)
+        fn(x)
+
+    calls: list[tuple[Callable[[], Any], int]] = [(lambda: fn(x), 24), (fail_once, 55)]
+    for call, most in calls:
+        call()
+        call()
+        names = set(functions_entered(call))
+        # What the loaded frameworks do to free their caches is their own affair.
+        names -= {
+            name for name in names if name.endswith((":free_cache", ":_opened", ":is_started", ":is_awake"))
+        }
+        assert len(names) <= most, sorted(names)
