@@ -320,22 +320,36 @@ def map_arrays(
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, trail: list[str]) -> Any:
-    node = _opened(tree)
+    cls = type(tree)
+    node: _Node | None = None
+    if cls is list or cls is tuple:  # most containers, of which nothing else has to be found out
+        children = tree
+    elif cls is dict:
+        children = list(tree.values())
+    else:
+        node = _opened(tree)
+        children = node.children
     changed: list[Any] | None = None
-    for i, child in enumerate(node.children):
+    for i, child in enumerate(children):
         kind = kinds.get(type(child)) or kind_of(child)
         if kind == LEAF and not isinstance(child, also):
             continue
         try:
             new = _mapped(child, change, also, trail) if kind == TREE else change(child)
         except (MemoryConversionError, ValueError):
-            trail.append(node.names(i))
+            trail.append((node or _opened(tree)).names(i))
             raise
         if new is not child:
             if changed is None:
-                changed = list(node.children)
+                changed = list(children)
             changed[i] = new
-    return tree if changed is None else node.with_children(changed)
+    if changed is None:
+        return tree
+    if node is not None:
+        return node.with_children(changed)
+    return (
+        changed if cls is list else tuple(changed) if cls is tuple else dict(zip(tree, changed, strict=True))
+    )
 
 
 def together(

@@ -10,6 +10,7 @@ from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, decide, find_source
 from arraybridge.conversion.plans import forms, plain
 from arraybridge.conversion.routes import Route
+from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.placement import default_device
@@ -141,7 +142,7 @@ def convert_memory(  # type: ignore[misc]
     tensor([[            0, 1099511627776]])
     """
     form: Any = None
-    if not trace.open_logs or not trace.listening():
+    if not open_logs or not trace.listening():
         if (
             target_type is None
             and target is None
@@ -319,6 +320,9 @@ def convert_tree(
     """
     name = registry.framework_name(target)
 
+    if gpu_id is None and copy is None and dtype is None and device is None and grad == "error":
+        return map_arrays(tree, lambda leaf: convert_memory(leaf, name), say=note)
+
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, gpu_id=gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
@@ -332,33 +336,47 @@ def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.
     >>> to_numpy(torch.ones(2))
     array([1., 1.], dtype=float32)
     """
-    result: numpy.ndarray[Any, Any] = convert_memory(x, "numpy", gpu_id=gpu_id, **options)
+    result: numpy.ndarray[Any, Any] = (
+        convert_memory(x, "numpy")
+        if gpu_id is None and not options
+        else convert_memory(x, "numpy", gpu_id, **options)
+    )
     return result
 
 
 def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.ndarray:
     """``convert_memory(x, "cupy", gpu_id, …)``: the array as a CuPy array."""
-    return convert_memory(x, "cupy", gpu_id=gpu_id, **options)
+    if gpu_id is None and not options:
+        return convert_memory(x, "cupy")
+    return convert_memory(x, "cupy", gpu_id, **options)
 
 
 def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.Tensor:
     """``convert_memory(x, "torch", gpu_id, …)``: the array as a torch tensor."""
-    return convert_memory(x, "torch", gpu_id=gpu_id, **options)
+    if gpu_id is None and not options:
+        return convert_memory(x, "torch")
+    return convert_memory(x, "torch", gpu_id, **options)
 
 
 def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Array:
     """``convert_memory(x, "jax", gpu_id, …)``: the array as a JAX array."""
-    return convert_memory(x, "jax", gpu_id=gpu_id, **options)
+    if gpu_id is None and not options:
+        return convert_memory(x, "jax")
+    return convert_memory(x, "jax", gpu_id, **options)
 
 
 def to_tensorflow(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> tensorflow.Tensor:
     """``convert_memory(x, "tensorflow", gpu_id, …)``: the array as a TensorFlow tensor."""
-    return convert_memory(x, "tensorflow", gpu_id=gpu_id, **options)
+    if gpu_id is None and not options:
+        return convert_memory(x, "tensorflow")
+    return convert_memory(x, "tensorflow", gpu_id, **options)
 
 
 def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
     """``convert_memory(x, "pyclesperanto", gpu_id, …)``: the array as a pyclesperanto image."""
-    return convert_memory(x, "pyclesperanto", gpu_id=gpu_id, **options)
+    if gpu_id is None and not options:
+        return convert_memory(x, "pyclesperanto")
+    return convert_memory(x, "pyclesperanto", gpu_id, **options)
 
 
 def to_cpu(x: T, *, copy: bool | None = None) -> T:

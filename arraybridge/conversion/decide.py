@@ -55,6 +55,8 @@ class Run:
     method: Method
     data: Any
     convert: Callable[[Any], Any]
+    #: Does the same for arrays that need no care, and raises for any other.
+    fast: Callable[[Any], Any] | None = None
 
     def __call__(self) -> Any:
         try:
@@ -259,36 +261,38 @@ class _Journey:
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            return self._end(
-                "host", 1, objection, lambda x: target.from_host(hostmemory.fresh(view(x)), there)
-            )
+            fetch = self._from_values(source.to_host)
+            return self._end("host", 1, objection, lambda x: target.from_host(fetch(x), there))
 
         def share(x: Any) -> Any:
             return target.from_host(view(x), there)
 
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
-        return self._end(method, 0, "both see the same host memory", self._at_best(share, memory))
-
-    def _at_best(self, share: Callable[[Any], Any], memory: np.ndarray) -> Callable[[Any], Any]:
-        """The fast converter of the pair, where it does the same, with ``share`` behind it."""
-        source, target = self.source, self.target
-        if self.here != CPU or self.there != CPU:
-            return share
-        if memory.ndim == 0 and not source.mutable:  # it copies the scalars of immutable frameworks
-            return share
-        fast = fast_converter(source, target, type(self.data))
-        if fast is None or (source.mutable and not memory.flags.writeable):
-            return share
-        fast = self._from_values(fast)
+        reason = "both see the same host memory"
+        fast = self._fast(memory)
+        if fast is None:
+            return self._end(method, 0, reason, share)
         declined: tuple[type[Exception], ...] = (Fallback, *refusals(source, target))
 
-        def convert(x: Any) -> Any:
+        def at_best(x: Any) -> Any:
             try:
                 return fast(x)
             except declined:
                 return share(x)
 
-        return convert
+        return self._end(method, 0, reason, at_best, fast)
+
+    def _fast(self, memory: np.ndarray) -> Callable[[Any], Any] | None:
+        """The fast converter of the pair, where it does what was decided; or None."""
+        source = self.source
+        if self.here != CPU or self.there != CPU:
+            return None
+        if memory.ndim == 0 and not source.mutable:  # it copies the scalars of immutable frameworks
+            return None
+        fast = fast_converter(source, self.target, type(self.data))
+        if fast is None or (source.mutable and not memory.flags.writeable):
+            return None
+        return self._from_values(fast)
 
     def _objection(self, memory: np.ndarray) -> str:
         """Why the target cannot, or should not, share this host memory; or ``""``."""
@@ -393,7 +397,12 @@ class _Journey:
         return self._end(method, copies + 1 + (there.kind != "cpu"), f"a cast to {dtype} was asked for", run)
 
     def _end(
-        self, method: Method, copies: int, reason: str, convert: Callable[[Any], Any]
+        self,
+        method: Method,
+        copies: int,
+        reason: str,
+        convert: Callable[[Any], Any],
+        fast: Callable[[Any], Any] | None = None,
     ) -> tuple[Route, Run]:
         """The route and its function, with the cast that was asked for; ``copy=False`` is minded here."""
         source, target, run = self.source, self.target, convert
@@ -414,7 +423,10 @@ class _Journey:
             )
         nbytes = source.nbytes(self.data)
         route = Route(source.name, target.name, method, self.there, copies == 0, copies, nbytes, reason)
-        return route, Run(source, target, method, self.data if self.whole is None else self.whole, run)
+        # What it does not look at itself is the dtype, and, with copy=False, whether there is an axis.
+        if self.request.dtype is not None or (self.request.copy is False and not source.mutable):
+            fast = None
+        return route, Run(source, target, method, self.data if self.whole is None else self.whole, run, fast)
 
 
 def _refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:

@@ -1,12 +1,14 @@
 """What `decide` has decided, kept for the calls that follow.
 
-A form is all that a call says besides its array (the target, a declared source, the options), and the type
-of the array. Most calls are of the plain form, which names a target alone: `plain` has for it, by target and
-type, the fast converter of the pair, which looks at each array itself and raises for one that needs care. For
-any other form, and for arrays that need care, `forms` has a plan. It asks the few facts on which the decision
-rests, as the source's framework tells them of its own arrays, and runs what `decide` decided for an array of
-the same facts. What a framework cannot tell so, what lives on an accelerator, and what depends on more than
-the call and the array (``"auto"``, a GPU that is missing) is never kept, and goes to `decide` each time.
+A form is all that a call says besides its array (the target, a declared source, the options), and the
+type of the array. Most calls are of the plain form, which names a target alone: `plain` has for it, by
+target and type, the fast converter of the pair, which looks at each array itself and raises for one that
+needs care. For any other form, and for arrays that need care, `forms` has a plan. It asks the few facts
+on which the decision rests, as the source's framework tells them of its own arrays, and runs what
+`decide` decided for an array of the same facts. Where that was to share, and the pair has a fast
+converter that looks at all on which this form depends, that comes first. What a framework cannot tell,
+what lives on an accelerator, and what depends on more than the call and the array (``"auto"``, a GPU that
+is missing) is never kept, and goes to `decide` each time.
 """
 
 from __future__ import annotations
@@ -80,12 +82,21 @@ def keep(form: Hashable | None, request: Request, route: Route, run: Run) -> Non
         runs.clear()
     runs[told] = run.convert
     if form not in forms:
-        forms[form] = _plan(facts, runs)
+        forms[form] = _plan(facts, runs, None if _is_plain(request) else run.fast)
 
 
-def _plan(facts: Callable[[Any], Hashable], runs: dict[Hashable, FastFunction]) -> FastFunction:
+def _plan(
+    facts: Callable[[Any], Hashable], runs: dict[Hashable, FastFunction], fast: FastFunction | None
+) -> FastFunction:
+    if fast is None:
+        return lambda x: runs[facts(x)](x)
+    raised = declined
+
     def plan(x: Any) -> Any:
-        return runs[facts(x)](x)
+        try:
+            return fast(x)
+        except raised:
+            return runs[facts(x)](x)
 
     return plan
 

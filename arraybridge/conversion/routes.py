@@ -36,17 +36,12 @@ def same(source: Framework, target: Framework) -> FastFunction | None:
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
     """The target looks at the source's host memory through NumPy."""
-    look = None if source.fast is None else source.fast.view()
-    if look is None or target.name == "numpy":
-        return look
-    take = None if target.fast is None else target.fast.from_view()
-    if take is None:
+    if source.fast is None:
         return None
-
-    def convert(x: Any) -> Any:
-        return take(look(x))
-
-    return convert
+    if target.name == "numpy":
+        return source.fast.view()
+    take = None if target.fast is None else target.fast.from_view()
+    return None if take is None else source.fast.into(take)
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:

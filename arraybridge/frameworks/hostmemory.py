@@ -149,8 +149,17 @@ def packed(shape: tuple[int, ...], dtype: np.dtype[Any], near: int = 0) -> np.nd
 
 def fresh(view: np.ndarray) -> np.ndarray:
     """A C-contiguous copy in native byte order, aligned to `ALIGNMENT` bytes."""
-    dtype = view.dtype if view.dtype.isnative else view.dtype.newbyteorder("=")
-    result = packed(view.shape, dtype, address(view) if view.nbytes >= _LARGE else 0)
+    dtype = view.dtype
+    if not dtype.isnative:
+        dtype = dtype.newbyteorder("=")
+    size = view.nbytes
+    if size < _LARGE:  # written out: this is what a small copy costs
+        memory = np.empty(size + ALIGNMENT, np.uint8)
+        start = -ctypes.addressof(_first_byte(memory)) % ALIGNMENT  # type: ignore[arg-type]
+        small = np.ndarray(view.shape, dtype, memory, start)
+        small[...] = view
+        return small
+    result = packed(view.shape, dtype, address(view))
     copy_into(result, view)
     return result
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Running
+from arraybridge.frameworks.parts import Fallback, Fast, Running, itself
 from arraybridge.types import Device
 
 __all__ = ["NumpyFramework"]
@@ -19,6 +19,14 @@ _NUMBERS = frozenset("biufc")
 # NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_WRITEABLE, from NumPy's C API.
 _C_CONTIGUOUS = 0x1
 _FLAGS = _C_CONTIGUOUS | 0x400
+# What every framework takes as it is; not complex128, of which torch minds the alignment.
+_PLAIN = frozenset(
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64"),
+    )
+)
 
 
 class NumpyFramework(Framework):
@@ -57,6 +65,9 @@ class NumpyFramework(Framework):
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return hostmemory.guard(x)
+
+    def to_host(self, x: np.ndarray) -> np.ndarray:
+        return hostmemory.fresh(x)
 
     def from_host(self, view: np.ndarray, device: Device) -> np.ndarray:
         return view.view(np.ndarray) if type(view) is not np.ndarray else view
@@ -111,14 +122,18 @@ class NumpyFast(Fast):
         return facts
 
     def view(self) -> Callable[[np.ndarray], np.ndarray]:
-        guard = hostmemory.guard
+        return self.into(itself)
 
-        def look(x: np.ndarray) -> np.ndarray:
-            if not x.flags.writeable or x.itemsize == 16:  # complex128: torch minds its alignment
+    def into(self, take: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
+        guard, plain, wanted = hostmemory.guard, _PLAIN, _FLAGS
+
+        def convert(x: np.ndarray) -> Any:
+            # Asked first, since an error that a framework raises itself costs more than all of this.
+            if x.flags.num & wanted != wanted or x.dtype not in plain:
                 raise Fallback
-            return guard(x)
+            return take(guard(x))
 
-        return look
+        return convert
 
     def export(self, alignment: int) -> Callable[[np.ndarray], Any]:
         guard = hostmemory.guard

@@ -53,6 +53,11 @@ class Fast:
         """A function from a host array to its NumPy view, or None."""
         return None
 
+    def into(self, take: Callable[[np.ndarray], Any]) -> Callable[[Any], Any] | None:
+        """A function from a host array to what ``take`` makes of its NumPy view, or None."""
+        look = self.view()
+        return None if look is None else lambda x: take(look(x))
+
     def from_view(self) -> Callable[[np.ndarray], Any] | None:
         """A function from the NumPy view of a NumPy array to an array, faster than DLPack, or None."""
         return None

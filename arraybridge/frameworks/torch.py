@@ -106,7 +106,11 @@ class TorchFramework(Framework):
             )
 
     def _check_bounds(self, x: torch.Tensor) -> None:
-        if x.layout is torch.strided and not x.is_nested and _has_storage(x):
+        try:
+            whole = x.untyped_storage().nbytes() == x.nbytes
+        except RuntimeError:  # a sparse tensor, or one that stands for others
+            return
+        if not whole and x.layout is torch.strided and not x.is_nested and _has_storage(x):
             self._check_storage(x)
 
     def dtype_name(self, x: torch.Tensor) -> str:
@@ -157,7 +161,7 @@ class TorchFramework(Framework):
         return super().to_host(x)
 
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
-        if device != CPU:
+        if device.kind != "cpu":
             tensor = self.from_host(view if not self.cannot_view(view) else hostmemory.fresh(view), CPU)
             return tensor.to(self.torch_device(device))
         if view.flags.writeable:
@@ -302,9 +306,9 @@ class TorchFast(Fast):
         aligned = target.alignment > 1
 
         def facts(x: torch.Tensor) -> Hashable:
-            if not x.is_cpu or x.layout is not torch.strided or x.is_nested:
+            if not x.is_cpu or x.is_nested:
                 raise Fallback
-            address = x.data_ptr()
+            address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
             if not address or (x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x)):
                 raise Fallback
             layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())

@@ -1,0 +1,355 @@
+"""What each form of call costs over the plain calls of the frameworks that do the same, at 16 elements.
+
+Run it from the root of the checkout; `benchmarks/README.md` tells how.
+
+    python -m benchmarks.doors                   # everything
+    python -m benchmarks.doors --peer FOLDER     # arraybridge==0.5.2 is, or will be put, there
+    python -m benchmarks.doors --without peer
+
+The unit is the call of an empty Python function with one argument, measured in the same run and, like all
+else, inside a plain call: so the figures of two machines can be compared. A door that is named after
+nothing else leads from NumPy to torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a script rather than as a module
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from benchmarks.conversion import DISTRIBUTIONS, peer_folder  # noqa: E402
+from benchmarks.timing import aligned, batch_ns, calls_per_batch, machine, versions  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+ELEMENTS = 16
+#: Nanoseconds of one batch; short, so that a busy moment hits few of them.
+BATCH = 1_000_000
+#: Sizes in bytes at which an unaligned array goes into JAX.
+INTO_JAX = (64, 1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
+
+Json = dict[str, Any]
+Timed = Callable[[], object]
+console = Console(width=110)
+
+
+@dataclass(frozen=True)
+class Door:
+    """A form of call: ours, the plain calls that do the same, and the units that it may cost over them."""
+
+    ours: Timed
+    plain: Timed
+    most: float
+
+
+def unaligned(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The values in memory 16 bytes past a multiple of 64, as NumPy's own memory often lies."""
+    memory = aligned((x.size + 16,), x.dtype.name)[16 // x.itemsize :][: x.size].reshape(x.shape)
+    memory[...] = x
+    return memory
+
+
+def empty(x: object) -> None:
+    """The unit."""
+
+
+def conversions(ab: Any) -> dict[str, Door]:
+    """The doors of `convert_memory`, by what they are called on the page."""
+    import jax
+    import jax.numpy as jnp
+    import tensorflow as tf
+    import torch
+
+    convert, from_numpy, tensor = ab.convert_memory, torch.from_numpy, tf.convert_to_tensor
+    x, double = aligned((ELEMENTS,)), aligned((ELEMENTS,), "float64")
+    reverse, big, odd = x[::-1], x.astype(">f4"), unaligned(x)
+    square = unaligned(x.reshape(4, 4)).T
+    locked = aligned((ELEMENTS,))
+    locked.flags.writeable = False
+    graph = torch.ones(ELEMENTS, requires_grad=True)
+    brain = torch.ones(ELEMENTS, dtype=torch.bfloat16)
+    tree = {"a": x, "b": [aligned((ELEMENTS,)), aligned((ELEMENTS,))]}
+    small = torch.float32
+    jax.block_until_ready(jnp.ones(1))
+    return {
+        "plain call": Door(lambda: convert(x, "torch"), lambda: from_numpy(x), 20),
+        "short form to_torch": Door(lambda: ab.to_torch(x), lambda: from_numpy(x), 25),
+        "source declared": Door(lambda: convert(x, "numpy", "torch"), lambda: from_numpy(x), 40),
+        "source declared by keyword": Door(
+            lambda: convert(x, source_type="numpy", target_type="torch"), lambda: from_numpy(x), 40
+        ),
+        'device="cpu"': Door(lambda: convert(x, "torch", device="cpu"), lambda: from_numpy(x), 40),
+        "dtype= that it has": Door(lambda: convert(x, "torch", dtype="float32"), lambda: from_numpy(x), 40),
+        "copy=False": Door(lambda: convert(x, "torch", copy=False), lambda: from_numpy(x), 40),
+        'grad="detach", torch to NumPy': Door(
+            lambda: convert(graph, "numpy", grad="detach"), lambda: graph.detach().numpy(), 40
+        ),
+        "bfloat16, torch to JAX": Door(lambda: convert(brain, "jax"), lambda: jnp.from_dlpack(brain), 40),
+        "copy=True": Door(lambda: convert(x, "torch", copy=True), lambda: from_numpy(x.copy()), 80),
+        "a cast": Door(
+            lambda: convert(double, "torch", dtype="float32"), lambda: from_numpy(double).to(small), 80
+        ),
+        "reversed": Door(lambda: convert(reverse, "torch"), lambda: from_numpy(reverse.copy()), 80),
+        "read-only": Door(lambda: convert(locked, "torch"), lambda: from_numpy(locked.copy()), 80),
+        "big-endian": Door(lambda: convert(big, "torch"), lambda: from_numpy(big.astype("<f4")), 80),
+        "unaligned into JAX": Door(
+            lambda: convert(odd, "jax"), lambda: jnp.asarray(odd).block_until_ready(), 0
+        ),
+        "unaligned into TensorFlow": Door(lambda: convert(odd, "tensorflow"), lambda: tensor(odd), 20),
+        "transposed into TensorFlow": Door(lambda: convert(square, "tensorflow"), lambda: tensor(square), 20),
+        "convert_tree of three": Door(
+            lambda: ab.convert_tree(tree, "torch"),
+            lambda: {"a": from_numpy(tree["a"]), "b": [from_numpy(one) for one in tree["b"]]},
+            150,
+        ),
+    }
+
+
+def decorated(ab: Any) -> dict[str, Door]:
+    """The doors of a decorated function, which here returns what it is given."""
+    import torch
+
+    from_numpy = torch.from_numpy
+    x, y, z = aligned((ELEMENTS,)), aligned((ELEMENTS,)), aligned((ELEMENTS,))
+    tree = {"a": x, "b": [y, z]}
+
+    def body(value: Any) -> Any:
+        return value
+
+    def plain() -> Any:
+        return body(from_numpy(x)).numpy()
+
+    def plainly() -> Any:
+        given = body({"a": from_numpy(x), "b": [from_numpy(y), from_numpy(z)]})
+        return {"a": given["a"].numpy(), "b": [one.numpy() for one in given["b"]]}
+
+    def door(most: float, **options: Any) -> Door:
+        fn = ab.torch(**{"output_type": "numpy", **options})(body)
+        return Door(lambda: fn(x), plain, most)
+
+    treed = ab.torch(output_type="numpy")(body)
+    return {
+        "decorated, NumPy in and out": door(50),
+        'decorated, output_type="input"': door(50, output_type="input"),
+        "decorated, strict": door(70, strict=True, input_type="numpy"),
+        "decorated, recovery": door(70, oom_recovery=True),
+        "decorated, split": door(100, oom_recovery="split"),
+        'decorated, device="cpu"': door(100, device="cpu"),
+        "decorated, a tree of three": Door(lambda: treed(tree), plainly, 200),
+    }
+
+
+def peers(library: Any) -> dict[str, Timed]:
+    """What the peer has of these doors; it names the source always."""
+    import jax  # noqa: F401  # as in the process of ours
+    import torch
+
+    convert, host = library.convert_memory, library.HOST
+    x, odd = aligned((ELEMENTS,)), unaligned(aligned((ELEMENTS,)))
+    brain = torch.ones(ELEMENTS, dtype=torch.bfloat16)
+
+    def body(value: Any) -> Any:
+        return value
+
+    fn = library.torch(body)
+    return {
+        "source declared": lambda: convert(x, "numpy", "torch", host),
+        "reversed": lambda: convert(x[::-1], "numpy", "torch", host),
+        "bfloat16, torch to JAX": lambda: convert(brain, "torch", "jax", host),
+        "unaligned into JAX": lambda: convert(odd, "numpy", "jax", host),
+        "unaligned into TensorFlow": lambda: convert(odd, "numpy", "tensorflow", host),
+        "decorated, NumPy in and out": lambda: fn(torch.from_numpy(x)),
+    }
+
+
+def into_jax(ab: Any, rounds: int) -> Json:
+    """Unaligned NumPy into JAX, from 16 elements to 64 MiB, beside ``jnp.asarray``."""
+    import jax.numpy as jnp
+
+    found = {}
+    for size in INTO_JAX:
+        x = unaligned(np.arange(size // 4, dtype=np.float32))
+        calls: dict[str, Timed] = {
+            "ours": lambda x=x: ab.convert_memory(x, "jax"),  # type: ignore[misc]
+            "jnp.asarray": lambda x=x: jnp.asarray(x).block_until_ready(),  # type: ignore[misc]
+        }
+        counts = {name: calls_per_batch(call, BATCH) for name, call in calls.items()}
+        taken: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(rounds):
+            for name in list(calls)[:: 1 if turn % 2 else -1]:
+                taken[name].append(batch_ns(calls[name], counts[name]))
+        found[str(size)] = {name: round(statistics.median(values), 1) for name, values in taken.items()}
+    return found
+
+
+def worker(connection: Connection, peer: str, rounds: int) -> None:
+    """Measure one library, in a process of its own: two packages of one name cannot share one."""
+    if peer:
+        sys.path.insert(0, peer)
+    library: Any = importlib.import_module("arraybridge")
+    if peer:
+        calls: dict[str, dict[str, Timed]] = {}
+        for name, call in peers(library).items():
+            try:
+                call()
+            except Exception as error:  # noqa: BLE001  # what it cannot do is a result
+                connection.send((name, f"{type(error).__name__}"))
+            else:
+                calls[name] = {"ours": call}
+    else:
+        doors = {**conversions(library), **decorated(library)}
+        calls = {name: {"ours": door.ours, "plain": door.plain} for name, door in doors.items()}
+    unit_call = functools.partial(empty, None)
+    unit_calls = calls_per_batch(unit_call, BATCH)
+    counts = {
+        name: {who: calls_per_batch(call, BATCH) for who, call in of.items()} for name, of in calls.items()
+    }
+    for name, of in calls.items():
+        rows = []
+        for turn in range(rounds):
+            unit = batch_ns(unit_call, unit_calls)
+            whos = list(of)[:: 1 if turn % 2 else -1]
+            rows.append({"unit": unit, **{who: batch_ns(of[who], counts[name][who]) for who in whos}})
+        connection.send((name, rows))
+    connection.send((None, None if peer else into_jax(library, rounds)))
+
+
+def measure(peer: str, rounds: int) -> tuple[dict[str, Any], Json | None]:
+    """Each door's batches, or why there are none; and the sizes into JAX."""
+    context = multiprocessing.get_context("spawn")
+    pipe, child = context.Pipe()
+    process = context.Process(target=worker, args=(child, peer, rounds), daemon=True)
+    process.start()
+    child.close()
+    found: dict[str, Any] = {}
+    try:
+        while (answer := pipe.recv())[0] is not None:
+            found[answer[0]] = answer[1]
+    except EOFError:
+        raise SystemExit("The process that was to be timed ended early; its own message is above.") from None
+    process.join(30)
+    return found, answer[1]
+
+
+def limits() -> dict[str, float]:
+    """The most units that each door may cost over the plain calls."""
+    library: Any = importlib.import_module("arraybridge")
+    return {name: door.most for name, door in {**conversions(library), **decorated(library)}.items()}
+
+
+def summarise(ours: dict[str, Any], peer: dict[str, Any], most: dict[str, float]) -> Json:
+    """Medians over the rounds, in units of the empty call of this run."""
+    unit = statistics.median(one["unit"] for rows in ours.values() for one in rows)
+    results = {}
+    for name, rows in ours.items():
+        over = statistics.median(one["ours"] - one["plain"] for one in rows)
+        results[name] = {
+            "plain_ns": round(statistics.median(one["plain"] for one in rows), 1),
+            "ours_ns": round(statistics.median(one["ours"] for one in rows), 1),
+            "over_plain_units": round(over / unit, 1),
+            "at_most_units": most[name],
+        }
+        theirs = peer.get(name)
+        if isinstance(theirs, str):
+            results[name]["peer"] = theirs
+        elif theirs is not None:
+            results[name]["peer_ns"] = round(statistics.median(one["ours"] for one in theirs), 1)
+    targets = [
+        {
+            "claim": name,
+            "target": f"<= {row['at_most_units']:.0f}",
+            "measured": row["over_plain_units"],
+            "unit": "units",
+            "met": row["over_plain_units"] <= row["at_most_units"],
+        }
+        for name, row in results.items()
+    ]
+    return {"unit_ns": round(unit, 1), "results": results, "targets": targets}
+
+
+def show(doors: Json, sizes: Json) -> None:
+    table = Table(title=f"Over the plain calls, in empty calls of {doors['unit_ns']:.0f} ns")
+    for column in ("", "plain, µs", "ours, µs", "over, units", "at most", "", "peer, µs"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, row in doors["results"].items():
+        met = "met" if row["over_plain_units"] <= row["at_most_units"] else "MISSED"
+        peer = f"{row['peer_ns'] / 1e3:.2f}" if "peer_ns" in row else row.get("peer", "")
+        cells = (
+            f"{row['plain_ns'] / 1e3:.2f}",
+            f"{row['ours_ns'] / 1e3:.2f}",
+            f"{row['over_plain_units']:.1f}",
+        )
+        table.add_row(name, *cells, f"{row['at_most_units']:.0f}", met, peer)
+    console.print(table)
+    for size, row in sizes.items():
+        ratio = row["ours"] / row["jnp.asarray"]
+        console.print(f"unaligned into JAX, {int(size):>9} bytes: {ratio:.2f} of jnp.asarray")
+
+
+def plot(doors: Json, path: Path) -> None:
+    """A bar for each door, and where it should end."""
+    import matplotlib.pyplot as plt
+
+    results = doors["results"]
+    names = list(results)
+    over = [results[name]["over_plain_units"] for name in names]
+    most = [results[name]["at_most_units"] for name in names]
+    figure, axis = plt.subplots(figsize=(10, 8), layout="constrained")
+    axis.barh(
+        names, over, color=["#1f77b4" if a <= b else "#c44e52" for a, b in zip(over, most, strict=True)]
+    )
+    axis.plot(most, range(len(names)), "|", color="black", markersize=16, label="at most")
+    axis.invert_yaxis()
+    axis.tick_params(labelsize=11)
+    axis.set_xlabel(f"over the plain calls, in empty Python calls of {doors['unit_ns']:.0f} ns", fontsize=12)
+    axis.grid(axis="x", alpha=0.35)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=11)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What each form of call costs.")
+    parser.add_argument("--rounds", type=int, default=25, help="rounds (at least 15 to publish)")
+    default_peer = Path(tempfile.gettempdir()) / "arraybridge-peer"
+    parser.add_argument("--peer", type=Path, default=default_peer, help="folder that has arraybridge==0.5.2")
+    parser.add_argument("--without", choices=("peer",), help="leave this one out")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
+    arguments = parser.parse_args()
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    ours, sizes = measure("", arguments.rounds)
+    theirs = {}
+    if arguments.without != "peer":
+        theirs, _ = measure(peer_folder(arguments.peer), arguments.rounds)
+    doors = summarise(ours, theirs, limits())
+    show(doors, sizes or {})
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    plot(doors, arguments.out / "doors.png")
+    about = {"machine": machine(), "versions": versions("arraybridge", *DISTRIBUTIONS)}
+    report = about | {"doors": doors, "into_jax_ns": sizes}
+    (arguments.out / "doors.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
