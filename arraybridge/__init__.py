@@ -68,6 +68,7 @@ from arraybridge.lines.measure import Timing as Timing
 from arraybridge.lines.measure import benchmark as benchmark
 from arraybridge.lines.measure import compare as compare
 from arraybridge.lines.pipeline import Pipeline as Pipeline
+from arraybridge.lines.prefetch import prefetch as prefetch
 from arraybridge.lines.report import PipelineReport as PipelineReport
 from arraybridge.lines.report import StageReport as StageReport
 from arraybridge.memory.cleanup import Coexistence as Coexistence
@@ -167,6 +168,7 @@ __all__ = [
     "memory_types",
     "numpy",
     "pinned",
+    "prefetch",
     "process_slices",
     "pyclesperanto",
     "register",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ __all__ = [
     "Placement",
     "busy_workers",
     "card_meant",
+    "chosen_device",
     "decorated",
     "default_device",
     "only_card",
@@ -32,6 +34,22 @@ worker_device: ContextVar[Device | None] = ContextVar("arraybridge_worker_device
 #: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
 #: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
 only_card: int | None = None
+
+
+def chosen_device() -> Device | None:
+    """The default device that somebody chose: this thread or task, or ``ARRAYBRIDGE_DEVICE`` for the process.
+
+    Raises:
+        ValueError: the environment names no device.
+    """
+    chosen = default_device.get()
+    words = os.environ.get("ARRAYBRIDGE_DEVICE")
+    if chosen is not None or not words:
+        return chosen
+    try:
+        return Device.parse(words)
+    except ValueError as error:
+        raise ValueError(f"ARRAYBRIDGE_DEVICE: {error}") from None
 
 
 def card_meant(gpu_id: GpuId) -> GpuId:

@@ -101,6 +101,25 @@ class Device:
             " the device object of a framework"
         )
 
+    def native(self, framework: FrameworkLike) -> Any:
+        """This device as the framework itself has it: ``model.to(get_device().native("torch"))``.
+
+        Args:
+            framework: the name of one that is installed.
+
+        Returns:
+            a ``torch.device``, ``jax.Device``, ``cupy.cuda.Device``, the device object of pyclesperanto, the
+            name that TensorFlow gives it, or where a framework has no such thing the words of `str`.
+
+        Raises:
+            DeviceNotFoundError: the framework has no such device.
+            UnknownFrameworkError, FrameworkNotInstalledError: there is no such framework.
+
+        >>> Device("cpu").native("torch")
+        device(type='cpu')
+        """
+        return native_makers[0](self, framework)
+
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" and self.index == 0 else f"{self.kind}:{self.index}"
 
@@ -124,6 +143,10 @@ class Device:
 DeviceLike: TypeAlias = "Device | str | torch.device | jax.Device | cupy.cuda.Device"
 FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
+
+
+#: Makes the device object of a framework; frameworks/registry.py, which knows them, puts it here.
+native_makers: list[Callable[[Device, FrameworkLike], Any]] = []
 
 
 def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:

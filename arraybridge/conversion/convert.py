@@ -13,7 +13,7 @@ from arraybridge.conversion.routes import Route
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.placement import default_device
+from arraybridge.placement import chosen_device
 from arraybridge.trees import map_arrays, note
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 
@@ -410,7 +410,7 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
         DeviceNotFoundError: there is no such accelerator; NumPy has none at all.
     """
     source = detect_memory_type(x)
-    chosen = default_device.get() if gpu_id is None else None
+    chosen = chosen_device() if gpu_id is None else None
     if chosen is not None and (source != "numpy" or chosen.kind == "cpu"):
         placed: T = convert_memory(x, source, device=None if source == "numpy" else chosen, copy=copy)
         return placed

@@ -10,7 +10,7 @@ from arraybridge.devices.discovery import find_device, gpu_available
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, visible_devices
-from arraybridge.placement import default_device
+from arraybridge.placement import chosen_device, default_device
 from arraybridge.types import Device, DeviceLike
 
 __all__ = ["array_namespace", "get_device", "set_device", "use_device"]
@@ -36,14 +36,22 @@ def set_device(device: DeviceLike | None) -> None:
 
 
 def get_device() -> Device:
-    """The default device: what `set_device` or `use_device` chose, else ``gpu:0`` where there is a GPU, else
-    ``cpu``.
+    """The default device of this thread or task.
+
+    It is what `set_device` or `use_device` chose; inside a worker of `device_map` that worker's device; else
+    what the environment variable ``ARRAYBRIDGE_DEVICE`` says for the whole process, all its threads; else
+    ``gpu:0`` where there is a GPU, else ``cpu``.
+
+    Raises:
+        ValueError, DeviceNotFoundError: ``ARRAYBRIDGE_DEVICE`` names no device, or one that is not there.
 
     >>> with use_device("cpu"):
     ...     print(get_device())
     cpu
     """
     chosen = default_device.get()
+    if chosen is None:
+        chosen = _checked(chosen_device())
     if chosen is not None:
         return chosen
     return Device("gpu", 0) if gpu_available() else CPU
@@ -121,7 +129,7 @@ def array_namespace(*xs: Any) -> Any:
     try:
         name = _framework_for(get_device())
     except DeviceNotFoundError:
-        if default_device.get() is not None:
+        if chosen_device() is not None:
             raise
         name = "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
     return _namespace_of(registry.framework(name))

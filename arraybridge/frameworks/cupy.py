@@ -168,6 +168,9 @@ def _on_loan(x: cupy.ndarray, lender: Streams | None, borrower: Streams, device:
 
 
 class CupyPool(Pool):
+    def native_device(self, device: Device) -> Any:
+        return cupy.cuda.Device(device.index)
+
     def is_started(self) -> bool:
         return bool(self._opened(None))
 

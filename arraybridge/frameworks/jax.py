@@ -294,6 +294,9 @@ class JaxFast(Fast):
 
 
 class JaxPool(Pool):
+    def native_device(self, device: Device) -> Any:
+        return _jax_device(device)
+
     def is_started(self) -> bool:
         return _backends_are_initialized()
 

@@ -201,6 +201,10 @@ class Pool:
         """The device that an object of the framework stands for, as ``torch.device``; None for any other."""
         return None
 
+    def native_device(self, device: Device) -> Any:
+        """The framework's own object, or name, for a device that it has; None where it has no such thing."""
+        return None
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for the unknown."""
         return device.name, "", None

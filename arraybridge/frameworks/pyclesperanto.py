@@ -87,6 +87,12 @@ class _Package(ABC):
     def wait(self, x: Any) -> None:
         """Wait until the kernels that were queued before are done."""
 
+    #: The package's own objects, GPUs first.
+    _devices: list[Any]
+
+    def device(self, index: int) -> Any:
+        return self._devices[index]
+
     @abstractmethod
     def select(self, index: int) -> None: ...
 
@@ -441,6 +447,9 @@ class PyclesperantoPool(Pool):
 
     def is_started(self) -> bool:
         return True
+
+    def native_device(self, device: Device) -> Any:
+        return self._owner._main.device(device.index)
 
     def synchronize(self) -> None:
         owner = self._owner  # its packages work on the current device alone

@@ -15,7 +15,7 @@ from arraybridge.errors import FrameworkNotInstalledError, UnknownArrayError, Un
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN, Facts
 from arraybridge.frameworks.hints import hint_for
-from arraybridge.types import Device, FrameworkLike, TypeMemo, native_readers
+from arraybridge.types import Device, FrameworkLike, TypeMemo, native_makers, native_readers
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -258,6 +258,16 @@ def loaded(name: str | None = None) -> list[Framework]:
         if ready is not None:
             found.append(ready)
     return found
+
+
+def _native_device(device: Device, name: FrameworkLike) -> Any:
+    one = framework(framework_name(name))
+    found = one.find_device(device)
+    native = None if one.pool is None else one.pool.native_device(found)
+    return str(found) if native is None else native
+
+
+native_makers.append(_native_device)
 
 
 def find_owner(x: Any) -> Framework | None:

@@ -233,6 +233,9 @@ class TensorflowFast(Fast):
 
 
 class TensorflowPool(Pool):
+    def native_device(self, device: Device) -> Any:
+        return f"/device:{device.kind.upper()}:{device.index}"
+
     def is_started(self) -> bool:
         # The public calls open the devices.
         from tensorflow.python.eager import context

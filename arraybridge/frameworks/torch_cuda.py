@@ -20,6 +20,10 @@ __all__ = ["TorchPinning", "TorchPool", "TorchStreams"]
 
 
 class TorchPool(Pool):
+    def native_device(self, device: Device) -> Any:
+        kind = "cpu" if device.kind == "cpu" else torch.accelerator.current_accelerator().type
+        return torch.device("cpu") if kind == "cpu" else torch.device(kind, device.index)
+
     def is_started(self) -> bool:
         return torch.cuda.is_initialized() or (
             torch.accelerator.is_available() and not torch.cuda.is_available()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from arraybridge.devices.discovery import devices as all_devices
@@ -10,8 +11,10 @@ from arraybridge.devices.discovery import find_device, on_host_instead
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
+from arraybridge.lines.lanes import Lane
 from arraybridge.lines.line import Line, Station
-from arraybridge.lines.on_device import move, own_framework, working_on
+from arraybridge.lines.on_device import call_setup, move, own_framework, working_on
+from arraybridge.lines.progress import with_progress
 from arraybridge.options import missing_gpu
 from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
@@ -26,7 +29,7 @@ _IN_FLIGHT = 4
 
 
 def device_map(
-    fn: Callable[[T], R],
+    fn: Callable[..., R],
     items: Iterable[T],
     devices: Literal["all"] | DeviceLike | Sequence[DeviceLike | int] = "all",
     *,
@@ -34,6 +37,7 @@ def device_map(
     ordered: bool = True,
     progress: bool = False,
     processes: bool = False,
+    setup: Callable[[], Any] | None = None,
 ) -> Iterator[R]:
     """Apply a function to every item, each on whichever device is free; an iterator of the results.
 
@@ -55,12 +59,14 @@ def device_map(
         processes: a spawned process in place of each thread, for functions that hold Python's lock. Function,
             items and results must pickle; a function that is defined in a module does. A script must keep its
             own start under ``if __name__ == "__main__":``.
+        setup: is called once in each worker, on its device, which `get_device` tells there; what it returns
+            is handed to ``fn`` before the item: a model, of which each device has one.
 
     Returns:
         an iterator. When it ends, fails or is dropped half-way, the threads and processes end.
 
     Raises:
-        TypeError: ``fn`` is no function or does not pickle, ``items`` cannot be iterated over.
+        TypeError: ``fn`` or ``setup`` is no function or does not pickle, ``items`` cannot be iterated over.
         ValueError: ``per_device`` or ``devices`` has no sense.
         DeviceNotFoundError: a device is not there.
         Exception: what ``fn`` raises first, with a note that names the item and the device.
@@ -68,9 +74,15 @@ def device_map(
     >>> import numpy as np
     >>> list(device_map(len, [np.zeros(3), np.zeros(4)], devices=["cpu"]))
     [3, 4]
+    >>> def load():
+    ...     return np.array([1.0, 10.0])  # a model, on the device of this worker: get_device()
+    >>> [float(y) for y in device_map(np.dot, [np.ones(2), np.ones(2) * 2], devices=["cpu"], setup=load)]
+    [11.0, 22.0]
     """
     if not callable(fn):
         raise TypeError(f"device_map takes a function of one item, not {fn!r}")
+    if setup is not None and not callable(setup):
+        raise TypeError(f"setup={setup!r} must be a function without arguments")
     if isinstance(per_device, bool) or not isinstance(per_device, int):
         raise TypeError(f"per_device={per_device!r} must be a whole number")
     if per_device < 1:
@@ -84,12 +96,14 @@ def device_map(
         from arraybridge.lines.processes import check_picklable, process_station
 
         check_picklable(fn)
-        station = process_station(fn, chosen)
+        check_picklable(setup)
+        station = process_station(fn, chosen, setup)
     else:
-        station = _thread_station(fn, chosen)
+        station = _thread_station(fn, chosen, setup)
     total = len(items) if isinstance(items, Sized) else None
     results = Line([station], _IN_FLIGHT * len(chosen), ordered).run(source)
-    return _with_progress(results, total, fn) if progress else results
+    name = getattr(fn, "__name__", "device_map")
+    return with_progress(results, name, total) if progress else results
 
 
 # -- which devices -----------------------------------------------------------------------------------
@@ -141,36 +155,29 @@ def _chosen(fn: Any, wanted: Any) -> list[Device]:
 # -- one thread a device -----------------------------------------------------------------------------
 
 
-def _thread_station(fn: Callable[[Any], Any], chosen: list[Device]) -> Station:
+def _thread_station(fn: Callable[..., Any], chosen: list[Device], setup: Callable[[], Any] | None) -> Station:
     decorated = own_framework(fn) is not None
+    made: list[tuple[Any, ...]] = [()] * len(chosen)
 
-    def worker(device: Device) -> Callable[[Any], Any]:
+    def worker(w: int) -> Callable[[Any], Any]:
         # A decorated function brings its arrays to the device by itself, from any framework.
-        return fn if decorated else lambda item: fn(move(item, device))
+        if setup is None:
+            return fn if decorated else lambda item: fn(move(item, chosen[w]))
+        return lambda item: fn(*made[w], item if decorated else move(item, chosen[w]))
+
+    @contextmanager
+    def enter(w: int, lane: Lane) -> Iterator[None]:
+        with working_on(chosen[w], lane):
+            if setup is not None:
+                made[w] = (call_setup(setup, chosen[w]),)
+            try:
+                yield
+            finally:
+                made[w] = ()
 
     return Station(
-        [worker(device) for device in chosen],
+        [worker(w) for w in range(len(chosen))],
         len(chosen),
         lambda number, w: f"item {number}, on {chosen[w]}",
-        lambda w, lane: working_on(chosen[w], lane),
+        enter,
     )
-
-
-def _with_progress(results: Iterator[Any], total: int | None, fn: Any) -> Iterator[Any]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(getattr(fn, "__name__", "device_map"), total=total)
-        try:
-            for result in results:
-                bar.advance(task)
-                yield result
-        finally:
-            results.close()  # type: ignore[attr-defined]  # a generator

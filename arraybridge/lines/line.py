@@ -89,12 +89,17 @@ class Line:
         stations: one or more.
         limit: items that are read and not handed out yet, at most.
         ordered: hand results out in the order of the input.
+        refill: read the input before a result is handed out that is ready, so that the threads have work
+            while it is used; for an input that never blocks.
     """
 
-    def __init__(self, stations: Sequence[Station], limit: int, ordered: bool = True) -> None:
+    def __init__(
+        self, stations: Sequence[Station], limit: int, ordered: bool = True, *, refill: bool = False
+    ) -> None:
         self.stations = stations
         self.limit = limit
         self.ordered = ordered
+        self.refill = refill
         self.began = self.ended = time.perf_counter()
         #: Most items that were on their way at one time.
         self.most_in_flight = 0
@@ -133,7 +138,8 @@ class Line:
                         if self._stopped:
                             raise RuntimeError("the program ends, and with it the threads of this iterator")
                         have = bool(self._done) and (not self.ordered or taken in self._done)
-                        room = more and len(self._queues[0]) < first.room and fed - taken < self.limit
+                        waiting = fed - taken - (1 if have and self.refill else 0)
+                        room = more and len(self._queues[0]) < first.room and waiting < self.limit
                         if have or room:
                             break
                         self._caller.wait(_LOOK_UP)
@@ -153,7 +159,7 @@ class Line:
                         del item
                         fed += 1
                         self.most_in_flight = max(self.most_in_flight, fed - taken)
-                if have:
+                if have and not (room and self.refill):
                     with self._lock:
                         result, marks = self._done.pop(taken if self.ordered else next(iter(self._done)))
                     taken += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,11 +12,11 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane
-from arraybridge.placement import busy_workers, placement, worker_device
+from arraybridge.placement import busy_workers, default_device, placement, worker_device
 from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device
 
-__all__ = ["move", "own_framework", "working_on"]
+__all__ = ["call_setup", "move", "own_framework", "working_on"]
 
 
 def own_framework(fn: Any) -> Framework | None:
@@ -34,8 +34,8 @@ def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
     A framework that has not opened its devices is left alone: JAX would take most of every card's memory.
     """
     with ExitStack() as stack:
-        token = worker_device.set(device)
-        stack.callback(worker_device.reset, token)
+        for variable in (worker_device, default_device):
+            stack.callback(variable.reset, variable.set(device))
         busy_workers.append(device)
         stack.callback(busy_workers.remove, device)
         # pyclesperanto selects devices for the whole process, and gets them by argument alone.
@@ -45,6 +45,15 @@ def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
                     lane.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))
         yield
+
+
+def call_setup(setup: Callable[[], Any], device: Device) -> Any:
+    """What ``setup`` makes for a worker of `device_map`; what it raises says where."""
+    try:
+        return setup()
+    except BaseException as error:
+        error.add_note(f"in setup, on {device}")
+        raise
 
 
 def move(item: Any, device: Device) -> Any:

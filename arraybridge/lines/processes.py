@@ -15,7 +15,7 @@ from typing import Any
 from arraybridge.errors import MemoryConversionError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.lines.line import Station
-from arraybridge.lines.on_device import move, own_framework, working_on
+from arraybridge.lines.on_device import call_setup, move, own_framework, working_on
 from arraybridge.trees import arrays_of
 from arraybridge.types import Device
 
@@ -44,8 +44,9 @@ def check_picklable(fn: Any) -> None:
 class _Worker:
     """A process, and the thread that sends it an item and waits for its result."""
 
-    def __init__(self, fn: Callable[[Any], Any], device: Device) -> None:
+    def __init__(self, fn: Callable[..., Any], device: Device, setup: Callable[[], Any] | None) -> None:
         self.fn = fn
+        self.setup = setup
         self.device = device
         self.end: Connection | None = None
         self.process: BaseProcess | None = None
@@ -72,7 +73,9 @@ class _Worker:
         """Start the process, and end it in the end, whatever it does then."""
         spawn = multiprocessing.get_context("spawn")
         self.end, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=serve, args=(theirs, self.fn, str(self.device)), daemon=True)
+        self.process = spawn.Process(
+            target=serve, args=(theirs, self.fn, str(self.device), self.setup), daemon=True
+        )
         self.process.start()
         theirs.close()
         try:
@@ -88,9 +91,11 @@ class _Worker:
             self.process.terminate()
 
 
-def process_station(fn: Callable[[Any], Any], chosen: list[Device]) -> Station:
+def process_station(
+    fn: Callable[..., Any], chosen: list[Device], setup: Callable[[], Any] | None = None
+) -> Station:
     """A station of `device_map` with a process in place of each thread's work."""
-    workers = [_Worker(fn, device) for device in chosen]
+    workers = [_Worker(fn, device, setup) for device in chosen]
 
     def stop() -> None:
         for worker in workers:
@@ -105,11 +110,14 @@ def process_station(fn: Callable[[Any], Any], chosen: list[Device]) -> Station:
     )
 
 
-def serve(connection: Connection, fn: Callable[[Any], Any], words: str) -> None:
+def serve(
+    connection: Connection, fn: Callable[..., Any], words: str, setup: Callable[[], Any] | None
+) -> None:
     """What a process does: one item after the other, until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     device = Device.parse(words)
     framework = own_framework(fn)  # imported before the first item comes
+    made: list[Any] = []
     while True:
         try:
             item = connection.recv()
@@ -118,7 +126,9 @@ def serve(connection: Connection, fn: Callable[[Any], Any], words: str) -> None:
         try:
             # For each item anew: the item may have brought its framework.
             with working_on(device):
-                answer = fn(item if framework is not None else move(item, device))
+                if setup is not None and not made:
+                    made.append(call_setup(setup, device))
+                answer = fn(*made, item if framework is not None else move(item, device))
                 for x in arrays_of(answer):
                     owner = registry.find_owner(x)
                     if owner is not None:

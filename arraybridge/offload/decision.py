@@ -13,7 +13,7 @@ from arraybridge.offload.choice import Moves, Verdict, choose
 from arraybridge.offload.footprint import Footprint, size
 from arraybridge.offload.history import Entry, History
 from arraybridge.offload.machine import Card, Machine
-from arraybridge.placement import card_meant, default_device, worker_device
+from arraybridge.placement import card_meant, chosen_device, worker_device
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.types import Device, GpuId
 
@@ -114,7 +114,7 @@ class Decider:
     def card(self) -> Card | str:
         """The card to run on, or why there is none."""
         # None where nobody chose one; a worker of device_map has a device of its own.
-        chosen = (worker_device.get() if self.gpu_id is None else None) or default_device.get()
+        chosen = (worker_device.get() if self.gpu_id is None else None) or chosen_device()
         if chosen is not None and chosen.kind == "cpu":
             return "the default device is the CPU"
         index = card_meant(self.gpu_id)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import array_namespace, get_device, set_device, use_device
+from arraybridge import Device, array_namespace, get_device, set_device, use_device
 from tests.helpers import require
 
 
@@ -175,3 +175,74 @@ def test_pyclesperanto_has_none() -> None:
 def test_what_is_no_array() -> None:
     with pytest.raises(arraybridge.UnknownArrayError):
         array_namespace([1, 2])
+
+
+# -- the whole process -------------------------------------------------------------------------------
+
+
+def test_the_environment_chooses_for_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = require("jax")
+    if len(jax.devices("cpu")) < 3:
+        pytest.skip("XLA_FLAGS gives JAX fewer than three CPU devices")
+    x = arraybridge.to_jax(np.ones(2, np.float32))
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "cpu:2")
+    seen: list[tuple[str, str]] = []
+
+    def look() -> None:
+        seen.append((str(get_device()), str(arraybridge.device_of(arraybridge.to_gpu(x)))))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    look()
+    with use_device("cpu:1"):  # what a thread chooses comes first
+        look()
+    assert seen == [("cpu:2", "cpu:2"), ("cpu:2", "cpu:2"), ("cpu:1", "cpu:1")]
+    assert list(arraybridge.device_map(lambda _: str(get_device()), [1], ["cpu:1"])) == ["cpu:1"]
+
+
+def test_the_environment_may_say_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "the fast one")
+    with pytest.raises(ValueError, match=r"ARRAYBRIDGE_DEVICE.*'the fast one' is not a device"):
+        get_device()
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "gpu:97")
+    with pytest.raises(arraybridge.DeviceNotFoundError, match="gpu:97"):
+        get_device()
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "")
+    assert str(get_device()) in ("cpu", "gpu:0")
+
+
+def test_the_environment_keeps_gpu_functions_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "cpu")
+    fn = arraybridge.gpu(lambda x: x + 1)
+    assert "CPU" in str(fn.explain(np.ones(1 << 22)))
+
+
+# -- devices by their own names ----------------------------------------------------------------------
+
+
+def test_native_devices() -> None:
+    torch = require("torch")
+    jax = require("jax")
+    tf = require("tensorflow")
+    cpu = Device("cpu")
+    assert cpu.native("torch") == torch.device("cpu")
+    assert cpu.native(arraybridge.MemoryType.JAX) is jax.devices("cpu")[0]
+    with tf.device(cpu.native("tensorflow")):
+        assert tf.zeros(1).device.endswith("CPU:0")
+    assert cpu.native("numpy") == "cpu"
+    for other in jax.devices("cpu"):
+        assert Device("cpu", other.id).native("jax") is other
+
+
+def test_native_devices_of_opencl() -> None:
+    require("pyclesperanto")
+    assert Device("opencl", 0).native("pyclesperanto").name
+
+
+def test_native_devices_that_are_not_there() -> None:
+    require("torch")
+    with pytest.raises(arraybridge.DeviceNotFoundError, match="gpu:97"):
+        Device("gpu", 97).native("torch")
+    with pytest.raises(ValueError, match="did you mean 'torch'"):
+        Device("cpu").native("toch")

@@ -8,6 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+import arraybridge
+from tests.helpers import registry_kept
+from tests.lines.streams import StreamFramework
+
 
 def our_threads() -> list[str]:
     """Names of the threads of arraybridge that are alive."""
@@ -21,3 +25,11 @@ def no_thread_is_left() -> Iterator[None]:
     while our_threads() and time.monotonic() < until:
         time.sleep(0.01)
     assert not our_threads()
+
+
+@pytest.fixture
+def framework() -> Iterator[StreamFramework]:
+    one = StreamFramework()
+    with registry_kept():
+        arraybridge.register(one)
+        yield one

@@ -42,3 +42,16 @@ def process_and_item(x: int) -> tuple[int, int]:
 def device_number(x: Any) -> Any:
     (device,) = x.devices()
     return x * 0 + device.id
+
+
+def make_model() -> tuple[int, str]:
+    """A model: the process that made it, and the device that it was made for."""
+    return os.getpid(), str(arraybridge.get_device())
+
+
+def apply_model(model: tuple[int, str], x: int) -> tuple[int, str, int, str]:
+    return *model, x, str(arraybridge.get_device())
+
+
+def fail_to_make() -> None:
+    raise LookupError("no model here")

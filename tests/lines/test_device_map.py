@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,87 @@ def test_opencl_devices() -> None:
         np.testing.assert_array_equal(arraybridge.to_numpy(result), items[i] + 1)
 
 
+# -- a model for each device -------------------------------------------------------------------------
+
+
+def test_setup_makes_one_model_in_each_worker_on_its_device(jax_devices: Any) -> None:
+    jnp = jax_devices.numpy
+    made: list[Any] = []
+    meeting = threading.Barrier(4, timeout=20)
+
+    def make() -> Any:
+        weights = jnp.arange(3.0)
+        made.append((str(arraybridge.get_device()), str(arraybridge.device_of(weights))))
+        meeting.wait()
+        return weights
+
+    def apply(weights: Any, x: Any) -> Any:
+        assert arraybridge.device_of(weights) == arraybridge.get_device() == arraybridge.device_of(x)
+        return weights * x
+
+    @arraybridge.jax(output_type="numpy")
+    def decorated(weights: Any, x: Any) -> Any:
+        assert isinstance(x, jax_devices.Array)
+        return weights * x
+
+    items = [arraybridge.to_jax(np.full(3, i, np.float32)) for i in range(12)]
+    for fn in (apply, decorated):
+        made.clear()
+        results = list(device_map(fn, items, FOUR, setup=make))
+        assert sorted(made) == [("cpu", "cpu"), *((f"cpu:{i}", f"cpu:{i}") for i in (1, 2, 3))]
+        for i, result in enumerate(results):
+            np.testing.assert_array_equal(arraybridge.to_numpy(result), np.arange(3.0) * i)
+
+
+def test_a_model_goes_with_its_worker() -> None:
+    kept: list[Any] = []
+
+    class Model:
+        pass
+
+    def make() -> Model:
+        model = Model()
+        kept.append(weakref.ref(model))
+        return model
+
+    assert list(device_map(lambda model, x: x + 1, range(5), "cpu", setup=make)) == [1, 2, 3, 4, 5]
+    gc.collect()
+    assert [one() for one in kept] == [None]
+
+
+def test_setup_in_processes() -> None:
+    found = list(
+        device_map(functions.apply_model, range(5), "cpu", setup=functions.make_model, processes=True)
+    )
+    assert [(device, x, here) for _, device, x, here in found] == [("cpu", i, "cpu") for i in range(5)]
+    assert len({pid for pid, *_ in found}) == 1
+    assert found[0][0] != os.getpid()
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_an_error_of_setup_says_where(processes: bool) -> None:
+    with pytest.raises(LookupError, match="no model here") as caught:
+        list(
+            device_map(
+                functions.apply_model, range(5), "cpu", setup=functions.fail_to_make, processes=processes
+            )
+        )
+    assert any("in setup, on cpu" in note for note in caught.value.__notes__)
+
+
+def test_get_device_inside_a_worker_is_the_workers() -> None:
+    require("jax")
+
+    def where(_: int) -> tuple[str, str, str]:
+        outer = str(arraybridge.get_device())
+        with arraybridge.use_device("cpu"):
+            return outer, str(arraybridge.get_device()), outer
+
+    with arraybridge.use_device("cpu"):
+        assert set(device_map(where, range(4), ["cpu:1"])) == {("cpu:1", "cpu", "cpu:1")}
+        assert str(arraybridge.get_device()) == "cpu"
+
+
 # -- order, laziness, bounds -------------------------------------------------------------------------
 
 
@@ -243,6 +326,8 @@ def test_a_dropped_iterator_ends_its_threads() -> None:
     [
         ((3, [1]), {}, TypeError, "takes a function"),
         ((abs, 3), {}, TypeError, "items to iterate over"),
+        ((abs, [1]), {"setup": 3}, TypeError, "setup=3"),
+        ((abs, [1]), {"setup": lambda: 1, "processes": True}, TypeError, "does not pickle"),
         ((abs, [1], []), {}, ValueError, "leaves none"),
         ((abs, [1], 3), {}, TypeError, "devices=3"),
         ((abs, [1], ["cpu", "cpu"]), {}, ValueError, "given twice"),
