@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import pytest
 
 # An array, and a call that changes its memory.
 Built: TypeAlias = tuple[Any, Callable[[], None] | None]
@@ -322,7 +323,9 @@ def _build_numpy(layout: str, dtype: str, flat: np.ndarray[Any, Any]) -> Built:
     base[...] = np.frombuffer(flat.tobytes(), np.uint8)
     memory = base.view(flat.dtype)
     if layout == "big-endian":
-        base[...] = memory.byteswap().view(np.uint8)
+        # Of bfloat16, byteswap() swaps nothing with NumPy 1.26 and ml_dtypes 0.5.1.
+        swapped = memory if memory.dtype.kind != "V" else memory.view(f"u{memory.dtype.itemsize}")
+        base[...] = swapped.byteswap().view(np.uint8)
         memory = base.view(flat.dtype.newbyteorder(">"))
         assert flat.itemsize == 1 or not memory.dtype.isnative
     array = _on_numpy(memory, layout)
@@ -374,10 +377,11 @@ def _build_tensorflow(layout: str, dtype: str, flat: np.ndarray[Any, Any]) -> Bu
     import tensorflow as tf
 
     if layout in ("offset", "unaligned"):
-        import torch
-
-        view, _ = _build_torch(layout, dtype, flat)
-        capsule = torch.utils.dlpack.to_dlpack(view)
+        if dtype == "bfloat16":  # which NumPy does not export
+            torch = pytest.importorskip("torch", reason="makes unaligned bfloat16 memory for TensorFlow")
+            capsule = torch.utils.dlpack.to_dlpack(_build_torch(layout, dtype, flat)[0])
+        else:
+            capsule = _build_numpy(layout, dtype, flat)[0].__dlpack__()
         return tf.experimental.dlpack.from_dlpack(capsule), None
     return tf.constant(_on_numpy(flat, layout)), None
 
