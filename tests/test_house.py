@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib.metadata
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import arraybridge
 from arraybridge.frameworks.base import Framework
@@ -262,3 +266,35 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     done = check_imports(tmp_path)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
+    """What tox.ini pins in `lowest` is what pyproject.toml promises; torch has no old CPU builds."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    admitted = [
+        Requirement(line)
+        for line in [
+            *project["dependencies"],
+            *(line for extra in ("jax", "pyclesperanto", "plot", "dask", "cpu") for line in extras[extra]),
+        ]
+    ]
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(CHECKOUT / "tox.ini")
+    pinned = {
+        requirement.name: requirement
+        for line in tox["testenv:lowest"]["deps"].splitlines()
+        if line and not line.startswith("#")
+        for requirement in [Requirement(line)]
+    }
+    checked = 0
+    for requirement in admitted:
+        if requirement.name in ("arraybridge", "torch"):
+            continue
+        (bound,) = requirement.specifier
+        (pin,) = pinned[requirement.name].specifier
+        assert bound.operator == ">=", str(requirement)
+        assert pin.operator == "==", str(pin)
+        assert Version(pin.version) == Version(bound.version), f"{requirement} and {pinned[requirement.name]}"
+        checked += 1
+    assert checked >= 10
