@@ -47,7 +47,6 @@ def test_numpy_and_its_subclasses(tmp_path: Path) -> None:
         np.memmap(file, np.float32, "r"),
         np.ma.masked_array([1, 2], [True, False]),
         np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
-        np.char.array(["a", "b"]),
     ):
         assert detect_memory_type(array) == "numpy", type(array)
 
