@@ -90,7 +90,7 @@ BUILT_IN = {
             "tensorflow",
             distributions=("tensorflow", "tensorflow-cpu"),
             extra="tensorflow",
-            requirements=("tensorflow>=2.18",),
+            requirements=("tensorflow>=2.19",),
             runs_numpy_code=False,
             libraries=("/tensorflow/",),
             variables=("TF_", "XLA_", "CUDA_"),
