@@ -1,13 +1,14 @@
-"""Which errors are about memory that ran out."""
+"""Which errors are about memory that ran out; and to let go of what they hold."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from arraybridge.errors import text_of
 from arraybridge.frameworks.registry import loaded
 
-__all__ = ["chain", "is_oom", "is_oom_error"]
+__all__ = ["chain", "is_oom", "is_oom_error", "let_go"]
 
 
 def is_oom_error(error: BaseException) -> bool:
@@ -61,3 +62,44 @@ def chain(error: BaseException, before: BaseException | None = None) -> Iterator
             waiting.append(one.__context__)
         if isinstance(one, BaseExceptionGroup):
             waiting.extend(one.exceptions)
+
+
+def let_go(error: BaseException, before: BaseException | None = None) -> None:
+    """Clear the variables of every finished frame in the tracebacks, which keep their lines.
+
+    As `traceback.clear_frames`, but that closes generators which are suspended.
+    """
+    suspended: set[int] | None = None
+    for one in chain(error, before):
+        entry = one.__traceback__
+        while entry is not None:
+            frame = entry.tb_frame
+            entry = entry.tb_next
+            if frame.f_code.co_flags & _RESUMABLE:
+                if suspended is None:
+                    suspended = _suspended_frames()
+                if id(frame) in suspended:
+                    continue  # to clear its frame would close the generator
+            with suppress(RuntimeError):  # it is still running
+                frame.clear()
+
+
+# inspect.CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+_RESUMABLE = 0x20 | 0x80 | 0x200
+
+
+def _suspended_frames() -> set[int]:
+    """The ids of the frames of all generators and coroutines that wait to be resumed."""
+    import gc
+    from types import AsyncGeneratorType, CoroutineType, GeneratorType
+
+    found: set[int] = set()
+    for one in gc.get_objects():
+        cls = type(one)
+        if cls is GeneratorType:
+            found.add(id(one.gi_frame))
+        elif cls is CoroutineType:
+            found.add(id(one.cr_frame))
+        elif cls is AsyncGeneratorType:
+            found.add(id(one.ag_frame))
+    return found

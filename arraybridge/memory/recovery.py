@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -19,11 +18,11 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
-from arraybridge.memory.recognise import chain, is_oom
+from arraybridge.memory.recognise import is_oom, let_go
 from arraybridge.trees import ARRAY, TREE, kind_of, kinds, source_of
 from arraybridge.types import TypeMemo
 
-__all__ = ["faults", "let_go", "run_with_oom_recovery", "split_and_retry", "watchers"]
+__all__ = ["faults", "run_with_oom_recovery", "split_and_retry", "watchers"]
 
 R = TypeVar("R")
 Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
@@ -213,47 +212,6 @@ registry.on_register.append(_waits.clear)
 
 
 # -- after a failure ---------------------------------------------------------------------------------
-
-
-def let_go(error: BaseException, before: BaseException | None = None) -> None:
-    """Clear the variables of every finished frame in the tracebacks, which keep their lines.
-
-    As `traceback.clear_frames`, but that closes generators which are suspended.
-    """
-    suspended: set[int] | None = None
-    for one in chain(error, before):
-        entry = one.__traceback__
-        while entry is not None:
-            frame = entry.tb_frame
-            entry = entry.tb_next
-            if frame.f_code.co_flags & _RESUMABLE:
-                if suspended is None:
-                    suspended = _suspended_frames()
-                if id(frame) in suspended:
-                    continue  # to clear its frame would close the generator
-            with suppress(RuntimeError):  # it is still running
-                frame.clear()
-
-
-# inspect.CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
-_RESUMABLE = 0x20 | 0x80 | 0x200
-
-
-def _suspended_frames() -> set[int]:
-    """The ids of the frames of all generators and coroutines that wait to be resumed."""
-    import gc
-    from types import AsyncGeneratorType, CoroutineType, GeneratorType
-
-    found: set[int] = set()
-    for one in gc.get_objects():
-        cls = type(one)
-        if cls is GeneratorType:
-            found.add(id(one.gi_frame))
-        elif cls is CoroutineType:
-            found.add(id(one.cr_frame))
-        elif cls is AsyncGeneratorType:
-            found.add(id(one.ag_frame))
-    return found
 
 
 def _tell(step: str, message: str, *values: object) -> None:

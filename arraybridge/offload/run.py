@@ -9,8 +9,8 @@ from typing import Any
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import CannotSplitError, text_of
-from arraybridge.memory.recognise import is_oom_error
-from arraybridge.memory.recovery import let_go, run_with_oom_recovery
+from arraybridge.memory.recognise import is_oom_error, let_go
+from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.offload.choice import CALIBRATION, RECHECK_LONGEST, Verdict
 from arraybridge.offload.decision import Decider, staying
 from arraybridge.offload.footprint import Footprint, Home, dtype_name, map_results, results, size
