@@ -19,6 +19,7 @@ NEEDS = {
     "dask": ("dask", "distributed", "torch", "jax"),
     "decorators": ("torch", "jax", "pyclesperanto"),
     "devices": ("jax",),
+    "gradients": ("torch", "jax", "tensorflow", "matplotlib"),
     "memory": ("torch",),
 }
 
