@@ -227,7 +227,7 @@ def main() -> None:
     rows = measure(arguments.rounds)
     found = {
         "machine": machine(),
-        "versions": versions(["torch", "jax", "tensorflow", "tensorflow-cpu"]),
+        "versions": versions("torch", "jax", "tensorflow", "tensorflow-cpu"),
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)

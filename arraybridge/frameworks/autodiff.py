@@ -126,9 +126,11 @@ class Autodiff(ABC):
     Class attributes:
         transposes: whether the pullback of a complex function is its transpose, as in JAX, and not the
             conjugate transpose, as in torch and TensorFlow.
+        crosses_threads: whether what follows an array follows it into other threads, as torch's graph does.
     """
 
     transposes: ClassVar[bool] = False
+    crosses_threads: ClassVar[bool] = False
 
     # -- its arrays --------------------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", 
 
 
 class TorchAutodiff(Autodiff):
+    crosses_threads = True
+
     def is_differentiated(self, x: torch.Tensor) -> bool:
         if x.requires_grad:
             return torch.is_grad_enabled() or _is_wrapped(x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from arraybridge.errors import GradientError, MemoryConversionError
@@ -20,10 +20,10 @@ from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.runner import Call, Runner, framework_of
 from arraybridge.memory.recovery import run_with_oom_recovery
-from arraybridge.trees import ARRAY, Structure, flattened, kind_of, kinds, prefix, source_of
+from arraybridge.trees import ARRAY, Structure, arrays_of, flattened, kind_of, kinds, prefix, source_of
 from arraybridge.types import TypeMemo
 
-__all__ = ["FlowRunner", "check_flow", "is_followed"]
+__all__ = ["FlowRunner", "check_flow", "for_other_threads"]
 
 #: Type of an array → its framework, where that one has derivatives.
 _owners: TypeMemo[Framework | None] = TypeMemo()
@@ -40,10 +40,30 @@ def _owner(leaf: Any) -> Framework | None:
     return _owners.keep(cls, None if owner is None or owner.autodiff is None else owner)
 
 
-def is_followed(leaf: Any) -> bool:
-    """Whether a graph, tracer or tape of its framework follows this value, in this thread."""
-    owner = _owner(leaf)
-    return owner is not None and autodiff_of(owner).is_differentiated(leaf)
+def for_other_threads(functions: Iterable[Callable[..., Any]], items: Iterator[Any]) -> Iterator[Any]:
+    """Items for functions that other threads run, where tapes and tracers of this thread do not follow.
+
+    Raises:
+        GradientError: later, for an item that one of them follows, if gradients flow through a function.
+    """
+    return map(_for_other_threads, items) if any(getattr(fn, "_flows", False) for fn in functions) else items
+
+
+def _for_other_threads(item: Any) -> Any:
+    for leaf in arrays_of(item):
+        owner = _owner(leaf)
+        if owner is None:
+            continue
+        autodiff = autodiff_of(owner)
+        if not autodiff.crosses_threads and autodiff.is_differentiated(leaf):
+            raise GradientError(
+                f"an array of {owner.name} is being differentiated in this thread, and the function runs in"
+                " another one, where its tape or tracer does not follow: it would get no gradient. Call the"
+                " function itself, or differentiate inside of what the other thread runs",
+                source_type=owner.name,
+                reason="differentiated in another thread",
+            )
+    return item
 
 
 class FlowRunner(Runner):

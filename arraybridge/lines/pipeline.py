@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from arraybridge.batches import extent, joined, part, plain
+from arraybridge.functions.gradients import for_other_threads
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.line import Line, Station
 from arraybridge.lines.report import PipelineReport, StageReport
@@ -137,7 +138,7 @@ class Pipeline:
 
     def _run(self, source: Iterator[Any]) -> Iterator[Any]:
         line = self._last = Line(self._stations, limit=len(self.stages) * (self.queue_size + 1))
-        yield from line.run(source)
+        yield from line.run(for_other_threads(self.stages, source))
 
     def _station(self, i: int) -> Station:
         stage, label = self.stages[i], name_of(self.stages[i])

@@ -969,3 +969,41 @@ def test_strict_contract_and_recovery() -> None:
             f(t)
     with pytest.raises(ValueError, match="contract"):
         f(torch.ones(3, requires_grad=True))
+
+
+# -- threads --------------------------------------------------------------------------------------------
+
+
+def test_pipelines_and_device_map_where_forward_and_backward_meet() -> None:
+    double = CALLEES["jitted"]
+    pipeline = arraybridge.Pipeline(double, CALLEES["tensorflow"], microbatches=3)
+    x = tensor()
+    pipeline(x).sum().backward()
+    other = tensor()
+    y = torch.sin(other) * other
+    (torch.sin(y) * y).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), other.grad.numpy(), rtol=1e-5)
+    x = tensor()
+    parts = list(arraybridge.device_map(double, [x[:1], x[1:]], devices=["cpu"]))
+    torch.cat(parts).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), wanted(), rtol=1e-5)
+
+
+def test_pipelines_and_device_map_where_they_do_not_are_refused() -> None:
+    f = CALLEES["torch"]
+    t = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        with pytest.raises(GradientError, match="thread"):
+            arraybridge.Pipeline(f)(t)
+        with pytest.raises(GradientError, match="thread"):
+            list(arraybridge.device_map(f, [t], devices=["cpu"]))
+    with pytest.raises(arraybridge.MemoryConversionError, match="traced"):
+        jax.grad(lambda x: arraybridge.Pipeline(f)(x).sum())(jnp.asarray(X))
+    with pytest.raises(GradientError, match="thread"):
+        jax.grad(lambda x: next(arraybridge.Pipeline(f).map([x])).sum())(jnp.asarray(X))
+    np.testing.assert_allclose(np.asarray(arraybridge.Pipeline(f)(t)), np.sin(X) * X, rtol=1e-5)
+    # Each in its own thread.
+    steps = [lambda x: jax.grad(lambda x: f(x).sum())(x)]
+    (g,) = arraybridge.device_map(steps[0], [jnp.asarray(X)], devices=["cpu"])
+    np.testing.assert_allclose(np.asarray(g), wanted(), rtol=1e-5)
