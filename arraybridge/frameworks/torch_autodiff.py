@@ -73,7 +73,15 @@ class TorchAutodiff(Autodiff):
         with torch.inference_mode(False), torch.enable_grad():
             arrays = [x.detach() if x.is_inference() is False else x.clone() for x in arrays]
             inputs = [x.requires_grad_() for x, w in zip(arrays, wanted, strict=True) if w]
+            before = [x._version for x in arrays]
             leaves, spec = body(arrays)
+        if before != [x._version for x in arrays]:
+            raise GradientError(
+                f"{label}(): it writes to an argument, whose memory is the caller's and which the backward"
+                " reads again; write to a copy, x.clone()",
+                target_type="torch",
+                reason="an argument is written to",
+            )
         linear = _Graph()
         linear.leaves, linear.spec, linear.inputs = leaves, spec, inputs
         linear.outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]

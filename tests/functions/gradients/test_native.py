@@ -1007,3 +1007,9 @@ def test_pipelines_and_device_map_where_they_do_not_are_refused() -> None:
     steps = [lambda x: jax.grad(lambda x: f(x).sum())(x)]
     (g,) = arraybridge.device_map(steps[0], [jnp.asarray(X)], devices=["cpu"])
     np.testing.assert_allclose(np.asarray(g), wanted(), rtol=1e-5)
+
+
+def test_a_torch_function_that_writes_to_its_argument_is_refused() -> None:
+    f = arraybridge.torch(grad="flow")(lambda x: x.detach().mul_(2) * x)
+    with pytest.raises(GradientError, match="clone"):
+        jax.grad(lambda x: f(x).sum())(jnp.array(X))
