@@ -13,7 +13,7 @@ from arraybridge.offload.choice import Moves, Verdict, choose
 from arraybridge.offload.footprint import Footprint, size
 from arraybridge.offload.history import Entry, History
 from arraybridge.offload.machine import Card, Machine
-from arraybridge.placement import card_meant, chosen_device, worker_device
+from arraybridge.placement import card_meant, chosen_device, placement, worker_device
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.types import Device, GpuId
 
@@ -80,6 +80,9 @@ class Decider:
         self.machine = cards or machine
         self.history = History()
         self._auto: int | None = None
+        placed = placement(fn)
+        #: Why a card is of no use: the function has a place of its own.
+        self.elsewhere = "" if placed is None else f"its own decorator says where it runs: {placed}"
 
     def __getstate__(self) -> dict[str, Any]:
         # The cards of this process stay here.
@@ -142,11 +145,14 @@ class Decider:
         card = self.card()
         if isinstance(card, str):
             return None, Verdict(False, card)
-        blocked = entry.family.blocked
-        if blocked:
-            why = blocked.get("") or blocked.get(card.backend)
-            if why is not None:
-                return None, Verdict(False, why)
+        family = entry.family
+        why = self.elsewhere or self.history.refuted.get(card.backend) or family.blocked.get(card.backend)
+        why = why or family.blocked.get("")
+        if why:
+            return None, Verdict(False, why)
+        if family.in_place:
+            here = not call.numpy_alone and all(card.holds(x) for x in call.arrays)
+            return card if here else None, Verdict(here, family.in_place)
         verdict = self._weigh(call, entry, card)
         return (card if verdict.on_card else None), verdict
 
@@ -209,6 +215,11 @@ class Decider:
         if verdict.card is not None and verdict.cpu is not None:
             cpu, there = format_seconds(verdict.cpu), format_seconds(verdict.card)
             reasons.append(f"With transfers, {cpu} are expected on the CPU and {there} on the card.")
+        if card is not None and not entry.card(card.name).proven:
+            reasons.append(
+                "The first run with such arrays on the card is a trial: it is computed on the CPU as well,"
+                " and the results are compared."
+            )
         if card is None:
             where, backend = Device("cpu"), "numpy"
         else:

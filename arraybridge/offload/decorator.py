@@ -79,9 +79,12 @@ def gpu(
     with arrays of that size; and the card's free memory. Small arrays stay on the CPU, as does everything
     where there is no GPU, or inside ``use_device("cpu")``.
 
-    What the card cannot do is computed on the CPU, with one warning: a function that fails there or gives
-    another dtype than in NumPy (PyTorch divides integers in float32), and a call that runs out of memory.
-    Functions that work on their arguments in place stay on the CPU, since a card has copies of them.
+    It gives NumPy's results. The first run with arrays of a size and dtype on a card is a trial: it is
+    computed on the CPU as well, and structure, shapes, dtypes and values are compared, to the rounding that
+    the dtype allows. A function that differs (in PyTorch, ``x.std()`` divides by N−1) stays on the CPU from
+    then on, with one warning that shows the difference, and so does one that fails on the card. A call that
+    runs out of memory there is computed on the CPU. Functions that change their arguments in place, return
+    views of them or draw random numbers stay on the CPU as well.
 
     Args:
         fn: a function, method, static or class method. It should do nothing besides computing its result: a

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.trees import LEAF, TREE, arrays_of, kind_of, leaves_of, map_arrays, source_of
+from arraybridge.trees import LEAF, TREE, arrays_of, kind_of, leaves_of, map_arrays, outline, source_of
 
-__all__ = ["Footprint", "Home", "dtype_name", "map_results", "results", "size"]
+__all__ = ["Footprint", "Home", "dtype_name", "results", "size"]
 
+#: Arguments of these types are told apart by their values; numbers that are not whole by their type alone.
+_BY_VALUE = frozenset({int, str, bytes, type, type(None), slice, range, BuiltinFunctionType, np.ufunc})
+_BY_TYPE = frozenset({float, complex})
 _names: dict[Any, str] = {}  # np.dtype → its name, which NumPy makes anew each time
 
 
@@ -24,7 +29,7 @@ class Footprint:
         self.arrays: list[Any] = []
         self.dtypes: list[str] = []
         self.shapes: list[tuple[int, ...]] = []
-        #: Numbers and words among the arguments, which may decide how long the function takes.
+        #: Numbers, words and functions among the arguments, which may decide what the function does.
         self.extras: list[Any] = []
         self.nbytes = 0
         self.numpy_alone = True
@@ -45,9 +50,18 @@ class Footprint:
             return
         kind = kind_of(value)
         if kind == LEAF:
-            if cls is int or cls is str or cls is bool:
+            if cls in _BY_VALUE:
+                self.extras.append(value)
+            elif cls in _BY_TYPE:
+                self.extras.append(cls)
+            elif cls is bool:
+                self.extras.append((bool, value))  # True is 1, but not to a function
+            elif cls is FunctionType:
+                self.extras.append(value.__code__)  # a lambda is a new function each time
+            elif isinstance(value, (np.dtype, Enum)):
                 self.extras.append(value)
         elif kind == TREE:
+            self.extras.append(outline(value))
             for leaf in leaves_of(value):
                 self.add(leaf)
         else:
@@ -77,10 +91,6 @@ def results(result: Any) -> list[Any]:
     return arrays_of(result, also=np.generic)
 
 
-def map_results(result: Any, convert: Callable[[Any], Any]) -> Any:
-    return map_arrays(result, convert, also=np.generic)
-
-
 def dtype_name(x: Any) -> str:
     if isinstance(x, (np.ndarray, np.generic)):
         return str(x.dtype.name)
@@ -95,10 +105,19 @@ class Home:
         self.source, data = source_of(first)
         self.device = self.source.device_of(data)
 
-    def __call__(self, x: Any) -> Any:
-        if self.source.name == "numpy":
-            host = convert_memory(x, "numpy")
-            return host if host.ndim else host[()]  # a reduction gives a scalar in NumPy
+    def __call__(self, result: Any, scalars: Sequence[bool] = ()) -> Any:
+        """The result with its arrays there; ``scalars`` says of each 0-d one whether NumPy gives a scalar."""
+        told = iter(scalars)
+        return map_arrays(result, lambda x: self._bring(x, next(told, True)), also=np.generic)
+
+    def _bring(self, x: Any, is_scalar: bool) -> Any:
+        if self.source.name != "numpy":
+            return convert_memory(
+                np.asarray(x) if isinstance(x, np.generic) else x, self.source.name, device=self.device
+            )
         if isinstance(x, np.generic):
-            x = np.asarray(x)
-        return convert_memory(x, self.source.name, device=self.device)
+            return x if is_scalar else np.asarray(x)
+        host = convert_memory(x, "numpy")
+        if not host.ndim and is_scalar:
+            return host[()]
+        return host if host.flags.writeable else host.copy()  # as NumPy's results are

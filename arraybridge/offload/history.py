@@ -63,7 +63,7 @@ class Times:
 class CardTimes(Times):
     """`Times` on a card, and what else is known of this footprint there."""
 
-    __slots__ = ("moved", "on_card", "oom_free", "ratio")
+    __slots__ = ("moved", "on_card", "oom_free", "proven", "ratio")
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +72,8 @@ class CardTimes(Times):
         self.moved = 0
         #: Where the last call ran; None before the first choice.
         self.on_card: bool | None = None
+        #: Whether a trial has shown that it gives there what it gives in NumPy.
+        self.proven = False
         #: Free bytes of the card when it ran out of memory.
         self.oom_free: int | None = None
 
@@ -84,13 +86,13 @@ class CardTimes(Times):
 class Family:
     """Calls with arrays of the same dtypes and ranks, which differ in size alone."""
 
-    __slots__ = ("blocked", "entries", "result")
+    __slots__ = ("blocked", "entries", "in_place")
 
     def __init__(self) -> None:
         #: Some of them, by which new ones are judged.
         self.entries: list[Entry] = []
-        #: dtypes of the result's arrays as NumPy gives them; None before the first run on the CPU.
-        self.result: tuple[str, ...] | None = None
+        #: Why these calls run where their arrays are, since a copy of those would show; or "".
+        self.in_place = ""
         #: Backend → why these calls stay on the CPU; "" for every backend.
         self.blocked: dict[str, str] = {}
 
@@ -104,6 +106,7 @@ class Entry:
         "cards",
         "cpu",
         "family",
+        "form",
         "key",
         "nbytes",
         "out",
@@ -120,6 +123,8 @@ class Entry:
         self.cards: dict[str, CardTimes] = {}
         #: Arrays and bytes of the result, or None before the first run.
         self.out: tuple[int, int] | None = None
+        #: Of each array of the result: its dtype, and whether it is one of NumPy's scalars; None likewise.
+        self.form: tuple[tuple[str, bool], ...] | None = None
         self.calls = 0
         #: Whether it has run on the CPU and on a card.
         self.both = False
@@ -168,6 +173,8 @@ class History:
     def __init__(self) -> None:
         self.entries: dict[Any, Entry] = {}
         self.families: dict[Any, Family] = {}
+        #: Backend → why the function stays on the CPU: a trial found that it gives something else there.
+        self.refuted: dict[str, str] = {}
         self.lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -179,6 +186,7 @@ class History:
         with self.lock:
             self.entries.clear()
             self.families.clear()
+            self.refuted.clear()
 
     def entry(self, key: Any, family: Any, nbytes: int, *, keep: bool = True) -> Entry:
         """The entry of a footprint, made where there is none; ``keep=False`` leaves no trace of that."""

@@ -78,8 +78,8 @@ class Card:
         """The array on the card, as one of the backend's; complete on return."""
         return convert_memory(x, self.backend, device=self.device)
 
-    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``fn(*args, **kwargs)`` with this card as the backend's current one, on a stream of this thread."""
+    def run(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """``fn(*args)`` with this card as the backend's current one, on a stream of this thread."""
         with ExitStack() as stack:
             stack.enter_context(self.framework.selected(self.device))
             stack.enter_context((self.framework.running or Running()).wide())
@@ -87,7 +87,7 @@ class Card:
             stream = None if streams is None else streams.stream(self.device)
             if stream is not None:
                 stack.enter_context(stream)
-            return fn(*args, **kwargs)
+            return fn(*args)
 
     def settle(self, x: Any) -> None:
         """Wait until an array of the backend is computed; raises what went wrong meanwhile."""
@@ -133,7 +133,7 @@ class Card:
 
     def _measure(self) -> Rates:
         def launch(x: Any) -> None:
-            self.settle(self.run(lambda a: a + a, (x,), {}))
+            self.settle(self.run(lambda a: a + a, x))
 
         free = self.free()
         large = LARGE if free is None else min(LARGE, max(free // 8, 64 << 10))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import CannotSplitError, text_of
@@ -13,10 +16,11 @@ from arraybridge.memory.recognise import is_oom_error, let_go
 from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.offload.choice import CALIBRATION, RECHECK_LONGEST, Verdict
 from arraybridge.offload.decision import Decider, staying
-from arraybridge.offload.footprint import Footprint, Home, dtype_name, map_results, results, size
+from arraybridge.offload.footprint import Footprint, Home, dtype_name, results, size
 from arraybridge.offload.history import Entry
 from arraybridge.offload.machine import Card
-from arraybridge.trees import map_arrays
+from arraybridge.offload.trial import EQUAL, Rounding, Watch, aliasing, difference, widened
+from arraybridge.trees import arrays_of, map_arrays
 
 __all__ = ["Offload"]
 
@@ -25,17 +29,53 @@ SAMPLE_EVERY = 16
 
 
 class _Inside(threading.local):
-    on_card = False
+    #: Whether this thread runs a function whose place is decided: `gpu` functions that it calls run there.
+    decided = False
 
 
 _inside = _Inside()
+
+
+@contextmanager
+def _decided() -> Iterator[None]:
+    before, _inside.decided = _inside.decided, True
+    try:
+        yield
+    finally:
+        _inside.decided = before
+
+
+class Arguments(NamedTuple):
+    """What a function is called with: self, which stays as it is, and all else."""
+
+    own: tuple[Any, ...]
+    batch: tuple[Any, ...]
+    named: dict[str, Any]
+
+    def mapped(self, convert: Callable[[Any], Any]) -> Arguments:
+        """The same with other arrays."""
+        batch = tuple([map_arrays(x, convert) for x in self.batch])
+        return Arguments(self.own, batch, {name: map_arrays(x, convert) for name, x in self.named.items()})
+
+    def arrays(self) -> list[Any]:
+        return arrays_of([*self.batch, *self.named.values()])
+
+    def call(self, fn: Callable[..., Any]) -> Any:
+        return fn(*self.own, *self.batch, **self.named)
+
+
+class Failure(NamedTuple):
+    """Why a result cannot be had from the card; ``oom``: for want of memory, which other calls may have."""
+
+    why: str
+    oom: bool = False
 
 
 class Offload(Decider):
     """Runs one function, each call on the CPU or on a card."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _inside.on_card:  # called by a function that runs on the card: so does this one
+        if _inside.decided:
             return self.fn(*args, **kwargs)
         call = self.look(args, kwargs, self.skip)
         if not call.arrays:
@@ -43,9 +83,21 @@ class Offload(Decider):
         entry = self.entry(call)
         card, verdict = self.decide(call, entry)
         self._note(entry, card, verdict)
+        given = Arguments(args[: self.skip], args[self.skip :], kwargs)
         if card is None:
-            return self._on_cpu(call, entry, args, kwargs)
-        return self._on_card(card, call, entry, args, kwargs)
+            return self._on_cpu(call, entry, given)
+        if not entry.card(card.name).proven:
+            result, complaint = self._trial(card, call, entry, given)
+        else:
+            result, complaint = self._on_card(card, call, entry, given), ""
+            if isinstance(result, Failure):
+                failure = result
+                # Raises the function's own error where the card was not to blame.
+                result = self._on_cpu(call, entry, given)
+                complaint = self._failed(card, entry, failure)
+        if complaint:
+            warnings.warn(f"{self.label}() {complaint}", RuntimeWarning, stacklevel=3)
+        return result
 
     def _note(self, entry: Entry, card: Card | None, verdict: Verdict) -> None:
         with self.history.lock:
@@ -57,71 +109,121 @@ class Offload(Decider):
                 for name, times in entry.cards.items():
                     times.on_card = card is not None and card.name == name
 
-    def _on_cpu(self, call: Footprint, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _failed(self, card: Card, entry: Entry, failure: Failure) -> str:
+        """Remember it, and say what it means."""
+        why = failure.why
+        if failure.oom:
+            entry.card(card.name).oom_free = card.free() or 0
+            return f"ran out of memory on {card.name} ({why}); this call was computed on the CPU"
+        with self.history.lock:
+            entry.family.blocked[card.backend] = f"it cannot run in {card.backend}: {why}"
+        return f"cannot run in {card.backend} ({why}); such calls run on the CPU from now on"
+
+    # -- on the CPU -------------------------------------------------------------------------------
+
+    def _on_cpu(self, call: Footprint, entry: Entry, given: Arguments) -> Any:
+        given = self._for_cpu(call, given)
+        result = self._in_numpy(entry, given)
+        return result if call.numpy_alone else Home(call.arrays[0])(result)
+
+    def _for_cpu(self, call: Footprint, given: Arguments) -> Arguments:
+        return given if call.numpy_alone else given.mapped(lambda x: convert_memory(x, "numpy"))
+
+    def _in_numpy(self, entry: Entry, given: Arguments) -> Any:
+        """What the function gives in NumPy, measured."""
         clock = self.machine.clock
-        if not call.numpy_alone:
-            args, kwargs = self._mapped(args, kwargs, lambda x: convert_memory(x, "numpy"))
         started = clock()
-        result = self.fn(*args, **kwargs)
+        result = given.call(self.fn)
         seconds = clock() - started
         arrays = results(result)
         with self.history.lock:
             entry.cpu.add(seconds)
             entry.both = any(times.count for times in entry.cards.values())
             entry.out = size(arrays)
-            family = entry.family
-            if family.result is None:
-                family.result = tuple(dtype_name(x) for x in arrays)
-                why = self._works_in_place(result, arrays, args, kwargs)
-                if why:
-                    family.blocked[""] = why
-        return result if call.numpy_alone else map_results(result, Home(call.arrays[0]))
+            if entry.form is None:
+                entry.form = tuple([(dtype_name(x), isinstance(x, np.generic)) for x in arrays])
+                entry.family.in_place = entry.family.in_place or aliasing(result, given.arrays())
+        return result
 
-    def _works_in_place(
-        self, result: Any, arrays: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str:
-        """Why what the function does would be lost on a copy of its arguments, or ``""``."""
-        if result is None:
-            return "it returns nothing, so that it works on its arguments in place"
-        given = [x for value in (*args, *kwargs.values()) for x in results(value)]
-        if any(x is y for x in arrays for y in given):
-            return "it returns its own argument, which it may have changed in place"
-        return ""
+    # -- the trial --------------------------------------------------------------------------------
 
-    def _mapped(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], convert: Callable[[Any], Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with their arrays converted."""
-        skip = self.skip
-        new = (*args[:skip], *[map_arrays(x, convert) for x in args[skip:]])
-        return new, {name: map_arrays(x, convert) for name, x in kwargs.items()} if kwargs else kwargs
+    def _trial(self, card: Card, call: Footprint, entry: Entry, given: Arguments) -> tuple[Any, str]:
+        """The first run of a footprint on a card: in NumPy as well, which tells what is right.
+
+        Returns:
+            the result, and what there is to complain about, or ``""``.
+        """
+        resident = not call.numpy_alone and all(card.holds(x) for x in call.arrays)
+        in_numpy = self._for_cpu(call, given)
+        watch = Watch(self.fn, in_numpy.own, [*in_numpy.batch, *in_numpy.named.values()])
+        with _decided():
+            expected = self._in_numpy(entry, in_numpy)
+        family = entry.family
+        with self.history.lock:
+            family.in_place = family.in_place or watch.changed()
+            if watch.drew():
+                family.blocked[""] = watch.drew()
+        if "" in family.blocked or (family.in_place and not resident):
+            return expected if call.numpy_alone else Home(call.arrays[0])(expected), ""
+        found = self._on_card(card, call, entry, given)
+        complaint = ""
+        if isinstance(found, Failure):
+            complaint = self._failed(card, entry, found)
+        else:
+            why = self._refutation(card, in_numpy, expected, found)
+            if why:
+                other = f"in {card.backend} {why}"
+                with self.history.lock:
+                    self.history.refuted[card.backend] = f"its trial failed: {other}"
+                complaint = f"is not the same on the card: {other}; it runs on the CPU from now on"
+            else:
+                entry.card(card.name).proven = True
+                if staying.get() or not call.numpy_alone:
+                    return found, ""
+        return expected if call.numpy_alone else Home(call.arrays[0])(expected), complaint
+
+    def _refutation(self, card: Card, in_numpy: Arguments, expected: Any, found: Any) -> str:
+        """How the result differs from NumPy's by more than rounding, or ``""``."""
+        rounding = Rounding(in_numpy.arrays())
+        why = difference(expected, found, rounding)
+        if why or rounding.worst <= EQUAL:
+            return why
+        # Rounding, or another formula? In the widest precision the one fades, and the other does not.
+        wide = in_numpy.mapped(widened)
+        try:
+            with _decided():
+                expected = wide.call(self.fn)
+                found = card.run(wide.mapped(card.put).call, self.fn)
+        except Exception:  # noqa: BLE001  # an unknown function's, which need not take other dtypes than these
+            return ""
+        return difference(expected, found, Rounding(wide.arrays()))
 
     # -- on the card ------------------------------------------------------------------------------
 
-    def _on_card(
-        self, card: Card, call: Footprint, entry: Entry, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        own, batch, names = args[: self.skip], args[self.skip :], tuple(kwargs)
-        count, attempts = len(batch), 0
+    def _on_card(self, card: Card, call: Footprint, entry: Entry, given: Arguments) -> Any:
+        """The result, or a `Failure`."""
+        names, count, attempts = tuple(given.named), len(given.batch), 0
         home_on_card = card.holds(call.arrays[0])
         stays = home_on_card or staying.get()
-        home = Home(call.arrays[0]) if home_on_card or not stays else _as_it_is
+        home = Home(call.arrays[0]) if home_on_card or not stays else None
 
         def attempt(*values: Any) -> Any:
             nonlocal attempts
             attempts += 1
-            named = dict(zip(names, values[count:], strict=True))
+            part = Arguments(given.own, values[:count], dict(zip(names, values[count:], strict=True)))
             # Only the first attempt is the whole call, with nothing cleaned up before.
-            sample = entry if attempts == 1 else None
-            return self._attempt(card, call, sample, home, stays, (*own, *values[:count]), named)
+            sampled = attempts == 1 and not (
+                stays and entry.calls > CALIBRATION and entry.calls % SAMPLE_EVERY
+            )
+            return self._attempt(card, call, entry, home, sampled, part)
 
         axis = self.split_axis
         split = axis is not None and any(-len(s) <= axis < len(s) for s in call.shapes)
         try:
             result = run_with_oom_recovery(
                 attempt,
-                *batch,
-                *kwargs.values(),
+                *given.batch,
+                *given.named.values(),
                 max_retries=1,
                 gpu_id=card.device.index,
                 split=split,
@@ -130,78 +232,38 @@ class Offload(Decider):
         except Exception as error:  # noqa: BLE001  # an unknown function's: the CPU tells whether it is its own
             let_go(error)  # whose variables hold the card's memory
             oom = is_oom_error(error) or isinstance(error, CannotSplitError)
-            why = f"{type(error).__name__}: {text_of(error) or ''}".partition("\n")[0]
-        else:
-            expected = entry.family.result
-            given = tuple([dtype_name(x) for x in results(result)])
-            if expected is None or given == expected or len(given) != len(expected):
-                return result
-            oom, why = False, f"it gives {', '.join(given)} there, and {', '.join(expected)} in NumPy"
-        return self._instead(card, call, entry, args, kwargs, oom, why)
+            return Failure(f"{type(error).__name__}: {text_of(error) or ''}".partition("\n")[0], oom)
+        dtypes = [dtype for dtype, _ in entry.form or ()]
+        there = [dtype_name(x) for x in results(result)]
+        if len(there) == len(dtypes) and there != dtypes and entry.card(card.name).proven:
+            return Failure(f"it gives {', '.join(there)} there, and {', '.join(dtypes)} in NumPy")
+        return result
 
     def _attempt(
-        self,
-        card: Card,
-        call: Footprint,
-        entry: Entry | None,
-        home: Callable[[Any], Any],
-        stays: bool,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, card: Card, call: Footprint, entry: Entry, home: Home | None, sampled: bool, given: Arguments
     ) -> Any:
         clock = card.clock
         started = clock()
-        args, kwargs = self._mapped(args, kwargs, card.put)
+        there = given.mapped(card.put)
         brought = clock()
-        _inside.on_card = True
-        try:
-            result = card.run(self.fn, args, kwargs)
-        finally:
-            _inside.on_card = False
-        # What stays on the card is waited for, and measured, now and then.
-        if entry is None or (stays and entry.calls > CALIBRATION and entry.calls % SAMPLE_EVERY):
-            return map_results(result, home)
-        arrays = results(result)
-        for x in arrays:
-            card.settle(x)
-        computed = clock()
-        out = size(arrays)
-        result = map_results(result, home)
-        seconds, moving = computed - brought, brought - started + clock() - computed
-        with self.history.lock:
-            entry.out = out
-            expected = self._moves(call, entry, card)[0].card
-            times = entry.card(card.name)
-            times.add(seconds)
-            entry.both = entry.cpu.count > 0
-            if expected > 0:
-                times.add_transfer(moving / (expected / times.ratio))
-        return result
-
-    def _instead(
-        self,
-        card: Card,
-        call: Footprint,
-        entry: Entry,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        oom: bool,
-        why: str,
-    ) -> Any:
-        """The call on the CPU, after it failed on the card."""
-        if oom:
-            entry.card(card.name).oom_free = card.free() or 0
-        # Raises the function's own error where the card was not to blame.
-        result = self._on_cpu(call, entry, args, kwargs)
-        if oom:
-            what = f"ran out of memory on {card.name} ({why}); this call was computed on the CPU"
-        else:
-            what = f"cannot run in {card.backend} ({why}); such calls run on the CPU from now on"
+        with _decided():
+            result = card.run(there.call, self.fn)
+        computed, out = brought, (0, 0)
+        if sampled:  # what stays on the card is waited for, and measured, now and then
+            arrays = results(result)
+            for x in arrays:
+                card.settle(x)
+            computed, out = clock(), size(arrays)
+        if home is not None:
+            result = home(result, [is_scalar for _, is_scalar in entry.form or ()])
+        if sampled:
+            moving = brought - started + clock() - computed
             with self.history.lock:
-                entry.family.blocked[card.backend] = f"it cannot run in {card.backend}: {why}"
-        warnings.warn(f"{self.label}() {what}", RuntimeWarning, stacklevel=5)
+                entry.out = out
+                expected = self._moves(call, entry, card)[0].card
+                times = entry.card(card.name)
+                times.add(computed - brought)
+                entry.both = entry.cpu.count > 0
+                if expected > 0:
+                    times.add_transfer(moving / (expected / times.ratio))
         return result
-
-
-def _as_it_is(x: Any) -> Any:
-    return x

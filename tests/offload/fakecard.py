@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
+import arraybridge
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.parts import Pool
+from arraybridge.offload.machine import Card, Machine
+from arraybridge.offload.run import Offload
 from arraybridge.types import Device
+from tests.helpers import require
 
 GPU = Device("gpu", 0)
 
@@ -154,5 +158,44 @@ class Work:
                 self.clock.sleep(self.first)
             self.clock.sleep(self.card(x.nbytes))
         # As large as x, and without memory of its own.
-        ones = np.broadcast_to(np.float32(1), x.shape)
+        ones = np.lib.stride_tricks.as_strided(np.ones(1, np.float32), x.shape, (0,) * len(x.shape))
         return ones if isinstance(x, np.ndarray) else CardArray(ones)
+
+
+def offload(fn: Any, machine: Machine, **options: Any) -> Any:
+    """The function as @gpu makes it, with the fake machine behind it."""
+    run = Offload(fn, backend="fakecard", cards=machine, **options)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return run(args, kwargs)
+
+    call.run, call.explain, call.history = run, run.explain, run.history
+    return call
+
+
+class Pretended(Machine):
+    """A machine on which a CPU device of a real framework is the card."""
+
+    def __init__(self, name: str, device: str) -> None:
+        super().__init__(Clock(), folder=lambda: None)
+        require(name)
+        self.card = Card(arraybridge.framework(name), arraybridge.Device.parse(device), self.clock)
+        self._found[name, 0] = self.card
+
+
+def running_on(name: str, device: str, body: Any, seen: list[str], **options: Any) -> Any:
+    """The function ``body``, which NumPy is slow at, with that device for a card."""
+    machine = Pretended(name, device)
+
+    def fn(x: Any, *rest: Any) -> Any:
+        seen.append(arraybridge.detect_memory_type(x))
+        machine.clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)  # type: ignore[attr-defined]
+        return body(x, *rest)
+
+    run = Offload(fn, backend=name, cards=machine, **options)
+
+    def call(*args: Any) -> Any:
+        return run(args, {})
+
+    call.explain = run.explain
+    return call

@@ -1,0 +1,35 @@
+"""The fake clock, card and machine of these tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from arraybridge.frameworks import registry
+from arraybridge.offload.machine import Machine
+from tests.helpers import registry_kept
+from tests.offload.fakecard import Clock, FakeCard
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def card(clock: Clock) -> Iterator[FakeCard]:
+    framework = FakeCard(clock)
+    with registry_kept():
+        registry.register(framework)
+        yield framework
+
+
+@pytest.fixture
+def machine(clock: Clock, card: FakeCard, tmp_path: Path) -> Machine:
+    found = Machine(clock, lambda: tmp_path)
+    fake = found.find("fakecard", 0)  # so that small arrays, too, are weighed
+    assert not isinstance(fake, str)
+    assert fake.rates.launch > 0
+    return found

@@ -1,0 +1,360 @@
+"""@gpu gives NumPy's results: the first run of a footprint on a card is compared with the CPU's."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import array_namespace
+from arraybridge.offload.decorator import stay_on_gpu
+from arraybridge.offload.machine import Machine
+from arraybridge.offload.trial import Rounding, difference
+from tests.helpers import require
+from tests.offload.fakecard import CardArray, Clock, FakeCard, offload, running_on
+
+
+class Pair(NamedTuple):
+    low: Any
+    high: Any
+
+
+X = np.random.default_rng(3).normal(size=(40, 50))
+
+
+def checked(name: str, body: Callable[..., Any], *args: Any, calls: int = 5) -> tuple[list[str], str]:
+    """Call ``body`` through @gpu; each result must be NumPy's. Returns where it ran, and the warning."""
+    require(name)
+    seen: list[str] = []
+    fn = running_on(name, "cpu", body, seen)
+    for x in args:
+        if isinstance(x, np.ndarray):
+            x.flags.writeable = False
+    expected = body(*args)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(calls):
+            result = fn(*args)
+            assert type(result) is type(expected)
+            for a, b in zip(_leaves(result), _leaves(expected), strict=True):
+                assert type(a) is type(b)
+                assert np.asarray(a).dtype == np.asarray(b).dtype
+                if isinstance(b, np.ndarray | np.generic):
+                    assert np.allclose(
+                        a,
+                        b,
+                        1e-5,
+                        1e-6 * np.nanmax(np.abs(b), initial=0, where=np.isfinite(b)),
+                        equal_nan=True,
+                    )
+                else:
+                    assert a == b
+    assert len(caught) <= 1, [str(w.message) for w in caught]
+    if caught:
+        assert caught[0].filename.endswith("test_trial.py")  # the line that called it
+    return seen, str(caught[0].message) if caught else ""
+
+
+def _leaves(result: Any) -> list[Any]:
+    return [y for x in result for y in _leaves(x)] if isinstance(result, tuple) else [result]
+
+
+# What torch takes to mean something else, and what the difference looks like.
+OTHERWISE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "std": (lambda x: x.std(), "in NumPy"),
+    "var of rows": (lambda x: x.var(axis=1), "values differ"),
+    "max along an axis": (lambda x: x.max(axis=1), "an array of float64 in NumPy"),
+    "nonzero": (lambda x: (x > 0).nonzero(), "a tuple of 2 in NumPy"),
+    "size": (lambda x: x.sum() * 0 + (x.size if isinstance(x.size, int) else 0), "2000.0 in NumPy"),
+    "shape": (lambda x: (x + 1, x.shape), "in NumPy"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_what_torch_means_otherwise_is_computed_in_numpy(what: str) -> None:
+    body, words = OTHERWISE[what]
+    seen, warning = checked("torch", body, X.copy())
+    assert seen.count("torch") <= 2  # the trial, and a look in float64
+    assert "is not the same on the card: in torch it gives" in warning
+    assert words in warning
+
+
+def test_a_float32_image_of_a_quarter_million_pixels_does_not_hide_it() -> None:
+    """There N and N-1 are sixteen roundings apart: another formula shows in float64, rounding does not."""
+    image = np.random.default_rng(0).random((512, 512), dtype=np.float32)
+    _, warning = checked("torch", lambda x: x.std(), image)
+    assert "is not the same on the card" in warning
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_another_order_of_adding_is_no_difference(dtype: str) -> None:
+    x = np.random.default_rng(1).normal(size=(300, 400)).astype(dtype)
+    for body in (lambda x: x.sum(), lambda x: x @ x.T, lambda x: x.cumsum(0), lambda x: x - x.mean()):
+        seen, warning = checked("torch", body, x.copy())
+        assert not warning
+        assert seen[-1] == "torch"
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_what_agrees_runs_on_the_card_and_comes_back_as_in_numpy(name: str) -> None:
+    def body(x: Any) -> Any:
+        xp = array_namespace(x)
+        return Pair(xp.min(x), x * 2), (float(xp.max(x)), None, "words", int(x.shape[0]))
+
+    seen, warning = checked(name, body, X.copy())
+    assert not warning
+    assert seen[-1] == name
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_results_can_be_written_to(name: str) -> None:
+    require(name)
+    seen: list[str] = []
+    fn = running_on(name, "cpu", lambda x: x * 2, seen)
+    for _ in range(4):
+        fn(X)[0, 0] = 1.0
+    assert seen[-1] == name
+
+
+def test_zero_dimensions_stay_what_numpy_makes_of_them() -> None:
+    """A 0-d array where NumPy gives one, a scalar where NumPy gives that."""
+    seen, warning = checked("torch", lambda x: (x.sum(), x.sum().reshape(1).reshape(())), X.copy())
+    assert not warning
+    assert seen[-1] == "torch"
+
+
+def test_special_values_are_compared() -> None:
+    x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0])
+    for body in (lambda x: x + 1, lambda x: -x):
+        seen, warning = checked("torch", body, x.copy())
+        assert not warning
+        assert seen[-1] == "torch"
+
+
+def test_empty_arrays_agree() -> None:
+    seen, warning = checked("torch", lambda x: x * 2, np.zeros((0, 3)))
+    assert not warning
+    assert set(seen) <= {"numpy", "torch"}
+
+
+def test_integers_are_compared_exactly(machine: Machine, clock: Clock) -> None:
+    def fn(x: Any) -> Any:
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        return x + 1 if isinstance(x, np.ndarray) else CardArray(x.values + 1 + (x.values == 7))
+
+    run = offload(fn, machine)
+    x = np.arange(10**6) + 2**60
+    run(x)
+    run(x)
+    small = np.arange(10)
+    run(small)
+    words = r"it gives 9 at \[7\] there, and 8 in NumPy \(1 of 10 values differ\)"
+    with pytest.warns(RuntimeWarning, match=words):
+        assert run(small)[7] == 8
+    for _ in range(3):
+        assert run(small)[7] == 8
+        assert run(x)[0] == 2**60 + 1
+    assert "Its trial failed: in fakecard it gives 9" in str(run.explain(x))
+
+
+def test_explain_tells_of_the_trial(machine: Machine, clock: Clock) -> None:
+    def fn(x: Any) -> Any:
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        return x + 1
+
+    run, x = offload(fn, machine), np.ones(64)
+    run(x)
+    assert "is a trial: it is computed on the CPU as well" in str(run.explain(x))
+    run(x)
+    assert run.explain(x).on_gpu
+    assert "trial" not in str(run.explain(x))
+
+
+def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
+    """What is right for one axis need not be so for another."""
+
+    def fn(x: Any, axis: int | None) -> Any:
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        if isinstance(x, np.ndarray):
+            return x.sum(axis)
+        return CardArray(np.asarray(x.values.sum(axis) + (axis == 1)))
+
+    run, x = offload(fn, machine), np.ones((4, 4))
+    for _ in range(4):
+        assert run(x, 0).tolist() == [4.0] * 4
+    assert run.explain(x, 0).on_gpu
+    with pytest.warns(RuntimeWarning, match="is not the same on the card"):
+        assert run(x, 1).tolist() == [4.0] * 4
+    assert run(x, 0).tolist() == [4.0] * 4
+    assert not run.explain(x, 0).on_gpu
+
+
+# -- what a function does besides ---------------------------------------------------------------------
+
+
+def besides(machine: Machine, clock: Clock, body: Callable[[Any], Any]) -> tuple[Any, list[str]]:
+    seen: list[str] = []
+
+    def fn(x: Any, *rest: Any) -> Any:
+        seen.append("cpu" if isinstance(x, np.ndarray) else "card")
+        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
+        return body(x, *rest)
+
+    return offload(fn, machine), seen
+
+
+def test_changing_an_argument_in_place_keeps_it_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    def body(x: Any) -> Any:
+        values = x if isinstance(x, np.ndarray) else x.values
+        values += 1
+        return x.sum()
+
+    run, seen = besides(machine, clock, body)
+    x = np.zeros(8)
+    for i in range(1, 6):
+        assert run(x) == 8.0 * i
+        assert x.tolist() == [float(i)] * 8
+    assert "card" not in seen
+    assert "changes its arguments in place" in str(run.explain(x))
+
+
+def test_a_view_of_an_argument_keeps_it_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    run, seen = besides(machine, clock, lambda x: {"view": x[2:], "more": x + 1})
+    x = np.zeros(8)
+    for _ in range(4):
+        result = run(x)
+        result["view"][:] = 5
+        assert x[2] == 5
+    assert "card" not in seen
+    assert "a view of its argument" in str(run.explain(x))
+
+
+def test_random_numbers_are_numpy_s_and_no_more_of_them(machine: Machine, clock: Clock) -> None:
+    captured = np.random.default_rng(5)
+    sources: dict[str, tuple[Callable[[], None], Callable[[], float], tuple[Any, ...]]] = {
+        "random": (lambda: random.seed(5), random.random, ()),
+        "numpy": (lambda: np.random.seed(5), np.random.random, ()),  # noqa: NPY002
+        "generator": (lambda: None, captured.random, ()),
+    }
+    for name, (seed, draw, _) in sources.items():
+        if name == "generator":
+            expected = list(np.random.default_rng(5).random(5))
+
+            def body(x: Any) -> Any:
+                return x + captured.random()
+        else:
+            seed()
+            expected = [draw() for _ in range(5)]
+
+            def body(x: Any, draw: Any = draw) -> Any:
+                return x + draw()
+
+        run, seen = besides(machine, clock, body)
+        seed()
+        assert [float(run(np.zeros(4))[0]) for _ in range(5)] == expected, name
+        assert "card" not in seen, name
+
+
+def test_a_generator_that_is_passed(machine: Machine, clock: Clock) -> None:
+    run, seen = besides(machine, clock, lambda x, rng: x + rng.random())
+    rng = np.random.default_rng(5)
+    got = [float(run(np.zeros(4), rng)[0]) for _ in range(5)]
+    assert got == list(np.random.default_rng(5).random(5))
+    assert "card" not in seen
+    assert "random numbers" in str(run.explain(np.zeros(4), rng))
+
+
+def test_an_object_that_nobody_can_look_into_keeps_it_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    class Box:
+        def __init__(self, inside: Any) -> None:
+            self.inside = inside
+
+    run, _ = besides(machine, clock, lambda x: Box(x + 1))
+    run(np.zeros(4))
+    with pytest.warns(RuntimeWarning, match="it gives a Box, in which nobody can look for arrays"):
+        run(np.zeros(4))
+    assert type(run(np.zeros(4)).inside) is np.ndarray
+
+
+def test_in_place_on_the_card_stays_there(
+    machine: Machine, card: FakeCard, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(card, "to_host", lambda x: x.values.copy())
+
+    def body(x: Any) -> Any:
+        values = x if isinstance(x, np.ndarray) else x.values
+        values += 1
+
+    run, seen = besides(machine, clock, body)
+    x = CardArray(np.zeros(4))
+    for i in range(1, 4):
+        assert run(x) is None
+        assert x.values.tolist() == [float(i)] * 4
+    assert seen == ["cpu", "card", "card", "card"]
+
+
+def test_what_stays_on_the_card_is_tried_too(machine: Machine, clock: Clock) -> None:
+    run, seen = besides(machine, clock, lambda x: x + 1)
+    with stay_on_gpu():
+        run(np.zeros(4))
+        result = run(np.zeros(4))
+        assert isinstance(result, CardArray)
+        assert isinstance(run(result), CardArray)
+    assert seen == ["cpu", "cpu", "card", "card"]
+    assert arraybridge.to_numpy(result).tolist() == [1.0] * 4
+
+
+def test_gpu_functions_inside_a_trial_run_where_it_runs(machine: Machine, clock: Clock) -> None:
+    inner, inside = besides(machine, clock, lambda x: x + 1)
+    outer, _ = besides(machine, clock, lambda x: inner(x) * 2)
+    for _ in range(3):
+        assert outer(np.zeros(4)).tolist() == [2.0] * 4
+    assert inside[-3:] == ["cpu", "card", "card"]
+
+
+def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Clock) -> None:
+    require("torch")
+    run = offload(arraybridge.torch(output_type="input")(lambda x: x * 2), machine)
+    for _ in range(5):
+        assert run(np.ones(3)).tolist() == [2.0] * 3
+    assert "its own decorator says where it runs: torch" in str(run.explain(np.ones(3))).lower()
+
+
+# -- comparing ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "words"),
+    [
+        (np.float64(1), np.float32(1), "it gives float32 there, and float64 in NumPy"),
+        (np.ones(3), np.ones((3, 1)), "it gives shape (3, 1) there, and (3,) in NumPy"),
+        ((np.ones(2), 3), (np.ones(2), 4), "at [1], it gives 4 there, and 3 in NumPy"),
+        ({"a": 1.0}, {"b": 1.0}, "a dict of 'b' there, and a dict of 'a' in NumPy"),
+        ([np.ones(2)], (np.ones(2),), "a tuple of 1 there, and a list of 1 in NumPy"),
+        (np.ones(2), None, "a NoneType there, and an array of float64 in NumPy"),
+        (1.0, 1, "an int there, and a float in NumPy"),
+        (np.array([1.0, np.nan]), np.array([1.0, 2.0]), "it gives 2.0 at [1] there, and nan in NumPy"),
+        (np.array([np.inf]), np.array([-np.inf]), "it gives -inf at [0] there, and inf in NumPy"),
+        (np.array([True]), np.array([False]), "it gives False at [0] there, and True in NumPy"),
+        (np.ones(1).view(np.recarray), np.ones(1), "an array of float64"),
+        (np.float16(1.0), np.float16(1.1), "1.1 there, and 1.0 in NumPy"),
+    ],
+)
+def test_differences_in_words(expected: Any, found: Any, words: str) -> None:
+    assert words in difference(expected, found, Rounding([np.ones(10)]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
+def test_a_rounding_is_no_difference(dtype: str) -> None:
+    from arraybridge.frameworks.hostmemory import np_dtype
+
+    x = np.linspace(1, 2, 50).astype(np_dtype(dtype))
+    near = (x.astype("complex128" if "complex" in dtype else "float64") * (1 + 1e-17)).astype(x.dtype)
+    near[3] = np.nextafter(near[3], near[3] + 1) if dtype in ("float16", "float32", "float64") else near[3]
+    assert difference(x, near, Rounding([x])) == ""
+    assert "values differ" in difference(x, x + x.dtype.type(1), Rounding([x]))
