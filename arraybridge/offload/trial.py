@@ -93,11 +93,12 @@ def _epsilon(dtype: np.dtype[Any]) -> float:
     """The precision of a floating or complex dtype; 0 for others."""
     if dtype.kind in "fc":
         return float(np.finfo(dtype).eps)
-    if dtype.kind == "V" or dtype.name.startswith(("bfloat", "float")):
-        import ml_dtypes
-
-        return float(ml_dtypes.finfo(dtype).eps)
-    return 0.0
+    if not dtype.name.startswith(("bfloat", "float")):
+        return 0.0
+    one = epsilon = np.ones((), dtype)  # np.finfo does not know bfloat16 and float8
+    while one + epsilon / dtype.type(2) != one:
+        epsilon = epsilon / dtype.type(2)
+    return float(epsilon)
 
 
 def _magnitude(x: np.ndarray[Any, Any]) -> float:
