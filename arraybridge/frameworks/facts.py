@@ -24,6 +24,8 @@ class Facts:
         runs_numpy_code: whether functions written for NumPy run on its arrays on a card: True where ``@gpu``,
             `array_namespace` and `compare` may choose it themselves, None where ``@gpu`` takes it if it is
             named, False where it never does. The first in the list is the nearest to NumPy.
+        beneath: the root module of a library on which it stands and which may be used alone, and the file
+            beside its own that judges that library's errors (``is_oom``); or None.
         libraries: parts of paths by which one sees that a process has loaded it.
         variables: beginnings of the names of environment variables that it reads when it is imported, or
             when it opens its devices.
@@ -37,6 +39,7 @@ class Facts:
     extra: str = ""
     requirements: tuple[str, ...] = ()
     runs_numpy_code: bool | None = None
+    beneath: tuple[str, str] | None = None
     libraries: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
     nicknames: tuple[str, ...] = ()
@@ -107,6 +110,7 @@ BUILT_IN = {
             extra="pyclesperanto",
             requirements=("pyclesperanto>=0.25", "pyopencl[pocl]>=2025.1"),
             runs_numpy_code=False,
+            beneath=("pyopencl", "opencl"),
             libraries=("/pyclesperanto", "/pyopencl/"),
             variables=("OCL_",),
             nicknames=("cle", "opencl"),

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Any
 
 import jax
@@ -28,8 +25,8 @@ from arraybridge.frameworks.base import (
     refuse,
     refuse_dtype,
 )
-from arraybridge.frameworks.cards import cards
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Running, Usage
+from arraybridge.frameworks.jax_devices import JaxPool, as_device, cpu_alone, is_scattered, jax_device
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
 from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
@@ -106,13 +103,13 @@ class JaxFramework(Framework):
 
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
-            return _as_device(jax.devices()[0])
+            return as_device(jax.devices()[0])
         self._check_alive(x)
         devices = x.devices()
         if len(devices) == 1:
             (device,) = devices
-            return _as_device(device)
-        return _as_device(min(devices, key=lambda d: d.id))
+            return as_device(device)
+        return as_device(min(devices, key=lambda d: d.id))
 
     def _check_alive(self, x: jax.Array) -> None:
         if x.is_deleted():
@@ -124,7 +121,7 @@ class JaxFramework(Framework):
     def must_copy(self, x: jax.Array) -> str:
         if x.dtype.name in _PACKED:
             return "JAX packs this dtype, and hands it out only as a copy"
-        return "several devices hold a part of it each" if _is_scattered(x) else ""
+        return "several devices hold a part of it each" if is_scattered(x) else ""
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -135,14 +132,14 @@ class JaxFramework(Framework):
         return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
-        if x.dtype.name in _PACKED or (self.device_of(x).kind == "cpu" and not _is_scattered(x)):
+        if x.dtype.name in _PACKED or (self.device_of(x).kind == "cpu" and not is_scattered(x)):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
-        host = self._put(x, _jax_device(CPU))
+        host = self._put(x, jax_device(CPU))
         return hostmemory.writable_alias(np.asarray(host))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
-        where = _jax_device(device)
+        where = jax_device(device)
         if device.kind != "cpu":
             # JAX's host copies are asynchronous and would see later changes of the source.
             host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
@@ -170,9 +167,9 @@ class JaxFramework(Framework):
 
     def devices(self) -> tuple[Device, ...]:
         found = [d for backend in jax_backend.backends().values() for d in backend.local_devices()]
-        cpus = [_as_device(d) for d in found if d.platform == "cpu"]
+        cpus = [as_device(d) for d in found if d.platform == "cpu"]
         # An accelerator's number is its place among those that JAX was allowed to see.
-        others = [_as_device(d) for d in found if d.platform != "cpu"]
+        others = [as_device(d) for d in found if d.platform != "cpu"]
         return (*sorted(cpus, key=lambda d: d.index), *sorted(others, key=lambda d: d.index))
 
     def missing_device_reason(self) -> str:
@@ -183,7 +180,7 @@ class JaxFramework(Framework):
             return jax.device_put(x, device).block_until_ready()
 
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
-        return self._put(x, _jax_device(device))
+        return self._put(x, jax_device(device))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
         loans.release()
@@ -192,7 +189,7 @@ class JaxFramework(Framework):
             # Hands the producer JAX's stream for external events, and copies nothing.
             lent = jax.dlpack.from_dlpack(x)
         if source.streams is not None and lent.size:
-            _lend_to_jax(x, lent, _jax_device(device))
+            _lend_to_jax(x, lent, jax_device(device))
         return lent
 
     def settle(self, x: jax.Array) -> None:
@@ -223,7 +220,7 @@ class JaxFramework(Framework):
             return jnp.concatenate(parts, axis)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return jax.default_device(_jax_device(device))
+        return jax.default_device(jax_device(device))
 
 
 class JaxFast(Fast):
@@ -240,7 +237,7 @@ class JaxFast(Fast):
         return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
 
     def facts(self, target: Framework) -> Callable[[jax.Array], Hashable]:
-        alone, minds_order = _cpu_alone(), target.alignment > 1
+        alone, minds_order = cpu_alone(), target.alignment > 1
         asarray = np.asarray
 
         def facts(x: jax.Array) -> Hashable:
@@ -270,7 +267,7 @@ class JaxFast(Fast):
         return look
 
     def export(self, alignment: int) -> Callable[[jax.Array], Any]:
-        if _cpu_alone():
+        if cpu_alone():
             return lambda x: x.__dlpack__()
         cpu = jax.local_devices(backend="cpu")[0]
 
@@ -291,83 +288,6 @@ class JaxFast(Fast):
             return import_capsule(capsule, cpu, None)
 
         return take
-
-
-class JaxPool(Pool):
-    def native_device(self, device: Device) -> Any:
-        return _jax_device(device)
-
-    def is_started(self) -> bool:
-        return _backends_are_initialized()
-
-    def asking_opens(self) -> bool:
-        return not self.is_started()
-
-    def _opened(self) -> list[Any]:
-        if not self.is_started():
-            return []
-        return [d for b in jax_backend.backends().values() for d in b.local_devices() if d.platform != "cpu"]
-
-    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
-        if not compiled or not self.is_started():
-            return 0
-        cards = [d for d in self._opened() if device is None or _as_device(d) == device]
-        before = sum(_held(d) for d in cards)
-        jax.clear_caches()
-        return max(0, before - sum(_held(d) for d in cards))
-
-    def synchronize(self) -> None:
-        if not self.is_started():
-            return
-        # A device works on one thing after the other; there is no call that waits for all of it.
-        devices = [d for b in jax_backend.backends().values() for d in b.local_devices()]
-        jax.block_until_ready([_next(jax.device_put(np.float32(0), d)) for d in devices])
-        for x in jax.live_arrays():
-            if not x.is_deleted():
-                x.block_until_ready()
-
-    def is_scattered(self, x: jax.Array) -> bool:
-        return _is_scattered(x)
-
-    def usage(self) -> list[Usage]:
-        found = []
-        for device in self._opened():
-            stats = device.memory_stats()
-            if stats:
-                used = stats["bytes_in_use"]
-                pool = stats.get("pool_bytes")
-                cached = None if pool is None else max(0, pool - used)
-                found.append(Usage(_as_device(device), used, cached, stats.get("peak_bytes_in_use")))
-        return found
-
-    def visible_devices(self) -> tuple[Device, ...] | None:
-        # Opening JAX takes a context, and by default most of the memory, on every card.
-        if self.is_started():
-            return None
-        if _has_other_plugins():
-            return None
-        cuda = any(importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
-        found = cards() if cuda else ()
-        cpus = (Device("cpu", i) for i in range(_cpu_count()))
-        return (*cpus, *(Device("gpu", card.index) for card in found))
-
-    def read_device(self, x: Any) -> Device | None:
-        return _as_device(x) if isinstance(x, jax.Device) else None
-
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        if device.kind == "cpu" or not self.is_started():
-            return "", "", None
-        return str(_jax_device(device).device_kind), "", None
-
-    def free_memory_of(self, device: Device) -> int:
-        stats = _jax_device(device).memory_stats() or {}
-        return int(stats.get("bytes_limit", 0)) - int(stats.get("bytes_in_use", 0))
-
-    def oom_error(self) -> Exception:
-        return jax.errors.JaxRuntimeError(
-            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
-        )
 
 
 class JaxRunning(Running):
@@ -445,60 +365,6 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
     """
     reached = _Reached(device)
     weakref.finalize(lent, loans.keep, x, reached.is_done, reached.wait).atexit = False
-
-
-def _cpu_alone() -> bool:
-    """Whether no array of this process can live anywhere but on its one CPU device."""
-    return [d.platform for b in jax_backend.backends().values() for d in b.local_devices()] == ["cpu"]
-
-
-def _jax_device(device: Device) -> Any:
-    """JAX's own object for a device that `find_device` has seen."""
-    if device is CPU:
-        return jax.local_devices(backend="cpu")[0]
-    for backend in jax_backend.backends().values():
-        for found in backend.local_devices():
-            if _as_device(found) == device:
-                return found
-    raise LookupError(device)
-
-
-def _backends_are_initialized() -> bool:
-    """Whether JAX has opened its devices; the public calls open them."""
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
-
-
-@cache
-def _has_other_plugins() -> bool:
-    """Whether JAX may find accelerators of which nobody can tell but JAX: TPUs, say, and AMD's cards."""
-    others = [one for one in entry_points(group="jax_plugins") if "cuda" not in one.name]
-    return bool(others) or importlib.util.find_spec("libtpu") is not None
-
-
-def _cpu_count() -> int:
-    """How many CPU devices JAX will have."""
-    wanted = int(getattr(jax.config, "jax_num_cpu_devices", -1))
-    flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return wanted if wanted > 0 else int(flag.group(1)) if flag else 1
-
-
-_next = jax.jit(lambda x: x + 1)
-
-
-def _is_scattered(x: jax.Array) -> bool:
-    return len(x.devices()) > 1
-
-
-def _held(device: Any) -> int:
-    return int((device.memory_stats() or {}).get("bytes_in_use", 0))
-
-
-def _as_device(device: Any) -> Device:
-    if device.platform == "cpu":
-        return Device("cpu", device.id)
-    return Device("gpu", device.local_hardware_id if device.local_hardware_id is not None else device.id)
 
 
 @cache

@@ -318,6 +318,16 @@ def _read_device(x: Any) -> Device | None:
 
 native_readers.append(_read_device)
 
+
+def is_oom_of_a_library(error: BaseException) -> bool:
+    """Whether a library on which a framework stands, used alone, has run out of memory: pyopencl, say."""
+    root = type(error).__module__.partition(".")[0]
+    for one in BUILT_IN.values():
+        if one.beneath is not None and one.beneath[0] == root:
+            return bool(importlib.import_module(f"arraybridge.frameworks.{one.beneath[1]}").is_oom(error))
+    return False
+
+
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
 

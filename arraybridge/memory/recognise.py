@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from arraybridge.errors import text_of
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.registry import loaded
 
 __all__ = ["chain", "is_oom", "is_oom_error", "let_go"]
@@ -38,11 +39,8 @@ def is_oom(error: BaseException, before: BaseException | None) -> bool:
             except Exception:  # its message, which the framework reads, cannot be read
                 if text_of(one) is not None:
                     raise
-        if type(one).__module__.partition(".")[0] == "pyopencl":  # on its own, without pyclesperanto
-            from arraybridge.frameworks import opencl
-
-            if opencl.is_oom(one):
-                return True
+        if registry.is_oom_of_a_library(one):
+            return True
     return False
 
 

@@ -1,0 +1,151 @@
+"""JAX's devices, and the memory that it holds on accelerators."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import backend as jax_backend
+
+from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.types import Device
+
+__all__ = ["JaxPool", "as_device", "cpu_alone", "is_scattered", "jax_device"]
+
+_next = jax.jit(lambda x: x + 1)
+
+
+class JaxPool(Pool):
+    def native_device(self, device: Device) -> Any:
+        return jax_device(device)
+
+    def is_started(self) -> bool:
+        return _backends_are_initialized()
+
+    def asking_opens(self) -> bool:
+        return not self.is_started()
+
+    def _opened(self) -> list[Any]:
+        if not self.is_started():
+            return []
+        return [d for b in jax_backend.backends().values() for d in b.local_devices() if d.platform != "cpu"]
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
+        if not compiled or not self.is_started():
+            return 0
+        cards = [d for d in self._opened() if device is None or as_device(d) == device]
+        before = sum(_held(d) for d in cards)
+        jax.clear_caches()
+        return max(0, before - sum(_held(d) for d in cards))
+
+    def synchronize(self) -> None:
+        if not self.is_started():
+            return
+        # A device works on one thing after the other; there is no call that waits for all of it.
+        devices = [d for b in jax_backend.backends().values() for d in b.local_devices()]
+        jax.block_until_ready([_next(jax.device_put(np.float32(0), d)) for d in devices])
+        for x in jax.live_arrays():
+            if not x.is_deleted():
+                x.block_until_ready()
+
+    def is_scattered(self, x: jax.Array) -> bool:
+        return is_scattered(x)
+
+    def usage(self) -> list[Usage]:
+        found = []
+        for device in self._opened():
+            stats = device.memory_stats()
+            if stats:
+                used = stats["bytes_in_use"]
+                pool = stats.get("pool_bytes")
+                cached = None if pool is None else max(0, pool - used)
+                found.append(Usage(as_device(device), used, cached, stats.get("peak_bytes_in_use")))
+        return found
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        # Opening JAX takes a context, and by default most of the memory, on every card.
+        if self.is_started():
+            return None
+        if _has_other_plugins():
+            return None
+        cuda = any(importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
+        found = cards() if cuda else ()
+        cpus = (Device("cpu", i) for i in range(_cpu_count()))
+        return (*cpus, *(Device("gpu", card.index) for card in found))
+
+    def read_device(self, x: Any) -> Device | None:
+        return as_device(x) if isinstance(x, jax.Device) else None
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        if device.kind == "cpu" or not self.is_started():
+            return "", "", None
+        return str(jax_device(device).device_kind), "", None
+
+    def free_memory_of(self, device: Device) -> int:
+        stats = jax_device(device).memory_stats() or {}
+        return int(stats.get("bytes_limit", 0)) - int(stats.get("bytes_in_use", 0))
+
+    def oom_error(self) -> Exception:
+        return jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
+        )
+
+
+def cpu_alone() -> bool:
+    """Whether no array of this process can live anywhere but on its one CPU device."""
+    return [d.platform for b in jax_backend.backends().values() for d in b.local_devices()] == ["cpu"]
+
+
+def jax_device(device: Device) -> Any:
+    """JAX's own object for a device that `find_device` has seen."""
+    if device is CPU:
+        return jax.local_devices(backend="cpu")[0]
+    for backend in jax_backend.backends().values():
+        for found in backend.local_devices():
+            if as_device(found) == device:
+                return found
+    raise LookupError(device)
+
+
+def _backends_are_initialized() -> bool:
+    """Whether JAX has opened its devices; the public calls open them."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+@cache
+def _has_other_plugins() -> bool:
+    """Whether JAX may find accelerators of which nobody can tell but JAX: TPUs, say, and AMD's cards."""
+    others = [one for one in entry_points(group="jax_plugins") if "cuda" not in one.name]
+    return bool(others) or importlib.util.find_spec("libtpu") is not None
+
+
+def _cpu_count() -> int:
+    """How many CPU devices JAX will have."""
+    wanted = int(getattr(jax.config, "jax_num_cpu_devices", -1))
+    flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return wanted if wanted > 0 else int(flag.group(1)) if flag else 1
+
+
+def is_scattered(x: jax.Array) -> bool:
+    return len(x.devices()) > 1
+
+
+def _held(device: Any) -> int:
+    return int((device.memory_stats() or {}).get("bytes_in_use", 0))
+
+
+def as_device(device: Any) -> Device:
+    if device.platform == "cpu":
+        return Device("cpu", device.id)
+    return Device("gpu", device.local_hardware_id if device.local_hardware_id is not None else device.id)
