@@ -12,6 +12,8 @@ collect_ignore_glob = [] if EMULATED else ["test_*.py"]
 @pytest.fixture(autouse=True)
 def _both_cards() -> None:
     """Nothing of an earlier test waits in a queue or lies in a pool."""
+    import arraybridge
     from tests.card import books
 
+    arraybridge.free_memory()
     books.empty_pools()

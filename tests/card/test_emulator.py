@@ -207,8 +207,6 @@ def test_an_illegal_address_is_an_error_that_stays() -> None:
         "import cupy",
         "x = cupy.zeros(1, 'float32')",
         "code = 'extern \"C\" __global__ void f(float* x) { x[0] = x[1ll << 40]; }'",
-        "cupy.RawKernel(code, 'f')((1,), (1,), (x,))" if EMULATED != "at-once" else "",
-        "if not x.size: print()",
         "for again in range(2):",
         "    try:",
         "        cupy.RawKernel(code, 'f')((1,), (1,), (x,)); cupy.cuda.Device().synchronize()",

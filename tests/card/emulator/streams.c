@@ -151,7 +151,8 @@ Status submit(cudaStream_t stream, Work work) {
                    work.width, (const void *)work.from, (void *)work.to);
         take_turns(queue);
         append(queue, work);
-        if (!settings.lazy) error = run_until(queue, NULL);
+        /* What goes wrong there is told by the next call, as on a card. */
+        if (!settings.lazy) run_until(queue, NULL);
     }
     UNLOCK();
     return fail(error);
