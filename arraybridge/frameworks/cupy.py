@@ -299,7 +299,10 @@ class CupyStreams(Streams):
         with _on_card(device.index):
             stream = cupy.cuda.get_current_stream()
             if stream.ptr != handle:
-                stream.wait_event(cupy.cuda.ExternalStream(handle, device.index).record())
+                # By the runtime's own call: CuPy 14.2 warns of ExternalStream, and older ones have no other.
+                reached = cupy.cuda.Event(disable_timing=True)
+                cupy.cuda.runtime.eventRecord(reached.ptr, handle)
+                stream.wait_event(reached)
 
     def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
         # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there

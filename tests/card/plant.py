@@ -1,8 +1,8 @@
 """Plants ordering mistakes, one at a time, and tells whether the tests on the emulated card notice.
 
-``python tests/card/plant.py FOLDER [--only N ...]``; FOLDER is where build.py has put the card. A mistake is a
-wait that was left out: each statement that calls one of `WAITS` is replaced by ``pass`` in a copy of the
-package, and the tests of ordering run against the copy. A mistake that no test notices is named.
+``python tests/card/plant.py FOLDER [--only N ...]``; FOLDER is where build.py has put the card. A mistake is
+a wait that was left out: each statement that calls one of `WAITS` becomes ``pass`` in a copy of the package,
+and the tests of ordering run against the copy. A mistake that no test notices is named.
 """
 
 from __future__ import annotations

@@ -174,6 +174,7 @@ def test_scalars_of_jax_are_copied_for_torch() -> None:
 @pytest.mark.parametrize("target", ["cupy", "jax", "torch"])
 def test_the_consumer_waits_for_the_producers_stream(target: str) -> None:
     """The source is still being computed on a side stream when it is converted."""
+    require(target)
     torch = require("torch")
     side = torch.cuda.Stream()
     for _ in range(20):
@@ -257,6 +258,7 @@ def test_auto_chooses_a_card(framework: str) -> None:
 @pytest.mark.parametrize("target", CARD)
 @pytest.mark.parametrize("source", CARD)
 def test_from_one_card_to_another(source: str, target: str) -> None:
+    require(target)
     torch = require("torch")
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two cards")

@@ -278,6 +278,130 @@ def test_a_copy_is_one_and_is_there() -> None:
     assert is_all(y, 2)
 
 
+def test_a_queue_waits_for_another_by_its_handle() -> None:
+    queues = arraybridge.framework("cupy").streams
+    assert queues is not None
+    with cupy.cuda.Stream(non_blocking=True) as other:
+        x = late(4)
+    with cupy.cuda.Stream(non_blocking=True):
+        queues.wait_for(Device("gpu", 0), other.ptr)
+        assert (x.get() == 4).all()
+
+
+# -- memory that is lent to another framework ---------------------------------------------------------------
+
+
+def torch_late(value: float) -> Any:
+    """As `late`, of torch; a copy from locked memory and a fill need no kernel of machine code."""
+    torch = require("torch")
+    x = torch.empty(N, device="cuda:0")
+    x.copy_(torch.full((N,), float(value)).pin_memory(), non_blocking=True)
+    return x
+
+
+def torch_overwrite(address: int) -> bool:
+    torch = require("torch")
+    x = torch.empty(N, device="cuda:0")
+    x.fill_(-1.0)
+    return int(x.data_ptr()) == address
+
+
+@pytest.mark.parametrize("how", ["shared", "copied", "to the other card", "decorated"])
+@pytest.mark.parametrize("target", ["cupy", "torch"])
+def test_what_was_lent_is_read_before_its_owner_uses_it_again(target: str, how: str) -> None:
+    """Each framework on a stream of its own; the source goes at once, and its memory is taken again."""
+    torch = require("torch")
+    if how == "to the other card" and cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two cards")
+    room = arraybridge.framework(target).decorator
+    bring = {
+        "shared": lambda x: arraybridge.convert_memory(x, target, copy=False),
+        "copied": lambda x: arraybridge.convert_memory(x, target, copy=True),
+        "to the other card": lambda x: arraybridge.convert_memory(x, target, gpu_id=1),
+        "decorated": room(lambda x: x.copy() if target == "cupy" else x.clone()),
+    }[how]
+    mine = side()
+    with torch.cuda.stream(torch.cuda.Stream(0)):
+        for value in (3, 5):
+            x = torch_late(value) if target == "cupy" else late(value)
+            address = int(x.data_ptr() if target == "cupy" else x.data.ptr)
+            y = bring(x)
+            z = y.copy() if target == "cupy" else y.clone()
+            del x, y
+            gc.collect()
+            again = torch_overwrite(address) if target == "cupy" else overwrite(address)
+            # Where it is copied at once, the owner's memory may go to the copy.
+            assert again or how == "copied"
+            # The owner's queue first: what it writes now must come after what was read.
+            torch.cuda.current_stream(0).synchronize()
+            mine.synchronize()
+            assert is_all(z, value)
+
+
+def test_views_of_what_was_lent_keep_it() -> None:
+    torch = require("torch")
+    side()
+    with torch.cuda.stream(torch.cuda.Stream(0)):
+        x = late(3)
+        address = int(x.data.ptr)
+        part = arraybridge.to_torch(x)[5:9]
+        del x
+        gc.collect()
+        assert not overwrite(address), "it was given away while a view still shows it"
+        assert part.cpu().tolist() == [3.0] * 4
+
+
+def test_items_of_one_framework_in_a_stage_of_another() -> None:
+    torch = require("torch")
+    copied = arraybridge.torch(gpu_id=0)(lambda x: x.clone())
+
+    def items() -> Iterator[Any]:
+        for i in range(20):
+            yield late(i)
+            overwrite(0)
+
+    side()
+    with torch.cuda.stream(torch.cuda.Stream(0)):
+        for i, y in enumerate(Pipeline(copied, copied).map(items())):
+            assert is_all(y, i), i
+            torch_overwrite(0)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint16", "uint64", "float16", "complex64"])
+def test_every_dtype_is_lent(dtype: str) -> None:
+    torch = require("torch")
+    host = np.arange(24).reshape(4, 6).astype(dtype)
+    x = cupy.asarray(host)
+    y = arraybridge.convert_memory(x, "torch", copy=None)
+    np.testing.assert_array_equal(arraybridge.to_numpy(y), host, strict=True)
+    assert y.is_cuda
+    assert isinstance(y, torch.Tensor)
+
+
+def test_foreign_arrays_enter_torch_in_order_and_also_when_they_are_read_only() -> None:
+    torch = require("torch")
+
+    class Foreign:
+        def __init__(self, array: Any, read_only: bool) -> None:
+            self.array = array
+            interface = dict(array.__cuda_array_interface__)
+            interface["data"] = (interface["data"][0], read_only)
+            interface["stream"] = int(cupy.cuda.get_current_stream().ptr) or 1
+            self.__cuda_array_interface__ = interface
+
+    from arraybridge.frameworks.foreign import FOREIGN_HOST
+
+    adopt = arraybridge.framework("torch").adopt
+    stream = side()
+    for read_only in (False, True):
+        x = late(3)
+        with torch.cuda.stream(torch.cuda.Stream(0)):
+            y = adopt(Foreign(x, read_only), FOREIGN_HOST, Device("gpu", 0))
+            assert (int(y.data_ptr()) == int(x.data.ptr)) is not read_only
+            assert y.cpu().tolist() == [3.0] * N
+    assert cupy.cuda.get_current_stream() == stream
+
+
 # -- device_map and Pipeline ------------------------------------------------------------------------------
 
 

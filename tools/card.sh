@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# All that a machine with an NVIDIA card can tell of this checkout, without a network:
+#
+#   tools/card.sh WHEELS tests         first questions, then every test marked gpu: at most nine minutes
+#   tools/card.sh WHEELS benchmarks    every benchmark with a card section: at most nine minutes
+#   tools/card.sh --here tests         as above, with the Python that is there (PYTHON, else python3)
+#
+# WHEELS is a folder with wheels for that machine's Python; fill it where there is a network, with
+#   pip download --dest WHEELS hatchling ".[cupy-cuda13x,torch,test,nvml]" "jax[cuda13]" pytest-timeout
+# Results go to benchmarks/results/card-NAME/, with a summary of ten lines. Frameworks that are missing are named,
+# and a test that was skipped is never counted as passed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+usage() { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+[ $# -ge 2 ] || usage
+wheels=$1 part=$2
+shift 2
+case $part in tests | benchmarks) ;; *) usage ;; esac
+python=${PYTHON:-python3}
+if [ "$wheels" != --here ]; then
+    "$python" -m venv .venv-card
+    python=.venv-card/bin/python
+    offline=(-m pip install --quiet --no-index --find-links "$wheels")
+    "$python" "${offline[@]}" hatchling
+    "$python" "${offline[@]}" --no-build-isolation ".[test,nvml]" pytest-timeout
+    # Each by itself, so that one that does not fit leaves the others.
+    for framework in cupy-cuda13x torch "jax[cuda13]"; do
+        "$python" "${offline[@]}" "$framework" || echo "no wheel of $framework fits in $wheels"
+    done
+fi
+exec "$python" tools/card_run.py "$part" "$@"
