@@ -144,6 +144,15 @@ def test_a_function_reads_its_input_when_it_is_there_and_not_before() -> None:
         assert (f(late(value)).get() == 2 * value).all()
 
 
+def test_a_function_that_fetches_its_input_finds_it_there() -> None:
+    side()
+    seen: list[Any] = []
+    f = arraybridge.cupy(lambda x: seen.append(x.get()))
+    for value in range(1, 5):
+        f(late(value))
+        assert (seen[-1] == value).all()
+
+
 def test_the_caller_reads_the_result_when_it_is_there() -> None:
     f = arraybridge.cupy(lambda x: late(1) + x)
     stream = side()
