@@ -34,6 +34,11 @@ _DTYPES: dict[str, torch.dtype] = {
     )
     if hasattr(torch, name)
 }
+_REAL = frozenset(
+    dtype
+    for name, dtype in _DTYPES.items()
+    if name.startswith(("bool", "int", "uint", "float")) and not name.startswith("float8")
+)
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 # NumPy knows these only through ml_dtypes, and Tensor.numpy not at all: there they travel as
@@ -318,13 +323,14 @@ class TorchFast(Fast):
         return facts
 
     def view(self) -> Callable[[torch.Tensor], np.ndarray]:
-        to_numpy = torch.Tensor.numpy
+        to_numpy, real = torch.Tensor.numpy, _REAL
 
         def look(x: torch.Tensor) -> np.ndarray:
-            # .numpy() refuses by itself what else needs care: other devices and layouts, lazy bits, bfloat16.
+            # .numpy() refuses by itself what else needs care: other devices and layouts, and lazy bits; but
+            # its errors cost as much as twenty calls, so complex and extended dtypes are sent away first.
             # A tensor that requires grad it refuses only while gradients are recorded; where storage was
             # taken away, or never was (torch.func.functionalize), it reads whatever lies there.
-            if x.requires_grad or not x.data_ptr():
+            if x.dtype not in real or x.requires_grad or not x.data_ptr():
                 raise Fallback
             if x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x):
                 raise Fallback

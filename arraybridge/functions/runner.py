@@ -41,13 +41,10 @@ def framework_of(name: str) -> Framework:
 class Call:
     """What a call has to remember between its arguments and its results."""
 
-    __slots__ = ("first", "place")
-
-    def __init__(self) -> None:
-        #: The first array among the arguments, as the caller brought it.
-        self.first: Any = None
-        #: The device of the first array that was brought to the framework; asked for only where it matters.
-        self.place: Device | None = None
+    #: The first array among the arguments, as the caller brought it.
+    first: Any = None
+    #: The device of the first array that was brought to the framework; asked for only where it matters.
+    place: Device | None = None
 
 
 class Declaration:
@@ -90,6 +87,8 @@ class Runner(Declaration):
         self.grad: Grad = "detach" if options.grad == "detach" else "error"
         # NumPy lives on the host, whatever gpu_id says.
         self.placed = options.device is not None or (options.gpu_id is not None and self.name != "numpy")
+        # In words, which are the quicker key of a plan.
+        self.device = None if options.device is None else str(Device.parse(options.device))
         self.skip = 1 if takes_self(fn) else 0  # self stays as it is, also where it is an array
         self.body = self._by_planes if options.slice_by_slice else fn
         converts_dtype = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
@@ -108,14 +107,18 @@ class Runner(Declaration):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call()
-        result = self._recovering(args, kwargs, call) if self.recovers else self._attempt(args, kwargs, call)
-        return self.leave(result, call)
+        if self.recovers:
+            return self.leave(self._recovering(args, kwargs, call), call)
+        args, kwargs, _ = self.enter(args, kwargs, call)
+        return self.leave(self._run(args, kwargs, call), call)
 
     def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
         args, kwargs, _ = self.enter(args, kwargs, call)
         return self._run(args, kwargs, call)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+        if call.place is None and (call.first is not None or not self.placed):
+            return self.body(*args, **kwargs)
         if call.first is None and self.placed and card_meant(self.options.gpu_id) != "auto":
             # No array brings the device along; it has to be selected for those that the function makes.
             framework = framework_of(self.name)
@@ -176,18 +179,28 @@ class Runner(Declaration):
             kind = kinds.get(type(value)) or kind_of(value)
             if kind == LEAF:
                 continue
-            new = self._argument(value, kind, call, i)
+            try:
+                new = self._array(value, call) if kind == ARRAY else self._tree(value, call)
+            except MemoryConversionError as error:
+                prefix(error, f"{self.label}(), argument {self._parameter(i)}")
+                raise
             if new is not value:
                 if changed is None:
                     changed = list(args)
                 changed[i] = new
         # Whoever called keeps the arguments as they came: what was made of them must not outlive an attempt.
+        if not kwargs:
+            return args if changed is None else tuple(changed), kwargs, call
         named = kwargs
         for name, value in kwargs.items():
             kind = kinds.get(type(value)) or kind_of(value)
             if kind == LEAF:
                 continue
-            new = self._argument(value, kind, call, name)
+            try:
+                new = self._array(value, call) if kind == ARRAY else self._tree(value, call)
+            except MemoryConversionError as error:
+                prefix(error, f"{self.label}(), argument {name!r}")
+                raise
             if new is not value:
                 if named is kwargs:
                     named = kwargs.copy()
@@ -196,23 +209,22 @@ class Runner(Declaration):
 
     def bring(self, value: Any) -> Any:
         kind = kinds.get(type(value)) or kind_of(value)
-        return value if kind == LEAF else self._argument(value, kind, Call(), "value that was sent")
-
-    def _argument(self, value: Any, kind: int, call: Call, where: int | str) -> Any:
+        if kind == LEAF:
+            return value
         try:
-            if kind == ARRAY:
-                return self._array(value, call)
-            return map_arrays(value, lambda leaf: self._array(leaf, call))
+            return self._array(value, Call()) if kind == ARRAY else self._tree(value, Call())
         except MemoryConversionError as error:
-            name = self._parameter(where) if isinstance(where, int) else repr(where)
-            prefix(error, f"{self.label}(), argument {name}")
+            prefix(error, f"{self.label}(), argument 'value that was sent'")
             raise
+
+    def _tree(self, value: Any, call: Call) -> Any:
+        return map_arrays(value, lambda leaf: self._array(leaf, call))
 
     def _array(self, value: Any, call: Call) -> Any:
         if call.first is None:
             call.first = value
         if self.plain_arguments:
-            new = convert(value, self.name, self.grad, device=self._running_on())
+            new = convert(value, self.name, self.grad, None, self._running_on() if busy_workers else None)
         else:
             if self.options.strict:
                 self._check_source(value)
@@ -223,7 +235,7 @@ class Runner(Declaration):
             )
         if call.place is None:
             framework = _frameworks.get(self.name) or framework_of(self.name)
-            if framework.streams is not None or card_meant(self.options.gpu_id) == "auto":
+            if framework.streams is not None or (self.placed and card_meant(self.options.gpu_id) == "auto"):
                 call.place = framework.device_of(new)
         return new
 
@@ -243,9 +255,10 @@ class Runner(Declaration):
         framework = framework_of(self.name)
         if framework.owns(value) and not trace.open_logs:
             here, wanted = framework.device_of(value), self._wanted(framework)
-            if here.kind == wanted.kind and here.index == wanted.index:
+            whole = framework.pool is None or not framework.pool.is_scattered(value)
+            if whole and here.kind == wanted.kind and here.index == wanted.index:
                 return value
-        return convert(value, self.name, self.grad, gpu_id, options.device)
+        return convert(value, self.name, self.grad, gpu_id, self.device)
 
     def _wanted(self, framework: Framework) -> Device:
         if self.place is None:
