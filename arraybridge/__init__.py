@@ -71,6 +71,7 @@ from arraybridge.lines.pipeline import Pipeline as Pipeline
 from arraybridge.lines.prefetch import prefetch as prefetch
 from arraybridge.lines.report import PipelineReport as PipelineReport
 from arraybridge.lines.report import StageReport as StageReport
+from arraybridge.lines.sizes import SizeComparison as SizeComparison
 from arraybridge.memory.cleanup import Coexistence as Coexistence
 from arraybridge.memory.cleanup import SharedPoolError as SharedPoolError
 from arraybridge.memory.cleanup import cleanup_all_gpu_frameworks as cleanup_all_gpu_frameworks
@@ -126,6 +127,7 @@ __all__ = [
     "PoolLimitError",
     "Route",
     "SharedPoolError",
+    "SizeComparison",
     "SourceMismatchError",
     "StageReport",
     "Timing",

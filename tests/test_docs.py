@@ -16,11 +16,14 @@ PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))] if DOCS.is_dir()
 #: What the blocks of a page import, so that it is skipped where that is missing.
 NEEDS = {
     "README": ("torch", "jax", "tensorflow"),
+    "coming-from": ("torch",),
     "dask": ("dask", "distributed", "torch", "jax"),
     "decorators": ("torch", "jax", "pyclesperanto"),
     "devices": ("jax",),
     "gradients": ("torch", "jax", "tensorflow", "matplotlib"),
+    "kernels": ("torch", "jax", "pyclesperanto", "numba", "pyopencl"),
     "memory": ("torch",),
+    "training": ("torch",),
 }
 
 
@@ -31,7 +34,7 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     for name in NEEDS.get(page.stem, ()):
         require(name)
-    if page.stem == "decorators":
+    if page.stem in ("decorators", "kernels"):
         pytest.importorskip("pyclesperanto", reason="the page imports this one of the two packages itself")
     if page.stem == "dask":
         # Where there are cards, cluster() would want dask-cuda.

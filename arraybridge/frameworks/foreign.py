@@ -36,6 +36,7 @@ class ForeignHost(NumpyFramework):
 
 FOREIGN_HOST = ForeignHost()
 _BYTES = ForeignHost("its array interface hands out a copy of its bytes")
+_FETCHED = ForeignHost("it was read from a device that no framework here shares")
 _SCALAR = ForeignHost("a scalar of NumPy is a value, with no memory to share")
 
 
@@ -47,6 +48,9 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
+    method = registry.fetched_by(type(x))
+    if method is not None:
+        return _FETCHED, np.asarray(getattr(x, method)())
     if offers(x, "__dlpack_device__"):
         kind, _ = x.__dlpack_device__()
         if int(kind) in _CUDA_TYPES:

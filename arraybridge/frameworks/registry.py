@@ -333,7 +333,22 @@ _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 
 def is_foreign_array(x: Any) -> bool:
     """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
-    return not isinstance(x, (type, *_NO_NUMBERS)) and any(offers(x, protocol) for protocol in _PROTOCOLS)
+    if isinstance(x, (type, *_NO_NUMBERS)):
+        return False
+    return any(offers(x, protocol) for protocol in _PROTOCOLS) or fetched_by(type(x)) is not None
+
+
+# Arrays on devices whose libraries offer no protocol, and the methods that bring them to the host.
+_FETCHED = {
+    ("pyopencl.array", "Array"): "get",
+    ("numba.cuda.simulator.cudadrv.devicearray", "FakeCUDAArray"): "copy_to_host",
+}
+
+
+def fetched_by(cls: type) -> str | None:
+    """The method by which an array of this class comes to the host, where there is no other way."""
+    found = (_FETCHED.get((base.__module__, base.__qualname__)) for base in cls.__mro__)
+    return next((name for name in found if name is not None), None)
 
 
 def offers(x: Any, protocol: str) -> bool:

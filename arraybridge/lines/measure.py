@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.context import use_device
@@ -13,6 +13,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.on_device import working_on
+from arraybridge.lines.sizes import SizeComparison, SizeRow, array_of, named
 from arraybridge.placement import placement
 from arraybridge.show import format_seconds, html_table, text_table
 from arraybridge.trees import arrays_of, map_arrays, source_of
@@ -159,7 +160,27 @@ class Comparison(NamedTuple):
         return html_table(_COLUMNS, self._rows(), caption=self._summary())
 
 
-def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int | None = None) -> Comparison:
+@overload
+def compare(
+    fn: Callable[..., Any], *args: Any, sizes: None = None, seconds: float = 0.5, runs: int | None = None
+) -> Comparison: ...
+@overload
+def compare(
+    fn: Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]],
+    *,
+    sizes: Iterable[int],
+    make: Callable[[int], Any] = ...,
+    seconds: float = 0.5,
+    runs: int | None = None,
+) -> SizeComparison: ...
+def compare(
+    fn: Any,
+    *args: Any,
+    sizes: Iterable[int] | None = None,
+    make: Callable[[int], Any] = array_of,
+    seconds: float = 0.5,
+    runs: int | None = None,
+) -> Comparison | SizeComparison:
     """The same call on the CPU and on the GPU, with the speed-up; on a machine without a GPU, the CPU alone.
 
     A decorated function or one with ``@gpu`` is called with the arguments as they are, once with each device
@@ -168,8 +189,11 @@ def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int 
     has a card, so that the function must be written for both (see `array_namespace`).
 
     Args:
-        fn: the function.
+        fn: the function; with ``sizes`` also several, in a list or, by name, in a dictionary.
         args: its arguments.
+        sizes: numbers of elements: the function is compared at each, and a `SizeComparison` comes back, with
+            a table, a plot, and the size from which on the GPU is the faster.
+        make: with ``sizes``: the function's argument for a size. Left out, that many float32, 1-D.
         seconds: as of `benchmark`, for each device.
         runs: as of `benchmark`, for each device.
 
@@ -180,7 +204,20 @@ def compare(fn: Callable[..., Any], *args: Any, seconds: float = 0.5, runs: int 
     >>> result = compare(np.sort, np.arange(100), runs=5)
     >>> result.cpu.runs
     5
+    >>> print(compare(np.sort, sizes=[10, 1000], runs=5).crossover())  # on a machine without a GPU
+    None
     """
+    if sizes is not None:
+        counts = sorted(set(sizes))
+        if args or not counts or counts[0] < 1:
+            raise ValueError("compare(fn, sizes=[…]) takes sizes over 0, and no arguments beside them")
+        return SizeComparison(
+            tuple(
+                SizeRow(name, size, compare(one, make(size), seconds=seconds, runs=runs))
+                for name, one in named(fn).items()
+                for size in counts
+            )
+        )
     if not callable(fn):
         raise TypeError(f"compare takes a function and its arguments, not {fn!r}")
     known = placement(fn)

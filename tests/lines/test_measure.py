@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import benchmark, compare
+from arraybridge.lines.sizes import STANDARD, SizeRow, array_of
 from tests.helpers import require
 
 
@@ -139,3 +141,81 @@ def test_compare_of_a_decorated_function() -> None:
         return x * 2
 
     assert compare(double, np.zeros(3, np.float32), runs=3).cpu.runs == 3
+
+
+# -- over sizes --------------------------------------------------------------------------------------
+
+
+def test_compare_over_sizes(tmp_path: Path) -> None:
+    result = compare({"sort": np.sort, "double": lambda x: x * 2}, sizes=[100, 10, 100], runs=3)
+    assert [(row.name, row.size) for row in result.rows] == [
+        ("sort", 10),
+        ("sort", 100),
+        ("double", 10),
+        ("double", 100),
+    ]
+    assert result.names() == ("sort", "double")
+    assert all(row.comparison.cpu.runs == 3 for row in result.rows)
+    assert len(result.as_dicts()) == 4
+    assert "<table>" in result._repr_html_()
+    if not arraybridge.gpu_available():
+        assert result.crossover("double") is None
+        assert "there is no GPU here" in str(result)
+    pytest.importorskip("matplotlib")
+    result.plot(tmp_path / "sizes.png")
+    assert (tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def timed(cpu: float, gpu: float | None) -> arraybridge.Comparison:
+    def timing(seconds: float) -> arraybridge.Timing:
+        return arraybridge.Timing(seconds, seconds, 0.0, 3)
+
+    return arraybridge.Comparison(timing(cpu), None if gpu is None else timing(gpu), "by hand")
+
+
+def test_the_crossover_is_where_the_gpu_begins_to_pay_for_good(tmp_path: Path) -> None:
+    times = {10: (1, 8), 100: (3, 2), 1000: (9, 10), 10_000: (50, 20), 100_000: (400, 40)}
+    rows = [SizeRow("f", size, timed(*both)) for size, both in times.items()]
+    rows += [SizeRow("g", size, timed(1, 2)) for size in times]
+    result = arraybridge.SizeComparison(tuple(rows))
+    assert result.crossover() == 10_000  # at 100 it was ahead by chance
+    assert result.crossover("g") is None
+    text = str(result)
+    assert "f: 10 000 elements; g: never" in text
+    assert "100 000" in text
+    with pytest.raises(KeyError, match="'h' was not tried; there are f, g"):
+        result.crossover("h")
+    pytest.importorskip("matplotlib")
+    result.plot(tmp_path / "sizes.svg")
+    assert (tmp_path / "sizes.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_the_standard_functions_run_in_every_framework_with_a_namespace(name: str) -> None:
+    require(name)
+    x = array_of(1000)
+    expected = {
+        "elementwise": np.sqrt(x) * 2 + 1,
+        "reduction": x.sum(),
+        "matmul": x[:961].reshape(31, 31) @ x[:961].reshape(31, 31),
+        "fft": np.fft.fft(x),
+        "filter": (x[:-2] + x[1:-1] + x[2:]) / 3,
+    }
+    assert expected.keys() == STANDARD.keys()
+    for kind, fn in STANDARD.items():
+        found = np.asarray(fn(arraybridge.convert_memory(x, name)))
+        np.testing.assert_allclose(found, expected[kind], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        ((np.sort, np.ones(3)), {"sizes": [1]}, ValueError),
+        ((np.sort,), {"sizes": []}, ValueError),
+        ((np.sort,), {"sizes": [0, 3]}, ValueError),
+        (([np.sort, 3],), {"sizes": [3]}, TypeError),
+    ],
+)
+def test_bad_sizes(arguments: Any, options: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        compare(*arguments, **options)
