@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import loans, registry
-from arraybridge.frameworks.base import Framework, open_devices
+from arraybridge.frameworks.base import Framework, open_devices, visible_devices
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
@@ -106,9 +106,9 @@ def _check_accelerator(index: int, frameworks: list[Framework]) -> bool:
     """
     there: dict[str, list[str]] = {}
     for one in frameworks:
-        if one.pool is not None and one.pool.asking_opens():
+        if one.pool is not None and one.pool.asking_opens() and one.pool.visible_devices() is None:
             return True
-        devices = one.devices()
+        devices = visible_devices(one)
         if one.accelerator(index) in devices:
             return True
         there[one.name] = [str(device) for device in devices]
