@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import arraybridge
 from arraybridge import DeviceNotFoundError, free_memory, gpu_context
 from arraybridge.frameworks import registry
+from arraybridge.memory import cleanup
 from arraybridge.types import Device
 from tests.helpers import require, run_script
 from tests.memory.fake import FakeFramework
@@ -169,22 +172,82 @@ def test_a_cpu_device_can_be_selected(name: str) -> None:
 # -- sharing one card --------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What coexist() sets is gone after the test."""
+    for name in ("CUPY_GPU_MEMORY_LIMIT", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")
+
+
+@pytest.mark.parametrize(
+    ("version", "before", "fraction", "after"),
+    [
+        ("2.13.0", {}, None, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ("2.12.1", {}, None, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        (
+            "2.13.0+cu130",
+            {},
+            0.5,
+            {"PYTORCH_ALLOC_CONF": "expandable_segments:True,per_process_memory_fraction:0.5"},
+        ),
+        ("2.12.1", {}, 0.5, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        # What the user chose stays, and the user's variable.
+        (
+            "2.13.0",
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            0.5,
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,per_process_memory_fraction:0.5"},
+        ),
+        (
+            "2.13.0",
+            {"PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.9"},
+            0.5,
+            {"PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.5"},
+        ),
+        ("", {}, 0.5, {}),
+    ],
+)
+def test_coexist_speaks_to_the_allocator_of_torch(
+    version: str,
+    before: dict[str, str],
+    fraction: float | None,
+    after: dict[str, str],
+    no_limits: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(name: str) -> str:
+        if not version:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", found)
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name, words in before.items():
+        monkeypatch.setenv(name, words)
+    chosen = cleanup.coexistence(fraction)
+    assert {name: words for name, words in chosen.items() if name.startswith("PYTORCH")} == after
+
+
+@pytest.mark.usefixtures("no_limits")
 def test_coexist(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "TF_FORCE_GPU_ALLOW_GROWTH"):
         monkeypatch.setenv(name, {"X": "false", "T": "true"}[name[0]])
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
     done = arraybridge.coexist(fraction=0.25)
-    assert done.environment == {
+    torch_words = {name: words for name, words in done.environment.items() if name.startswith("PYTORCH")}
+    assert {name: words for name, words in done.environment.items() if name not in torch_words} == {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_CLIENT_MEM_FRACTION": "0.25",
+        "CUPY_GPU_MEMORY_LIMIT": "25%",
     }
     assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.25"
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ
     assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in str(done).splitlines()
 
 
+@pytest.mark.usefixtures("no_limits")
 def test_coexist_says_when_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     jax = require("jax")
     jax.devices()
