@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import threading
 from collections import OrderedDict
@@ -69,6 +68,8 @@ class Draws:
 
 
 def _fingerprint(arrays: Sequence[np.ndarray]) -> bytes:
+    import hashlib  # costs 12 ms, which `import arraybridge` saves
+
     digest = hashlib.blake2b(digest_size=16)
     for x in arrays:
         digest.update(np.ascontiguousarray(x).tobytes())
