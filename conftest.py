@@ -27,7 +27,9 @@ for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
 # What ARRAYBRIDGE_REQUIRE may name. "gpu" stands for an NVIDIA card.
-REQUIRABLE = frozenset({"numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto", "gpu"})
+REQUIRABLE = frozenset(
+    {"numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle", "gpu"}
+)
 
 
 def required() -> frozenset[str]:

@@ -18,7 +18,9 @@ from arraybridge.conversion.convert import to_cpu as to_cpu
 from arraybridge.conversion.convert import to_cupy as to_cupy
 from arraybridge.conversion.convert import to_gpu as to_gpu
 from arraybridge.conversion.convert import to_jax as to_jax
+from arraybridge.conversion.convert import to_mlx as to_mlx
 from arraybridge.conversion.convert import to_numpy as to_numpy
+from arraybridge.conversion.convert import to_paddle as to_paddle
 from arraybridge.conversion.convert import to_pyclesperanto as to_pyclesperanto
 from arraybridge.conversion.convert import to_tensorflow as to_tensorflow
 from arraybridge.conversion.convert import to_torch as to_torch
@@ -54,7 +56,9 @@ from arraybridge.frameworks.registry import register as register
 from arraybridge.functions.decorators import cupy as cupy
 from arraybridge.functions.decorators import jax as jax
 from arraybridge.functions.decorators import memory_types as memory_types
+from arraybridge.functions.decorators import mlx as mlx
 from arraybridge.functions.decorators import numpy as numpy
+from arraybridge.functions.decorators import paddle as paddle
 from arraybridge.functions.decorators import pyclesperanto as pyclesperanto
 from arraybridge.functions.decorators import tensorflow as tensorflow
 from arraybridge.functions.decorators import torch as torch
@@ -168,7 +172,9 @@ __all__ = [
     "memory_peak",
     "memory_stats",
     "memory_types",
+    "mlx",
     "numpy",
+    "paddle",
     "pinned",
     "prefetch",
     "process_slices",
@@ -186,7 +192,9 @@ __all__ = [
     "to_cupy",
     "to_gpu",
     "to_jax",
+    "to_mlx",
     "to_numpy",
+    "to_paddle",
     "to_pyclesperanto",
     "to_tensorflow",
     "to_torch",

@@ -43,7 +43,7 @@ def test_the_extras_are_those_of_the_project() -> None:
     for extra, lines in project["optional-dependencies"].items():
         extras[extra] = [line.partition(";")[0] for line in lines]
     for facts in BUILT_IN.values():
-        assert list(facts.requirements) == extras[facts.extra]
+        assert list(facts.requirements) == extras[facts.extra][: len(facts.requirements)]
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch", "jax", "tensorflow", "pyclesperanto"])

@@ -50,6 +50,8 @@ ROOMS = {
     "jax": "jax",
     "jaxlib": "jax",
     "keras": "tensorflow",
+    "mlx": "mlx",
+    "paddle": "paddle",
     "pyclesperanto": "pyclesperanto",
     "pyclesperanto_cuda": "pyclesperanto",
     "pyclesperanto_metal": "pyclesperanto",

@@ -34,7 +34,9 @@ __all__ = [
     "to_cupy",
     "to_gpu",
     "to_jax",
+    "to_mlx",
     "to_numpy",
+    "to_paddle",
     "to_pyclesperanto",
     "to_tensorflow",
     "to_torch",
@@ -377,6 +379,20 @@ def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -
     if gpu_id is None and not options:
         return convert_memory(x, "pyclesperanto")
     return convert_memory(x, "pyclesperanto", gpu_id, **options)
+
+
+def to_mlx(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
+    """``convert_memory(x, "mlx", gpu_id, …)``: the array as an MLX array."""
+    if gpu_id is None and not options:
+        return convert_memory(x, "mlx")
+    return convert_memory(x, "mlx", gpu_id, **options)
+
+
+def to_paddle(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
+    """``convert_memory(x, "paddle", gpu_id, …)``: the array as a PaddlePaddle tensor."""
+    if gpu_id is None and not options:
+        return convert_memory(x, "paddle")
+    return convert_memory(x, "paddle", gpu_id, **options)
 
 
 def to_cpu(x: T, *, copy: bool | None = None) -> T:

@@ -254,14 +254,17 @@ class _Journey:
         if reason:
             fetch = self._from_values(source.to_host)
             return self._end(
-                "host", 1, reason, lambda x: target.from_host(_viewable(target, fetch(x)), there)
+                "host",
+                1 + target.always_copies,
+                reason,
+                lambda x: target.from_host(_viewable(target, fetch(x)), there),
             )
         memory = source.host_view(self.data)
         view = self._view()
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            fetch = self._from_values(source.to_host)
+            fetch = self._view() if target.always_copies else self._from_values(source.to_host)
             return self._end("host", 1, objection, lambda x: target.from_host(fetch(x), there))
 
         def share(x: Any) -> Any:
@@ -321,7 +324,10 @@ class _Journey:
             reason = reason or f"{there} has memory of its own"
             return self._end(method, copies + 1, reason, lambda x: _send(target, fetch(x), there))
         return self._end(
-            "host", copies, reason, lambda x: target.from_host(_viewable(target, fetch(x)), there)
+            "host",
+            copies + target.always_copies,
+            reason,
+            lambda x: target.from_host(_viewable(target, fetch(x)), there),
         )
 
     def _host_memory(self) -> tuple[Callable[[Any], np.ndarray], int, str]:
@@ -478,4 +484,4 @@ def _move(owner: Framework, x: Any, here: Device, there: Device) -> Any:
 
 def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
     """Memory that nobody else refers to, in a form that the target can view."""
-    return hostmemory.fresh(memory) if target.cannot_view(memory) else memory
+    return memory if target.always_copies or not target.cannot_view(memory) else hostmemory.fresh(memory)

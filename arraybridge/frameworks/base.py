@@ -36,6 +36,7 @@ class Framework(ABC):
         facts: what may be asked of it before it is imported, where that is more than name and modules.
         alignment: bytes to which memory must be aligned before the framework can view it.
         mutable: whether its arrays can be written to in place.
+        always_copies: whether `from_host` makes a copy of its own of memory of any layout, and shares none.
         honours_readonly: whether it can mark an array as read-only; views of immutable memory are.
         dtypes: names of the dtypes that it has; None for "whatever NumPy has".
         has_host: whether its arrays can live in host memory.
@@ -49,6 +50,7 @@ class Framework(ABC):
     facts: ClassVar[Facts | None] = None
     alignment: ClassVar[int] = 1
     mutable: ClassVar[bool] = True
+    always_copies: ClassVar[bool] = False
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
@@ -121,21 +123,29 @@ class Framework(ABC):
     def host_view(self, x: Any) -> np.ndarray:
         """The array's own host memory as a NumPy array; read-only where the framework is immutable.
 
-        As long as the view lives, the memory may not be freed or moved, whatever becomes of ``x``.
+        As long as the view lives, the memory may not be freed or moved, whatever becomes of ``x``. By default
+        through DLPack, bfloat16 and float8 included.
         """
-        raise NotImplementedError(f"{self.name} shows no host memory")
+        if not hasattr(x, "__dlpack__"):
+            raise NotImplementedError(f"{self.name} shows no host memory")
+        view = hostmemory.from_capsule(x.__dlpack__(), hostmemory.np_dtype(self.dtype_name(x)))
+        return hostmemory.writable_alias(view) if self.mutable else view
 
     def to_host(self, x: Any) -> np.ndarray:
         """The array's values in host memory that nothing else refers to, complete on return."""
         return hostmemory.fresh(self.host_view(x))
 
-    @abstractmethod
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        """An array of this framework on ``device`` with the values of ``view``.
+        """An array of this framework on ``device`` with the values of ``view``; by default by `from_dlpack`.
 
         On a CPU device it shares the memory of ``view``, for which `cannot_view` found no objection.
         On another device it is a copy, complete on return, and ``view`` may have any layout.
         """
+        return self.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
+
+    def from_dlpack(self, capsule: Any) -> Any:
+        """An array on the host memory of a DLPack capsule (the unversioned one, ``"dltensor"``)."""
+        raise NotImplementedError(f"{self.name} imports no capsule of DLPack")
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         """Why this framework cannot view memory with these strides (in bytes), or ``""``."""
@@ -143,6 +153,8 @@ class Framework(ABC):
 
     def cannot_view(self, view: np.ndarray) -> str:
         """Why this framework cannot share the host memory of ``view``, or ``""``."""
+        if self.always_copies:
+            return f"{self.name} takes memory of the host by a copy alone"
         if not view.dtype.isnative:
             return "its bytes are in the other order"
         objection = self.cannot_stride(view.shape, view.strides, view.dtype.itemsize) if view.size else ""

@@ -115,5 +115,14 @@ BUILT_IN = {
             variables=("OCL_",),
             nicknames=("cle", "opencl"),
         ),
+        Facts("mlx", extra="mlx", requirements=("mlx>=0.30",), libraries=("/mlx/",), variables=("MLX_",)),
+        Facts(
+            "paddle",
+            distributions=("paddlepaddle", "paddlepaddle-gpu"),
+            extra="paddle",
+            requirements=("paddlepaddle>=3.3",),
+            libraries=("/paddle/",),
+            variables=("FLAGS_", "CUDA_"),
+        ),
     )
 }

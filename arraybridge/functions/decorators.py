@@ -25,7 +25,9 @@ __all__ = [
     "decorator_of",
     "jax",
     "memory_types",
+    "mlx",
     "numpy",
+    "paddle",
     "pyclesperanto",
     "tensorflow",
     "torch",
@@ -264,8 +266,10 @@ torch = FrameworkDecorator("torch")
 jax = FrameworkDecorator("jax")
 tensorflow = FrameworkDecorator("tensorflow")
 pyclesperanto = FrameworkDecorator("pyclesperanto")
+mlx = FrameworkDecorator("mlx")
+paddle = FrameworkDecorator("paddle")
 
-_decorators = {d.name: d for d in (numpy, cupy, torch, jax, tensorflow, pyclesperanto)}
+_decorators = {d.name: d for d in (numpy, cupy, torch, jax, tensorflow, pyclesperanto, mlx, paddle)}
 
 
 def decorator_of(name: str) -> FrameworkDecorator:

@@ -1,0 +1,160 @@
+"""Apple's MLX: lazy arrays on Apple's GPUs, and on the CPU everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.parts import Pool, Running, Usage
+from arraybridge.types import Device
+
+__all__ = ["MlxFramework"]
+
+_DTYPES = frozenset(
+    (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64"),
+    )
+)
+# Extents are 32-bit integers there.
+_MAX_EXTENT = 2**31 - 1
+
+
+class MlxFramework(Framework):
+    name = "mlx"
+    modules = ("mlx",)
+    # A write in place (``x[0] = 1``) gives the array other memory; what others see of the old stays as it is.
+    mutable = False
+    always_copies = True
+    dtypes = _DTYPES
+
+    def __init__(self) -> None:
+        self.pool = MlxPool()
+        self.running = MlxRunning()
+
+    # -- which arrays, and what they hold ---------------------------------------------------------
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, mx.array)
+
+    def check(self, x: Any) -> None:
+        self.settle(x)
+
+    def dtype_name(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("mlx.core.")
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def host_view(self, x: Any) -> np.ndarray:
+        self.settle(x)
+        return super().host_view(x)
+
+    def from_host(self, view: np.ndarray, device: Device) -> Any:
+        if not view.dtype.isnative or any(step < 0 for step in view.strides):
+            view = hostmemory.fresh(view)  # MLX takes neither
+        with mx.stream(_DEVICES[device.kind]):
+            # Without its dtype, float64 would come in as float32 and complex128 as complex64.
+            return mx.array(view, getattr(mx, _mx_name(view.dtype.name)))
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def devices(self) -> tuple[Device, ...]:
+        return (CPU, Device("gpu", 0)) if mx.is_available(mx.gpu) else (CPU,)
+
+    def device_of(self, x: Any) -> Device:
+        # Memory is unified: an array is where the work is done that reads it.
+        return CPU
+
+    def missing_device_reason(self) -> str:
+        return "This MLX is built for the CPU alone, or the machine has no Apple GPU."
+
+    def settle(self, x: Any) -> None:
+        try:
+            mx.eval(x)
+        except RuntimeError as error:
+            if "current thread" not in str(error):
+                raise
+            raise refuse(
+                self,
+                "an array that was not computed before it left its thread",
+                "MLX computes late, and in the thread that began; call mx.eval(x) there",
+            ) from error
+        except ValueError as error:  # inside mx.compile and mx.vmap
+            raise refuse(self, "a traced value", "convert it outside of mx.compile and mx.vmap") from error
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return mx.stream(_DEVICES[device.kind])
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def copy(self, x: Any) -> Any:
+        self.settle(x)
+        return self.from_host(self.host_view(x), self.device_of(x))
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        wide = "float64" in (dtype, self.dtype_name(x))
+        with mx.stream(mx.cpu if wide else mx.default_device()):  # float64 is there on the CPU alone
+            result = x.astype(getattr(mx, _mx_name(dtype)))
+        self.settle(result)
+        return result
+
+    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
+        super().supports(dtype, shape)
+        if any(extent > _MAX_EXTENT for extent in shape):
+            raise refuse(self, f"an array of shape {shape}", f"MLX has at most {_MAX_EXTENT} along an axis")
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, RuntimeError) and any(words in str(error) for words in _OOM)
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return mx.concatenate(parts, axis)
+
+
+# How MLX's allocators begin their messages (backend/metal/allocator.cpp, backend/no_gpu/allocator.cpp).
+_OOM = ("[malloc", "[metal::malloc]", "Unable to allocate")
+_DEVICES = {"cpu": mx.cpu, "gpu": mx.gpu}
+
+
+def _mx_name(dtype: str) -> str:
+    return "bool_" if dtype == "bool" else dtype
+
+
+class MlxPool(Pool):
+    def usage(self) -> list[Usage]:
+        device = Device("gpu", 0) if mx.is_available(mx.gpu) else CPU
+        return [Usage(device, mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())]
+
+    def is_started(self) -> bool:
+        return True
+
+    def reset_peak(self, device: Device) -> bool:
+        mx.reset_peak_memory()
+        return True
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        before = mx.get_cache_memory()
+        mx.clear_cache()
+        return max(before - mx.get_cache_memory(), 0)
+
+    def oom_error(self) -> Exception:
+        return RuntimeError("[malloc_or_wait] Unable to allocate 1 bytes. (a rehearsal)")
+
+
+class MlxRunning(Running):
+    def late_errors(self, cls: type) -> Callable[[Any], object]:
+        # Also, an array that was not computed in its own thread can't be computed in another.
+        return mx.eval
+
+    def stack(self, planes: list[Any]) -> Any:
+        return mx.stack(planes)
+
+    def unstack(self, x: Any) -> list[Any]:
+        return [x[i] for i in range(x.shape[0])]

@@ -1,0 +1,190 @@
+"""PaddlePaddle: tensors on CPU and CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+import paddle
+
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.parts import Pool, Running, Usage
+from arraybridge.types import Device
+
+__all__ = ["PaddleFramework"]
+
+_DTYPES = frozenset(
+    (
+        # No uint16: Paddle takes its numbers for bfloat16.
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    )
+)
+# It has these dtypes, and no more than a cast for them: no slice, no clone, no concat.
+_NO_KERNELS = frozenset(("uint32", "uint64"))
+# phi::DDim::kMaxRank.
+_MAX_RANK = 9
+
+
+class PaddleFramework(Framework):
+    name = "paddle"
+    modules = ("paddle",)
+    dtypes = _DTYPES
+
+    def __init__(self) -> None:
+        self.running = PaddleRunning()
+        self.pool = PaddlePool()
+        if paddle.is_compiled_with_cuda():
+            self.dlpack_device = 2
+
+    # -- which arrays, and what they hold ---------------------------------------------------------
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, paddle.Tensor)
+
+    def check(self, x: Any) -> None:
+        if not x.is_dense():
+            raise refuse(self, "a sparse tensor", "pass x.to_dense()")
+
+    def dtype_name(self, x: Any) -> str:
+        return _dtype_name(x)
+
+    def nbytes(self, x: Any) -> int:
+        return int(x.size) * int(x.element_size())
+
+    def strides(self, x: Any) -> tuple[int, ...]:
+        return tuple(step * x.element_size() for step in x.strides)
+
+    def address(self, x: Any) -> int:
+        return int(x.data_ptr())
+
+    def requires_grad(self, x: Any) -> bool:
+        return not x.stop_gradient
+
+    def detach(self, x: Any) -> Any:
+        return x.detach()
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def to_host(self, x: Any) -> np.ndarray:
+        return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
+
+    def from_dlpack(self, capsule: Any) -> Any:
+        return paddle.utils.dlpack.from_dlpack(capsule)
+
+    def from_host(self, view: np.ndarray, device: Device) -> Any:
+        if device.kind == "cpu":
+            return super().from_host(view, device)
+        return self.to_device(super().from_host(hostmemory.fresh(view), CPU), device)
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        if any(step < 0 for step in strides):
+            return "Paddle has no negative strides"
+        return "its strides are no whole numbers of elements" if any(s % itemsize for s in strides) else ""
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def device_of(self, x: Any) -> Device:
+        place = x.place
+        return Device("gpu", place.gpu_device_id()) if place.is_gpu_place() else CPU
+
+    def devices(self) -> tuple[Device, ...]:
+        count = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+        return (CPU, *(Device("gpu", i) for i in range(count)))
+
+    def missing_device_reason(self) -> str:
+        if not paddle.is_compiled_with_cuda():
+            return "This Paddle is built for the CPU alone; install paddlepaddle-gpu."
+        return "Paddle finds no CUDA device; is the card's driver installed?"
+
+    def to_device(self, x: Any, device: Device) -> Any:
+        return x._copy_to(_place(device), True)  # True: waits for it
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+        source.settle(x)  # its import knows no stream
+        return paddle.utils.dlpack.from_dlpack(x.__dlpack__())
+
+    def settle(self, x: Any) -> None:
+        if x.place.is_gpu_place():
+            paddle.device.cuda.current_stream(x.place.gpu_device_id()).synchronize()
+
+    @contextmanager
+    def _selected(self, device: Device) -> Iterator[None]:
+        before = paddle.device.get_device()
+        paddle.device.set_device(str(device))
+        try:
+            yield
+        finally:
+            paddle.device.set_device(before)
+
+    def selected(self, device: Device) -> AbstractContextManager[Any]:
+        return self._selected(device)
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def copy(self, x: Any) -> Any:
+        return super().copy(x) if self.dtype_name(x) in _NO_KERNELS else x.clone()
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.astype(getattr(paddle, dtype))
+
+    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
+        super().supports(dtype, shape)
+        if len(shape) > _MAX_RANK:
+            raise refuse(self, f"an array of rank {len(shape)}", f"Paddle has at most {_MAX_RANK} axes")
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, (MemoryError, RuntimeError)) and "ResourceExhausted" in str(error)
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        if self.dtype_name(x) not in _NO_KERNELS:
+            return super().part(x, axis, start, stop)
+        rows = (slice(None),) * (axis % x.ndim) + (slice(start, stop),)
+        return self.from_host(self.to_host(x)[rows], self.device_of(x))
+
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        if self.dtype_name(parts[0]) in _NO_KERNELS:
+            return super().concatenate(parts, axis)
+        return paddle.concat(parts, axis)
+
+
+def _dtype_name(x: Any) -> str:
+    return str(x.dtype).removeprefix("paddle.")
+
+
+def _place(device: Device) -> Any:
+    return paddle.CUDAPlace(device.index) if device.kind == "gpu" else paddle.CPUPlace()
+
+
+class PaddleRunning(Running):
+    def stack(self, planes: list[Any]) -> Any:
+        return None if _dtype_name(planes[0]) in _NO_KERNELS else paddle.stack(planes)
+
+
+class PaddlePool(Pool):
+    def is_started(self) -> bool:
+        return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+
+    def usage(self) -> list[Usage]:
+        found = []
+        for i in range(paddle.device.cuda.device_count() if self.is_started() else 0):
+            used = paddle.device.cuda.memory_allocated(i)
+            cached = paddle.device.cuda.memory_reserved(i) - used
+            found.append(Usage(Device("gpu", i), used, cached, paddle.device.cuda.max_memory_allocated(i)))
+        return found
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        if not self.is_started():
+            return 0
+        before = sum(one.cached or 0 for one in self.usage())
+        paddle.device.cuda.empty_cache()
+        return max(before - sum(one.cached or 0 for one in self.usage()), 0)
+
+    def oom_error(self) -> Exception:
+        return MemoryError("(ResourceExhausted) Out of memory error on GPU 0. (a rehearsal)")

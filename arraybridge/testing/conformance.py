@@ -1,0 +1,180 @@
+"""Whether a framework keeps the promises of the library: a suite for authors of plug-ins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arraybridge import show
+from arraybridge.errors import MemoryConversionError, nearest
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.testing.promises import PROMISES, BrokenPromiseError, Subject
+from arraybridge.types import FrameworkLike
+
+__all__ = ["FrameworkCheckError", "Report", "Verdict", "check_framework"]
+
+_HEAD = ("promise", "cases", "failed", "first failure")
+
+
+class FrameworkCheckError(AssertionError):
+    """A framework breaks a promise; the message is the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came out for one promise.
+
+    Attributes:
+        promise: its name, which ``only=`` takes.
+        about: the promise in a sentence.
+        cases: how many cases were tried.
+        failed: how many of them failed.
+        first: what went wrong in the first of those; ``""`` where none did.
+        repeat: a line of Python that shows it again, after ``from arraybridge import *`` and
+            ``from arraybridge.testing import sample``.
+    """
+
+    promise: str
+    about: str
+    cases: int
+    failed: int
+    first: str = ""
+    repeat: str = ""
+
+
+class Report:
+    """What `check_framework` found; prints as a table, and is true where nothing failed.
+
+    Attributes:
+        framework: name of the framework.
+        verdicts: one `Verdict` a promise.
+    """
+
+    def __init__(self, framework: str, verdicts: list[Verdict]) -> None:
+        self.framework = framework
+        self.verdicts = verdicts
+
+    @property
+    def ok(self) -> bool:
+        """Whether every promise is kept."""
+        return not self.broken
+
+    @property
+    def broken(self) -> list[str]:
+        """Names of the promises that are not kept."""
+        return [one.promise for one in self.verdicts if one.failed]
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __repr__(self) -> str:
+        return f"<Report on {self.framework!r}: {self._summary()}>"
+
+    def raise_if_broken(self) -> None:
+        """Raise what is broken, for a test.
+
+        Raises:
+            FrameworkCheckError: a promise is not kept; its message is this table.
+        """
+        if not self.ok:
+            raise FrameworkCheckError(f"\n{self}")
+
+    def _summary(self) -> str:
+        cases = sum(one.cases for one in self.verdicts)
+        kept = len(self.verdicts) - len(self.broken)
+        return f"{kept} of {len(self.verdicts)} promises kept, {cases} cases"
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [
+            (one.promise, str(one.cases), str(one.failed), f"{one.first}\n{one.repeat}" if one.failed else "")
+            for one in self.verdicts
+        ]
+
+    def __str__(self) -> str:
+        table = show.text_table(_HEAD, self._rows(), right=("cases", "failed"), rule=True)
+        return f"{table}\n{self.framework}: {self._summary()}"
+
+    def _repr_html_(self) -> str:
+        return show.html_table(_HEAD, self._rows(), caption=f"{self.framework}: {self._summary()}")
+
+
+def check_framework(
+    framework: FrameworkLike | Framework,
+    make: Callable[[np.ndarray], Any] | None = None,
+    *,
+    only: str | Iterable[str] | None = None,
+) -> Report:
+    """Try every promise of the library on one framework, and say in words what fails.
+
+    The promises are those of the section on conversion in the documentation, as far as the framework claims
+    to keep them: it is asked for its dtypes, ranks, devices and alignment, and held to what it says.
+
+    Args:
+        framework: its name; or an instance, which is registered while the suite runs if it is not yet.
+        make: a function that makes an array of the framework from a C-contiguous NumPy array, with the
+            framework's own calls. Left out, the framework's ``from_host`` makes them.
+        only: names of the promises to try; left out, all of them.
+
+    Returns:
+        a `Report`. In a test: ``check_framework("mine").raise_if_broken()``.
+
+    Raises:
+        FrameworkNotInstalledError: it is not there.
+        ValueError: ``only`` names no promise.
+
+    >>> check_framework("numpy", only="dtypes").ok
+    True
+    """
+    wanted = _wanted(only)
+    added = isinstance(framework, Framework) and registry.instances().get(framework.name) is not framework
+    subject = registry.framework(framework) if isinstance(framework, str) else framework
+    before = registry.instances().get(subject.name) if added else None
+    if added:
+        registry.register(subject)
+    try:
+        trial = Subject(subject, make)
+        verdicts = [_judge(name, PROMISES[name](trial), PROMISES[name].__doc__ or "") for name in wanted]
+    finally:
+        if before is not None:
+            registry.register(before)
+        elif added:
+            registry.unregister(subject.name)
+    return Report(subject.name, verdicts)
+
+
+def _wanted(only: str | Iterable[str] | None) -> list[str]:
+    if only is None:
+        return list(PROMISES)
+    names = [only] if isinstance(only, str) else list(only)
+    for name in names:
+        if name not in PROMISES:
+            raise ValueError(
+                f"{name!r} is no promise{nearest(name, PROMISES)}; they are {', '.join(PROMISES)}"
+            )
+    return names
+
+
+def _judge(name: str, cases: Iterator[tuple[str, Callable[[], object]]], about: str) -> Verdict:
+    tried = failed = 0
+    first = repeat = ""
+    for line, check in cases:
+        tried += 1
+        try:
+            check()
+        except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is what is reported
+            failed += 1
+            if not first:
+                first, repeat = _in_words(error), line
+    return Verdict(name, about.partition("\n")[0], tried, failed, first, repeat)
+
+
+def _in_words(error: Exception) -> str:
+    words = str(error).partition("\n")[0]
+    if isinstance(error, BrokenPromiseError):
+        return words
+    kind = type(error).__name__
+    return f"{kind}: {words}" if isinstance(error, MemoryConversionError) else f"it raises {kind}: {words}"

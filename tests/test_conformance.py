@@ -1,0 +1,218 @@
+"""The suite for plug-ins: it passes what is right, and tells broken plug-ins apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge.testing import FrameworkCheckError, check_framework
+from arraybridge.types import Device
+from tests.helpers import require
+
+
+class Box:
+    """An array type of no library."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+
+    def __getitem__(self, key: Any) -> Box:
+        return Box(self.values[key])
+
+
+class Boxes(arraybridge.Framework):
+    """A plug-in that is right."""
+
+    name = "boxes"
+    modules = (Box.__module__.partition(".")[0],)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Box)
+
+    def host_view(self, x: Any) -> np.ndarray[Any, Any]:
+        return x.values  # type: ignore[no-any-return]
+
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Any:
+        return Box(view)
+
+    def dtype_name(self, x: Any) -> str:
+        return str(x.values.dtype.name)
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(x.values.shape)
+
+    def nbytes(self, x: Any) -> int:
+        return int(x.values.nbytes)
+
+    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
+        super().supports(dtype, shape)
+
+    dtypes = frozenset(("bool", "int8", "int32", "int64", "float32", "float64", "complex64"))
+
+
+class Narrows(Boxes):
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Any:
+        with np.errstate(over="ignore"):
+            return Box(view.astype(np.float32) if view.dtype == np.float64 else view)
+
+
+class Misnames(Boxes):
+    def dtype_name(self, x: Any) -> str:
+        return "int32" if x.values.dtype == np.int64 else super().dtype_name(x)
+
+
+class DropsARow(Boxes):
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return Box(np.concatenate([part.values for part in parts[:-1]], axis))
+
+
+class MixesRows(Boxes):
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return Box(np.concatenate([part.values for part in reversed(parts)], axis))
+
+
+class CopiesInSecret(Boxes):
+    """It says that memory is shared, and shows a copy."""
+
+    def host_view(self, x: Any) -> np.ndarray[Any, Any]:
+        return np.array(x.values, order="K", copy=True)
+
+
+class TakesACopyInSecret(Boxes):
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Any:
+        return Box(view.copy())
+
+
+class SharesInSecret(Boxes):
+    """It says that it always copies, and keeps what it is given."""
+
+    always_copies = True
+
+
+class Pooled(Box):
+    """Its memory goes back to a pool with it, and the next array writes there."""
+
+    def __del__(self) -> None:
+        if self.values.flags.writeable:
+            self.values[...] = 0
+
+
+class LetsMemoryDie(Boxes):
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Any:
+        return Pooled(view)
+
+
+class TakesAllForOom(Boxes):
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, (MemoryError, RuntimeError))
+
+
+class IsNowhere(Boxes):
+    def device_of(self, x: Any) -> Device:
+        return Device("cpu", 7)
+
+
+class ClaimsTooMuch(Boxes):
+    """It says that it holds float16, and does not."""
+
+    dtypes = Boxes.dtypes | {"float16"}
+
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Any:
+        if view.dtype == np.float16:
+            raise RuntimeError("no kernel for half")
+        return Box(view)
+
+
+def test_a_right_plugin_passes() -> None:
+    report = check_framework(Boxes())
+    assert report.ok, str(report)
+    assert report
+    report.raise_if_broken()
+    assert all(one.cases for one in report.verdicts if one.promise != "laziness")
+    assert "boxes" not in arraybridge.frameworks.registry.framework_names()
+
+
+@pytest.mark.parametrize(
+    ("broken", "first", "also"),
+    [
+        (Narrows, "dtypes", {"layouts", "casts", "splitting"}),
+        (Misnames, "names", {"casts", "dtypes", "layouts", "splitting"}),
+        (DropsARow, "splitting", set()),
+        (MixesRows, "splitting", set()),
+        (CopiesInSecret, "sharing", set()),
+        (TakesACopyInSecret, "sharing", set()),
+        (SharesInSecret, "copies", {"sharing", "read_only"}),
+        (LetsMemoryDie, "lifetime", {"casts"}),
+        (TakesAllForOom, "oom", set()),
+        (IsNowhere, "devices", set()),
+        (ClaimsTooMuch, "dtypes", {"names", "layouts", "casts", "splitting"}),
+    ],
+)
+def test_broken_plugins_are_told_apart(broken: type[Boxes], first: str, also: set[str]) -> None:
+    """Each fails on its own promise, and on no other but those that stand on it."""
+    report = check_framework(broken())
+    assert first in report.broken, str(report)
+    assert set(report.broken) <= {first} | also, str(report)
+    with pytest.raises(FrameworkCheckError, match=first):
+        report.raise_if_broken()
+
+
+def test_the_first_failure_can_be_repeated() -> None:
+    (verdict,) = check_framework(Narrows(), only="dtypes").verdicts
+    assert verdict.failed == 1
+    assert "float32" in verdict.first
+    assert "float64" in verdict.first
+    arraybridge.register(Narrows())
+    try:
+        names = {**vars(arraybridge), "sample": arraybridge.testing.sample}
+        repeated = repeat(verdict.repeat, names)
+        assert repeated.dtype == np.float32
+    finally:
+        arraybridge.frameworks.registry.unregister("boxes")
+
+
+def repeat(line: str, names: dict[str, Any]) -> Any:
+    """What a line of the report gives: it is made to be pasted."""
+    return eval(line, names)  # noqa: S307  # the line is the suite's own
+
+
+def test_what_is_asked_for_is_tried_alone() -> None:
+    report = check_framework("numpy", only=("dtypes", "oom"))
+    assert [one.promise for one in report.verdicts] == ["dtypes", "oom"]
+    with pytest.raises(ValueError, match=r"'layout' is no promise.*did you mean 'layouts'"):
+        check_framework("numpy", only="layout")
+
+
+def test_arrays_can_be_made_by_its_own_calls() -> None:
+    made: list[np.ndarray[Any, Any]] = []
+
+    def make(values: np.ndarray[Any, Any]) -> Box:
+        made.append(values)
+        return Box(values.copy())
+
+    assert check_framework(Boxes(), make, only="names").ok
+    assert len(made) == len(Boxes.dtypes)
+
+
+def test_the_report_is_a_table() -> None:
+    report = check_framework(DropsARow(), only=("dtypes", "splitting"))
+    text = str(report)
+    assert text.splitlines()[0].split() == ["promise", "cases", "failed", "first", "failure"]
+    assert text.endswith(f"boxes: 1 of 2 promises kept, {sum(one.cases for one in report.verdicts)} cases")
+    assert "<table" in report._repr_html_()
+    assert "split_and_retry" in text
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle"])
+def test_every_framework_keeps_the_promises(name: str) -> None:
+    require({"mlx": "mlx.core"}.get(name, name))
+    check_framework(name).raise_if_broken()
+
+
+@pytest.mark.gpu
+def test_cupy_keeps_the_promises() -> None:
+    require("cupy")
+    check_framework("cupy").raise_if_broken()
