@@ -77,7 +77,7 @@ class BufferPool:
 
         Args:
             shape: its shape.
-            dtype: its dtype, by NumPy's name or as a NumPy dtype.
+            dtype: its dtype, by NumPy's name, as a NumPy dtype, or as ``torch.float32``.
             framework: whose array: one with mutable arrays (not JAX or TensorFlow).
             gpu_id: on which accelerator; None: on the host, or on the current device of a framework
                 that has no host arrays.
@@ -99,8 +99,8 @@ class BufferPool:
             raise ValueError(f"shape={shape} has a negative extent")
         try:
             name = np.dtype(dtype).name
-        except TypeError:  # bfloat16 and its kin, which NumPy knows only once ml_dtypes is imported
-            name = str(dtype)
+        except TypeError:  # torch.float32; bfloat16 and its kin, which NumPy knows once ml_dtypes is imported
+            name = str(dtype).rpartition(".")[2]
         owner.supports(name, shape)
         device = _place(owner, gpu_id)
         itemsize = hostmemory.np_dtype(name).itemsize

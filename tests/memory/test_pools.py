@@ -262,3 +262,13 @@ def test_what_cannot_be_pinned() -> None:
     cle = require("pyclesperanto")
     with pytest.raises(arraybridge.CopyRequiredError):
         pinned(cle.push(np.ones((2, 2), np.float32)))
+
+
+@pytest.mark.parametrize("name", ["float32", "int64", "bfloat16", "bool"])
+def test_a_dtype_of_torch(name: str) -> None:
+    torch = require("torch")
+    pool = BufferPool(max_bytes=1 << 20)
+    x = pool.take((4, 3), getattr(torch, name), "torch")
+    assert (x.dtype, tuple(x.shape)) == (getattr(torch, name), (4, 3))
+    pool.give(x)
+    assert pool.take((4, 3), name, "torch") is x
