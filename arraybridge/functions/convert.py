@@ -30,14 +30,20 @@ _owner_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def convert(
-    x: Any, target: str, grad: Grad = "error", gpu_id: GpuId = None, device: DeviceLike | None = None
+    x: Any,
+    target: str,
+    grad: Grad = "error",
+    gpu_id: GpuId = None,
+    device: DeviceLike | None = None,
+    dtype: str | None = None,
 ) -> Any:
     """`convert_memory`, into which torch.compile does not look where it leaves a framework.
 
     torch.compile traces the rest of a decorated function, and it, too, traces NumPy; but not what happens to
     the memory behind the arrays.
     """
-    if "torch._dynamo" not in sys.modules and gpu_id is None and device is None and grad == "error":
+    plain = gpu_id is None and device is None and dtype is None
+    if plain and grad == "error" and "torch._dynamo" not in sys.modules:
         if not trace.open_logs:
             try:
                 return plans.plain[target][type(x)](x)  # what convert_memory does first
@@ -48,13 +54,13 @@ def convert(
     if name is None:
         name = _names.keep(type(x), _owner_name(x))
     if name == target:
-        if gpu_id is None and device is None and not trace.open_logs:
+        if plain and not trace.open_logs:
             return x  # as convert_memory does
     elif "torch._dynamo" in sys.modules:  # somebody may be compiling
         if not _untraced:
             _untraced.append((registry.framework("torch").running or Running()).untraced(convert_memory))
-        return _untraced[0](x, target, grad=grad, gpu_id=gpu_id, device=device)
-    return convert_memory(x, target, grad=grad, gpu_id=gpu_id, device=device)
+        return _untraced[0](x, target, grad=grad, gpu_id=gpu_id, device=device, dtype=dtype)
+    return convert_memory(x, target, grad=grad, gpu_id=gpu_id, device=device, dtype=dtype)
 
 
 #: `convert_memory` as torch.compile leaves it alone, once that was needed.

@@ -114,16 +114,16 @@ class FrameworkDecorator:
         """Decorate a function, or take the options and return the decorator that does.
 
         Arrays among the arguments, in containers too, are converted to the framework; the function runs; the
-        arrays of its result are converted to ``output_type``. All else passes as it is: scalars, strings,
-        None, ``self``, models, callables. Dicts, lists, tuples, named tuples, deques, and dataclasses that
-        are registered with optree are looked into.
+        arrays of its result are converted to ``output_type``, and NumPy's scalars among them likewise. All
+        else passes as it is: scalars, strings, None, ``self``, models, callables. Dicts, lists, tuples, named
+        tuples, deques, and dataclasses that are registered with optree are looked into.
 
         Args:
             fn: a function, method, static or class method, coroutine function, generator function, partial or
                 object that can be called.
             gpu_id: the accelerator to run on, or ``"auto"`` for the one with the most free memory. Left out,
                 arrays stay where they are, or go to the host where the framework does not reach them.
-            device: any device in words instead, as ``"cpu:1"``.
+            device: any device instead, in words as ``"cpu:1"``, or the device object of a framework.
             input_type: the framework that callers are expected to bring; readable as ``input_memory_type``.
             strict: refuse arrays of any other framework than ``input_type``.
             output_type: the framework of the results: the decorator's own where left out, ``"input"`` for
@@ -132,9 +132,13 @@ class FrameworkDecorator:
                 batch. Plain functions only.
             max_retries: how often to try again.
             split_axis, min_split: the axis to halve along, and the extent that is not halved any more.
+            dtype: a dtype to cast the arrays among the arguments to, on their way in: ``"float32"``. Left
+                out, they keep their own.
             dtype_conversion: the dtype of the results, see `DtypeConversion`. Left out, they keep their own.
             slice_by_slice: call the function for each plane of its 3-D arrays, and stack what comes back.
                 Plain functions only.
+            stream: False runs the function on the caller's CUDA stream, for kernels that are launched on the
+                default one; else each thread has a stream of its own.
             contract: is called with the result; where it returns a false value, the call fails.
             grad: what to do with a torch tensor that requires grad and enters another framework:
                 ``"error"``, or ``"detach"``. Inside torch the graph is kept. ``"flow"``, of torch, jax and
@@ -150,8 +154,10 @@ class FrameworkDecorator:
             TypeError: ``fn`` is no function, an option is unknown or of the wrong type.
             ValueError: an option has no sense; `UnknownFrameworkError` for the name of a framework.
 
-        A call raises what the function raises. A `MemoryConversionError` from the conversion of an argument
-        or a result names the function, the argument or the place in the result, and the reason.
+        A call raises what the function raises. One in which no argument is an array, but one could be made an
+        array (it offers ``__array__``, as tables of pandas do), is refused with the expression to write
+        instead; with ``strict`` such an argument always is. A `MemoryConversionError` from the conversion of
+        an argument or a result names the function, the argument or the place in the result, and the reason.
         """
         if fn and options:
             raise TypeError(

@@ -59,6 +59,18 @@ class DtypeConversion(Enum):
     FLOAT32 = "float32"
     FLOAT64 = "float64"
 
+    @property
+    def numpy_dtype(self) -> type[np.generic] | None:
+        """NumPy's type of that dtype; None where it is that of an array.
+
+        >>> DtypeConversion.UINT8.numpy_dtype
+        <class 'numpy.uint8'>
+        """
+        if self in (DtypeConversion.PRESERVE_INPUT, DtypeConversion.NATIVE_OUTPUT):
+            return None
+        found: type[np.generic] = np.dtype(self.value).type
+        return found
+
 
 def convert_dtype(x: Any, dtype: str) -> Any:
     """``x`` with another dtype, by the rule above, in its framework and on its device.

@@ -99,6 +99,7 @@ class FlowRunner(Runner):
         leaves, spec = flattened((given, kwargs))
         owners = [_owner(leaf) for leaf in leaves]
         if self.declared.strict:
+            self._refuse_what_is_no_array(args, kwargs)
             for leaf in leaves:
                 if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
                     self._check_source(leaf)

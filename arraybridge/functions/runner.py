@@ -6,9 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad
-from arraybridge.errors import MemoryConversionError, SourceMismatchError
+from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions.convert import convert
@@ -18,7 +20,17 @@ from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.placement import busy_workers, card_meant, worker_device
-from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, map_arrays, prefix, source_of
+from arraybridge.trees import (
+    ARRAY,
+    LEAF,
+    is_array,
+    kind_of,
+    kinds,
+    leaves_of,
+    map_arrays,
+    prefix,
+    source_of,
+)
 from arraybridge.types import Device
 
 __all__ = ["Call", "Declaration", "Runner", "framework_of"]
@@ -93,7 +105,8 @@ class Runner(Declaration):
         self.body = self._by_planes if options.slice_by_slice else fn
         converts_dtype = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
         # Most decorators say nothing of devices, dtypes and the like, and then an array takes one call.
-        self.plain_arguments = not self.placed and not options.strict
+        self.strict = options.strict
+        self.plain_arguments = not self.placed and not options.strict and options.dtype is None
         self.keeps_dtype = not converts_dtype
         self.plain_results = self.keeps_dtype and options.output_type != "input"
         self.recovers = options.oom_recovery is not False
@@ -125,7 +138,7 @@ class Runner(Declaration):
             with framework.selected(framework.find_device(self._wanted(framework))):
                 return self.body(*args, **kwargs)
         # The place is known where it matters: on a card with streams.
-        streams = None if call.place is None else framework_of(self.name).streams
+        streams = None if call.place is None or not self.options.stream else framework_of(self.name).streams
         stream = None if streams is None or call.place is None else streams.stream(call.place)
         if stream is None:
             return self.body(*args, **kwargs)
@@ -189,8 +202,6 @@ class Runner(Declaration):
                     changed = list(args)
                 changed[i] = new
         # Whoever called keeps the arguments as they came: what was made of them must not outlive an attempt.
-        if not kwargs:
-            return args if changed is None else tuple(changed), kwargs, call
         named = kwargs
         for name, value in kwargs.items():
             kind = kinds.get(type(value)) or kind_of(value)
@@ -205,9 +216,13 @@ class Runner(Declaration):
                 if named is kwargs:
                     named = kwargs.copy()
                 named[name] = new
+        if call.first is None or self.strict:
+            self._refuse_what_is_no_array(args, kwargs)
         return args if changed is None else tuple(changed), named, call
 
     def bring(self, value: Any) -> Any:
+        if self.strict:
+            self._refuse_what_is_no_array((), {"value that was sent": value})
         kind = kinds.get(type(value)) or kind_of(value)
         if kind == LEAF:
             return value
@@ -216,6 +231,19 @@ class Runner(Declaration):
         except MemoryConversionError as error:
             prefix(error, f"{self.label}(), argument 'value that was sent'")
             raise
+
+    def _refuse_what_is_no_array(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse an argument that could be made an array and is none, as a table of pandas.
+
+        The function was written for arrays, and would be run on what its framework does not know.
+        """
+        given: list[tuple[int | str, Any]] = [(i, args[i]) for i in range(self.skip, len(args))]
+        for where, value in [*given, *kwargs.items()]:
+            for leaf in leaves_of(value):
+                if hasattr(type(leaf), "__array__") and not (is_array(leaf) or isinstance(leaf, np.generic)):
+                    error = registry.unknown_array(leaf)
+                    prefix(error, f"{self.label}(), argument {self._parameter(where)}")
+                    raise error
 
     def _tree(self, value: Any, call: Call) -> Any:
         return map_arrays(value, lambda leaf: self._array(leaf, call))
@@ -226,12 +254,12 @@ class Runner(Declaration):
         if self.plain_arguments:
             new = convert(value, self.name, self.grad, None, self._running_on() if busy_workers else None)
         else:
-            if self.options.strict:
+            if self.strict:
                 self._check_source(value)
             new = (
                 self._to_place(value, call)
                 if self.placed
-                else convert(value, self.name, self.grad, device=self._running_on())
+                else convert(value, self.name, self.grad, None, self._running_on(), self.options.dtype)
             )
         if call.place is None:
             framework = _frameworks.get(self.name) or framework_of(self.name)
@@ -249,16 +277,16 @@ class Runner(Declaration):
         gpu_id = card_meant(options.gpu_id)
         if gpu_id == "auto":
             if call.place is None:
-                return convert(value, self.name, self.grad, gpu_id="auto")
+                return convert(value, self.name, self.grad, "auto", None, options.dtype)
             # All arrays of a call go where the first one went.
-            return convert(value, self.name, self.grad, device=call.place)
+            return convert(value, self.name, self.grad, None, call.place, options.dtype)
         framework = framework_of(self.name)
-        if framework.owns(value) and not trace.open_logs:
+        if options.dtype is None and framework.owns(value) and not trace.open_logs:
             here, wanted = framework.device_of(value), self._wanted(framework)
             whole = framework.pool is None or not framework.pool.is_scattered(value)
             if whole and here.kind == wanted.kind and here.index == wanted.index:
                 return value
-        return convert(value, self.name, self.grad, gpu_id, self.device)
+        return convert(value, self.name, self.grad, gpu_id, self.device, options.dtype)
 
     def _wanted(self, framework: Framework) -> Device:
         if self.place is None:
@@ -280,8 +308,10 @@ class Runner(Declaration):
                 reason=f"declared {declared}, found {source.name}",
             )
 
-    def _parameter(self, index: int) -> str:
-        """The name of the positional argument, for a message."""
+    def _parameter(self, index: int | str) -> str:
+        """The name of an argument by its position or keyword, for a message."""
+        if isinstance(index, str):
+            return repr(index)
         try:
             parameters = list(inspect.signature(self.fn).parameters.values())
         except (TypeError, ValueError):  # a callable written in C may have no signature
@@ -298,15 +328,14 @@ class Runner(Declaration):
     def leave(self, result: Any, call: Call | None) -> Any:
         """The result with its arrays converted as the options say, checked against the contract."""
         kind = kinds.get(type(result)) or kind_of(result)
-        if kind != LEAF:
+        if kind != LEAF or isinstance(result, np.generic):
             try:
                 if kind == ARRAY and self.plain_results:
                     result = convert(result, self.output, self.grad)
                 elif kind == ARRAY and self.keeps_dtype and call is not None and call.first is not None:
                     result = self._home(result, *source_of(call.first))
                 else:
-                    out = self._out(call or Call())
-                    result = out(result) if kind == ARRAY else map_arrays(result, out)
+                    result = map_arrays(result, self._out(call or Call()), also=np.generic)
             except MemoryConversionError as error:
                 prefix(error, f"{self.label}(), result")
                 raise
@@ -314,21 +343,42 @@ class Runner(Declaration):
 
     def _out(self, call: Call) -> Callable[[Any], Any]:
         """The function that converts one array of the result."""
-        if self.plain_results:
-            name, grad = self.output, self.grad
-            return lambda array: convert(array, name, grad)
         first = None if call.first is None else source_of(call.first)
-        return lambda array: self._array_out(array, first)
+        wanted = self.options.dtype_conversion
+        dtype: str | None = wanted.value
+        if wanted is DtypeConversion.PRESERVE_INPUT:
+            dtype = None if first is None else first[0].dtype_name(first[1])
+        elif wanted is DtypeConversion.NATIVE_OUTPUT:
+            dtype = None
 
-    def _array_out(self, array: Any, first: tuple[Framework, Any] | None) -> Any:
-        options = self.options
-        if options.dtype_conversion is DtypeConversion.PRESERVE_INPUT:
-            if first is not None:
-                array = convert_dtype(array, first[0].dtype_name(first[1]))
-        elif options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT:
-            array = convert_dtype(array, options.dtype_conversion.value)
-        if options.output_type != "input":
-            return convert(array, options.output_type, self.grad)
+        def out(array: Any) -> Any:
+            if isinstance(array, np.generic):
+                return self._scalar_out(array, first)
+            if dtype is None:
+                return self._delivered(array, first)
+            dtypes = source_of(array)[0].dtypes
+            if dtypes is None or dtype in dtypes:
+                return self._delivered(convert_dtype(array, dtype), first)
+            return convert_dtype(self._delivered(array, first), dtype)  # its own framework has no such dtype
+
+        return out
+
+    def _scalar_out(self, scalar: Any, first: tuple[Framework, Any] | None) -> Any:
+        """One of NumPy's scalars: an array without axes elsewhere, where there are such arrays."""
+        name = self.output
+        if name == "input":
+            name = "numpy" if first is None else first[0].name
+        if name == "numpy" or not is_array(scalar):
+            return scalar
+        try:
+            framework_of(name).supports("float32", ())
+        except ArrayNotSupportedError:  # it has no arrays without axes
+            return scalar
+        return self._delivered(np.asarray(scalar), first)
+
+    def _delivered(self, array: Any, first: tuple[Framework, Any] | None) -> Any:
+        if self.output != "input":
+            return convert(array, self.output, self.grad)
         return array if first is None else self._home(array, *first)
 
     def _home(self, array: Any, source: Framework, brought: Any) -> Any:

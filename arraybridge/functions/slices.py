@@ -25,7 +25,7 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
         gpu_id: its accelerator; left out, the result lives where the first slice does.
 
     Raises:
-        ValueError: there are no slices, or their shapes differ.
+        ValueError: there are no slices, or their shapes differ, or they have not two axes.
         TypeError: their dtypes differ.
         MemoryConversionError: or a subclass, where ``memory_type`` cannot hold them exactly.
 
@@ -33,7 +33,18 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
     >>> stack_slices([np.zeros((2, 3)), np.ones((2, 3))], "torch").shape
     torch.Size([2, 2, 3])
     """
-    planes = list(slices)
+    stack = _along_new_axis(list(slices), memory_type, gpu_id)
+    shape = registry.framework(memory_type).shape(stack)
+    if len(shape) != 3:
+        raise ValueError(
+            f"a stack has three axes, (slices, height, width), and these slices have shape {shape[1:]}; for"
+            " others use the framework's own stack()"
+        )
+    return stack
+
+
+def _along_new_axis(planes: list[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:
+    """Arrays of one shape, whatever it is, along a new first axis."""
     if not planes:
         raise ValueError("there are no slices to stack")
     target = registry.framework(memory_type)
@@ -135,7 +146,7 @@ def join(results: Sequence[Any]) -> Any:
     sorts = {kind_of(r) for r in results}
     if sorts == {ARRAY}:
         source, _ = source_of(results[0])
-        return stack_slices(results, source.name)
+        return _along_new_axis(list(results), source.name)
     if sorts == {TREE}:
         return together(results, lambda column, _: join(column), "plane")
     if ARRAY in sorts or TREE in sorts:

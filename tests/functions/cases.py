@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import arraybridge
 from arraybridge import convert_memory, detect_memory_type
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
 
 #: Every framework that computes without a GPU.
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
@@ -58,3 +62,35 @@ class Model:
 def run_in_worker(x: Any) -> Any:
     """What a spawned worker does: a function by reference and a method."""
     return doubled(x), Model().doubled(x)
+
+
+class Box:
+    """An array of a framework that only the tests know."""
+
+    def __init__(self, memory: np.ndarray[Any, Any]) -> None:
+        self.memory = memory
+        self.dtype, self.shape, self.nbytes = memory.dtype, memory.shape, memory.nbytes
+
+    def __getitem__(self, key: Any) -> Box:
+        return Box(self.memory[key])
+
+
+class BoxFramework(Framework):
+    name = "boxes"
+    modules = ("tests",)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Box)
+
+    def host_view(self, x: Box) -> np.ndarray[Any, Any]:
+        return x.memory
+
+    def from_host(self, view: np.ndarray[Any, Any], device: Any) -> Box:
+        return Box(view)
+
+
+@contextlib.contextmanager
+def registered(framework: Framework) -> Iterator[Framework]:
+    """The framework, known inside the block alone."""
+    yield arraybridge.register(framework)
+    registry.unregister(framework.name)

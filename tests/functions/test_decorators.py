@@ -33,10 +33,20 @@ from arraybridge import (
     device_of,
     memory_types,
 )
-from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Streams
 from tests.functions import cases
-from tests.functions.cases import FRAMEWORKS, HOST, IMAGE, decorator, framework_of, image, values
+from tests.functions.cases import (
+    FRAMEWORKS,
+    HOST,
+    IMAGE,
+    Box,
+    BoxFramework,
+    decorator,
+    framework_of,
+    image,
+    registered,
+    values,
+)
 from tests.helpers import require, run_script
 
 
@@ -1033,44 +1043,6 @@ def test_oom_recovery_of_a_method() -> None:
 def test_errors_that_are_no_oom_pass() -> None:
     with pytest.raises(ZeroDivisionError):
         arraybridge.numpy(oom_recovery=True)(lambda x: 1 // 0)(IMAGE)
-
-
-class Box:
-    """An array of a framework that only the tests know."""
-
-    def __init__(self, memory: np.ndarray[Any, Any]) -> None:
-        self.memory = memory
-        self.dtype, self.shape, self.nbytes = memory.dtype, memory.shape, memory.nbytes
-
-    def __getitem__(self, key: Any) -> Box:
-        return Box(self.memory[key])
-
-
-class BoxFramework(Framework):
-    name = "boxes"
-    modules = (__name__.partition(".")[0],)
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, Box)
-
-    def host_view(self, x: Box) -> np.ndarray[Any, Any]:
-        return x.memory
-
-    def from_host(self, view: np.ndarray[Any, Any], device: Any) -> Box:
-        return Box(view)
-
-
-@contextlib.contextmanager
-def registered(framework: Framework) -> Iterator[Framework]:
-    """The framework, known inside the block alone."""
-    yield arraybridge.register(framework)
-    registry.unregister(framework.name)
-
-
-@pytest.fixture
-def boxes() -> Iterator[Framework]:
-    with registered(BoxFramework()) as framework:
-        yield framework
 
 
 def test_a_registered_framework_has_its_decorator(boxes: Framework) -> None:

@@ -61,10 +61,22 @@ def test_wide_dtypes_stay_wide(target: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("target", FRAMEWORKS)
-def test_rows_stack_to_an_image(target: str) -> None:
+@pytest.mark.parametrize("shape", [(), (3,), (1, 2, 3)])
+def test_slices_have_two_axes(target: str, shape: tuple[int, ...]) -> None:
     require(target)
-    rows = [np.array([1.0, 2.0], np.float32), np.array([3.0, 4.0], np.float32)]
-    assert values(stack_slices(rows, target)) == [[1.0, 2.0], [3.0, 4.0]]
+    # 0-d and 4-D arrays pyclesperanto does not have at all.
+    with pytest.raises((ValueError, ArrayNotSupportedError), match="axes"):
+        stack_slices([np.ones(shape, np.float32)] * 2, target)
+    with pytest.raises(ValueError, match="three axes"):
+        unstack_slices(np.ones((2, *shape, 4) if len(shape) == 3 else shape, np.float32), target)
+    with pytest.raises(ValueError, match="three axes"):
+        process_slices(np.ones((2, *shape, 4) if len(shape) == 3 else shape, np.float32), lambda x: x)
+
+
+def test_a_slice_of_a_row_is_refused_and_what_planes_give_may_be_rows() -> None:
+    with pytest.raises(ValueError, match=r"these slices have shape \(3,\)"):
+        stack_slices([np.arange(3.0)], "numpy")
+    assert process_slices(STACK, lambda plane: plane.sum(axis=0)).shape == (4, 3)
 
 
 def test_slices_of_several_frameworks_and_devices_make_one_stack() -> None:

@@ -34,6 +34,16 @@ def given_back(image: Tensor) -> Tensor:
     return image
 
 
+@arraybridge.pyclesperanto(dtype="float32", stream=False)
+def cast(image: Tensor) -> Tensor:
+    return image
+
+
+@arraybridge.jax(grad="flow")
+def flowing(image: Tensor) -> Tensor:
+    return image
+
+
 @memory_types("numpy", MemoryType.TORCH)
 def declared(image: Tensor) -> Tensor:
     return image
@@ -60,6 +70,8 @@ assert_type(bare(Foreign()), Tensor)
 assert_type(called(Foreign()), Tensor)
 assert_type(given_back(Foreign()), Any)
 assert_type(declared(Foreign()), Tensor)
+assert_type(cast(Foreign()), Tensor)
+assert_type(flowing(Foreign()), Tensor)
 assert_type(Model().bare(Tensor()), Tensor)
 assert_type(Model().bare(Foreign()), Tensor)
 assert_type(Model().called(Foreign()), Any)
@@ -71,6 +83,7 @@ assert_type(Model().bare.input_memory_type, str)
 arraybridge.torch(gpuid=0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 arraybridge.torch(grad="detatch")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 arraybridge.torch(strict="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+arraybridge.torch(stream="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 arraybridge.torch(dtype_conversion="uint8")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 arraybridge.torch(3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 memory_types("numpy")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
