@@ -224,7 +224,6 @@ def test_what_is_no_array_passes_as_it_is() -> None:
         print,
         identity,
         model,
-        np.float64(2),
         np.ndarray,
         log,
     ):
