@@ -89,7 +89,7 @@ class TakesACopyInSecret(Boxes):
 class SharesInSecret(Boxes):
     """It says that it always copies, and keeps what it is given."""
 
-    always_copies = True
+    alignment = 0
 
 
 class Pooled(Box):

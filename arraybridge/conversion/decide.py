@@ -255,7 +255,7 @@ class _Journey:
             fetch = self._from_values(source.to_host)
             return self._end(
                 "host",
-                1 + target.always_copies,
+                1 + (not target.alignment),
                 reason,
                 lambda x: target.from_host(_viewable(target, fetch(x)), there),
             )
@@ -264,7 +264,7 @@ class _Journey:
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            fetch = self._view() if target.always_copies else self._from_values(source.to_host)
+            fetch = self._view() if not target.alignment else self._from_values(source.to_host)
             return self._end("host", 1, objection, lambda x: target.from_host(fetch(x), there))
 
         def share(x: Any) -> Any:
@@ -325,7 +325,7 @@ class _Journey:
             return self._end(method, copies + 1, reason, lambda x: _send(target, fetch(x), there))
         return self._end(
             "host",
-            copies + target.always_copies,
+            copies + (not target.alignment),
             reason,
             lambda x: target.from_host(_viewable(target, fetch(x)), there),
         )
@@ -381,7 +381,7 @@ class _Journey:
             return reason
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
-        if source.address(data) % target.alignment:
+        if target.alignment and source.address(data) % target.alignment:
             # XLA's and TensorFlow's kernels load several elements at once, and trust in the alignment.
             return f"its memory is not aligned to {target.alignment} bytes"
         return target.cannot_stride(shape, source.strides(data), itemsize)
@@ -484,4 +484,4 @@ def _move(owner: Framework, x: Any, here: Device, there: Device) -> Any:
 
 def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
     """Memory that nobody else refers to, in a form that the target can view."""
-    return memory if target.always_copies or not target.cannot_view(memory) else hostmemory.fresh(memory)
+    return memory if not target.alignment or not target.cannot_view(memory) else hostmemory.fresh(memory)

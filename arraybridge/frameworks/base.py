@@ -7,6 +7,7 @@ an answer here that works through the host. What goes beyond stands in parts.py.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -34,9 +35,9 @@ class Framework(ABC):
         modules: root modules in which the types of its arrays are defined; an object whose class
             comes from none of them is never asked for.
         facts: what may be asked of it before it is imported, where that is more than name and modules.
-        alignment: bytes to which memory must be aligned before the framework can view it.
+        alignment: bytes to which memory must be aligned before the framework can view it; 0: it views none,
+            since its `from_host` makes a copy of its own, of memory of any layout.
         mutable: whether its arrays can be written to in place.
-        always_copies: whether `from_host` makes a copy of its own of memory of any layout, and shares none.
         honours_readonly: whether it can mark an array as read-only; views of immutable memory are.
         dtypes: names of the dtypes that it has; None for "whatever NumPy has".
         has_host: whether its arrays can live in host memory.
@@ -50,7 +51,6 @@ class Framework(ABC):
     facts: ClassVar[Facts | None] = None
     alignment: ClassVar[int] = 1
     mutable: ClassVar[bool] = True
-    always_copies: ClassVar[bool] = False
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
@@ -136,16 +136,14 @@ class Framework(ABC):
         return hostmemory.fresh(self.host_view(x))
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        """An array of this framework on ``device`` with the values of ``view``; by default by `from_dlpack`.
+        """An array of this framework on ``device`` with the values of ``view``.
 
         On a CPU device it shares the memory of ``view``, for which `cannot_view` found no objection.
-        On another device it is a copy, complete on return, and ``view`` may have any layout.
+        On another device it is a copy, complete on return, and ``view`` may have any layout. By default by the
+        ``from_dlpack`` of its first module, which the array API prescribes, bfloat16 and float8 included.
         """
-        return self.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
-
-    def from_dlpack(self, capsule: Any) -> Any:
-        """An array on the host memory of a DLPack capsule (the unversioned one, ``"dltensor"``)."""
-        raise NotImplementedError(f"{self.name} imports no capsule of DLPack")
+        capsule = hostmemory.capsule(hostmemory.writable_alias(view))
+        return sys.modules[self.modules[0]].from_dlpack(hostmemory.HostCapsule(capsule))
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         """Why this framework cannot view memory with these strides (in bytes), or ``""``."""
@@ -153,7 +151,7 @@ class Framework(ABC):
 
     def cannot_view(self, view: np.ndarray) -> str:
         """Why this framework cannot share the host memory of ``view``, or ``""``."""
-        if self.always_copies:
+        if not self.alignment:
             return f"{self.name} takes memory of the host by a copy alone"
         if not view.dtype.isnative:
             return "its bytes are in the other order"

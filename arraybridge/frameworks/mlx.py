@@ -31,7 +31,7 @@ class MlxFramework(Framework):
     modules = ("mlx",)
     # A write in place (``x[0] = 1``) gives the array other memory; what others see of the old stays as it is.
     mutable = False
-    always_copies = True
+    alignment = 0
     dtypes = _DTYPES
 
     def __init__(self) -> None:

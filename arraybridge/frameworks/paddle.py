@@ -73,9 +73,6 @@ class PaddleFramework(Framework):
     def to_host(self, x: Any) -> np.ndarray:
         return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
 
-    def from_dlpack(self, capsule: Any) -> Any:
-        return paddle.utils.dlpack.from_dlpack(capsule)
-
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         if device.kind == "cpu":
             return super().from_host(view, device)
