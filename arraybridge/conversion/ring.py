@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Pinning
+from arraybridge.types import Device
 
-__all__ = ["BUFFERS", "CHUNK", "StagingRing"]
+__all__ = ["BUFFERS", "CHUNK", "StagingRing", "as_bytes", "fetched", "pinning_of", "sent"]
 
 #: Bytes of one staging buffer, and how many there are: 64 MiB in all.
 CHUNK = 4 << 20
@@ -129,3 +131,27 @@ def _finish(futures: Iterable[Any], pending: list[Callable[[], None] | None]) ->
         for wait in pending:
             if wait is not None:
                 stack.callback(wait)
+
+
+def pinning_of(owner: Framework) -> Pinning:
+    """What the framework answers; one without that part has no pinned memory."""
+    return owner.pinning or Pinning()
+
+
+def sent(ring: StagingRing, owner: Framework, source: np.ndarray, device: Device) -> Any:
+    """A packed host array on a card of ``owner``, by way of the ring, whose lock the caller holds."""
+    target = owner.empty(source.shape, source.dtype.name, device)
+    ring.send(as_bytes(source), target, pinning_of(owner))
+    return target
+
+
+def fetched(ring: StagingRing, owner: Framework, x: Any) -> np.ndarray:
+    """A packed array of ``owner`` in host memory of its own, by way of the ring."""
+    result = hostmemory.packed(owner.shape(x), hostmemory.np_dtype(owner.dtype_name(x)))
+    ring.fetch(x, as_bytes(result), pinning_of(owner))
+    return result
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The bytes of a packed array, uint8 1-D."""
+    return np.asarray(array).reshape(-1).view(np.uint8)

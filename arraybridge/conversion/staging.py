@@ -20,11 +20,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from arraybridge.conversion.ring import BUFFERS, CHUNK, StagingRing
+from arraybridge.conversion.ring import BUFFERS, CHUNK, StagingRing, as_bytes, fetched, pinning_of, sent
 from arraybridge.errors import warn
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refusals
-from arraybridge.frameworks.parts import Pinning
 from arraybridge.options import staging_allowed
 from arraybridge.types import Device
 
@@ -61,11 +60,6 @@ _rings: dict[object, StagingRing] = {}
 _alive: weakref.WeakSet[StagingRing] = weakref.WeakSet()
 
 
-def _pinning(owner: Framework) -> Pinning:
-    """What the framework answers; one without that part has no pinned memory."""
-    return owner.pinning or Pinning()
-
-
 def _kind(owner: Framework) -> object:
     """Frameworks that share cards share one ring, since memory that one of them pinned is so for all."""
     return owner if owner.dlpack_device is None else owner.dlpack_device
@@ -100,7 +94,7 @@ def drop(name: str | None) -> int:
         for kind, ring in list(_rings.items()):
             if name in (None, ring.owner.name):
                 del _rings[kind]
-                if not _pinning(ring.owner).is_counted:
+                if not pinning_of(ring.owner).is_counted:
                     freed += ring.nbytes
     return freed
 
@@ -223,13 +217,13 @@ def _measure(ring: StagingRing, owner: Framework, device: Device) -> list[_Figur
         # Each transfer that is checked has values of its own, since what an earlier one left behind in the
         # same memory would make one that moves nothing look right.
         pattern += np.uint64(0x5851F42D4C957F2D)
-        right = np.array_equal(owner.to_host(_sent(ring, owner, part, device)), part)
-        plain, staged = partial(owner.from_host, part, device), partial(_sent, ring, owner, part, device)
+        right = np.array_equal(owner.to_host(sent(ring, owner, part, device)), part)
+        plain, staged = partial(owner.from_host, part, device), partial(sent, ring, owner, part, device)
         figures.append(_race("to the card", size, right, plain, staged))
         pattern += np.uint64(0x5851F42D4C957F2D)
         there = owner.from_host(part, device)
-        right = np.array_equal(_fetched(ring, owner, there), part)
-        plain, staged = partial(owner.to_host, there), partial(_fetched, ring, owner, there)
+        right = np.array_equal(fetched(ring, owner, there), part)
+        plain, staged = partial(owner.to_host, there), partial(fetched, ring, owner, there)
         figures.append(_race("to the host", size, right, plain, staged))
     return figures
 
@@ -311,7 +305,7 @@ def send(target: Framework, memory: np.ndarray, device: Device) -> Any:
         or (target.dtypes is not None and dtype.name not in target.dtypes)
     ):
         return plain()
-    return _send(target, _bytes(memory), memory.shape, dtype.name, device, plain)
+    return _send(target, as_bytes(memory), memory.shape, dtype.name, device, plain)
 
 
 def send_own(owner: Framework, x: Any, device: Device) -> Any:
@@ -321,8 +315,8 @@ def send_own(owner: Framework, x: Any, device: Device) -> Any:
         return owner.to_device(x, device)
 
     memory = None
-    if owner.nbytes(x) >= STAGE_FROM and _pinning(owner).can_stage(x):
-        memory = _pinning(owner).own_bytes(x)
+    if owner.nbytes(x) >= STAGE_FROM and pinning_of(owner).can_stage(x):
+        memory = pinning_of(owner).own_bytes(x)
     if memory is None:
         return plain()
     return _send(owner, memory, owner.shape(x), owner.dtype_name(x), device, plain)
@@ -336,7 +330,7 @@ def fetch(source: Framework, x: Any) -> np.ndarray:
 
     def make() -> tuple[np.ndarray, np.ndarray]:
         result = hostmemory.packed(source.shape(x), hostmemory.np_dtype(source.dtype_name(x)))
-        return result, _bytes(result)
+        return result, as_bytes(result)
 
     result: np.ndarray = _fetch(source, x, make, plain)
     return result
@@ -350,7 +344,7 @@ def fetch_own(owner: Framework, x: Any) -> Any:
 
     def make() -> tuple[Any, np.ndarray] | None:
         result = owner.empty(owner.shape(x), owner.dtype_name(x), CPU)
-        memory = _pinning(owner).own_bytes(result)
+        memory = pinning_of(owner).own_bytes(result)
         if memory is None:
             return None
         hostmemory.ask_for_huge_pages(memory)
@@ -378,7 +372,7 @@ def _send(
     try:
         result = target.empty(shape, dtype, device)
         try:
-            ring.send(memory, result, _pinning(target))
+            ring.send(memory, result, pinning_of(target))
         except _errors(target) as error:
             del result
             _give_up(target, device, way, error)
@@ -399,7 +393,7 @@ def _fetch(
     way: Way = "to the host"
     nbytes, device = source.nbytes(x), source.device_of(x)
     may = _is_worth_a_look(source, device, nbytes, way) and _is_packed(source, x)
-    if not may or not _pinning(source).can_stage(x):
+    if not may or not pinning_of(source).can_stage(x):
         return plain()
     ring = _proven(source, device, nbytes, way)
     if ring is None or not ring.lock.acquire(blocking=False):
@@ -408,7 +402,7 @@ def _fetch(
         made = make()
         if made is not None:
             try:
-                ring.fetch(x, made[1], _pinning(source))
+                ring.fetch(x, made[1], pinning_of(source))
             except _errors(source) as error:
                 del made
                 _give_up(source, device, way, error)
@@ -435,7 +429,7 @@ def _is_pageable(owner: Framework, memory: np.ndarray, device: Device) -> bool:
     """Whether the card cannot read this memory at full speed as it is."""
     try:
         with owner.selected(device):
-            return not _pinning(owner).is_pinned(memory)
+            return not pinning_of(owner).is_pinned(memory)
     except _errors(owner):
         return False  # it cannot tell: the plain call takes anything
 
@@ -468,7 +462,7 @@ def send_through(source: np.ndarray, owner: Framework, device: Device) -> Any:
     """
     ring = _ring_now(owner, device)
     with ring.lock:
-        return _sent(ring, owner, source, device)
+        return sent(ring, owner, source, device)
 
 
 def fetch_through(x: Any, owner: Framework, target: np.ndarray) -> np.ndarray:
@@ -481,7 +475,7 @@ def fetch_through(x: Any, owner: Framework, target: np.ndarray) -> np.ndarray:
     """
     ring = _ring_now(owner, owner.device_of(x))
     with ring.lock:
-        ring.fetch(x, _bytes(target), _pinning(owner))
+        ring.fetch(x, as_bytes(target), pinning_of(owner))
     return target
 
 
@@ -490,19 +484,3 @@ def _ring_now(owner: Framework, device: Device) -> StagingRing:
     if ring is None:
         raise RuntimeError("the staging buffers that were let go last are still in use")
     return ring
-
-
-def _sent(ring: StagingRing, owner: Framework, source: np.ndarray, device: Device) -> Any:
-    target = owner.empty(source.shape, source.dtype.name, device)
-    ring.send(_bytes(source), target, _pinning(owner))
-    return target
-
-
-def _fetched(ring: StagingRing, owner: Framework, x: Any) -> np.ndarray:
-    result = hostmemory.packed(owner.shape(x), hostmemory.np_dtype(owner.dtype_name(x)))
-    ring.fetch(x, _bytes(result), _pinning(owner))
-    return result
-
-
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return np.asarray(array).reshape(-1).view(np.uint8)

@@ -139,8 +139,10 @@ class Framework(ABC):
         """An array of this framework on ``device`` with the values of ``view``.
 
         On a CPU device it shares the memory of ``view``, for which `cannot_view` found no objection.
-        On another device it is a copy, complete on return, and ``view`` may have any layout. By default by the
-        ``from_dlpack`` of its first module, which the array API prescribes, bfloat16 and float8 included.
+        On another device it is a copy, complete on return, and ``view`` may have any layout.
+
+        By default by the ``from_dlpack`` of its first module, which the array API prescribes, bfloat16 and
+        float8 included.
         """
         capsule = hostmemory.capsule(hostmemory.writable_alias(view))
         return sys.modules[self.modules[0]].from_dlpack(hostmemory.HostCapsule(capsule))

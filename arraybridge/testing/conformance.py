@@ -12,7 +12,8 @@ from arraybridge import show
 from arraybridge.errors import MemoryConversionError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.testing.promises import PROMISES, BrokenPromiseError, Subject
+from arraybridge.testing.promises import PROMISES
+from arraybridge.testing.subject import BrokenPromiseError, Subject
 from arraybridge.types import FrameworkLike
 
 __all__ = ["FrameworkCheckError", "Report", "Verdict", "check_framework"]

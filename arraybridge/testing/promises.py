@@ -5,7 +5,6 @@ Expected values come from NumPy, and what an array holds is read by a copy that 
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import threading
@@ -23,96 +22,15 @@ from arraybridge.errors import (
     MemoryConversionError,
 )
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import Framework
 from arraybridge.memory.recognise import is_oom_error
 from arraybridge.memory.recovery import split_and_retry
 from arraybridge.testing.rehearsal import inject_oom
 from arraybridge.testing.samples import DTYPES, LAYOUTS, sample
+from arraybridge.testing.subject import BrokenPromiseError, Subject, bits, churn, held, hold, same
 
-__all__ = ["PROMISES", "BrokenPromiseError", "Subject"]
+__all__ = ["PROMISES"]
 
 Case = tuple[str, Callable[[], object]]
-
-
-class Subject:
-    """The framework under trial, and how to make and read its arrays."""
-
-    def __init__(self, framework: Framework, make: Callable[[np.ndarray], Any] | None) -> None:
-        self.framework = framework
-        self.name = framework.name
-        self._make = make
-        self.dtypes = [
-            name for name in DTYPES if (framework.dtypes is None or name in framework.dtypes) and _held(name)
-        ]
-        #: A dtype for everything that is not about dtypes.
-        self.dtype = next((d for d in ("float32", "int32", "uint8") if d in self.dtypes), self.dtypes[0])
-
-    def shape(self, wanted: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The wanted shape, or one of the same size that the framework takes; None where it takes neither."""
-        size = int(np.prod(wanted))
-        for shape in (wanted, (size,), (1, size)):
-            try:
-                self.framework.supports(self.dtype, shape)
-            except MemoryConversionError:
-                continue
-            return shape
-        return None
-
-    def sample(self, layout: str = "aligned", dtype: str | None = None) -> np.ndarray:
-        result: np.ndarray = sample(dtype or self.dtype, layout, self.shape((4, 6)) or (24,))
-        return result
-
-    def line(self, layout: str = "aligned", dtype: str | None = None, more: str = "") -> str:
-        shape = self.shape((4, 6)) or (24,)
-        return f'convert_memory(sample("{dtype or self.dtype}", "{layout}", {shape}), "{self.name}"{more})'
-
-    def make(self, values: np.ndarray) -> Any:
-        if self._make is not None:
-            return self._make(values)
-        target = self.framework
-        return target.from_host(hostmemory.fresh(values), target.default_device())
-
-    def to(self, values: Any, **options: Any) -> Any:
-        return convert_memory(values, self.name, **options)
-
-    def read(self, x: Any) -> np.ndarray:
-        result: np.ndarray = convert_memory(x, "numpy", copy=True, grad="detach")
-        return result
-
-
-class BrokenPromiseError(AssertionError):
-    """A promise is not kept; the message says how."""
-
-
-def _hold(condition: object, otherwise: str) -> None:
-    # No `assert`, which `python -O` would leave out.
-    if not condition:
-        raise BrokenPromiseError(otherwise)
-
-
-def _held(dtype: str) -> bool:
-    try:
-        hostmemory.np_dtype(dtype)
-    except DtypeNotSupportedError:  # ml_dtypes is missing
-        return False
-    return True
-
-
-def _bits(x: np.ndarray) -> bytes:
-    return x.astype(x.dtype.newbyteorder("="), copy=False).tobytes()
-
-
-def _same(got: np.ndarray, want: np.ndarray) -> None:
-    _hold(got.dtype.name == want.dtype.name, f"the dtype is {got.dtype.name}, and was {want.dtype.name}")
-    _hold(got.shape == want.shape, f"the shape is {got.shape}, and was {want.shape}")
-    _hold(_bits(got) == _bits(want), f"the values differ: {got.reshape(-1)[:4]} and {want.reshape(-1)[:4]}")
-
-
-def _churn(nbytes: int) -> None:
-    """Fill what was freed with other values."""
-    gc.collect()
-    for _ in range(20):
-        np.full(max(nbytes, 1), 0xA5, np.uint8)
 
 
 # -- the promises --------------------------------------------------------------------------------------
@@ -125,7 +43,7 @@ def dtypes(s: Subject) -> Iterator[Case]:
         def check(dtype: str = dtype) -> None:
             want = s.sample(dtype=dtype)
             x = s.to(want)
-            _same(s.read(x), want)
+            same(s.read(x), want)
 
         yield f'convert_memory({s.line(dtype=dtype)}, "numpy")', check
 
@@ -138,11 +56,9 @@ def names(s: Subject) -> Iterator[Case]:
             x = s.make(s.sample(dtype=dtype))
             read = s.framework.to_host(x)
             said = s.framework.dtype_name(x)
-            _hold(
-                said == read.dtype.name, f"dtype_name() says {said}, and its memory holds {read.dtype.name}"
-            )
-            _hold(s.framework.shape(x) == read.shape, "shape() is not that of its values")
-            _hold(s.framework.nbytes(x) == read.nbytes, "nbytes() is not that of its values")
+            hold(said == read.dtype.name, f"dtype_name() says {said}, and its memory holds {read.dtype.name}")
+            hold(s.framework.shape(x) == read.shape, "shape() is not that of its values")
+            hold(s.framework.nbytes(x) == read.nbytes, "nbytes() is not that of its values")
 
         yield f'framework("{s.name}").dtype_name({s.line(dtype=dtype)})', check
 
@@ -156,7 +72,7 @@ def layouts(s: Subject) -> Iterator[Case]:
 
             def check(layout: str = layout, dtype: str = dtype) -> None:
                 want = s.sample(layout, dtype)
-                _same(s.read(s.to(want)), s.sample(layout, dtype))
+                same(s.read(s.to(want)), s.sample(layout, dtype))
 
             yield s.line(layout, dtype), check
 
@@ -173,7 +89,7 @@ def shapes(s: Subject) -> Iterator[Case]:
             except MemoryConversionError as error:
                 _is_advice(error)
                 return
-            _same(s.read(x), want)
+            same(s.read(x), want)
 
         yield f'convert_memory(sample("{s.dtype}", shape={shape}), "{s.name}")', check
 
@@ -187,7 +103,7 @@ def read_only(s: Subject) -> Iterator[Case]:
             return
         shown = convert_memory(x, "numpy")
         said = explain(x, "numpy")
-        _hold(
+        hold(
             not (said.shares_memory and shown.flags.writeable),
             "NumPy's view of an immutable array is writable",
         )
@@ -196,7 +112,7 @@ def read_only(s: Subject) -> Iterator[Case]:
         want = s.sample("read-only")
         if s.framework.mutable and not s.framework.honours_readonly:
             said = explain(want, s.name)
-            _hold(not said.shares_memory, "read-only memory is lent to arrays that can be written to")
+            hold(not said.shares_memory, "read-only memory is lent to arrays that can be written to")
 
     yield f'convert_memory({s.line()}, "numpy").flags.writeable', view
     yield f'explain(sample("{s.dtype}", "read-only"), "{s.name}")', lent
@@ -214,17 +130,17 @@ def lifetime(s: Subject) -> Iterator[Case]:
             source = want.copy()
             x = s.to(source)
             del source
-            _churn(want.nbytes)
-            _same(s.read(x), want)
+            churn(want.nbytes)
+            same(s.read(x), want)
 
         def back(shape: tuple[int, ...] = shape) -> None:
             want = sample(s.dtype, shape=shape)
             x = s.make(want.copy())
             shown = convert_memory(x, "numpy")
             del x
-            _churn(want.nbytes)
+            churn(want.nbytes)
             others = [s.make(np.zeros(shape, want.dtype)) for _ in range(8)]
-            _same(shown, want)
+            same(shown, want)
             del others
 
         line = f'convert_memory(sample("{s.dtype}", shape={shape}), "{s.name}")'
@@ -240,7 +156,7 @@ def copies(s: Subject) -> Iterator[Case]:
             source, want = s.sample(layout), s.sample(layout)
             x = s.to(source, copy=True)
             source[...] = 0
-            _same(s.read(x), want)
+            same(s.read(x), want)
 
         def never(layout: str = layout) -> None:
             source = s.sample(layout)
@@ -249,20 +165,20 @@ def copies(s: Subject) -> Iterator[Case]:
                 said = explain(source, s.name, copy=False)
                 s.to(source, copy=False)
             except CopyRequiredError as error:
-                _hold(said is None, "explain() foretells that copy=False shares, and the conversion refuses")
+                hold(said is None, "explain() foretells that copy=False shares, and the conversion refuses")
                 _is_advice(error)
                 return
-            _hold(said.shares_memory, "copy=False passes, and explain() says that nothing is shared")
+            hold(said.shares_memory, "copy=False passes, and explain() says that nothing is shared")
 
         yield s.line(layout, more=", copy=True"), always
         yield s.line(layout, more=", copy=False"), never
 
     def itself() -> None:
         x = s.make(s.sample())
-        _hold(convert_memory(x, s.name) is x, "within the framework, the very object has to come back")
+        hold(convert_memory(x, s.name) is x, "within the framework, the very object has to come back")
         other = convert_memory(x, s.name, copy=True)
-        _hold(other is not x, "copy=True gives the very object back")
-        _same(s.read(other), s.sample())
+        hold(other is not x, "copy=True gives the very object back")
+        same(s.read(other), s.sample())
 
     yield f'convert_memory({s.line()}, "{s.name}")', itself
 
@@ -276,14 +192,14 @@ def sharing(s: Subject) -> Iterator[Case]:
             said = explain(source, s.name)
             with trace() as log:
                 x = s.to(source)
-            _hold(
+            hold(
                 log.records[-1] == said, f"explain() foretold {said}, and trace() recorded {log.records[-1]}"
             )
             if source.flags.writeable:
                 before = s.read(x)
                 source[...] = 0
-                changed = _bits(s.read(x)) != _bits(before)
-                _hold(changed == said.shares_memory, _lie(said.shares_memory))
+                changed = bits(s.read(x)) != bits(before)
+                hold(changed == said.shares_memory, _lie(said.shares_memory))
 
         yield f"explain({s.line(layout).removeprefix('convert_memory(')}", there
 
@@ -292,13 +208,13 @@ def sharing(s: Subject) -> Iterator[Case]:
         said = explain(x, "numpy")
         shown, again = convert_memory(x, "numpy"), convert_memory(x, "numpy")
         if not said.shares_memory:
-            _hold(not np.shares_memory(shown, again), _lie(said.shares_memory))
+            hold(not np.shares_memory(shown, again), _lie(said.shares_memory))
             return
-        _hold(hostmemory.address(shown) == hostmemory.address(again), _lie(said.shares_memory))
+        hold(hostmemory.address(shown) == hostmemory.address(again), _lie(said.shares_memory))
         if shown.flags.writeable:
             before = s.read(x)
             shown[...] = 0
-            _hold(_bits(s.read(x)) != _bits(before), _lie(said.shares_memory))
+            hold(bits(s.read(x)) != bits(before), _lie(said.shares_memory))
 
     yield f'explain({s.line()}, "numpy")', back
 
@@ -318,7 +234,7 @@ def casts(s: Subject) -> Iterator[Case]:
         def check(dtype: str = dtype) -> None:
             values = np.array([0, 1, 2, 3], "float64").reshape(s.shape((4,)) or (4,))
             x = s.to(values, dtype=dtype)
-            _same(s.read(x), values.astype(hostmemory.np_dtype(dtype)))
+            same(s.read(x), values.astype(hostmemory.np_dtype(dtype)))
 
         yield f'convert_memory(np.array([0.0, 1.0, 2.0, 3.0]), "{s.name}", dtype="{dtype}")', check
 
@@ -326,7 +242,7 @@ def casts(s: Subject) -> Iterator[Case]:
 def refusals(s: Subject) -> Iterator[Case]:
     """What it cannot hold is refused with a typed error that says what to do."""
     for dtype in DTYPES:
-        if dtype in s.dtypes or not _held(dtype):
+        if dtype in s.dtypes or not held(dtype):
             continue
 
         def unheld(dtype: str = dtype) -> None:
@@ -362,7 +278,7 @@ def refusals(s: Subject) -> Iterator[Case]:
 
 
 def _is_advice(error: MemoryConversionError) -> None:
-    _hold(error.reason and str(error) != error.reason, "the error says what is wrong, and not what to do")
+    hold(error.reason and str(error) != error.reason, "the error says what is wrong, and not what to do")
 
 
 def devices(s: Subject) -> Iterator[Case]:
@@ -370,17 +286,17 @@ def devices(s: Subject) -> Iterator[Case]:
 
     def listed() -> None:
         there = s.framework.devices()
-        _hold(there, "devices() lists none")
+        hold(there, "devices() lists none")
         here = s.framework.device_of(s.make(s.sample()))
-        _hold(here in there, f"an array is on {here}, which devices() does not list")
+        hold(here in there, f"an array is on {here}, which devices() does not list")
 
     yield f'devices("{s.name}")', listed
     for device in s.framework.devices():
 
         def placed(device: Any = device) -> None:
             x = s.to(s.sample(), device=str(device))
-            _hold(s.framework.device_of(x) == device, f"it is on {s.framework.device_of(x)}")
-            _same(s.read(x), s.sample())
+            hold(s.framework.device_of(x) == device, f"it is on {s.framework.device_of(x)}")
+            same(s.read(x), s.sample())
 
         yield s.line(more=f', device="{device}"'), placed
 
@@ -389,7 +305,7 @@ def devices(s: Subject) -> Iterator[Case]:
             s.to(s.sample(), gpu_id=99)
         except DeviceNotFoundError:
             return
-        _hold(s.name == "numpy", "gpu_id=99 is taken, and there is no such device")
+        hold(s.name == "numpy", "gpu_id=99 is taken, and there is no such device")
 
     yield s.line(more=", gpu_id=99"), missing
 
@@ -400,7 +316,7 @@ def oom(s: Subject) -> Iterator[Case]:
     error = MemoryError() if pool is None else pool.oom_error()
 
     def own() -> None:
-        _hold(is_oom_error(error), f"its own error is not recognised: {error!r}")
+        hold(is_oom_error(error), f"its own error is not recognised: {error!r}")
 
     yield f"is_oom_error({type(error).__name__}(...))", own
     for other in (
@@ -412,7 +328,7 @@ def oom(s: Subject) -> Iterator[Case]:
     ):
 
         def foreign(other: BaseException = other) -> None:
-            _hold(not is_oom_error(other), f"{other!r} is taken for running out of memory")
+            hold(not is_oom_error(other), f"{other!r} is taken for running out of memory")
 
         yield f"is_oom_error({other!r})", foreign
 
@@ -430,7 +346,7 @@ def splitting(s: Subject) -> Iterator[Case]:
                 x = s.make(want)
                 with inject_oom(s.name, above_rows=2):
                     joined = split_and_retry(lambda part: part, x, axis=axis)
-                _same(s.read(joined), want)
+                same(s.read(joined), want)
 
             yield (
                 (
@@ -454,9 +370,9 @@ def functions(s: Subject) -> Iterator[Case]:
         decorated = s.framework.decorator(output_type="input")(look)
         want = s.sample()
         got = decorated(want)
-        _hold(seen == [True], "the function got something else")
-        _hold(isinstance(got, np.ndarray), f"the caller of a NumPy array got {type(got).__qualname__}")
-        _same(got, want)
+        hold(seen == [True], "the function got something else")
+        hold(isinstance(got, np.ndarray), f"the caller of a NumPy array got {type(got).__qualname__}")
+        same(got, want)
 
     yield f'framework("{s.name}").decorator(output_type="input")(lambda x: x)(sample("{s.dtype}"))', check
 
@@ -474,8 +390,8 @@ def threads(s: Subject) -> Iterator[Case]:
             try:
                 start.wait()
                 for _ in range(20):
-                    _same(s.read(s.to(s.sample())), want)
-                    _same(s.read(ours), want)
+                    same(s.read(s.to(s.sample())), want)
+                    same(s.read(ours), want)
             except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is what is reported
                 problems.append(error)
 
@@ -499,7 +415,7 @@ def laziness(s: Subject) -> Iterator[Case]:
     def check() -> None:
         command = [sys.executable, "-m", "arraybridge.testing.loaded", *packages]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        _hold(not done.stdout.split(), f"it loads {', '.join(done.stdout.split())}")
+        hold(not done.stdout.split(), f"it loads {', '.join(done.stdout.split())}")
 
     yield "import arraybridge", check
 
