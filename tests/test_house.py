@@ -69,6 +69,7 @@ LATER_ROOMS = (
     "cli",
     "conversion.staging",
     "frameworks.cards",
+    "functions.gradients",
     "frameworks.torch",
     "memory.nvml",
     "offload.run",

@@ -106,9 +106,11 @@ def test_the_first_example_runs_and_shares_as_it_says(tmp_path: Path) -> None:
     checks = (
         "assert tensor.data_ptr() == image.__array_interface__['data'][0]",
         "assert array.dtype == 'float64'",
+        "assert array.unsafe_buffer_pointer() == tensor.data_ptr()",
     )
     script = tmp_path / "example.py"
     script.write_text("\n".join([examples()[0], *checks]), encoding="utf-8")
     done = run_python(str(script))
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"torch → tensorflow on cpu: .*, because .*\.\n", done.stdout)
+    assert re.fullmatch(r"torch → tensorflow on cpu: shared .*, because .*\.\n", done.stdout)
+    assert done.stderr == ""

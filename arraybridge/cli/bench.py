@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,6 +82,13 @@ RAW: dict[tuple[str, str], tuple[str, Make]] = {
     ("cupy", "torch"): ("torch.from_dlpack(x)", lambda _, torch: torch.from_dlpack),
     ("cupy", "jax"): ("jax.dlpack.from_dlpack(x)", lambda _, jax: jax.dlpack.from_dlpack),
     ("pyclesperanto", "numpy"): ("pyclesperanto.pull(x)", lambda cle, _: cle.pull),
+}
+
+
+#: The same for an array as NumPy allocates it, aligned to 16 bytes, which these frameworks have to copy.
+RAW_OWN: dict[str, tuple[str, Make]] = {
+    "jax": ("jnp.array(x)", lambda _, jax: lambda x: jax.numpy.array(x).block_until_ready()),
+    "tensorflow": ("tf.constant(x)", lambda _, tensorflow: tensorflow.constant),
 }
 
 
@@ -191,6 +198,12 @@ def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str
             case = _conversion(source, target, words, make, arrays)
             if case is not None:
                 cases.append(case)
+    if "numpy" in arrays:
+        own = arrays | {"numpy": output.as_numpy_allocates(host)}
+        for target, (words, make) in RAW_OWN.items():
+            if target in arrays:
+                case = _conversion("numpy", target, words, make, own)
+                cases += [] if case is None else [replace(case, name=f"numpy's own → {target}")]
     cases += [_decorator(name, arrays[name], host) for name in names if name in arrays]
     return cases, left_out
 
@@ -397,6 +410,8 @@ def _print(result: Json) -> None:
     sizes = ", ".join(sorted({format_bytes(row["nbytes"]) for row in result["rows"]}))
     console.print(f"float32, {sizes}; medians of {result['rounds']} rounds\n")
     output.show(console, columns, rows, tuple(columns[2:]))
+    if any("numpy's own" in row["name"] for row in result["rows"]):
+        console.print("numpy's own: as NumPy allocates arrays, aligned to 16 bytes; the others are to 64.")
     for name, reason in result["left_out"].items():
         console.print(f"[yellow]{name} left out:[/yellow] {escape(reason)}")
     if not compared:

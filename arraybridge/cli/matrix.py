@@ -30,6 +30,8 @@ __all__ = ["matrix"]
 
 Json = dict[str, Any]
 _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red"}
+#: The label of arrays in memory that NumPy itself allocated; those of the other rows are aligned to 64 bytes.
+OWN = "numpy's own"
 _BUDGET = 0.1  # seconds of timing a pair
 _MIN_CALLS, _MAX_CALLS = 3, 50
 
@@ -82,6 +84,7 @@ def matrix(
         places, missing = find_places(names)
         with output.progress() as bar:
             cells = measure(places, array, bar)
+            own = measure_own(places, array)
     result: Json = {
         "arraybridge": arraybridge.__version__,
         "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
@@ -90,6 +93,7 @@ def matrix(
         "nbytes": array.nbytes,
         "places": [place.label for place in places],
         "cells": cells,
+        "numpy_own": own,
         "missing": missing,
     }
     if html is not None:
@@ -104,7 +108,7 @@ def matrix(
         _print(result)
         for path in filter(None, (html, png)):
             output.console(stderr=True).print(f"wrote {path}", style="dim")
-    raise typer.Exit(1 if any(cell["exact"] is False for cell in cells) else 0)
+    raise typer.Exit(1 if any(cell["exact"] is False for cell in cells + own) else 0)
 
 
 def _array(nbytes: int, name: str) -> np.ndarray:
@@ -179,6 +183,24 @@ def measure(places: list[Place], array: np.ndarray, bar: Progress) -> list[Json]
     return cells
 
 
+def measure_own(places: list[Place], array: np.ndarray) -> list[Json]:
+    """The row of an array as NumPy allocates it, which not every framework can share."""
+    names = {place.framework for place in places}
+    if "numpy" not in names or len(names) == 1:
+        return []
+    source = Place("numpy", Device("cpu"), OWN)
+    x = output.as_numpy_allocates(array)
+    cells = []
+    for target in places:
+        cell = _blank(source, target, array.nbytes)
+        try:
+            cell |= _convert(x, target, array)
+        except MemoryConversionError as error:
+            cell["error"] = str(error)
+        cells.append(cell)
+    return cells
+
+
 def _put(array: np.ndarray, place: Place) -> Any:
     """The array in a framework, in memory of that framework's own, on a device."""
     if arraybridge.framework(place.framework).has_host or place.device.kind != "opencl":
@@ -244,6 +266,10 @@ def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 # -- telling -----------------------------------------------------------------------------------------
 
 
+def _all(result: Json) -> list[Json]:
+    return [*result["cells"], *result["numpy_own"]]
+
+
 def _print(result: Json) -> None:
     console = output.console()
     shape = " × ".join(map(str, result["shape"]))
@@ -262,10 +288,15 @@ def _print(result: Json) -> None:
         ("same", "the very object"),
         ("refused", "see below"),
     ):
-        if any(cell["kind"] == kind for cell in result["cells"]):
+        if any(cell["kind"] == kind for cell in _all(result)):
             legend.append(kind, style=_STYLES[kind]).append(f" {meaning}   ")
     console.print(legend)
-    wrong = [cell for cell in result["cells"] if cell["exact"] is False]
+    if result["numpy_own"]:
+        console.print(
+            f"{OWN}: an array as NumPy allocates it, aligned to 16 bytes; those above it are aligned to 64,"
+            " as arraybridge.aligned() makes them."
+        )
+    wrong = [cell for cell in _all(result) if cell["exact"] is False]
     for cell in wrong:
         console.print(
             f"[red]{cell['source']} → {cell['target']}: the result differs; please report this.[/red]"
@@ -273,7 +304,7 @@ def _print(result: Json) -> None:
     if not wrong:
         done = sum(cell["exact"] is True for cell in result["cells"])
         console.print(f"All {done} results are exact, bit for bit.")
-    for refusal in dict.fromkeys(cell["error"] for cell in result["cells"] if cell["error"]):
+    for refusal in dict.fromkeys(cell["error"] for cell in _all(result) if cell["error"]):
         console.print(f"[red]refused:[/red] {escape(refusal)}")
     for name, reason in result["missing"].items():
         console.print(f"[yellow]{name} left out:[/yellow] {escape(reason)}")
@@ -281,9 +312,10 @@ def _print(result: Json) -> None:
 
 def _grid(result: Json) -> str:
     """Rows and columns as in the table of conversions, each cell of three lines."""
-    cells = iter(result["cells"])
+    cells = iter(_all(result))
     labels = result["places"]
-    rows = [(f"[bold]{label}[/bold]", *(_cell_text(next(cells)) for _ in labels)) for label in labels]
+    sources = [*labels, *([OWN] if result["numpy_own"] else [])]
+    rows = [(f"[bold]{source}[/bold]", *(_cell_text(next(cells)) for _ in labels)) for source in sources]
     return output.table(("", *labels), rows, (), None)
 
 
@@ -304,7 +336,7 @@ def _print_list(console: Console, result: Json) -> None:
             format_seconds(cell["seconds"]),
             format_rate(cell["bytes_per_second"]),
         )
-        for cell in result["cells"]
+        for cell in _all(result)
         if cell["kind"] != "same"
     ]
     output.show(console, ("pair", "memory", "method", "time", "rate"), rows, ("time", "rate"))

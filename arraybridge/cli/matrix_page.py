@@ -132,6 +132,7 @@ def page(result: Json) -> str:
 <p>{escape(about)} {escape(verdict)}</p>
 <p class="legend">{legend}</p>
 <div class="wide">{_grid(result)}</div>
+{_own(result)}
 {missing}
 <h2>Every pair</h2>
 <p class="sorters"><label>Sort by <select id="sorter">{_choices()}</select></label></p>
@@ -140,6 +141,21 @@ def page(result: Json) -> str:
 </body>
 </html>
 """
+
+
+def _own(result: Json) -> str:
+    told = ", ".join(
+        f"to {cell['target']} {cell['kind']}"
+        + (f" in {format_seconds(cell['seconds'])}" if cell["seconds"] else "")
+        for cell in result.get("numpy_own", ())
+        if cell["kind"] != "same"
+    )
+    if not told:
+        return ""
+    return (
+        "<p>The NumPy array above is aligned to 64 bytes, as arraybridge.aligned() makes them. One as NumPy"
+        f" allocates it, aligned to 16: {escape(told)}.</p>"
+    )
 
 
 def _grid(result: Json) -> str:

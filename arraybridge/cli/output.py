@@ -16,18 +16,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+import arraybridge
 from arraybridge.errors import MemoryConversionError, UnknownFrameworkError
 from arraybridge.frameworks import registry
 from arraybridge.memory.stats import memory_stats
 from arraybridge.show import format_bytes, text_table
 
 __all__ = [
+    "as_numpy_allocates",
     "check_fits",
     "chosen_frameworks",
     "coloured",
@@ -156,6 +159,17 @@ def progress() -> Progress:
         transient=True,
         disable=not to.is_terminal,
     )
+
+
+def as_numpy_allocates(array: np.ndarray) -> np.ndarray:
+    """A copy in memory like that of NumPy's own large arrays: 16 bytes past an address divisible by 64.
+
+    NumPy aligns to 16 bytes. Small arrays are aligned to 64 by chance, large ones never are.
+    """
+    room = arraybridge.aligned(array.nbytes + 16, "uint8")[16:]
+    own = room.view(array.dtype).reshape(array.shape)
+    own[...] = array
+    return own
 
 
 # -- options -----------------------------------------------------------------------------------------

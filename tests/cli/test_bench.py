@@ -166,6 +166,17 @@ def test_the_call_by_hand_gives_the_same_values(pair: tuple[str, str]) -> None:
         np.testing.assert_array_equal(arraybridge.to_numpy(result), expected)
 
 
+@pytest.mark.parametrize("target", command.RAW_OWN)
+def test_what_numpy_allocates_is_timed_too(target: str) -> None:
+    require(target)
+    cases, _ = command.make_cases(["numpy", target], 4096)
+    case = next(case for case in cases if case.name == f"numpy's own → {target}")
+    expected = np.arange(1024, dtype=np.float32)
+    for result in (case.raw(), case.ours()):
+        assert arraybridge.detect_memory_type(result) == target
+        np.testing.assert_array_equal(arraybridge.to_numpy(result), expected)
+
+
 def test_calls_are_timed_in_turn() -> None:
     heard: list[str] = []
     steps: list[int] = []

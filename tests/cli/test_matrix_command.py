@@ -59,6 +59,14 @@ def test_every_pair_was_converted_and_is_exact(measured: tuple[Json, Path]) -> N
         assert 0 < cell["seconds"] < 1
         assert cell["bytes_per_second"] is None
         assert cell["error"] is None
+    # As NumPy allocates arrays: JAX can't share them.
+    assert [(c["source"], c["target"], c["kind"]) for c in result["numpy_own"]] == [
+        ("numpy's own", "numpy", "same"),
+        ("numpy's own", "torch", "shared"),
+        ("numpy's own", "jax", "copied"),
+    ]
+    assert "64 bytes" in result["numpy_own"][2]["reason"]
+    assert all(cell["exact"] for cell in result["numpy_own"])
 
 
 class Page(HTMLParser):
@@ -90,6 +98,7 @@ def test_the_page_is_whole_and_needs_no_network(measured: tuple[Json, Path]) -> 
     assert [attrs.get("href") for tag, attrs in parsed.tags if tag == "link"] == ["data:,"]
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in parsed.tags
     assert "prefers-color-scheme: dark" in text
+    assert "aligned to 16: to torch shared in" in text
     # 9 pairs of 8 columns, and a grid of 9.
     assert sum(tag == "td" for tag, _ in parsed.tags) == 9 * 8 + 9
 
