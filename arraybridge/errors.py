@@ -67,12 +67,18 @@ class MemoryConversionError(Exception):
     def __init__(
         self,
         message: str = "",
-        *,
+        *parts: str,
         source_type: str = "",
         target_type: str = "",
         method: str = "",
         reason: str = "",
     ) -> None:
+        # Built from its four parts, in a row or by keywords, as arraybridge 0.2 to 0.5 does it.
+        if parts:
+            source_type, target_type, method, reason = (message, *parts)
+            message = ""
+        if not message and reason:
+            message = f"Cannot convert from {source_type} to {target_type} using {method}. Reason: {reason}"
         super().__init__(message)
         self.source_type = source_type
         self.target_type = target_type

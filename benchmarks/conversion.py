@@ -462,6 +462,44 @@ def show_pyclesperanto(result: Json) -> None:
     console.print(table)
 
 
+# --- NumPy's own memory --------------------------------------------------------------------------
+
+
+def own_memory(rounds: int) -> Json:
+    """4 MiB from NumPy, aligned to 64 bytes as `arraybridge.aligned` makes it, and as NumPy allocates it."""
+    convert: Any = importlib.import_module("arraybridge").convert_memory
+    explain: Any = importlib.import_module("arraybridge").explain
+    arrays = {
+        "aligned": aligned((1024, 1024)),
+        "own": np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024),
+    }
+    assert arrays["own"].ctypes.data % 64, "an array of this size comes from mmap, 16 bytes past a page"
+    rows = []
+    for name in ("torch", "jax", "tensorflow"):
+        calls = {kind: partial(convert, array, name) for kind, array in arrays.items()}
+        counts = {kind: calls_per_batch(call) for kind, call in calls.items()}
+        taken: dict[str, list[float]] = {kind: [] for kind in calls}
+        for _ in range(rounds):
+            for kind, call in calls.items():
+                taken[kind].append(batch_ns(call, counts[kind]))
+        row: Json = {"target": name}
+        for kind, array in arrays.items():
+            shares = explain(array, name).shares_memory
+            row[kind] = Summary.of(taken[kind]).as_dict() | {"shares_memory": shares}
+        rows.append(row)
+    return {"rounds": rounds, "bytes": 4 << 20, "rows": rows, "targets": []}
+
+
+def show_own_memory(result: Json) -> None:
+    table = Table(title=f"4 MiB from NumPy, microseconds, median of {result['rounds']} rounds")
+    for column in ("to", "aligned to 64 bytes", "as NumPy allocates"):
+        table.add_column(column, justify="left" if column == "to" else "right")
+    for row in result["rows"]:
+        cells = [f"{row[kind]['median_ns'] / 1e3:.1f}" for kind in ("aligned", "own")]
+        table.add_row(row["target"], *cells)
+    console.print(table)
+
+
 # --- import --------------------------------------------------------------------------------------
 
 
@@ -547,7 +585,7 @@ def plot(result: Json, path: Path) -> None:
         "peer": (PEER.replace("==", " "), "#e08a2e"),
     }
     figure, panels = plt.subplots(
-        1, len(SIZES), figsize=(13, 7.5), sharey=True, sharex=True, layout="constrained"
+        len(SIZES), 1, figsize=(8, 12), sharey=True, sharex=True, layout="constrained"
     )
     for panel, size in zip(panels, SIZES, strict=True):
         rows = [row for row in result["rows"] if row["size"] == size]
@@ -578,17 +616,17 @@ def plot(result: Json, path: Path) -> None:
                 panel.bar_label(bars, notes, fontsize=8, padding=2)
         panel.set_xscale("log")
         panel.set_title(f"float32, {size}")
-        panel.set_xlabel("time a call, logarithmic")
         panel.grid(axis="x", which="major", alpha=0.35)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
+    panels[-1].set_xlabel("time a call, logarithmic")
     panels[0].set_yticks(range(len(PAIRS)), [f"{source} \N{RIGHTWARDS ARROW} {to}" for source, to in PAIRS])
     panels[0].set_ylim(len(PAIRS) - 0.45, -0.55)
     panels[0].set_xlim(0.1, panels[0].get_xlim()[1] * 5)  # room for the notes
     ticks = {0.1: "0.1 µs", 1: "1 µs", 10: "10 µs", 100: "100 µs", 1000: "1 ms"}
     panels[0].set_xticks(list(ticks), list(ticks.values()))
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=1, frameon=False)
     if "peer_over_ours" in result["rows"][0]:
         note = "at the peer's bar: its time over ours, and where it copies instead of sharing memory"
         figure.supxlabel(note, fontsize=9)
@@ -598,7 +636,7 @@ def plot(result: Json, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a conversion costs.")
-    sections = ("pairs", "copies", "pyclesperanto", "import")
+    sections = ("pairs", "copies", "pyclesperanto", "own", "import")
     parser.add_argument(
         "--section", action="append", choices=sections, help="run this section only; repeatable"
     )
@@ -633,6 +671,9 @@ def main() -> None:
         elif section == "pyclesperanto":
             result = pyclesperanto(15, ours)
             show_pyclesperanto(result)
+        elif section == "own":
+            result = own_memory(arguments.rounds)
+            show_own_memory(result)
         else:
             result = imports(25)
             show_imports(result)

@@ -425,7 +425,7 @@ def draw(report: Json, path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, middle, right) = plt.subplots(1, 3, figsize=(16, 5), layout="constrained")
+    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 13), layout="constrained")
     colours = {"scheduling": "#e08a2e", "conversion": "#9aa5b1", "added": "#1f77b4"}
     if "overhead" in report:
         rows = report["overhead"]["results"]
@@ -438,13 +438,13 @@ def draw(report: Json, path: Path) -> None:
         }
         for part, colour in colours.items():
             us = np.array([row["over_plain_us"][part]["median"] for row in rows])
-            left.bar(names, us, bottom=base, color=colour, label=labels[part])
+            top.bar(names, us, bottom=base, color=colour, label=labels[part])
             base += np.maximum(us, 0)
-        left.axhline(100, color="black", linewidth=1, linestyle=":", label="100 µs")
-        left.set_ylabel("µs a block over the plain function")
-        left.set_title(f"Overhead, {BLOCKS} blocks of 8 × 8, one thread", fontsize=11)
-        left.set_ylim(top=1.45 * max(100, base.max()))
-        left.legend(frameon=False, fontsize=9)
+        top.axhline(100, color="black", linewidth=1, linestyle=":", label="100 µs")
+        top.set_ylabel("µs a block over the plain function")
+        top.set_title(f"Overhead, {BLOCKS} blocks of 8 × 8, one thread", fontsize=11)
+        top.set_ylim(top=1.45 * max(100, base.max()))
+        top.legend(frameon=False, fontsize=9)
     if "throughput" in report:
         cores = report["throughput"]["machine"]["cores"]
         middle.plot(
@@ -478,16 +478,16 @@ def draw(report: Json, path: Path) -> None:
         result = report["memory"]["results"]
         curve = result["curve"]
         for i, (samples, colour) in enumerate(zip(curve["workers_mib"], ("#1f77b4", "#e08a2e"), strict=True)):
-            right.plot(curve["seconds"], samples, color=colour, label=f"worker {i + 1}")
-        right.plot(
+            bottom.plot(curve["seconds"], samples, color=colour, label=f"worker {i + 1}")
+        bottom.plot(
             curve["seconds"], curve["client_and_scheduler_mib"], color="#9aa5b1", label="client and scheduler"
         )
-        right.set_ylim(0, 1.15 * max(*curve["client_and_scheduler_mib"], *map(max, curve["workers_mib"])))
-        right.set_xlabel("seconds")
-        right.set_ylabel("resident memory, MiB")
-        right.set_title(f"Memory over {result['blocks']} blocks", fontsize=11)
-        right.legend(frameon=False, fontsize=9, loc="lower right")
-    for panel in (left, middle, right):
+        bottom.set_ylim(0, 1.15 * max(*curve["client_and_scheduler_mib"], *map(max, curve["workers_mib"])))
+        bottom.set_xlabel("seconds")
+        bottom.set_ylabel("resident memory, MiB")
+        bottom.set_title(f"Memory over {result['blocks']} blocks", fontsize=11)
+        bottom.legend(frameon=False, fontsize=9, loc="lower right")
+    for panel in (top, middle, bottom):
         panel.grid(alpha=0.35)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)

@@ -186,21 +186,21 @@ def plot(rows: Json, path: Path) -> None:
     """One bar for each decorator, and the growth with the number of leaves."""
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 5), layout="constrained")
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 9), layout="constrained")
     names = [name for name in rows if name != "plain call" and not name.startswith("list")]
     colours = ["#e08a2e" if n.startswith("peer") else "#9aa5b1" if "." in n else "#1f77b4" for n in names]
-    left.barh(names, [rows[name]["over_plain_us"] for name in names], color=colours)
-    left.axvline(TARGET, color="black", linewidth=1, linestyle=":")
-    left.invert_yaxis()
-    left.set_xlabel("µs over the plain call, one array in place (dotted: the limit)")
-    right.loglog(LEAVES, [rows[f"list of {n}"]["over_plain_us"] for n in LEAVES], "o-", color="#1f77b4")
-    right.set_xlabel("arrays in a list")
-    right.set_ylabel("µs over the plain call")
-    for panel in (left, right):
+    top.barh(names, [rows[name]["over_plain_us"] for name in names], color=colours)
+    top.axvline(TARGET, color="black", linewidth=1, linestyle=":")
+    top.invert_yaxis()
+    top.set_xlabel("µs over the plain call, one array in place (dotted: the limit)")
+    bottom.loglog(LEAVES, [rows[f"list of {n}"]["over_plain_us"] for n in LEAVES], "o-", color="#1f77b4")
+    bottom.set_xlabel("arrays in a list")
+    bottom.set_ylabel("µs over the plain call")
+    for panel in (top, bottom):
         panel.grid(axis="x", alpha=0.35)
         panel.set_axisbelow(True)
         panel.spines[["top", "right"]].set_visible(False)
-    right.grid(axis="y", alpha=0.35)
+    bottom.grid(axis="y", alpha=0.35)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

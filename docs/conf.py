@@ -92,7 +92,7 @@ def _numbers(value: float) -> str:
 
 def _targets(file: str) -> str:
     """The targets of one file of results, with what was measured, as a table."""
-    rows = ["| claim | target | measured | |", "|---|---|---|---|"]
+    rows = ["| claim | target | measured | verdict |", "|---|---|---|---|"]
     for section in json.loads((RESULTS / file).read_text(encoding="utf-8")).values():
         for one in section.get("targets", ()) if isinstance(section, dict) else ():
             unit = one.get("unit", "").replace("x", "×")
@@ -110,7 +110,7 @@ def _verdicts(file: str) -> str:
         f"| {claim} | {_numbers(one['measured'])} | {'met' if one['met'] else '**missed**'} |"
         for claim, one in results["targets"].items()
     ]
-    return "\n".join(["| target | measured | |", "|---|---|---|", *rows])
+    return "\n".join(["| target | measured | verdict |", "|---|---|---|", *rows])
 
 
 def _times(file: str) -> str:
@@ -118,6 +118,20 @@ def _times(file: str) -> str:
     section = next(iter(json.loads((RESULTS / file).read_text(encoding="utf-8")).values()))
     rows = [f"| {name} | {_numbers(row['median_ns'])} |" for name, row in section["results"].items()]
     return "\n".join(["| call | ns over the plain call, median |", "|---|---|", *rows])
+
+
+def _own_memory(file: str) -> str:
+    """What NumPy's own arrays cost beside aligned ones, as a table."""
+    rows = []
+    for row in json.loads((RESULTS / file).read_text(encoding="utf-8"))["own"]["rows"]:
+        cells = [
+            f"{row[kind]['median_ns'] / 1e3:,.1f} µs, {'shared' if row[kind]['shares_memory'] else 'copied'}"
+            for kind in ("aligned", "own")
+        ]
+        rows.append(f"| {row['target']} | {' | '.join(cells)} |")
+    return "\n".join(
+        ["| 4 MiB from NumPy to | aligned to 64 bytes | as NumPy allocates |", "|---|---|---|", *rows]
+    )
 
 
 def _taken_on(file: str) -> str:
@@ -139,6 +153,7 @@ def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = re.sub(r"<!-- targets: (\S+) -->", lambda m: _targets(m[1]), source[0])
         source[0] = re.sub(r"<!-- verdicts: (\S+) -->", lambda m: _verdicts(m[1]), source[0])
         source[0] = re.sub(r"<!-- times: (\S+) -->", lambda m: _times(m[1]), source[0])
+        source[0] = re.sub(r"<!-- own: (\S+) -->", lambda m: _own_memory(m[1]), source[0])
         source[0] = re.sub(r"<!-- machine: (\S+) -->", lambda m: _taken_on(m[1]), source[0])
 
 

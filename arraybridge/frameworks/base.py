@@ -11,16 +11,18 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.autodiff import Autodiff
 from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Running, Streams
 from arraybridge.types import Device
+
+if TYPE_CHECKING:
+    from arraybridge.frameworks.autodiff import Autodiff
 
 __all__ = ["CPU", "Framework", "open_devices", "refusals", "visible_devices"]
 

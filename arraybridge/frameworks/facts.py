@@ -10,7 +10,7 @@ from dataclasses import dataclass
 __all__ = ["BUILT_IN", "Facts"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Facts:
     """What may be asked of a framework that nobody has imported. A plug-in sets `Framework.facts`, if at all.
 
@@ -51,9 +51,9 @@ class Facts:
             ("distributions", self.packages or (self.name,)),
         ):
             if not getattr(self, field):
-                object.__setattr__(self, field, default)
+                setattr(self, field, default)
         if not self.requirements:
-            object.__setattr__(self, "requirements", self.distributions[:1])
+            self.requirements = self.distributions[:1]
 
 
 BUILT_IN = {

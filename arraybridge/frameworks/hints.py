@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ def hint_for(x: Any) -> str:
         return "make an array of it with np.asarray(x)"
     if isinstance(x, (bytes, bytearray)):
         return "say what its bytes are, as in np.frombuffer(x, np.uint8)"
-    if isinstance(x, (memoryview, array.array, range)) or _is_buffer(x):
+    if isinstance(x, (memoryview, range)) or type(x).__module__ == "array" or _is_buffer(x):
         return "make an array of it with np.asarray(x)"
     if hasattr(type(x), "__array__"):
         return "it offers __array__(): pass np.asarray(x)"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
 import operator
 import sys
 import weakref
@@ -194,6 +193,8 @@ def ask_for_huge_pages(memory: np.ndarray) -> None:
     """Advise the kernel to back untouched memory by huge pages, as NumPy does for its own (Linux alone)."""
     if _libc is None:
         return
+    import mmap  # 1 ms, and only large copies need it
+
     start = -(-address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE
     size = (address(memory) + memory.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
     if size > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 import threading
 from collections.abc import Callable
@@ -237,7 +236,9 @@ def is_installed(name: str) -> bool:
     """Whether the framework's package can be found, without importing it."""
     if name not in BUILT_IN:
         return name in _instances or name in plugins()
-    return any(m in sys.modules or importlib.util.find_spec(m) is not None for m in facts(name).packages)
+    from importlib.util import find_spec  # 1 ms
+
+    return any(m in sys.modules or find_spec(m) is not None for m in facts(name).packages)
 
 
 def loaded(name: str | None = None) -> list[Framework]:

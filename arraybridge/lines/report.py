@@ -92,7 +92,7 @@ class PipelineReport(NamedTuple):
         except ImportError as error:
             raise ImportError("report().plot() draws with matplotlib; run pip install matplotlib") from error
         rows = len(self.stages)
-        figure = Figure(figsize=(10, 1.4 + 0.6 * rows), layout="constrained")
+        figure = Figure(figsize=(8, 1.6 + 0.6 * rows), layout="constrained")
         axes = figure.subplots()
         colours = colormaps["tab10"]
         width = self.seconds or max((span.end for s in self.stages for span in s.spans), default=1.0)
