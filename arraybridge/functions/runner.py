@@ -164,6 +164,8 @@ class Runner(Declaration):
         count = len(batch)
 
         def attempt(*values: Any) -> Any:
+            if not names:
+                return self._attempt((*own, *values) if own else values, {}, call)
             named = dict(zip(names, values[count:], strict=True))
             return self._attempt((*own, *values[:count]), named, call)
 
@@ -343,6 +345,11 @@ class Runner(Declaration):
 
     def _out(self, call: Call) -> Callable[[Any], Any]:
         """The function that converts one array of the result."""
+        if self.plain_results:
+            name, grad = self.output, self.grad
+            return lambda x: (
+                self._scalar_out(x, None) if isinstance(x, np.generic) else convert(x, name, grad)
+            )
         first = None if call.first is None else source_of(call.first)
         wanted = self.options.dtype_conversion
         dtype: str | None = wanted.value
