@@ -98,11 +98,8 @@ def joined(parts: Sequence[Any], axis: int, *, given: Any = None, noun: str = "p
         _check(column, where, axis, None, given, noun)
         if (kinds.get(type(column[0])) or kind_of(column[0])) != ARRAY:
             return _value(column[0])
-        arrays = []
-        for x in column:
-            owner, data = source_of(x)
-            arrays.append(data)
-        return owner.concatenate(arrays, axis)
+        owner, _ = source_of(column[0])
+        return owner.concatenate([source_of(x)[1] for x in column], axis)
 
     return together(parts, join, noun)
 
@@ -155,6 +152,8 @@ def _check(column: Sequence[Any], where: str, axis: int, count: int | None, give
 
 def _check_arrays(column: Sequence[Any], place: str, axis: int, count: int | None, noun: str) -> None:
     facts = []
+    owner, data = source_of(column[-1])
+    shape = owner.shape(data)
     for x in column:
         owner, data = source_of(x)
         shape = owner.shape(data)

@@ -163,7 +163,7 @@ def _opened(tree: Any) -> _Node:
         values = list(tree.values()) if cls is dict else [tree[key] for key in keys]
         return _Node(tree, values, lambda i: f"[{keys[i]!r}]", _make_dict, keys)
     if isinstance(tree, tuple):
-        fields = cls._fields if _is_named_tuple(tree) else None
+        fields = getattr(cls, "_fields", None) if _is_named_tuple(tree) else None
         return _Node(tree, tree, lambda i: f"[{i}]" if fields is None else f".{fields[i]}", _make_tuple)
     if isinstance(tree, deque):
         return _Node(tree, list(tree), lambda i: f"[{i}]", _make_deque, tree.maxlen)

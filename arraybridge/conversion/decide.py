@@ -411,15 +411,17 @@ class _Journey:
         fast: Callable[[Any], Any] | None = None,
     ) -> tuple[Route, Run]:
         """The route and its function, with the cast that was asked for; ``copy=False`` is minded here."""
-        source, target, run = self.source, self.target, convert
+        source, target = self.source, self.target
+        run = convert
         if self.cast is not None:
             dtype = self.cast
             method = "host" if self.there.kind == "cpu" else "device"
             copies, reason = copies + 1, f"a cast to {dtype} was asked for"
 
-            def run(x: Any) -> Any:
+            def with_cast(x: Any) -> Any:
                 return target.cast(convert(x), dtype)
 
+            run = with_cast
         if copies and self.request.copy is False:
             raise CopyRequiredError(
                 f"copy=False was asked for, but {source.name} → {target.name} on {self.there} must"

@@ -77,33 +77,40 @@ class Operation(Protocol):
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """The results, and nothing is kept."""
+        raise NotImplementedError
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         """The results, and what to pull; None where `again` has to find it out."""
+        raise NotImplementedError
 
     def again(self, arrays: Sequence[Any]) -> Linear:
         """What `linearise` gave once more, where it was not kept: with the same random numbers."""
+        raise NotImplementedError
 
     def pull(self, linear: Linear, cotangents: Sequence[Any], known: Sequence[Any]) -> list[Any]:
         """A gradient or None for each argument, from a cotangent or None for each result.
 
         No gradient shares memory with another one, or with the arrays in ``known``.
         """
+        raise NotImplementedError
 
     def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
         """Shape and dtype of each result, from those of the arguments; ``keep`` as in `on_host`."""
+        raise NotImplementedError
 
     def on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
         """`run` on NumPy arrays, for callers that trace: results as foretold, and a number.
 
         ``keep`` says that a pullback will follow; it is given the number, to draw the same random numbers.
         """
+        raise NotImplementedError
 
     def unloaded(self, linear: Linear) -> tuple[Any, list[Any]]:
         """What `linear` keeps, as arrays of the caller, and the function of them that gives it back.
 
         In place of the function, `linear` itself where it cannot tell what it keeps.
         """
+        raise NotImplementedError
 
     def pulled(
         self,
@@ -115,6 +122,7 @@ class Operation(Protocol):
 
         It gives a gradient or None for each argument that ``takes`` names, by default those that are wanted.
         """
+        raise NotImplementedError
 
     def assemble(self, results: Sequence[Any]) -> Any:
         """What the function returned, with its arrays as the caller's operation gave them."""

@@ -392,6 +392,7 @@ def _side_stream(index: int) -> Iterator[None]:
         side = _own_stream("function", index)
         outer = cupy.cuda.get_current_stream()
         side.wait_event(outer.record())
+        last = side
         try:
             with side:
                 try:

@@ -224,7 +224,7 @@ class _Known:
         return hash(self.facts)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and self.facts == other.facts
+        return isinstance(other, _Known) and vars(self) == vars(other)
 
 
 def _compiled(body: Any, arrays: list[Any], wanted: tuple[bool, ...]) -> Linear | None:

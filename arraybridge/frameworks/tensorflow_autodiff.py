@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, forwardprop_util
-from tensorflow.python.framework import op_callbacks
+from tensorflow.python.framework import op_callbacks  # pyright: ignore[reportAttributeAccessIssue]
 
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Operation, Shape, Span, no_forward_mode

@@ -137,7 +137,7 @@ class FlowRunner(Runner):
             operation = Bridge(
                 body, framework_of(self.name), caller, arrays, lambda x: self._array(x, call), self.label
             )
-            result = operation.assemble(here.apply(operation, arrays))
+            result = operation.assemble(here.apply(operation, arrays))  # pyright: ignore[reportArgumentType]
         except MemoryConversionError as error:
             if not str(error).startswith(f"{self.label}()"):
                 prefix(error, f"{self.label}()")

@@ -25,6 +25,7 @@ class Run(FunctionRun, Protocol):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """The arguments for the function, and what `leave` has to know of them."""
+        raise NotImplementedError
 
     def bring(self, value: Any) -> Any:
         """A value that is sent into a generator."""

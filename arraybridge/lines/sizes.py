@@ -188,6 +188,7 @@ def named(fn: Any) -> dict[str, Callable[..., Any]]:
     Raises:
         TypeError: one is no function.
     """
+    found: dict[str, Any]
     if isinstance(fn, Mapping):
         found = dict(fn)
     elif isinstance(fn, Sequence) and not isinstance(fn, str):

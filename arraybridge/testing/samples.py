@@ -74,10 +74,10 @@ def _values(dtype: np.dtype[Any]) -> np.ndarray:
     numbers = [0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan, 6e-5, 0.1]
     if dtype.name == "float8_e4m3fn":  # which has no infinity
         numbers = [0.0, -0.0, 1.5, -2.0, 448.0, 0.0625, np.nan]
+    if dtype.kind == "c":
+        return np.array([complex(a, b) for a, b in zip(numbers, reversed(numbers), strict=True)], dtype)
     with np.errstate(all="ignore"):
         real = np.array(numbers, np.float64).astype(dtype)
-    if dtype.kind == "c":
-        real.imag = real.real[::-1]
     if dtype.name in ("float32", "float64"):
         real[-1] = np.finfo(dtype).tiny
         real[-2] = np.finfo(dtype).max
