@@ -12,7 +12,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Running
 from arraybridge.types import DeviceLike, GpuId, TypeMemo
 
-__all__ = ["convert"]
+__all__ = ["convert", "may_be_compiled"]
 
 #: Type → the name of the framework that owns its values, "" where none does.
 _names: TypeMemo[str] = TypeMemo()
@@ -25,8 +25,15 @@ def _owner_name(x: Any) -> str:
     return "" if owner is None else owner.name
 
 
-# As `trees._look`: torch.compile calls it while it traces, and traces what its caller does with the answer.
+def may_be_compiled() -> bool:
+    """Whether torch.compile may be tracing this."""
+    return "torch._dynamo" in sys.modules
+
+
+# As `trees._look`: torch.compile calls them while it traces, and traces what their callers do with that.
+# (To look into sys.modules, it would go through all of it, which fails where an import is going on.)
 _owner_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+may_be_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def convert(
@@ -43,7 +50,7 @@ def convert(
     the memory behind the arrays.
     """
     plain = gpu_id is None and device is None and dtype is None
-    if plain and grad == "error" and "torch._dynamo" not in sys.modules:
+    if plain and grad == "error" and not may_be_compiled():
         if not trace.open_logs:
             try:
                 return plans.plain[target][type(x)](x)  # what convert_memory does first
@@ -56,7 +63,7 @@ def convert(
     if name == target:
         if plain and not trace.open_logs:
             return x  # as convert_memory does
-    elif "torch._dynamo" in sys.modules:  # somebody may be compiling
+    elif may_be_compiled():
         if not _untraced:
             _untraced.append((registry.framework("torch").running or Running()).untraced(convert_memory))
         return _untraced[0](x, target, grad=grad, gpu_id=gpu_id, device=device, dtype=dtype)

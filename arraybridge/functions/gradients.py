@@ -7,7 +7,6 @@ is whose, how values cross over, and that no two gradients share memory.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.functions.bridge import Bridge, autodiff_of
+from arraybridge.functions.convert import may_be_compiled
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.runner import Call, Runner, framework_of
@@ -87,7 +87,7 @@ class FlowRunner(Runner):
         return (FlowRunner, (self.fn, self.declared))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if "torch._dynamo" in sys.modules:  # torch.compile looks into what it is not told to leave alone
+        if may_be_compiled():  # torch.compile looks into what it is not told to leave alone
             if not _untraced:
                 running = registry.framework("torch").running or Running()
                 _untraced.append(running.untraced(FlowRunner.call))
