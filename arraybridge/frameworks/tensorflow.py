@@ -291,7 +291,9 @@ class TensorflowPool(Pool):
 class TensorflowRunning(Running):
     def array_namespace(self) -> Any:
         # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
-        return tf.experimental.numpy
+        from arraybridge.frameworks import tensorflow_namespace
+
+        return tensorflow_namespace
 
     def stack(self, planes: list[Any]) -> Any:
         with tf.device(planes[0].device):

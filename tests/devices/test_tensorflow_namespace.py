@@ -1,0 +1,99 @@
+"""The array API over TensorFlow, held against NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arraybridge import array_namespace
+from tests.helpers import require
+
+MATRIX = np.array([[3.0, -1.0, 2.0], [0.5, 4.0, -2.0]])
+WHOLE = np.array([[3, 1, 2], [3, 3, 0]], np.int32)
+
+
+@pytest.fixture
+def xp() -> Any:
+    tf = require("tensorflow")
+    return array_namespace(tf.constant(1.0))
+
+
+def check(got: Any, want: Any) -> None:
+    want = np.asarray(want)
+    assert got.dtype.name == want.dtype.name
+    assert tuple(got.shape) == want.shape
+    np.testing.assert_allclose(got.numpy(), want, rtol=1e-12)
+
+
+CASES: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
+    "concat": (lambda xp, x: xp.concat([x, x]), np.concatenate([MATRIX, MATRIX])),
+    "concat along 1": (lambda xp, x: xp.concat([x, x], axis=1), np.concatenate([MATRIX, MATRIX], 1)),
+    "concat flat": (lambda xp, x: xp.concat([x, x], axis=None), np.concatenate([MATRIX, MATRIX], None)),
+    "permute_dims": (lambda xp, x: xp.permute_dims(x, (1, 0)), MATRIX.T),
+    "astype": (lambda xp, x: xp.astype(x, xp.float32), MATRIX.astype("float32")),
+    "astype int": (lambda xp, x: xp.astype(x, xp.int8), MATRIX.astype("int8")),
+    "matrix_transpose": (lambda xp, x: xp.matrix_transpose(x), MATRIX.T),
+    "vector_norm": (lambda xp, x: xp.linalg.vector_norm(x), np.linalg.norm(MATRIX.ravel())),
+    "vector_norm along": (lambda xp, x: xp.linalg.vector_norm(x, axis=1), np.linalg.norm(MATRIX, axis=1)),
+    "vector_norm kept": (
+        lambda xp, x: xp.linalg.vector_norm(x, axis=0, keepdims=True),
+        np.linalg.norm(MATRIX, axis=0, keepdims=True),
+    ),
+    "vector_norm 1": (lambda xp, x: xp.linalg.vector_norm(x, ord=1), np.abs(MATRIX).sum()),
+    "vector_norm inf": (lambda xp, x: xp.linalg.vector_norm(x, ord=np.inf), 4.0),
+    "vector_norm 3": (
+        lambda xp, x: xp.linalg.vector_norm(x, axis=1, ord=3),
+        np.linalg.norm(MATRIX, 3, axis=1),
+    ),
+    "cumulative_sum": (lambda xp, x: xp.cumulative_sum(x, axis=1), np.cumsum(MATRIX, 1)),
+    "cumulative_prod": (lambda xp, x: xp.cumulative_prod(x, axis=0), np.cumprod(MATRIX, 0)),
+    "cumulative_sum from 0": (
+        lambda xp, x: xp.cumulative_sum(x, axis=1, include_initial=True),
+        np.hstack([np.zeros((2, 1)), np.cumsum(MATRIX, 1)]),
+    ),
+    "unique_values": (lambda xp, x: xp.unique_values(x), np.unique(MATRIX)),
+    "vecdot": (lambda xp, x: xp.vecdot(x, x), (MATRIX * MATRIX).sum(-1)),
+    "trunc": (lambda xp, x: xp.trunc(x), np.trunc(MATRIX)),
+    "copysign": (lambda xp, x: xp.copysign(x, -x), np.copysign(MATRIX, -MATRIX)),
+    "atan2": (lambda xp, x: xp.atan2(x, x), np.arctan2(MATRIX, MATRIX)),
+    "pow": (lambda xp, x: xp.pow(x, 2.0), MATRIX**2),
+    "what was there": (lambda xp, x: xp.sum(x, axis=0), MATRIX.sum(0)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_numpy(xp: Any, name: str) -> None:
+    run, want = CASES[name]
+    check(run(xp, xp.asarray(MATRIX)), want)
+
+
+def test_whole_numbers_are_summed_in_64_bits(xp: Any) -> None:
+    check(xp.cumulative_sum(xp.asarray(WHOLE), axis=0), np.cumsum(WHOLE, 0))
+    check(xp.cumulative_sum(xp.asarray(WHOLE[0])), np.cumsum(WHOLE[0]))
+    check(xp.cumulative_sum(xp.asarray(WHOLE[0]), dtype=xp.int32), np.cumsum(WHOLE[0], dtype=np.int32))
+    check(xp.unique_values(xp.asarray(WHOLE)), np.unique(WHOLE))
+    check(xp.unique_values(xp.asarray(np.array([True, False, True]))), np.array([False, True]))
+    check(xp.linalg.vector_norm(xp.asarray(WHOLE[1])), np.linalg.norm(WHOLE[1]))
+
+
+def test_matrices(xp: Any) -> None:
+    square = np.array([[4.0, 1.0], [1.0, 3.0]])
+    x = xp.asarray(square)
+    check(xp.linalg.inv(x), np.linalg.inv(square))
+    check(xp.linalg.det(x), np.linalg.det(square))
+    check(xp.linalg.matrix_norm(x), np.linalg.norm(square))
+    check(xp.linalg.svdvals(x), np.linalg.svd(square, compute_uv=False))
+    u, s, vh = xp.linalg.svd(x)
+    check((u * s) @ vh, square)
+
+
+def test_what_it_refuses(xp: Any) -> None:
+    with pytest.raises(ValueError, match="matrices"):
+        xp.matrix_transpose(xp.asarray([1.0]))
+    with pytest.raises(ValueError, match="axis"):
+        xp.cumulative_sum(xp.asarray(MATRIX))
+    with pytest.raises(AttributeError, match="no_such_function"):
+        _ = xp.no_such_function
