@@ -182,7 +182,8 @@ def test_kernels_of_cupy_run() -> None:
 
 def asked(*lines: str) -> str:
     """What a fresh process prints."""
-    done = run_python("-c", "\n".join(lines))
+    # -u: what is printed before a fork, or before os._exit, is printed once.
+    done = run_python("-u", "-c", "\n".join(lines))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
