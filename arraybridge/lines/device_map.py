@@ -11,7 +11,6 @@ from arraybridge.devices.discovery import find_device, on_host_instead
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
-from arraybridge.functions.gradients import for_other_threads
 from arraybridge.lines.lanes import Lane
 from arraybridge.lines.line import Line, Station
 from arraybridge.lines.on_device import call_setup, move, own_framework, working_on
@@ -102,6 +101,8 @@ def device_map(
     else:
         station = _thread_station(fn, chosen, setup)
     total = len(items) if isinstance(items, Sized) else None
+    from arraybridge.functions.gradients import for_other_threads  # what `import arraybridge` need not load
+
     source = for_other_threads((fn,), source)
     results = Line([station], _IN_FLIGHT * len(chosen), ordered).run(source)
     name = getattr(fn, "__name__", "device_map")

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from arraybridge.batches import extent, joined, part, plain
-from arraybridge.functions.gradients import for_other_threads
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.line import Line, Station
 from arraybridge.lines.report import PipelineReport, StageReport
@@ -137,6 +136,8 @@ class Pipeline:
     # -- running ----------------------------------------------------------------------------------
 
     def _run(self, source: Iterator[Any]) -> Iterator[Any]:
+        from arraybridge.functions.gradients import for_other_threads  # what an import need not load
+
         line = self._last = Line(self._stations, limit=len(self.stages) * (self.queue_size + 1))
         yield from line.run(for_other_threads(self.stages, source))
 
