@@ -20,6 +20,7 @@ from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.runner import Call, Runner, framework_of
 from arraybridge.memory.recovery import run_with_oom_recovery
+from arraybridge.placement import decorated
 from arraybridge.trees import ARRAY, Structure, arrays_of, flattened, kind_of, kinds, prefix, source_of
 from arraybridge.types import TypeMemo
 
@@ -46,7 +47,11 @@ def for_other_threads(functions: Iterable[Callable[..., Any]], items: Iterator[A
     Raises:
         GradientError: later, for an item that one of them follows, if gradients flow through a function.
     """
-    return map(_for_other_threads, items) if any(getattr(fn, "_flows", False) for fn in functions) else items
+    return (
+        map(_for_other_threads, items)
+        if any(getattr(decorated(fn), "_flows", False) for fn in functions)
+        else items
+    )
 
 
 def _for_other_threads(item: Any) -> Any:
