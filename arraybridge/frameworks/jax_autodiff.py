@@ -314,7 +314,8 @@ def _bridge(operation: Operation, keep: bool, *arrays: Any) -> tuple[list[Any], 
     """
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         return _called_back(operation, keep, arrays)
-    plain = [x if isinstance(x, jax.Array) else jnp.asarray(x, dtype=x.dtype) for x in arrays]
+    # JAX before 0.10 hands over Python's own floats.
+    plain = [x if isinstance(x, jax.Array) else jnp.asarray(x, getattr(x, "dtype", None)) for x in arrays]
     if operation.is_pullback:
         operation.hint = kept_by(int(np.asarray(plain.pop())[0]))
     if not keep:
