@@ -32,6 +32,9 @@ ALIGNMENT = 64
 #: The most axes that a NumPy array can have.
 MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 
+# NumPy 2.1 reads the capsules of DLPack 1; older ones refuse them by their name.
+_READS_VERSIONS = tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 1)
+
 # From this many bytes on it pays to choose how to copy.
 _LARGE = 1 << 16
 _PAGE = 4096
@@ -283,7 +286,7 @@ def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
 def from_dlpack(x: Any) -> np.ndarray:
     """`np.from_dlpack` for any producer in host memory, that of the extended dtypes included."""
     try:
-        exported = x.__dlpack__(max_version=(1, 0))
+        exported = x.__dlpack__(max_version=(1, 0)) if _READS_VERSIONS else x.__dlpack__()
     except TypeError:  # it speaks the version that had no such argument
         exported = x.__dlpack__()
     versioned = b"versioned" in capsule_name(exported)
