@@ -25,6 +25,7 @@ __all__ = [
     "UnknownFrameworkError",
     "nearest",
     "text_of",
+    "told",
     "warn",
 ]
 
@@ -43,6 +44,12 @@ def text_of(error: BaseException) -> str | None:
         return str(error)
     except Exception:  # noqa: BLE001  # what stands in __str__ is unknown
         return None
+
+
+def told(error: BaseException) -> str:
+    """``"ValueError: its message"``, or the class alone where there is no message to be had."""
+    words = text_of(error)
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def warn(message: str, category: type[Warning]) -> None:

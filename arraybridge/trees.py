@@ -43,7 +43,8 @@ __all__ = [
 
 #: What a value is: no array and no container, an array, or a container to look into.
 LEAF, ARRAY, TREE = 1, 2, 3
-# Neither an array nor, as yet, a container: its class may be registered with optree at any time.
+# Each value of the class is asked anew: it may be registered with optree at any time, or have a protocol of
+# its own.
 _OPEN = 0
 
 #: Namespace of the classes that are registered with optree for arraybridge alone.
@@ -76,10 +77,12 @@ def kind_of(value: Any) -> int:
             kind = TREE
         else:
             kind = _look(value)
+            if kind == ARRAY and registry.offers_alone(value):
+                return ARRAY  # this says nothing of its class
             if kind == _OPEN and isinstance(value, _BASES):
                 return LEAF  # an empty one says nothing of its class
         kinds.keep(cls, kind)
-    return kind or (TREE if _is_registered(value) else LEAF)
+    return kind or _look_again(value)
 
 
 def _look(value: Any) -> int:
@@ -90,6 +93,12 @@ def _look(value: Any) -> int:
     if isinstance(value, _BASES) and value:
         return TREE if _can_be_rebuilt(value) else LEAF
     return _OPEN
+
+
+def _look_again(value: Any) -> int:
+    if _is_registered(value):
+        return TREE
+    return ARRAY if registry.offers_alone(value) else LEAF
 
 
 # A look at the first value of a type may import a framework and take a lock: torch.compile cannot trace that.

@@ -396,3 +396,38 @@ def test_numpys_own_are_kept(x: Any) -> None:
     else:
         piped = by_pipeline(lambda part: part, x) if x.dtype.names is None else result
         assert (type(piped), piped.dtype) == (type(x), x.dtype)
+
+
+# -- objects that offer a protocol themselves, where their class does not ------------------------------
+
+
+class Holder:
+    """An array only where its maker gave it one."""
+
+    def __init__(self, held: np.ndarray | None = None) -> None:
+        if held is not None:
+            self.held = held
+            self.__array_interface__ = held.__array_interface__
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_protocol_of_the_object_says_nothing_of_its_class(first: bool) -> None:
+    torch = require("torch")
+    seen = []
+
+    @arraybridge.torch
+    def look(x: Any) -> None:
+        seen.append(x)
+
+    class Own(Holder):
+        """Not met yet."""
+
+    full, empty = Own(np.arange(3)), Own()
+    for one in (full, empty) if first else (empty, full):
+        look(one)
+    for one in (empty, full):
+        look(one)
+    found = [x.tolist() if isinstance(x, torch.Tensor) else x for x in seen]
+    values = [0, 1, 2]
+    assert found == ([values, empty] if first else [empty, values]) + [empty, values]
+    assert convert_tree({"a": full, "b": empty}, "torch")["b"] is empty

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.errors import DeviceNotFoundError
+from arraybridge.errors import DeviceNotFoundError, text_of, told
 from arraybridge.frameworks import registry
 
 
@@ -101,9 +101,11 @@ def inspect(name: str) -> dict[str, Any]:
     except DeviceNotFoundError as error:
         found["stage"], found["error"] = "device", str(error)
     except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
-        found["error"] = f"{type(error).__name__}: {error}"
+        found["error"] = told(error)
         # pyclesperanto without a device imports half; the error says so.
-        if getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in str(error):
+        if getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in (
+            text_of(error) or ""
+        ):
             found["stage"] = "device"
     return found
 
@@ -127,7 +129,7 @@ def look(names: list[str], say: Callable[[str], None]) -> None:
             # By its own means as well: arraybridge refuses what is known to end the process.
             _use(name, _import(name))
         except Exception as error:  # noqa: BLE001  # what only raises is no crash, and was told above
-            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+            print(f"{name}: {told(error)}", file=sys.stderr)
         say(f"done {name}")
 
 

@@ -19,6 +19,7 @@ from arraybridge.errors import (
     MemoryConversionError,
     SourceMismatchError,
     nearest,
+    told,
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
@@ -439,7 +440,7 @@ class _Journey:
 
 def _refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
     """What a framework raised, under a name of ours."""
-    reason = f"{type(error).__name__}: {error}"
+    reason = told(error)
     how = f" by the route {method!r}" if method else ""
     advice = "convert to numpy first to see which side refuses"
     if "numpy" in (source.name, target.name):

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from arraybridge.conversion.ring import BUFFERS, CHUNK, StagingRing, as_bytes, fetched, pinning_of, sent
-from arraybridge.errors import warn
+from arraybridge.errors import told, warn
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refusals
 from arraybridge.options import staging_allowed
@@ -285,7 +285,7 @@ def _errors(owner: Framework) -> tuple[type[Exception], ...]:
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    return told(error).partition("\n")[0]
 
 
 # -- one array -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.errors import told
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
@@ -64,7 +65,7 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
         return _open(x)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
         what = f"an array of type {type(x).__qualname__}"
-        raise refuse(FOREIGN_HOST, what, f"its memory cannot be read: {error}") from error
+        raise refuse(FOREIGN_HOST, what, f"its memory cannot be read: {told(error)}") from error
 
 
 def _open(x: Any) -> tuple[Framework, np.ndarray]:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arraybridge.errors import FrameworkNotInstalledError, UnknownArrayError, UnknownFrameworkError, nearest
+from arraybridge.errors import (
+    FrameworkNotInstalledError,
+    UnknownArrayError,
+    UnknownFrameworkError,
+    nearest,
+    text_of,
+    told,
+)
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN, Facts
 from arraybridge.frameworks.hints import hint_for
@@ -200,12 +207,12 @@ def _load(name: str) -> Framework:
 def _import_failed(name: str, error: BaseException) -> FrameworkNotInstalledError:
     if is_installed(name):
         message = (
-            f"{name} is installed, but importing it failed: {type(error).__name__}: {error}."
+            f"{name} is installed, but importing it failed: {told(error)}."
             f" Reinstall it with {install_command(name, '--force-reinstall')}."
         )
     else:
         message = how_to_install(name)
-    return FrameworkNotInstalledError(message, target_type=name, reason=str(error))
+    return FrameworkNotInstalledError(message, target_type=name, reason=text_of(error) or "")
 
 
 def install_command(name: str, *options: str) -> str:
@@ -355,6 +362,12 @@ def fetched_by(cls: type) -> str | None:
 def offers(x: Any, protocol: str) -> bool:
     """Whether the class of ``x`` has the attribute, or the object itself does; asks no ``__getattr__``."""
     return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
+
+
+def offers_alone(x: Any) -> bool:
+    """Whether ``x`` offers an array protocol that others of its class may lack."""
+    own = getattr(x, "__dict__", ())
+    return any(protocol in own and not hasattr(type(x), protocol) for protocol in _PROTOCOLS)
 
 
 def unknown_array(x: Any) -> UnknownArrayError:

@@ -13,7 +13,7 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, forwardprop_util
 from tensorflow.python.framework import op_callbacks  # pyright: ignore[reportAttributeAccessIssue]
 
-from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Operation, Shape, Span, no_forward_mode
 
 __all__ = ["TensorflowAutodiff"]
@@ -141,9 +141,9 @@ class TensorflowAutodiff(Autodiff):
         try:
             program = tf.function(probe, autograph=False).get_concrete_function(*specs)
         except (TypeError, ValueError, NotImplementedError, AttributeError, MemoryConversionError) as error:
-            raise _not_foretold(label, f"{type(error).__name__}: {error}") from error
+            raise _not_foretold(label, told(error)) from error
         except tf.errors.OpError as error:
-            raise _not_foretold(label, f"{type(error).__name__}: {error}") from error
+            raise _not_foretold(label, told(error)) from error
         drawing = [op.type for op in program.graph.get_operations() if _drawing_in(op.type)]
         if drawing:
             raise _cannot_draw_again(label, drawing[0])

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
     Autodiff,
     Body,
@@ -116,7 +116,7 @@ class TorchAutodiff(Autodiff):
         except (RuntimeError, NotImplementedError, TypeError, MemoryConversionError) as error:
             raise GradientError(
                 f"{label}(): inside jax.jit its shapes have to be foretold, and that failed:"
-                f" {type(error).__name__}: {error}. Shapes that depend on values, .item(), .numpy() and"
+                f" {told(error)}. Shapes that depend on values, .item(), .numpy() and"
                 " calls of further frameworks cannot be foretold; call the function outside of jax.jit",
                 reason="shapes cannot be foretold",
             ) from error

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.errors import CannotSplitError, text_of
+from arraybridge.errors import CannotSplitError, told
 from arraybridge.memory.recognise import is_oom_error, let_go
 from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.offload.choice import CALIBRATION, RECHECK_LONGEST, Verdict
@@ -232,7 +232,7 @@ class Offload(Decider):
         except Exception as error:  # noqa: BLE001  # an unknown function's: the CPU tells whether it is its own
             let_go(error)  # whose variables hold the card's memory
             oom = is_oom_error(error) or isinstance(error, CannotSplitError)
-            return Failure(f"{type(error).__name__}: {text_of(error) or ''}".partition("\n")[0], oom)
+            return Failure(told(error).partition("\n")[0], oom)
         dtypes = [dtype for dtype, _ in entry.form or ()]
         there = [dtype_name(x) for x in results(result)]
         if len(there) == len(dtypes) and there != dtypes and entry.card(card.name).proven:

@@ -360,12 +360,24 @@ class ObjectInterface(Interface):
         super().__init__(np.array([1, None], object))
 
 
+class WordlessError(BufferError):
+    def __str__(self) -> str:
+        raise KeyError("no words")
+
+
+class Mute(Broken):
+    def __dlpack__(self, **_: Any) -> Any:
+        raise WordlessError
+
+
 class OnMetal(Broken):
     def __dlpack_device__(self) -> tuple[int, int]:
         return (8, 0)
 
 
-@pytest.mark.parametrize("make", [Broken, NoCapsule, BadInterface, EmptyInterface, ObjectInterface, OnMetal])
+@pytest.mark.parametrize(
+    "make", [Broken, NoCapsule, BadInterface, EmptyInterface, ObjectInterface, OnMetal, Mute]
+)
 def test_a_broken_exporter_ends_in_a_typed_error(make: Callable[[], Any]) -> None:
     for target in HOST:
         require(target)
