@@ -268,6 +268,10 @@ class CupyRunning(Running):
         with _on_card(planes[0].device.id):
             return cupy.stack(planes)
 
+    def part(self, x: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
+        with _on_card(x.device.id):
+            return cupy.ndarray(shape, hostmemory.np_dtype(dtype), memptr=x.data)
+
 
 class CupyStreams(Streams):
     def stream(self, device: Device) -> AbstractContextManager[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -153,6 +154,11 @@ class NumpyFast(Fast):
 class NumpyRunning(Running):
     def condition(self, x: np.ndarray) -> tuple[Any, ...]:
         return (x.strides, x.dtype.str, hostmemory.address(x), x.flags.writeable, x.flags.aligned)
+
+    def part(self, x: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        wanted = hostmemory.np_dtype(dtype)
+        nbytes = wanted.itemsize * math.prod(shape)
+        return x.reshape(-1).view(np.uint8)[:nbytes].view(wanted).reshape(shape)
 
     conforms = True
 

@@ -308,6 +308,10 @@ class Running:
         """What a user may have changed of an array in place, besides its values, shape and dtype."""
         return ()
 
+    def part(self, x: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array of that shape and dtype over the first bytes of a packed array; None without such views."""
+        return None
+
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         """What waits for an array of this class, where an allocation that failed shows only then; or None."""
         return None

@@ -264,7 +264,8 @@ class TorchFramework(Framework):
         return torch.cat(parts, axis)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
-        return torch.empty(shape, dtype=_DTYPES[dtype], device=self.torch_device(device))
+        with torch.inference_mode(False):  # whose tensors cannot be written to outside
+            return torch.empty(shape, dtype=_DTYPES[dtype], device=self.torch_device(device))
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         if device.kind != "gpu":
@@ -379,8 +380,14 @@ class TorchPickling(Pickling):
 class TorchRunning(Running):
     def condition(self, x: torch.Tensor) -> tuple[Any, ...]:
         memory = x.untyped_storage()
-        bits = (x.is_conj(), x.is_neg(), x.requires_grad, x.is_leaf, x.grad is None)
+        clean = x.is_leaf and x.grad is None and not x.__dict__  # of any other than a leaf, .grad warns
+        bits = (x.is_conj(), x.is_neg(), x.requires_grad, x.is_leaf, clean)
         return (x.stride(), x.storage_offset(), memory.data_ptr(), memory.nbytes(), *bits)
+
+    def part(self, x: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        # No view of x to autograd: what is done to one is nothing to the other.
+        with torch.inference_mode(False):
+            return torch.empty(0, dtype=_DTYPES[dtype], device=x.device).set_(x.untyped_storage(), 0, shape)
 
     conforms = True
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.errors import MemoryConversionError
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
@@ -27,8 +27,42 @@ class PoolLimitError(MemoryConversionError, ValueError):
 # -- reusable arrays -----------------------------------------------------------------------------------
 
 
+class _Key(NamedTuple):
+    """What an array that is taken has to be."""
+
+    framework: str
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    pinned: bool
+
+    def place(self) -> tuple[str, str, bool]:
+        return self.framework, self.device, self.pinned
+
+
+class _Buffer(NamedTuple):
+    """An array that the pool has made; ``array`` is None where it is lent as it is, which pins nothing."""
+
+    key: _Key
+    nbytes: int
+    array: Any
+    condition: tuple[Any, ...]
+
+
+class _Loan(NamedTuple):
+    """What is lent: a buffer, or ``part``, a smaller array over the beginning of its memory."""
+
+    buffer: _Buffer
+    lent: weakref.ref[Any]
+    part: tuple[Any, ...] | None  # its condition
+
+
 class BufferPool:
     """Arrays to use again, so that memory is not taken from the system, and touched for the first time, anew.
+
+    An idle array of the same shape and dtype comes back as the very object. Else the smallest idle one of
+    NumPy, CuPy or PyTorch that has enough memory, and at most twice as much, is lent as a smaller array over
+    the beginning of its memory.
 
     A pool may be used by several threads. It counts the arrays that it has lent as well as the idle ones,
     and drops idle ones to stay within its bound, those that were given back first. `free_memory` and every
@@ -46,6 +80,10 @@ class BufferPool:
     >>> pool.give(x)
     >>> pool.take((256, 256), "float32", "numpy") is x
     True
+    >>> pool.give(x)
+    >>> smaller = pool.take((200, 256), "float32", "numpy")
+    >>> pool.nbytes == x.nbytes  # no more memory than before
+    True
     """
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
@@ -53,10 +91,9 @@ class BufferPool:
             raise ValueError(f"max_bytes={max_bytes!r} is no bound; pass a positive number of bytes")
         self.max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._idle: deque[tuple[_Key, int, Any]] = deque()
-        # By id: the array's key and size, a reference that forgets them when the array is collected, and what
-        # must not have changed when it comes back.
-        self._lent: dict[int, tuple[_Key, int, weakref.ref[Any], tuple[Any, ...]]] = {}
+        self._idle: deque[_Buffer] = deque()
+        # By the id of the lent array.
+        self._lent: dict[int, _Loan] = {}
         # Lent arrays that were collected. A callback of the collector may run anywhere, also in the midst of
         # a sum, and only notes them.
         self._lost: deque[int] = deque()
@@ -71,7 +108,13 @@ class BufferPool:
             return self._nbytes
 
     def take(
-        self, shape: tuple[int, ...] | int, dtype: Any, framework: FrameworkLike, gpu_id: int | None = None
+        self,
+        shape: tuple[int, ...] | int,
+        dtype: Any,
+        framework: FrameworkLike,
+        gpu_id: int | None = None,
+        *,
+        pinned: bool = False,
     ) -> Any:
         """An array that nobody else uses; its values are whatever was there before.
 
@@ -81,12 +124,16 @@ class BufferPool:
             framework: whose array: one with mutable arrays (not JAX or TensorFlow).
             gpu_id: on which accelerator; None: on the host, or on the current device of a framework
                 that has no host arrays.
+            pinned: on the host, in page-locked memory, as of the function `pinned`; a NumPy array or a torch
+                tensor.
 
         Raises:
             PoolLimitError: it would exceed the bound, also with every idle array dropped.
-            DeviceNotFoundError: there is no such accelerator.
+            DeviceNotFoundError: there is no such accelerator; with ``pinned``, no card, or neither PyTorch
+                nor CuPy is imported, so that nobody can lock memory for it.
             DtypeNotSupportedError: the framework does not have the dtype.
-            ValueError: the framework's arrays are immutable, or the shape has a negative extent.
+            ValueError: the framework's arrays are immutable, the shape has a negative extent, or ``pinned``
+                is asked for on a card.
         """
         owner = registry.framework(framework)
         if not owner.mutable:
@@ -103,18 +150,20 @@ class BufferPool:
             name = str(dtype).rpartition(".")[2]
         owner.supports(name, shape)
         device = _place(owner, gpu_id)
-        itemsize = hostmemory.np_dtype(name).itemsize
-        nbytes = itemsize * int(np.prod(shape, dtype=object))
-        key = (owner.name, str(device), name, shape)
+        if pinned and device != CPU:
+            raise ValueError(
+                f"pinned memory is the host's, and this buffer would be on {device}; take it without gpu_id,"
+                " as 'numpy' or 'torch'"
+            )
+        nbytes = hostmemory.np_dtype(name).itemsize * int(np.prod(shape, dtype=object))
+        key = _Key(owner.name, str(device), name, shape, bool(pinned))
         with self._lock:
             self._forget_lost()
-            for i, (idle_key, _, array) in enumerate(self._idle):
-                if idle_key == key:
-                    del self._idle[i]
-                    self._lend(key, nbytes, array)
-                    return array
+            array = self._from_idle(owner, key, nbytes)
+            if array is not None:
+                return array
             while self._nbytes + nbytes > self.max_bytes and self._idle:
-                self._nbytes -= self._idle.popleft()[1]
+                self._nbytes -= self._idle.popleft().nbytes
             if self._nbytes + nbytes > self.max_bytes:
                 raise PoolLimitError(
                     f"a buffer of {nbytes} bytes does not fit into this pool: {self._nbytes} of its"
@@ -125,26 +174,48 @@ class BufferPool:
                 )
             self._nbytes += nbytes  # set aside, so that other threads stay within the bound meanwhile
         try:
-            array = owner.empty(shape, name, device)
+            array = _pinned_empty(owner, shape, name) if pinned else owner.empty(shape, name, device)
+            condition = _condition(owner, array)
         except BaseException:
             with self._lock:
                 self._nbytes -= nbytes
             raise
         with self._lock:
-            self._lend(key, nbytes, array)
+            self._lend(_Buffer(key, nbytes, None, condition), array, None)
         return array
 
-    def _lend(self, key: _Key, nbytes: int, array: Any) -> None:
+    def _from_idle(self, owner: Framework, key: _Key, nbytes: int) -> Any:
+        """The idle array of that key, or a part of the one that fits best; None where there is none."""
+        for i, buffer in enumerate(self._idle):
+            if buffer.key == key:
+                del self._idle[i]
+                self._lend(buffer._replace(array=None), buffer.array, None)
+                return buffer.array
+        fitting = [
+            (buffer.nbytes, i)
+            for i, buffer in enumerate(self._idle)
+            if buffer.key.place() == key.place() and 0 < nbytes <= buffer.nbytes <= 2 * nbytes
+        ]
+        if not fitting:
+            return None
+        _, best = min(fitting)
+        buffer = self._idle[best]
+        part = (owner.running or Running()).part(buffer.array, key.shape, key.dtype)
+        if part is not None:
+            condition = _condition(owner, part)
+            del self._idle[best]
+            self._lend(buffer, part, condition)
+        return part
+
+    def _lend(self, buffer: _Buffer, array: Any, part: tuple[Any, ...] | None) -> None:
         self._forget_lost()  # among them, perhaps, one that had this array's id
         identity, lost = id(array), self._lost
-        condition = _condition(registry.framework(key[0]), array)
         reference = weakref.ref(array, lambda _: lost.append(identity))
-        self._lent[identity] = (key, nbytes, reference, condition)
+        self._lent[identity] = _Loan(buffer, reference, part)
 
     def _forget_lost(self) -> None:
         while self._lost:
-            _, nbytes, *_ = self._lent.pop(self._lost.popleft())
-            self._nbytes -= nbytes
+            self._nbytes -= self._lent.pop(self._lost.popleft()).buffer.nbytes
 
     def give(self, array: Any) -> None:
         """Give a lent array back. Whoever still refers to it, or to a view of it, must not use it any more.
@@ -157,26 +228,29 @@ class BufferPool:
                 before.
         """
         with self._lock:
-            lent = self._lent.get(id(array))
-            if lent is None or lent[2]() is not array:
+            loan = self._lent.get(id(array))
+            if loan is None or loan.lent() is not array:
                 raise ValueError(
                     "this array is not lent by this pool: give back the very array that take() returned,"
                     " once, and not a view or a copy of it"
                 )
             del self._lent[id(array)]
+        buffer = loan.buffer
         try:
-            owner = registry.framework(lent[0][0])
+            owner = registry.framework(buffer.key.framework)
             owner.settle(array)
-            unchanged = _condition(owner, array) == lent[3]
+            whole = array if loan.part is None else buffer.array
+            unchanged = loan.part is None or _condition(owner, array) == loan.part
+            unchanged = unchanged and _condition(owner, whole) == buffer.condition
         except BaseException:  # the work on it failed: the array goes, and its bytes with it
             with self._lock:
-                self._nbytes -= lent[1]
+                self._nbytes -= buffer.nbytes
             raise
         with self._lock:
             if unchanged:
-                self._idle.append((lent[0], lent[1], array))
+                self._idle.append(buffer._replace(array=whole))
             else:
-                self._nbytes -= lent[1]
+                self._nbytes -= buffer.nbytes
 
     def clear(self) -> int:
         """Drop the idle arrays, and return their bytes. Lent ones stay with those who took them."""
@@ -186,12 +260,14 @@ class BufferPool:
         """Drop the idle arrays of that framework on that device; None stands for all."""
         freed = 0
         with self._lock:
-            kept: deque[tuple[_Key, int, Any]] = deque()
-            for key, nbytes, array in self._idle:
-                if (device is None or key[1] == str(device)) and name in (None, key[0]):
-                    freed += nbytes
+            self._forget_lost()  # a part that was lost keeps its buffer until then
+            kept: deque[_Buffer] = deque()
+            for buffer in self._idle:
+                on_it = device is None or buffer.key.device == str(device)
+                if on_it and name in (None, buffer.key.framework):
+                    freed += buffer.nbytes
                 else:
-                    kept.append((key, nbytes, array))
+                    kept.append(buffer)
             self._idle = kept
             self._nbytes -= freed
         return freed
@@ -209,7 +285,6 @@ def _condition(owner: Framework, x: Any) -> tuple[Any, ...]:
     return (*facts, *(owner.running or Running()).condition(x))
 
 
-_Key = tuple[str, str, str, tuple[int, ...]]  # framework, device, dtype, shape
 _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
 
 
@@ -262,13 +337,36 @@ def pinned(x: Any) -> Any:
     owner = registry.find_owner(x)
     if owner is None or not owner.mutable or not view.nbytes:
         return x
+    memory = _locked(view.nbytes)
+    if memory is None:
+        return x
+    target = memory.view(view.dtype).reshape(view.shape)
+    np.copyto(target, view)
+    return convert_memory(target, owner.name, copy=False)
+
+
+def _locked(nbytes: int) -> np.ndarray | None:
+    """Page-locked bytes from whichever loaded framework locks pages; None where none does."""
     for one in registry.loaded():
-        memory = None if one.pinning is None else one.pinning.pinned_bytes(view.nbytes)
+        memory = None if one.pinning is None else one.pinning.pinned_bytes(nbytes)
         if memory is not None:
-            target = memory.view(view.dtype).reshape(view.shape)
-            np.copyto(target, view)
-            return convert_memory(target, owner.name, copy=False)
-    return x
+            return memory
+    return None
+
+
+def _pinned_empty(owner: Framework, shape: tuple[int, ...], dtype: str) -> Any:
+    whole = hostmemory.np_dtype(dtype)
+    nbytes = whole.itemsize * int(np.prod(shape, dtype=object))
+    memory = _locked(max(1, nbytes))
+    if memory is None:
+        raise DeviceNotFoundError(
+            "memory is page-locked for a card, by PyTorch or CuPy, and none of those that are imported here"
+            " sees a card. Take the buffer without pinned=True, or import the framework that has the card"
+            " before.",
+            target_type=owner.name,
+            reason="no imported framework sees a card to lock memory for",
+        )
+    return convert_memory(memory[:nbytes].view(whole).reshape(shape), owner.name, copy=False)
 
 
 # -- the buffers behind gpu_id= ------------------------------------------------------------------------

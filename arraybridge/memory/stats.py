@@ -36,7 +36,7 @@ REST_OF_PROCESS = "this process, otherwise"  # contexts, libraries, and pools wh
 OTHERS = "other processes"
 REST = "everything else"  # where NVML does not say which process holds what
 
-_READING = ("device", "holder", "used", "cached", "peak")
+_READING = ("device", "holder", "used", "cached", "peak", "fragmentation")
 
 
 class Holding(NamedTuple):
@@ -56,6 +56,24 @@ class Holding(NamedTuple):
     used: int | None
     cached: int | None = None
     peak: int | None = None
+
+    @property
+    def reserved(self) -> int | None:
+        """What the holder has taken from the device: ``used`` and ``cached``; None where it does not tell."""
+        return None if self.used is None or self.cached is None else self.used + self.cached
+
+    @property
+    def fragmentation(self) -> float | None:
+        """The part of what is reserved that no live array uses, from 0 to 1; None where it does not tell.
+
+        Much of it beside an error of memory that has run out says that free memory lies in pieces, or in
+        another framework's cache.
+        """
+        return None if self.reserved is None else (self.cached or 0) / max(1, self.reserved)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ``reserved`` and ``fragmentation``."""
+        return {**self._asdict(), "reserved": self.reserved, "fragmentation": self.fragmentation}
 
 
 class DeviceMemory(NamedTuple):
@@ -106,7 +124,7 @@ class MemoryStats:
         """Plain dictionaries, lists, strings and numbers."""
         return {
             "devices": [
-                {**device._asdict(), "holdings": [holding._asdict() for holding in device.holdings]}
+                {**device._asdict(), "holdings": [holding.to_dict() for holding in device.holdings]}
                 for device in self.devices
             ],
             "note": self.note,
@@ -117,10 +135,10 @@ class MemoryStats:
         for device in self.devices:
             free = f"{format_bytes(device.free)} free of {format_bytes(device.total)}"
             rows.append((device.device, f"{device.name}: {free}" if device.name else free))
-            rows.extend(
-                ("", h.holder, format_bytes(h.used), format_bytes(h.cached), format_bytes(h.peak))
-                for h in device.holdings
-            )
+            for h in device.holdings:
+                scattered = "" if h.fragmentation is None else f"{h.fragmentation:.0%}"
+                sizes = (format_bytes(n) for n in (h.used, h.cached, h.peak))
+                rows.append(("", h.holder, *sizes, scattered))
         return rows
 
     def __str__(self) -> str:
@@ -137,8 +155,9 @@ class MemoryStats:
 def memory_stats() -> MemoryStats:
     """Who holds the memory of the host and of each card, now.
 
-    For each device: total, free, and per framework used, cached and peak; what other processes hold, and what
-    this process holds besides (CUDA's contexts and libraries). A framework that has opened no card, or that
+    For each device: total, free, and per framework used, cached and peak, and where it tells both how much of
+    what it reserved no array uses (fragmentation); what other processes hold, and what this process holds
+    besides (CUDA's contexts and libraries). A framework that has opened no card, or that
     does not count what it holds (NumPy, pyclesperanto), has no row. Opens nothing, and needs no card.
 
     >>> memory_stats()["cpu"].total > 0

@@ -41,12 +41,132 @@ def test_another_shape_or_dtype_is_another_array() -> None:
     pool = BufferPool(1 << 20)
     x = pool.take((4, 5), np.float32, "numpy")
     pool.give(x)
-    assert pool.take((5, 4), "float32", "numpy") is not x
-    assert pool.take((4, 5), "int32", "numpy") is not x
+    other = pool.take((5, 4), "float32", "numpy")
+    assert other is not x
+    pool.give(other)
+    other = pool.take((4, 5), "int32", "numpy")
+    assert (other.dtype, other is x) == (np.int32, False)
+    pool.give(other)
     assert pool.take((4, 5), np.dtype("float32"), "numpy") is x
     assert pool.take(7, bool, "numpy").shape == (7,)
     assert pool.take((), "int8", "numpy").shape == ()
     assert pool.take((0, 3), "int8", "numpy").shape == (0, 3)
+
+
+def address(x: Any) -> int:
+    return int(arraybridge.to_numpy(x, copy=False).ctypes.data)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "complex128", "bfloat16"])
+@pytest.mark.parametrize("name", ["numpy", "torch"])
+def test_a_larger_buffer_is_lent_as_a_smaller_array(name: str, dtype: str) -> None:
+    require(name)
+    pytest.importorskip("ml_dtypes")
+    pool = BufferPool(1 << 20)
+    large = pool.take((10, 30), "complex64", name)  # 2400 bytes
+    pool.give(large)
+    count = 2000 // np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize
+    small = pool.take((5, count // 5), dtype, name)
+    assert (tuple(small.shape), address(small)) == ((5, count // 5), address(large))
+    assert arraybridge.framework(name).dtype_name(small) == dtype
+    assert pool.nbytes == 2400
+    small[...] = 3
+    assert bool((small == 3).all())
+    again = pool.take((10, 30), "complex64", name)
+    assert address(again) != address(large)  # that memory is lent
+    pool.give(small)
+    assert pool.take((10, 30), "complex64", name) is large
+    with pytest.raises(ValueError, match="not lent"):
+        pool.give(small)
+
+
+TAKEN = [(n, "uint8") for n in (1001, 1001, 1001, 1001, 449, 450)] + [(1000, "int8")]
+
+
+def test_the_best_fit_is_taken_and_none_over_twice_the_size() -> None:
+    pool = BufferPool(1 << 20)
+    made = {n: pool.take(n, "uint8", "numpy") for n in (1000, 1600, 1200, 2001, 900)}
+    for x in made.values():
+        pool.give(x)
+    lent = [pool.take(n, kind, "numpy") for n, kind in TAKEN]
+    whose = {address(x): n for n, x in made.items()}
+    assert [whose.get(address(x)) for x in lent] == [1200, 1600, 2001, None, None, 900, 1000]
+    assert pool.take(0, "uint8", "numpy").shape == (0,)
+    assert pool.nbytes == 1000 + 1600 + 1200 + 2001 + 900 + 1001 + 449
+
+
+def test_a_framework_without_such_arrays_gets_buffers_of_their_own() -> None:
+    cle = require("pyclesperanto")
+    pool = BufferPool(1 << 20)
+    x = pool.take((20, 20), "float32", "pyclesperanto")
+    pool.give(x)
+    small = pool.take((20, 19), "float32", "pyclesperanto")
+    assert small.shape == (20, 19)
+    cle.set(small, 2)
+    assert pool.nbytes == 1600 + 1520
+
+
+def test_a_part_that_is_forgotten_is_not_counted_and_not_lent_again() -> None:
+    pool = BufferPool(1 << 20)
+    pool.give(pool.take(1000, "uint8", "numpy"))
+    view = pool.take(900, "uint8", "numpy")[:800]  # its base is the buffer, not what was lent
+    view[...] = 7
+    gc.collect()
+    assert pool.nbytes == 0
+    for _ in range(5):
+        pool.take(900, "uint8", "numpy")[...] = 1
+    assert (view == 7).all()
+
+
+@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")
+@pytest.mark.parametrize("what", ["shape", "dtype", "flags"])
+def test_a_part_that_was_changed_takes_its_buffer_along(what: str) -> None:
+    pool = BufferPool(1 << 20)
+    large = pool.take((5, 5), "float32", "numpy")
+    pool.give(large)
+    small = pool.take((4, 5), "float32", "numpy")
+    changed_numpy()[what](small)
+    pool.give(small)
+    assert pool.nbytes == 0
+    assert pool.take((5, 5), "float32", "numpy") is not large
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.requires_grad_(),
+        lambda x: x.resize_(2, 2),
+        lambda x: x.untyped_storage().resize_(0),
+        lambda x: x.set_(x.clone()),
+        lambda x: setattr(x, "data", x.new_zeros(5, 4)),
+        lambda x: x.copy_(x.new_ones(5, 4, requires_grad=True)),
+    ],
+)
+def test_a_part_of_torch_that_was_changed_takes_its_buffer_along(change: Callable[[Any], object]) -> None:
+    require("torch")
+    pool = BufferPool(1 << 20)
+    large = pool.take((5, 5), "float32", "torch")
+    pool.give(large)
+    small = pool.take((5, 4), "float32", "torch")
+    change(small)
+    pool.give(small)
+    assert pool.nbytes == 0
+    again = pool.take((5, 5), "float32", "torch")
+    assert again is not large
+    assert not again.requires_grad
+
+
+def test_what_is_taken_under_inference_mode_may_be_written_to_outside() -> None:
+    torch = require("torch")
+    pool = BufferPool(1 << 20)
+    for shape in ((5, 5), (5, 4)):  # a new one, and a part of it
+        with torch.inference_mode():
+            x = pool.take(shape, "float32", "torch")
+        x.fill_(2)
+        weight = torch.ones(shape, requires_grad=True)
+        (weight * x).sum().backward()
+        assert torch.equal(weight.grad, x)
+        pool.give(x)
 
 
 def changed_numpy() -> dict[str, Callable[[Any], object]]:
@@ -88,6 +208,8 @@ def test_a_changed_array_is_not_lent_again(what: str) -> None:
         lambda x: setattr(x, "data", x.new_zeros(5, 5)),
         lambda x: x.as_strided_((5, 5), (0, 1)),
         lambda x: setattr(x, "grad", x.clone()),
+        lambda x: x.copy_(x.new_ones(5, 5, requires_grad=True)),
+        lambda x: setattr(x, "label", "mine"),
     ],
 )
 def test_a_changed_tensor_is_not_lent_again(change: Callable[[Any], object]) -> None:
@@ -113,9 +235,9 @@ def test_the_bound() -> None:
         pool.take(50, "uint8", "numpy")
     assert pool.nbytes == 60
     pool.give(first)
-    second = pool.take(50, "uint8", "numpy")  # drops the idle one
-    assert len(second) == 50
-    assert pool.nbytes == 50
+    second = pool.take(90, "uint8", "numpy")  # drops the idle one
+    assert len(second) == 90
+    assert pool.nbytes == 90
     with pytest.raises(ValueError, match="101 bytes"):
         pool.take(101, "uint8", "numpy")
     assert not arraybridge.is_oom_error(PoolLimitError("full"))
@@ -244,6 +366,41 @@ def test_without_a_card_nothing_is_pinned() -> None:
     assert pinned(x) is x
     t = torch.arange(5)
     assert pinned(t) is t
+
+
+def test_pinned_buffers_are_refused_without_a_card() -> None:
+    torch = require("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    pool = BufferPool(1000)
+    for name in ("numpy", "torch"):
+        with pytest.raises(arraybridge.DeviceNotFoundError, match="page-locked.*without pinned=True"):
+            pool.take(10, "float32", name, pinned=True)
+    assert pool.nbytes == 0
+    cle = require("pyclesperanto")
+    assert cle is not None
+    with pytest.raises(ValueError, match="pinned memory is the host's"):
+        pool.take(10, "float32", "pyclesperanto", pinned=True)
+
+
+def test_pinned_buffers(fake: FakeFramework) -> None:
+    pool = BufferPool(10_000)
+    plain = pool.take((4, 100), "float32", "numpy")
+    pool.give(plain)
+    x = pool.take((4, 100), "float32", "numpy", pinned=True)
+    assert (x.shape, x.dtype) == ((4, 100), np.float32)
+    assert fake.most_pinned == 1600
+    assert fake.pinning.is_pinned(x.view(np.uint8).reshape(-1))
+    x[...] = 1
+    pool.give(x)
+    assert pool.take((4, 100), "float32", "numpy", pinned=True) is x
+    assert pool.take((4, 100), "float32", "numpy") is plain  # the two kinds are kept apart
+    pool.give(x)
+    small = pool.take((4, 99), "float32", "numpy", pinned=True)
+    assert address(small) == address(x)
+    assert pool.take((0, 3), "float32", "numpy", pinned=True).shape == (0, 3)
+    with pytest.raises(ValueError, match="on gpu:1"):
+        pool.take(10, "uint8", "fake", gpu_id=1, pinned=True)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float64", "complex64", "bool"])

@@ -21,6 +21,7 @@ from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_st
 from arraybridge.frameworks import cards
 from arraybridge.frameworks.cards import Card
 from arraybridge.memory import nvml
+from arraybridge.memory.stats import Holding
 from arraybridge.show import format_bytes
 from tests.helpers import require
 from tests.memory.fake import FakeFramework
@@ -135,6 +136,25 @@ def test_holdings_and_free_memory_add_up(
         }
     assert card.free is not None
     assert sum((used or 0) + (cached or 0) for used, cached in held.values()) + card.free == card.total
+
+
+def test_fragmentation_is_what_is_reserved_and_not_used(
+    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.used, fake.cached = [100, 0], [300, 0]
+    use(monkeypatch, FakeNvml(), FIRST, SECOND)
+    stats = memory_stats()
+    first, empty = (next(h for h in stats[f"gpu:{i}"].holdings if h.holder == "fake") for i in (0, 1))
+    assert (first.reserved, first.fragmentation) == (400, 0.75)
+    assert (empty.reserved, empty.fragmentation) == (0, 0.0)
+    unknown = Holding("gpu:0", "other processes", 5)
+    assert (unknown.reserved, unknown.fragmentation) == (None, None)
+    lines = {line.split()[0]: line for line in str(stats).splitlines()}
+    assert lines["device"].endswith("fragmentation")
+    told = next(line for line in str(stats).splitlines() if line.split()[0] == "fake")
+    assert told.split() == ["fake", "100", "B", "300", "B", "500", "B", "75%"]
+    (held,) = (h for h in stats.to_dict()["devices"][1]["holdings"] if h["holder"] == "fake")
+    assert (held["reserved"], held["fragmentation"]) == (400, 0.75)
 
 
 @pytest.mark.parametrize(
