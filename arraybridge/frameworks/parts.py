@@ -309,7 +309,7 @@ class Running:
         return ()
 
     def part(self, x: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """An array of that shape and dtype over the first bytes of a packed array; None without such views."""
+        """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
         return None
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:

@@ -374,7 +374,7 @@ def test_pinned_buffers_are_refused_without_a_card() -> None:
         pytest.skip("there is one")
     pool = BufferPool(1000)
     for name in ("numpy", "torch"):
-        with pytest.raises(arraybridge.DeviceNotFoundError, match="page-locked.*without pinned=True"):
+        with pytest.raises(arraybridge.DeviceNotFoundError, match=r"page-locked.*without pinned=True"):
             pool.take(10, "float32", name, pinned=True)
     assert pool.nbytes == 0
     cle = require("pyclesperanto")

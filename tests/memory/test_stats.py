@@ -209,7 +209,8 @@ def test_utilization_without_a_card() -> None:
 def test_forms() -> None:
     reading = memory_stats()
     assert json.loads(json.dumps(reading.to_dict()))["devices"][1]["holdings"][0]["holder"] == "fake"
-    assert str(reading).splitlines()[0].split() == ["device", "holder", "used", "cached", "peak"]
+    head = ["device", "holder", "used", "cached", "peak", "fragmentation"]
+    assert str(reading).splitlines()[0].split() == head
     assert "<td>fake</td>" in reading._repr_html_()
     assert {row.device for row in reading.rows} == {"cpu", "gpu:0", "gpu:1"}
     with pytest.raises(KeyError, match="gpu:9"):
