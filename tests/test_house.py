@@ -104,6 +104,19 @@ def test_all_is_sorted_and_every_name_is_there() -> None:
     assert not missing
 
 
+def test_pipelines_and_pools_are_loaded_when_asked_for() -> None:
+    code = (
+        "import sys, arraybridge; {}; print([m for m in sys.modules if m.startswith('arraybridge.lines.')])"
+    )
+    before = run_python("-c", code.format("None"))
+    assert before.stdout.strip() == "[]", before.stderr
+    after = run_python("-c", code.format("arraybridge.Pipeline"))
+    assert "arraybridge.lines.pipeline" in after.stdout, after.stderr
+    with pytest.raises(AttributeError, match="no attribute 'pipelnie'"):
+        arraybridge.pipelnie  # type: ignore[attr-defined]  # noqa: B018
+    assert set(arraybridge.__all__) <= set(dir(arraybridge))
+
+
 def test_a_plug_in_author_reads_the_core_in_one_screen() -> None:
     """What goes beyond stands in parts, each of them None or an object."""
     names = {name for name in (*dir(Framework), *Framework.__annotations__) if not name.startswith("_")}
