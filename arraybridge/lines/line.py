@@ -148,7 +148,7 @@ class Line:
                         item = next(source)
                     except StopIteration:
                         more = False
-                    except Exception as error:
+                    except Exception as error:  # whatever it is, it goes on to the caller
                         error.add_note(f"while reading item {fed} of the input")
                         raise
                     else:

@@ -51,7 +51,7 @@ def call_setup(setup: Callable[[], Any], device: Device) -> Any:
     """What ``setup`` makes for a worker of `device_map`; what it raises says where."""
     try:
         return setup()
-    except BaseException as error:
+    except BaseException as error:  # whatever it is, it goes on to the caller
         error.add_note(f"in setup, on {device}")
         raise
 

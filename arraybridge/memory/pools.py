@@ -176,7 +176,7 @@ class BufferPool:
         try:
             array = _pinned_empty(owner, shape, name) if pinned else owner.empty(shape, name, device)
             condition = _condition(owner, array)
-        except BaseException:
+        except BaseException:  # whatever it is, it goes on to the caller; nothing was lent
             with self._lock:
                 self._nbytes -= nbytes
             raise
