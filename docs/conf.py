@@ -6,12 +6,19 @@ Nothing is fetched while building: no inventories of other projects, no fonts.
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import sys
 import warnings
 from pathlib import Path
 
-from sphinx.application import Sphinx
+# The programs of the gallery run in this process. They are shown two OpenCL devices, in PoCL of the wheel.
+os.environ.setdefault("POCL_DEVICES", "pthread pthread")
+# A dependency of the theme would set it to INFO, and every step of a recovery be printed while building.
+logging.basicConfig(level=logging.WARNING)
+
+from sphinx.application import Sphinx  # noqa: E402
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
@@ -33,10 +40,12 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
     "sphinx_autodoc_typehints",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py"]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 
@@ -66,6 +75,23 @@ html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+# -- the gallery ---------------------------------------------------------------------------------------
+
+# A program runs again when its text has changed; to run all of them, delete docs/gallery/. The titles in a
+# picture are its alternative text.
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "gallery",
+    "filename_pattern": re.escape(os.sep) + r"\d\d_",
+    "within_subsection_order": "FileNameSortKey",
+    "capture_repr": (),  # what is printed is shown, and nothing else
+    "abort_on_example_error": True,
+    "write_computation_times": False,
+    "show_signature": False,
+    "image_srcset": ["2x"],
+}
 
 
 # -- parts of pages that are written from what is there ------------------------------------------------

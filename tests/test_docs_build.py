@@ -1,8 +1,7 @@
-"""The documentation builds without a warning, its links lead somewhere, its error messages are real."""
+"""What the documentation says is so: its links, its tables, its error messages. (`tox -e docs` builds it.)"""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -32,21 +31,6 @@ def check_links(folder: Path) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
     )
-
-
-def test_it_builds_without_a_warning(tmp_path: Path) -> None:
-    for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton", "sphinx_autodoc_typehints"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed (tox -e docs has it)")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-b", "html"]
-    done = subprocess.run(
-        [*command, str(DOCS), str(tmp_path)], capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    links = check_links(tmp_path)
-    assert links.returncode == 0, links.stdout
-    reference = (tmp_path / "api.html").read_text(encoding="utf-8")
-    assert [name for name in arraybridge.__all__ if f'id="arraybridge.{name}"' not in reference] == []
 
 
 def test_the_link_check_finds_what_leads_nowhere(tmp_path: Path) -> None:

@@ -1,0 +1,86 @@
+"""
+Out of memory: retry, split, go on
+==================================
+
+A batch that does not fit is halved until it does; what is finished is kept. To see it
+without a card that is too small, ``inject_oom`` lets every attempt on more rows than
+some number fail with torch's own error.
+"""
+
+# %%
+# A function whose memory grows with the batch: for each image, the maximum over many
+# shifted copies of it.
+import matplotlib.pyplot as plt
+import numpy as np
+import skimage
+
+import arraybridge
+from arraybridge.testing import inject_oom
+
+camera = skimage.util.img_as_float32(skimage.data.camera())
+images = np.stack([np.roll(camera, 5 * i, axis=1) for i in range(48)])[:, ::4, ::4]
+print(images.shape)
+
+
+@arraybridge.torch(output_type="input", oom_recovery="split")
+def widened(images):
+    """The brightest of 25 neighbours of each pixel. (n, h, w)"""
+    import torch
+
+    shifts = [
+        torch.roll(images, (dy, dx), (1, 2))
+        for dy in range(-2, 3)
+        for dx in range(-2, 3)
+    ]
+    return torch.stack(shifts).amax(dim=0)  # 25 times the memory of the batch
+
+
+whole = widened(images)
+
+# %%
+# The same with a card that holds 10 images
+# -----------------------------------------
+
+with inject_oom("torch", above_rows=10) as rehearsal:
+    in_parts = widened(images)
+
+print("rows of each attempt:", rehearsal.attempts)
+print("attempts that failed:", rehearsal.raised)
+assert np.array_equal(in_parts, whole)  # bit for bit
+
+# %%
+# A picture of the splits
+# -----------------------
+# From the top: the whole batch fails, and fails again after all caches were freed. Then
+# parts of half the size, and of half of that, until one fits. Its size is used for the
+# rest; now and then a larger one is tried.
+
+figure, axis = plt.subplots(figsize=(4.8, 3.6), layout="constrained")
+first = 0
+for attempt, rows in enumerate(rehearsal.attempts):
+    fits = rows <= 10
+    axis.barh(
+        attempt,
+        rows,
+        left=first,
+        color="tab:green" if fits else "tab:red",
+        edgecolor="white",
+    )
+    axis.text(
+        first + rows / 2,
+        attempt,
+        str(rows),
+        ha="center",
+        va="center",
+        color="white",
+        size=9,
+    )
+    first += rows if fits else 0
+assert first == len(images)
+axis.invert_yaxis()
+axis.set(xlabel="images of the batch", ylabel="attempt", xlim=(0, len(images)))
+axis.set_title("Red did not fit, green is finished and kept", size=11)
+
+# %%
+# Each step is logged to ``arraybridge.memory`` at level ``INFO``. :doc:`/memory` says
+# which functions may be split, and how to mark an argument that must stay whole.
