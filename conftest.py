@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -74,6 +75,16 @@ def pytest_report_header() -> list[str]:
     if way:
         return [f"NVIDIA cards: EMULATED in host memory ({way}), by tests/card; no figure here is a card's"]
     return [f"NVIDIA cards: {nvidia_cards() or 'none'}"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_of_this_file_alone() -> None:
+    """Leave what is there to stay out of each collection.
+
+    A recovery from out-of-memory collects garbage, and where all frameworks are loaded that takes a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
