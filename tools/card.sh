@@ -6,7 +6,7 @@
 #   tools/card.sh --here tests         as above, with the Python that is there (PYTHON, else python3)
 #
 # WHEELS is a folder with wheels for that machine's Python; fill it where there is a network, with
-#   pip download --dest WHEELS hatchling ".[cupy-cuda13x,torch,test,nvml]" "jax[cuda13]" pytest-timeout
+#   pip download --dest WHEELS hatchling ".[cupy-cuda13x,torch,test,nvml]" "jax[cuda13]" "numba-cuda[cu13]" pytest-timeout
 # Results go to benchmarks/results/card-NAME/, with a summary of ten lines. Frameworks that are missing are named,
 # and a test that was skipped is never counted as passed.
 set -euo pipefail
@@ -24,8 +24,8 @@ if [ "$wheels" != --here ]; then
     "$python" "${offline[@]}" hatchling
     "$python" "${offline[@]}" --no-build-isolation ".[test,nvml]" pytest-timeout
     # Each by itself, so that one that does not fit leaves the others.
-    for framework in cupy-cuda13x torch "jax[cuda13]"; do
-        "$python" "${offline[@]}" "$framework" || echo "no wheel of $framework fits in $wheels"
+    for package in cupy-cuda13x torch "jax[cuda13]" "numba-cuda[cu13]"; do
+        "$python" "${offline[@]}" "$package" || echo "no wheel of $package fits in $wheels"
     done
 fi
 exec "$python" tools/card_run.py "$part" "$@"

@@ -23,6 +23,7 @@ from rich.progress import Progress
 
 import arraybridge
 from arraybridge.cli import output
+from arraybridge.cli.bench_sizes import bench_sizes
 from arraybridge.errors import MemoryConversionError
 from arraybridge.show import format_bytes, format_seconds
 
@@ -134,6 +135,20 @@ def bench(
         Path | None,
         typer.Option(help="Draw the results: a .png, .svg or .pdf. Needs matplotlib.", show_default=False),
     ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(
+            help="CPU against GPU instead, at these numbers of elements (or bytes): 1000,1e6,64MiB.",
+            show_default=False,
+        ),
+    ] = None,
+    functions: Annotated[
+        str | None,
+        typer.Option(
+            help="With --sizes: of elementwise, reduction, matmul, fft, filter, or your own MODULE:NAME.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Time arraybridge against the frameworks' own calls.
 
@@ -142,13 +157,25 @@ def bench(
     All are timed in turn, so that what else the machine does hits all alike.
     With --compare the exit code is 1 when a call has regressed.
 
+    With --sizes functions run on the CPU and on the GPU, their transfers not counted.
+    A table, and with --plot a picture, show from which size on the GPU is the faster.
+
     Examples:
     [bold]arraybridge bench --frameworks torch,jax[/bold]
 
     [bold]arraybridge bench --out before.json[/bold]
 
     [bold]arraybridge bench --compare before.json --threshold 1.3[/bold]
+
+    [bold]arraybridge bench --sizes 1e3,1e5,1e7 --functions fft,matmul --plot sizes.png[/bold]
     """
+    if sizes is not None:
+        if frameworks is not None or compare is not None:
+            raise typer.BadParameter("goes without --frameworks and --compare", param_hint="--sizes")
+        bench_sizes(sizes, functions, rounds, as_json, out, plot)
+        return
+    if functions is not None:
+        raise typer.BadParameter("goes with --sizes", param_hint="--functions")
     nbytes = output.size_in_bytes(size)
     if not 1 < threshold < 1e6:
         raise typer.BadParameter(f"{threshold} must be over 1", param_hint="--threshold")

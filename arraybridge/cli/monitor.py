@@ -268,7 +268,7 @@ def sparkline(values: Sequence[int]) -> str:
     """Values as bars from nothing to the largest of them.
 
     >>> sparkline([0, 1, 2, 4])
-    '▁▂▄█'
+    '▁▃▅█'
     """
     most = max(values, default=0)
     if not most:

@@ -198,7 +198,7 @@ def size_in_bytes(words: str) -> int:
     return size
 
 
-def check_fits(nbytes: int, copies: int) -> None:
+def check_fits(nbytes: int, copies: int, option: str = "--size") -> None:
     """Refuse a size of which so many copies don't fit into the host's free memory.
 
     Linux promises more memory than it has, and ends the process that uses it: no error can be caught.
@@ -211,7 +211,7 @@ def check_fits(nbytes: int, copies: int) -> None:
         raise typer.BadParameter(
             f"{format_bytes(nbytes)} is too much: {copies} arrays of it are needed at once, and"
             f" {format_bytes(free)} of memory is free",
-            param_hint="--size",
+            param_hint=option,
         )
 
 

@@ -64,6 +64,7 @@ def map_blocks(
         FrameworkNotInstalledError: the worker, which is named, lacks the framework.
 
     >>> import numpy as np, arraybridge
+    >>> from arraybridge.dask import to_dask
     >>> @arraybridge.torch
     ... def row_sums(block):
     ...     return block.sum(1)
@@ -131,6 +132,7 @@ def map_overlap(
         and what `map_blocks` raises.
 
     >>> import numpy as np, arraybridge
+    >>> from arraybridge.dask import to_dask
     >>> @arraybridge.numpy
     ... def differences(block):
     ...     return block - np.roll(block, 1)

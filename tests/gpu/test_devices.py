@@ -129,6 +129,22 @@ def test_device_map_on_the_card(name: str) -> None:
     assert arraybridge.device_of(next(device_map(square, items))).kind == "gpu"
 
 
+def test_compare_over_sizes_on_the_card() -> None:
+    seen = []
+
+    def doubled(x: Any) -> Any:
+        seen.append((arraybridge.device_of(x), x.shape))
+        return x * 2
+
+    result = compare(doubled, sizes=[100, 10_000], runs=3)
+    assert [row.size for row in result.rows] == [100, 10_000]
+    assert all(row.comparison.gpu is not None for row in result.rows)
+    assert {(str(device), shape) for device, shape in seen} == {
+        (device, (size,)) for device in ("cpu", "gpu:0") for size in (100, 10_000)
+    }
+    assert "speed-up" in str(result)
+
+
 def test_compare_on_the_card() -> None:
     needs_kernels_of("cuBLAS")
     torch = require("torch")
