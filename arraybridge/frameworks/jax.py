@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -188,7 +187,7 @@ class JaxFramework(Framework):
         with source.selected(device), _x64(True):
             # Hands the producer JAX's stream for external events, and copies nothing.
             lent = jax.dlpack.from_dlpack(x)
-        if source.streams is not None and lent.size:
+        if device.kind != "cpu" and lent.size:
             _lend_to_jax(x, lent, jax_device(device))
         return lent
 
@@ -368,7 +367,7 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
     XLA gives such memory back as soon as nobody refers to the array, also where it is still to be read.
     """
     reached = _Reached(device)
-    weakref.finalize(lent, loans.keep, x, reached.is_done, reached.wait).atexit = False
+    loans.keep_after(lent, x, reached.is_done, reached.wait)
 
 
 @cache

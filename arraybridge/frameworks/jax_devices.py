@@ -15,6 +15,7 @@ from jax.extend import backend as jax_backend
 
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.cards import free_memory as card_memory
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
@@ -24,6 +25,8 @@ _next = jax.jit(lambda x: x + 1)
 
 
 class JaxPool(Pool):
+    counts_cache_as_free = True  # of what JAX may take, all that no array holds
+
     def native_device(self, device: Device) -> Any:
         return jax_device(device)
 
@@ -92,7 +95,11 @@ class JaxPool(Pool):
 
     def free_memory_of(self, device: Device) -> int:
         stats = jax_device(device).memory_stats() or {}
-        return int(stats.get("bytes_limit", 0)) - int(stats.get("bytes_in_use", 0))
+        used = int(stats.get("bytes_in_use", 0))
+        free = int(stats.get("bytes_limit", 0)) - used
+        on_card = card_memory(device.index) if device.kind == "gpu" and "pool_bytes" in stats else None
+        # The limit is a part of the whole card, of which others may have taken more than the rest.
+        return free if on_card is None else min(free, on_card + max(0, stats["pool_bytes"] - used))
 
     def oom_error(self) -> Exception:
         return jax.errors.JaxRuntimeError(

@@ -3,24 +3,26 @@
 Each framework's allocator gives freed memory away again in the order of its own queues. What another one
 has queued on it is unknown there, so that memory which is freed as soon as nobody refers to it may be written
 to while it is still to be read. A `Loan` stands between the borrower's array and what it borrowed: when that
-array goes, the lender's queue first waits for the borrower's. A lender without queues to speak of (JAX,
-TensorFlow) has its array kept until the borrower's work is done.
+array goes, the lender's queue first waits for the borrower's. What was lent by a lender without queues to
+speak of (JAX, TensorFlow), or on another queue than the present one, is kept until the borrower's work is
+done.
+
+`Kept` does the keeping, here and for the threads of pipelines (lines/lanes.py).
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from arraybridge.frameworks.parts import Streams
 from arraybridge.types import Device
 
-__all__ = ["Loan", "keep", "release", "settle"]
-
-# What nobody refers to any more, and whether the work that reads it is done.
-_kept: deque[tuple[Any, Callable[[], bool], Callable[[], object]]] = deque()
+__all__ = ["Kept", "Loan", "keep", "keep_after", "release", "settle"]
 
 
 class Loan:
@@ -33,52 +35,81 @@ class Loan:
         device: the card.
     """
 
-    __slots__ = ("__weakref__", "_borrowed", "_borrower", "_device", "_lender")
+    __slots__ = ("__weakref__", "_borrowed", "_borrower", "_device", "_lender", "_lent_on")
 
     def __init__(self, borrowed: Any, lender: Streams | None, borrower: Streams, device: Device) -> None:
         self._borrowed = borrowed
         self._lender = lender
         self._borrower = borrower
         self._device = device
+        #: The lender's queue, by its handle: its allocator minds that one alone, whichever thread asks it.
+        self._lent_on: int | None = None
+        if lender is not None:
+            with suppress(NotImplementedError):  # a plug-in's queues need have no handles
+                self._lent_on = lender.handle(device)
 
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
         try:
-            if self._lender is not None:
+            if (
+                self._lender is not None
+                and self._lent_on is not None
+                and self._lender.handle(self._device) == self._lent_on
+            ):
                 self._lender.wait_for(self._device, self._borrower.handle(self._device))
                 return
             mark = self._borrower.mark(self._device)
-            if mark is not None:
+            if mark is not None and not mark.is_done():
                 keep(self._borrowed, mark.is_done, mark.synchronize)
         except RuntimeError:
             return  # the card has failed: what runs there still is of no use to anybody
 
 
-def keep(what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
-    """Keep an object alive until the work that reads it is done; ``wait`` waits for that.
+class Kept:
+    """Objects that are kept alive, each until the queued work that reads it is done."""
 
-    It asks nothing now, since it is called when objects are collected, which may be in the midst of anything.
-    """
-    _kept.append((what, is_done, wait))
+    def __init__(self) -> None:
+        self._entries: deque[tuple[Any, Callable[[], bool], Callable[[], object]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def keep(self, what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
+        """Keep an object until ``is_done`` says so; ``wait`` waits for that.
+
+        It asks nothing now, since it is called when objects are collected, which may be in the midst of
+        anything.
+        """
+        self._entries.append((what, is_done, wait))
+
+    def release(self) -> None:
+        """Let go of what is not read any more. Asks, and waits for nothing."""
+        for _ in range(len(self._entries)):
+            try:
+                entry = self._entries.popleft()
+            except IndexError:  # another thread did the same
+                return
+            if not entry[1]():
+                self._entries.append(entry)
+
+    def settle(self, leaving: int = 0) -> None:
+        """Wait for the work that reads what is kept, and let go of all but the latest, so many of them."""
+        while len(self._entries) > leaving:
+            try:
+                entry = self._entries.popleft()
+            except IndexError:
+                return
+            entry[2]()
 
 
-def release() -> None:
-    """Let go of what is not read any more; before each new loan. Asks, and waits for nothing."""
-    for _ in range(len(_kept)):
-        try:
-            entry = _kept.popleft()
-        except IndexError:  # another thread did the same
-            return
-        if not entry[1]():
-            _kept.append(entry)
+_kept = Kept()
+keep = _kept.keep
+#: Before each new loan.
+release = _kept.release
+settle = _kept.settle
 
 
-def settle() -> None:
-    """Wait for the work that reads what is kept, and let all of it go."""
-    while _kept:
-        try:
-            _, _, wait = _kept.popleft()
-        except IndexError:
-            return
-        wait()
+def keep_after(lent: Any, what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
+    """Keep ``what`` on once the array goes that shares its memory, for a borrower without queues to mark."""
+    weakref.finalize(lent, keep, what, is_done, wait).atexit = False

@@ -181,6 +181,9 @@ class Pool:
     No question opens a card, but for `free_memory_of`.
     """
 
+    #: Whether `free_memory_of` counts what `usage` calls cached as free.
+    counts_cache_as_free: ClassVar[bool] = False
+
     def is_started(self) -> bool:
         """Whether the framework has opened its accelerators; what it holds is asked only of one that has."""
         return False

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from arraybridge.frameworks import hostmemory, tensorflow_autodiff
+from arraybridge.frameworks import hostmemory, loans, tensorflow_autodiff
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Running, Usage
 from arraybridge.types import Device
@@ -142,8 +142,12 @@ class TensorflowFramework(Framework):
             return tf.identity(x)
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+        loans.release()
         source.settle(x)  # TensorFlow's import knows no stream
-        return tf.experimental.dlpack.from_dlpack(x.__dlpack__())
+        lent = tf.experimental.dlpack.from_dlpack(x.__dlpack__())
+        if device.kind != "cpu":
+            _lend_to_tensorflow(x, lent, device)
+        return lent
 
     def settle(self, x: Any) -> None:
         if self.device_of(x).kind != "cpu":
@@ -309,6 +313,42 @@ class TensorflowPickling(Pickling):
 
     def is_plain(self, x: Any) -> bool:
         return not isinstance(x, tf.Variable)
+
+
+class _Reached:
+    """Whether a device's queue has got past the point at which this was asked first."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = f"/device:{device.kind.upper()}:{device.index}"
+        self._mark: Any = None
+
+    def is_done(self) -> bool:
+        # TensorFlow tells of no queue but by waiting for a result. It is waited for when this is asked again,
+        # by when the queue has most likely got there.
+        asked = self._mark is not None
+        if asked:
+            self.wait()
+        else:
+            self._set()
+        return asked
+
+    def _set(self) -> Any:
+        if self._mark is None:
+            with tf.init_scope(), tf.device(self._device):  # also where a function is being traced
+                self._mark = tf.zeros(()) + 1
+        return self._mark
+
+    def wait(self) -> None:
+        self._set().numpy()
+
+
+def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
+    """Keep what TensorFlow was lent until it has done what was queued when its tensor went.
+
+    It gives such memory back as soon as nobody refers to the tensor, also where it is still to be read.
+    """
+    reached = _Reached(device)
+    loans.keep_after(lent, x, reached.is_done, reached.wait)
 
 
 def _devices() -> tuple[Device, ...]:

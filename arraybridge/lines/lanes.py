@@ -6,10 +6,10 @@ queue wait for that mark. Nobody waits for a card.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.loans import Kept
 from arraybridge.frameworks.parts import Mark, Running, Streams
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
@@ -69,7 +69,7 @@ class Lane:
     def __init__(self, depth: int) -> None:
         self._depth = depth
         self._streams: set[tuple[Streams, Device]] = set()
-        self._held: deque[tuple[Any, list[Mark]]] = deque()
+        self._held = Kept()
 
     def use_stream(self, streams: Streams | None, device: Device) -> None:
         """Give this thread a stream of its own on the device, the first time that it is asked to."""
@@ -83,19 +83,39 @@ class Lane:
             self.use_stream(mark.streams, mark.device)
             mark.wait()
 
-    def hold(self, item: Any, marks: list[Mark]) -> None:
+    def hold(self, item: Any) -> None:
         """Keep the input until the work that reads it is done: its memory belongs to another stream."""
-        own = [m for mark in marks if (m := mark.streams.mark(mark.device)) is not None]
-        if own:
-            self._held.append((item, own))
-        while self._held and (len(self._held) > self._depth or all(m.is_done() for m in self._held[0][1])):
-            for m in self._held[0][1]:
-                m.synchronize()
-            self._held.popleft()
+        marks = _readers(item)
+        if marks:
+            self._held.keep(item, lambda: all(m.is_done() for m in marks), lambda: _wait_for(marks))
+        self._held.release()
+        self._held.settle(self._depth)
 
     def close(self) -> None:
         """Wait for what is queued, before its inputs go."""
-        while self._held:
-            for m in self._held[0][1]:
-                m.synchronize()
-            self._held.popleft()
+        self._held.settle()
+
+
+def _readers(tree: Any) -> list[Mark]:
+    """Marks on all queues of this thread in which work may wait that reads the arrays.
+
+    A function may read an array in another framework than the array's, and says nothing of it: each framework
+    that has opened its cards is asked.
+    """
+    found: dict[tuple[str, Device], Mark | None] = {}
+    for x in arrays_of(tree):
+        owner = registry.find_owner(x)
+        if owner is None or (device := owner.device_of(x)).kind == "cpu":
+            continue
+        for reader in (owner, *registry.loaded()):
+            streams = reader.streams
+            if streams is None or (reader.name, device) in found:
+                continue
+            if reader is owner or (reader.pool is not None and reader.pool.is_started()):
+                found[reader.name, device] = streams.mark(device)
+    return [mark for mark in found.values() if mark is not None]
+
+
+def _wait_for(marks: list[Mark]) -> None:
+    for mark in marks:
+        mark.synchronize()

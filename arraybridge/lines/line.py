@@ -239,8 +239,7 @@ class Line:
                     lane.receive(marks)
                     result = work(item)
                     made = marks_of(result)
-                    if marks:
-                        lane.hold(item, marks)
+                    lane.hold(item)
                     end = time.perf_counter()
                     del item, marks
                     if not self._hand_on(s, number, result, made):

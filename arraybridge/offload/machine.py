@@ -152,6 +152,8 @@ class Card:
         free = 0 if pool is None else pool.free_memory_of(self.device)
         if pool is None or not free:
             return None
+        if pool.counts_cache_as_free:
+            return free
         return free + sum(u.cached or 0 for u in pool.usage() if u.device == self.device)
 
     def room(self, nbytes: float) -> tuple[bool, int]:

@@ -18,8 +18,11 @@ import pytest
 import arraybridge
 from arraybridge import Pipeline, device_map
 from arraybridge.conversion import staging
+from arraybridge.frameworks import loans
+from arraybridge.frameworks.parts import Mark, Pool, Streams
+from arraybridge.lines.lanes import Lane
 from arraybridge.types import Device
-from tests.helpers import require
+from tests.helpers import EMULATED, needs_kernels_of, registry_kept, require
 
 pytestmark = pytest.mark.gpu
 
@@ -374,6 +377,120 @@ def test_items_of_one_framework_in_a_stage_of_another() -> None:
         for i, y in enumerate(Pipeline(copied, copied).map(items())):
             assert is_all(y, i), i
             torch_overwrite(0)
+
+
+class Reader(arraybridge.Framework):
+    """A framework that reads CuPy's memory on a queue of its own, and owns no array."""
+
+    name = "reader"
+    modules = ("tests",)
+
+    class Queue(Streams):
+        def __init__(self) -> None:
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+
+        def mark(self, device: Device) -> Mark | None:
+            event = self.stream.record()
+            return Mark(self, device, lambda: None, event.synchronize, lambda: bool(event.done))
+
+        def handle(self, device: Device) -> int:
+            return int(self.stream.ptr)
+
+    class Opened(Pool):
+        def is_started(self) -> bool:
+            return True
+
+    def __init__(self) -> None:
+        self.streams: Reader.Queue = Reader.Queue()
+        self.pool = Reader.Opened()
+
+    def owns(self, x: Any) -> bool:
+        return False
+
+    def host_view(self, x: Any) -> Any:
+        raise NotImplementedError
+
+    def from_host(self, view: Any, device: Device) -> Any:
+        raise NotImplementedError
+
+    def read(self, x: Any) -> Any:
+        """Its values, once what waits in the current stream is done and this queue has got here."""
+        outer = cupy.cuda.get_current_stream()
+        self.streams.stream.wait_event(outer.record())
+        with self.streams.stream:
+            result = x + 0
+        outer.use()  # CuPy itself goes back to the stream that was entered last, not to one chosen with use()
+        return result
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    with registry_kept():
+        one = Reader()
+        arraybridge.register(one)
+        yield one
+
+
+def test_an_item_is_kept_until_the_framework_that_reads_it_is_done(reader: Reader) -> None:
+    """As in a pipeline: it was made on one stream, and handed to the thread of a stage on another."""
+    lane, own = Lane(4), cupy.cuda.Stream(non_blocking=True)
+    made = side()
+    x = late(3)
+    address = int(x.data.ptr)
+    own.wait_event(made.record())
+    with own:
+        y = reader.read(x)
+        lane.hold(x)
+        del x
+        own.synchronize()  # the queue of the item's own framework
+        lane.hold(cupy.zeros(1))
+    made.use()
+    overwrite(address)
+    made.synchronize()
+    reader.streams.stream.synchronize()
+    assert (y.get(stream=reader.streams.stream) == 3).all()
+    lane.close()
+    assert overwrite(address), "the memory was not given to the next array: this shows nothing"
+
+
+@pytest.mark.parametrize("ends_on", ["the same stream", "another stream"])
+def test_a_loan_is_read_before_its_memory_is_used_again(reader: Reader, ends_on: str) -> None:
+    queues = arraybridge.framework("cupy").streams
+    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
+    own = side()
+    x = late(3)
+    address = int(x.data.ptr)
+    loan = loans.Loan(x, queues, reader.streams, Device("gpu", 0))
+    y = reader.read(x)
+    del x
+    if ends_on == "another stream":
+        side()
+    del loan
+    own.use()
+    # Where nothing is ever late it was read already.
+    assert overwrite(address) is (ends_on == "the same stream" or EMULATED == "at-once")
+    own.synchronize()
+    reader.streams.stream.synchronize()
+    assert (y.get(stream=reader.streams.stream) == 3).all()
+    loans.settle()
+
+
+@pytest.mark.parametrize("target", ["cupy", "torch"])
+def test_items_of_jax_in_a_stage_of_another(target: str) -> None:
+    """JAX has no queues to mark: the item is kept until the one that reads it is done."""
+    require(target)
+    jax = require("jax")
+    needs_kernels_of("XLA")
+    first, last = (arraybridge.framework(target).decorator(gpu_id=0)(lambda x: x + 1) for _ in range(2))
+    card = jax.devices("gpu")[0]
+
+    def items() -> Iterator[Any]:
+        for i in range(20):
+            yield jax.numpy.sin(jax.device_put(np.full(N, i, np.float32), card)) * 0 + i
+            jax.device_put(np.full(N, -1, np.float32), card) * 1
+
+    for i, y in enumerate(Pipeline(first, last).map(items())):
+        assert is_all(y, i + 2), i
 
 
 @pytest.mark.parametrize("dtype", ["bool", "uint16", "uint64", "float16", "complex64"])

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
-from arraybridge.frameworks.parts import Mark, Streams
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.parts import Mark, Pool, Streams
 from arraybridge.lines.lanes import Lane
 from arraybridge.types import Device
+from tests.helpers import registry_kept
 
 CARD = Device("gpu", 0)
 
 
 class Item:
     """What the queued work reads."""
+
+    def __init__(self, device: Device = CARD) -> None:
+        self.device = device
 
 
 class Queue(Streams):
@@ -25,6 +35,7 @@ class Queue(Streams):
         self.reached = 0
 
     def mark(self, device: Device) -> Mark | None:
+        assert device == CARD
         self.marks += 1
         number = self.marks
 
@@ -34,38 +45,117 @@ class Queue(Streams):
         return Mark(self, device, lambda: None, synchronize, lambda: self.reached >= number)
 
 
-def held(lane: Lane, queue: Queue) -> weakref.ref[Any]:
+class Opened(Pool):
+    def __init__(self, is_opened: bool) -> None:
+        self.is_opened = is_opened
+
+    def is_started(self) -> bool:
+        return self.is_opened
+
+
+class Lender(Framework):
+    """Owns the items, and has no queues, as JAX."""
+
+    name = "lender"
+    modules = ("tests",)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Item)
+
+    def device_of(self, x: Item) -> Device:
+        return x.device
+
+    def host_view(self, x: Any) -> np.ndarray[Any, Any]:
+        raise NotImplementedError
+
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Any:
+        raise NotImplementedError
+
+
+class Reader(Lender):
+    """Owns no item, and reads those of the other one."""
+
+    name = "reader"
+
+    def __init__(self, is_opened: bool = True) -> None:
+        self.streams: Queue = Queue()
+        self.pool = Opened(is_opened)
+
+    def owns(self, x: Any) -> bool:
+        return False
+
+
+@pytest.fixture
+def lender() -> Iterator[Lender]:
+    with registry_kept():
+        yield arraybridge.register(Lender())  # type: ignore[misc]
+
+
+@pytest.fixture
+def queue(lender: Lender) -> Queue:
+    reader = Reader()
+    arraybridge.register(reader)
+    return reader.streams
+
+
+def held(lane: Lane, device: Device = CARD) -> weakref.ref[Any]:
     """Hand the lane an item that nobody else keeps."""
-    item = Item()
-    mark = queue.mark(CARD)
-    assert mark is not None
-    lane.hold(item, [mark])
+    item = Item(device)
+    lane.hold([item])
     gc.collect()
     return weakref.ref(item)
 
 
-def test_an_item_goes_only_once_the_work_that_reads_it_is_done() -> None:
-    lane, queue = Lane(2), Queue()
-    items = [held(lane, queue) for _ in range(2)]
+def test_an_item_goes_only_once_the_work_that_reads_it_is_done(queue: Queue) -> None:
+    lane = Lane(2)
+    items = [held(lane) for _ in range(2)]
     assert queue.reached == 0
     assert all(item() is not None for item in items)
-    items.append(held(lane, queue))  # one too many: the queue is waited for
+    items.append(held(lane))  # one too many: the queue is waited for
     gc.collect()
     assert [item() is None for item in items] == [True, False, False]
-    # The mark that was set after the work on the first item: its second one.
-    assert queue.reached == 2
+    # The mark that was set after the work on the first item.
+    assert queue.reached == 1
     lane.close()
     gc.collect()
     assert [item() is None for item in items] == [True, True, True]
-    assert queue.reached == 6
+    assert queue.reached == 3
 
 
-def test_what_is_done_goes_without_a_wait() -> None:
-    lane, queue = Lane(8), Queue()
-    first = held(lane, queue)
-    queue.reached = 2
-    second = held(lane, queue)
+def test_what_is_done_goes_without_a_wait(queue: Queue) -> None:
+    lane = Lane(8)
+    first = held(lane)
+    queue.reached = 1
+    second = held(lane)
     gc.collect()
     assert first() is None
     assert second() is not None
-    assert queue.reached == 2
+    assert queue.reached == 1
+
+
+def test_every_queue_that_may_read_it_is_waited_for(lender: Lender, queue: Queue) -> None:
+    own = Queue()
+    lender.streams = own
+    lane = Lane(8)
+    item = held(lane)
+    own.reached = 1
+    held(lane)
+    assert item() is not None, "the reader is not done yet"
+    queue.reached = 1
+    held(lane)
+    assert item() is None
+    lane.close()
+    assert own.reached == queue.reached == 3
+
+
+def test_what_no_card_holds_is_not_held(queue: Queue) -> None:
+    lane = Lane(8)
+    assert held(lane, CPU)() is None
+    assert queue.marks == 0
+
+
+def test_a_framework_that_has_opened_no_card_is_not_asked(lender: Lender) -> None:
+    reader = Reader(is_opened=False)
+    arraybridge.register(reader)
+    assert held(Lane(8))() is None
+    assert reader.streams.marks == 0

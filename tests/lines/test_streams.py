@@ -38,25 +38,23 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFrame
 
 def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: StreamFramework) -> None:
     lane, item = Lane(2), Array(np.zeros(1))
-    marks = [m for m in [framework.streams.mark(CARDS[0])] if m is not None]
     for _ in range(2):
-        lane.hold(item, marks)
+        lane.hold(item)
     assert not [e for e in framework.log if e[1] == "synchronize"]  # nobody waits for the card yet
-    lane.hold(item, marks)
-    assert [n for _, what, n in framework.log if what == "synchronize"] == [2]  # for the oldest alone
+    lane.hold(item)
+    assert [n for _, what, n in framework.log if what == "synchronize"] == [1]  # for the oldest alone
     assert len(lane._held) == 2
     framework.done = True
-    lane.hold(item, marks)
+    lane.hold(item)
     assert len(lane._held) == 0
 
 
 def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFramework) -> None:
     lane = Lane(5)
-    marks = [m for m in [framework.streams.mark(CARDS[1])] if m is not None]
-    lane.hold("a", marks)
-    lane.hold("b", marks)
+    for _ in range(2):
+        lane.hold({"x": Array(np.zeros(1), CARDS[1])})
     lane.close()
-    assert [n for _, what, n in framework.log if what == "synchronize"] == [2, 3]
+    assert [n for _, what, n in framework.log if what == "synchronize"] == [1, 2]
 
 
 def test_each_worker_of_device_map_has_a_stream_on_its_card(framework: StreamFramework) -> None:

@@ -13,10 +13,9 @@ import pytest
 
 import arraybridge
 from arraybridge import DeviceNotFoundError, free_memory, gpu_context
-from arraybridge.frameworks import registry
 from arraybridge.memory import cleanup
 from arraybridge.types import Device
-from tests.helpers import require, run_script
+from tests.helpers import require, run_python, run_script
 from tests.memory.fake import FakeFramework
 
 SINGLE = {
@@ -288,13 +287,22 @@ def test_sharing_with_another_framework() -> None:
         arraybridge.share_gpu_memory("jax")
 
 
-def test_a_framework_that_does_not_work_here_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> Any:
-        raise arraybridge.FrameworkNotInstalledError(f"{name} has no device")
+def test_a_framework_that_does_not_work_here_is_left_out() -> None:
+    script = """
+import sys, types
 
-    monkeypatch.setattr(registry, "framework", fail)
-    monkeypatch.setattr(registry, "_unusable", set())
-    monkeypatch.delitem(registry._instances, "torch", raising=False)
-    monkeypatch.setitem(__import__("sys").modules, "torch", pytest)
-    assert "torch" not in {one.name for one in registry.loaded()}
-    assert registry._unusable == {"torch"}
+class Broken(types.ModuleType):
+    asked = 0
+    def __getattr__(self, name):
+        Broken.asked += not name.startswith("__")
+        raise AttributeError(name)
+
+sys.modules["torch"] = Broken("torch")
+import arraybridge
+
+print([one.name for one in registry.loaded()], Broken.asked > 0)
+before = Broken.asked
+print(arraybridge.free_memory(), Broken.asked == before)
+"""
+    done = run_python("-c", script)
+    assert done.stdout.splitlines() == ["['numpy'] True", "0 True"], done.stderr

@@ -68,6 +68,44 @@ def test_a_lender_without_queues_has_its_memory_kept_until_it_was_read() -> None
     assert memory() is None
 
 
+def test_what_was_lent_on_another_queue_is_kept_until_it_was_read() -> None:
+    """In a pipeline a loan may end in another thread, and the memory goes back to the queue of the first."""
+    lender, borrower = Queue(1), Queue(2)
+    loan, memory = lend(lender, borrower)
+    lender.number = 3
+    del loan
+    gc.collect()
+    loans.release()
+    assert lender.waited == []
+    assert memory() is not None
+    borrower.done = True
+    loans.release()
+    gc.collect()
+    assert memory() is None
+
+
+def test_what_was_read_already_goes_at_once() -> None:
+    borrower = Queue(2)
+    loan, memory = lend(None, borrower)
+    borrower.done = True
+    del loan
+    gc.collect()
+    assert memory() is None
+
+
+def test_queues_of_a_plug_in_need_no_handles() -> None:
+    class Plain(Streams):
+        pass
+
+    borrower = Queue(2)
+    loan, memory = lend(Plain(), borrower)
+    del loan
+    gc.collect()
+    assert memory() is not None
+    loans.settle()
+    assert borrower.done
+
+
 def test_freeing_memory_waits_for_what_is_still_read() -> None:
     borrower = Queue(2)
     loan, memory = lend(None, borrower)
@@ -105,5 +143,25 @@ def test_what_jax_was_lent_is_kept_until_its_queue_has_got_there() -> None:
     gc.collect()
     assert seen() is not None, "nobody has asked JAX's queue yet"
     loans.settle()
+    gc.collect()
+    assert seen() is None
+
+
+def test_what_tensorflow_was_lent_is_kept_until_its_queue_has_got_there() -> None:
+    tf = require("tensorflow")
+    from arraybridge.frameworks import tensorflow as room
+
+    memory = Memory()
+    seen = weakref.ref(memory)
+    lent = tf.constant([1, 2, 3])
+    room._lend_to_tensorflow(memory, lent, Device("cpu", 0))
+    del memory
+    gc.collect()
+    assert seen() is not None, "TensorFlow's tensor is alive"
+    del lent
+    gc.collect()
+    loans.release()
+    assert seen() is not None, "its queue was asked for the first time"
+    loans.release()
     gc.collect()
     assert seen() is None

@@ -23,10 +23,11 @@ from arraybridge.frameworks.cards import cards
 from arraybridge.offload import rates_file
 from arraybridge.offload.decorator import gpu, stay_on_gpu
 from arraybridge.offload.history import Times
-from arraybridge.offload.machine import Machine
+from arraybridge.offload.machine import Card, Machine
 from arraybridge.offload.rates import Link, Rates
 from arraybridge.placement import worker_device
 from arraybridge.testing import inject_oom
+from arraybridge.types import Device
 from tests.helpers import require, run_script
 from tests.offload.fakecard import CardArray, Clock, FakeCard, Work, offload, running_on
 
@@ -369,6 +370,27 @@ def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, card: FakeCard, cl
     card.memory = 1 << 30
     clock.sleep(1.0)
     assert fn.explain(x).on_gpu
+
+
+@pytest.mark.parametrize(("others", "free"), [(0, 700), (450, 500)])
+def test_jax_counts_its_cache_as_free_and_so_nobody_else_does(
+    monkeypatch: pytest.MonkeyPatch, others: int, free: int
+) -> None:
+    """1000 bytes on the card, of which JAX may take 750: it has taken 150 and uses 50 of them."""
+    require("jax")
+    from arraybridge.frameworks import jax_devices
+
+    class JaxCard:
+        platform, local_hardware_id = "gpu", 0
+
+        def memory_stats(self) -> dict[str, int]:
+            return {"bytes_limit": 750, "bytes_in_use": 50, "pool_bytes": 150, "peak_bytes_in_use": 50}
+
+    card = JaxCard()
+    monkeypatch.setattr(jax_devices, "jax_device", lambda device: card)
+    monkeypatch.setattr(jax_devices.JaxPool, "_opened", lambda self: [card])
+    monkeypatch.setattr(jax_devices, "card_memory", lambda index: 1000 - 150 - others)
+    assert Card(arraybridge.framework("jax"), Device("gpu", 0)).free() == free
 
 
 def test_oom_is_split_where_rows_are_independent(
