@@ -299,6 +299,7 @@ class Broken(types.ModuleType):
 
 sys.modules["torch"] = Broken("torch")
 import arraybridge
+from arraybridge.frameworks import registry
 
 print([one.name for one in registry.loaded()], Broken.asked > 0)
 before = Broken.asked
