@@ -282,6 +282,17 @@ def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_emulated_card_runs_every_file_with_tests_for_a_card() -> None:
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(CHECKOUT / "tox.ini")
+    places = [CHECKOUT / place for place in tox["tests"]["gpu"].split()]
+    assert all(place.exists() for place in places)
+    mark = "pytest.mark." + "gpu"
+    for file in sorted((CHECKOUT / "tests").rglob("test_*.py")):
+        listed = file in places or any(place in file.parents for place in places)
+        assert listed or mark not in file.read_text(encoding="utf-8"), file
+
+
 def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
     """What tox.ini pins in `lowest` is what pyproject.toml promises; torch has no old CPU builds."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]

@@ -14,7 +14,7 @@ from arraybridge.offload import decision
 from arraybridge.offload.decorator import gpu, stay_on_gpu
 from arraybridge.offload.machine import Card
 from arraybridge.offload.rates_file import load_rates
-from tests.helpers import needs_kernels_of, require
+from tests.helpers import EMULATED, needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -63,9 +63,11 @@ def test_rates_are_plausible_and_kept(backend: str, cache: Path) -> None:
     assert isinstance(card, Card)
     rates = card.rates
     for link in (rates.to_card, rates.to_host):
-        assert 1e-7 < link.latency < 1e-2
-        assert 1e8 < link.bandwidth < 1e12
-    assert 1e-7 < rates.launch < 1e-2
+        assert link.latency > 1e-7
+        assert link.bandwidth < 1e12
+        assert EMULATED or (link.latency < 1e-2 and link.bandwidth > 1e8)
+    assert rates.launch > 1e-7
+    assert EMULATED or rates.launch < 1e-2  # the emulation is as slow as the machine is busy
     assert load_rates(cache, card.key()) == rates
     assert card.key()["card"]
 

