@@ -7,6 +7,7 @@ pass then goes through. Neither knows the other; `arraybridge.functions.gradient
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +17,19 @@ import numpy as np
 
 from arraybridge.errors import GradientError
 
-__all__ = ["Autodiff", "Body", "Linear", "Operation", "Shape", "Span", "no_forward_mode", "overlap"]
+__all__ = [
+    "HELD_BY_ONE",
+    "Autodiff",
+    "Body",
+    "Linear",
+    "Operation",
+    "Shape",
+    "Span",
+    "captured",
+    "no_forward_mode",
+    "overlap",
+    "writes_to_argument",
+]
 
 #: First address and end of an array's memory.
 Span = tuple[int, int]
@@ -182,6 +195,41 @@ class Autodiff(ABC):
     def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
         """The results of an operation, through which this framework's backward pass goes."""
 
+    def follows(self, arrays: Sequence[Any]) -> bool:
+        """Whether the backward pass that runs now is differentiated in turn, with regard to these arrays."""
+        return any(map(self.is_differentiated, arrays))
+
+    def pull_back(
+        self,
+        operation: Operation,
+        arrays: Sequence[Any],
+        cotangents: Sequence[Any],
+        linear: Linear | None,
+        known: Sequence[Any],
+    ) -> list[Any]:
+        """The gradients of an operation that `apply` made part of this framework, for its backward pass.
+
+        ``arrays``: the arguments; ``cotangents``: one for each result, or None; ``linear``: what
+        `Operation.linearise` gave, if it is still there; ``known``: as `Operation.pull` takes them.
+        """
+        given = [c if s else None for c, s in zip(cotangents, operation.smooth, strict=True)]
+        if operation.flips:
+            given = [None if c is None else self.conjugate(c) for c in given]
+        present = tuple(c is not None for c, s in zip(given, operation.smooth, strict=True) if s)
+        there = [c for c in given if c is not None]
+        if not there:
+            return [None] * len(arrays)
+        gradients: list[Any]
+        if self.follows([*arrays, *there]):
+            pullback = operation.pulled(linear, present)
+            found = iter(pullback.assemble(self.apply(pullback, [*arrays, *there])))
+            gradients = [next(found) if wanted else None for wanted in operation.wanted]
+        else:
+            gradients = operation.pull(linear or operation.again(arrays), given, known)
+        if operation.flips:
+            gradients = [None if g is None else self.conjugate(g) for g in gradients]
+        return gradients
+
     # -- as the callee -----------------------------------------------------------------------------
 
     @abstractmethod
@@ -212,7 +260,11 @@ class Autodiff(ABC):
         Raises:
             GradientError: it cannot be foretold; or as `linearise`.
         """
-        raise GradientError(f"{label}(): its shapes cannot be foretold", reason="no shapes without values")
+        raise GradientError(
+            f"{label}(): inside jax.jit its shapes have to be foretold, and its framework cannot run without"
+            " values; call the function outside of jax.jit",
+            reason="shapes cannot be foretold",
+        )
 
     def repeatable(self, label: str) -> AbstractContextManager[Any]:
         """A context for a function that runs again: refuses random numbers that `replayed` misses.
@@ -253,3 +305,38 @@ def no_forward_mode(label: str) -> GradientError:
         " jacrev(jacrev(f)) instead of hessian(f)",
         reason="forward mode",
     )
+
+
+def captured(framework: str, what: str) -> GradientError:
+    """The error for something trainable that a function depends on, and that is none of its arguments."""
+    return GradientError(
+        f"{what}, which is none of the arrays that are differentiated, and which would get no gradient. Pass"
+        " trainable parameters as arguments, of the caller's framework (torch.func.functional_call(module,"
+        " parameters, (x,)) does that in torch, layer.stateless_call in Keras); or freeze what is not"
+        " trained",
+        target_type=framework,
+        reason="captured trainable parameters",
+    )
+
+
+def writes_to_argument(framework: str, label: str, instead: str) -> GradientError:
+    """The error for a function that writes to memory which is the caller's."""
+    return GradientError(
+        f"{label}(): it writes to an argument, whose memory is the caller's and which the backward reads"
+        f" again; write to a copy, {instead}",
+        target_type=framework,
+        reason="an argument is written to",
+    )
+
+
+def _references(x: Any) -> int:
+    return sys.getrefcount(x)
+
+
+def _held_by_one() -> int:
+    x = object()
+    return _references(x)
+
+
+#: What `sys.getrefcount` says in `Autodiff.is_held` of an object that only the one who asks holds.
+HELD_BY_ONE = _held_by_one()

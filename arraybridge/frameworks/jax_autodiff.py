@@ -14,6 +14,7 @@ import numpy as np
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
+    HELD_BY_ONE,
     Autodiff,
     Body,
     Linear,
@@ -117,20 +118,7 @@ class JaxAutodiff(Autodiff):
         return pullback
 
     def is_held(self, x: Any) -> bool:
-        return sys.getrefcount(x) > _HELD_BY_ONE
-
-
-def _references(x: Any) -> int:
-    return sys.getrefcount(x)
-
-
-def _held_by_one() -> int:
-    """What `sys.getrefcount` says, two calls deep, of an object that one variable holds."""
-    x = object()
-    return _references(x)
-
-
-_HELD_BY_ONE = _held_by_one()
+        return sys.getrefcount(x) > HELD_BY_ONE
 
 
 @cache

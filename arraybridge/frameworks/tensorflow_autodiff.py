@@ -14,7 +14,17 @@ from tensorflow.python.eager import context, forwardprop_util
 from tensorflow.python.framework import op_callbacks  # pyright: ignore[reportAttributeAccessIssue]
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
-from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Operation, Shape, Span, no_forward_mode
+from arraybridge.frameworks.autodiff import (
+    HELD_BY_ONE,
+    Autodiff,
+    Body,
+    Linear,
+    Operation,
+    Shape,
+    Span,
+    captured,
+    no_forward_mode,
+)
 
 __all__ = ["TensorflowAutodiff"]
 
@@ -24,6 +34,10 @@ _followed_how = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes  # 0: not at all;
 _is_taped = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
 
 _EAGER = tf.__internal__.EagerTensor
+_NOT_FORETOLD = (
+    *(TypeError, ValueError, NotImplementedError, AttributeError),
+    *(MemoryConversionError, tf.errors.OpError),
+)
 
 
 class TensorflowAutodiff(Autodiff):
@@ -70,9 +84,12 @@ class TensorflowAutodiff(Autodiff):
 
         def call(*xs: Any) -> Any:
             results, linear = operation.linearise(xs)
-            return results, _pullback(operation, linear, xs)
+            return results, lambda *cotangents: self.pull_back(operation, xs, cotangents, linear, xs)
 
         return list(tf.custom_gradient(call)(*arrays))
+
+    def follows(self, arrays: Sequence[Any]) -> bool:
+        return not _no_tapes() and _is_taped(list(arrays))
 
     # -- as the callee -----------------------------------------------------------------------------
 
@@ -85,14 +102,9 @@ class TensorflowAutodiff(Autodiff):
         linear = _Tape()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
         linear.outputs = self._outputs(leaves)
-        captured = tape.watched_variables()
-        if captured or _is_taped(linear.outputs):
-            what = (
-                f"the trainable tf.Variable {captured[0].name}"
-                if captured
-                else "a tensor that a tape follows"
-            )
-            raise _captured(label, what)
+        variables = tape.watched_variables()
+        if variables or _is_taped(linear.outputs):
+            raise _captured(label, variables)
         return linear
 
     def _outputs(self, leaves: list[Any]) -> list[Any]:
@@ -140,15 +152,13 @@ class TensorflowAutodiff(Autodiff):
         specs = [tf.TensorSpec(shape, dtype) for shape, dtype in arrays]
         try:
             program = tf.function(probe, autograph=False).get_concrete_function(*specs)
-        except (TypeError, ValueError, NotImplementedError, AttributeError, MemoryConversionError) as error:
-            raise _not_foretold(label, told(error)) from error
-        except tf.errors.OpError as error:
+        except _NOT_FORETOLD as error:
             raise _not_foretold(label, told(error)) from error
         drawing = [op.type for op in program.graph.get_operations() if _drawing_in(op.type)]
         if drawing:
             raise _cannot_draw_again(label, drawing[0])
         if any(wanted) and program.graph.trainable_variables:
-            raise _captured(label, f"the trainable tf.Variable {program.graph.trainable_variables[0].name}")
+            raise _captured(label, program.graph.trainable_variables)
         leaves, spec = found
         shapes: list[Shape] = []
         for x in leaves:
@@ -159,20 +169,7 @@ class TensorflowAutodiff(Autodiff):
         return leaves, spec, shapes
 
     def is_held(self, x: Any) -> bool:
-        return sys.getrefcount(x) > _HELD_BY_ONE
-
-
-def _references(x: Any) -> int:
-    return sys.getrefcount(x)
-
-
-def _held_by_one() -> int:
-    """What `sys.getrefcount` says, two calls deep, of an object that one variable holds."""
-    x = object()
-    return _references(x)
-
-
-_HELD_BY_ONE = _held_by_one()
+        return sys.getrefcount(x) > HELD_BY_ONE
 
 
 def _drawing_in(kind: str) -> str:
@@ -215,15 +212,9 @@ def _cannot_draw_again(label: str, kind: str) -> GradientError:
     )
 
 
-def _captured(label: str, what: str) -> GradientError:
-    return GradientError(
-        f"{label}(): it depends on {what}, which is none of the arrays that are differentiated, and which"
-        " would get no gradient. Pass trainable parameters as arguments, of the caller's framework"
-        " (layer.stateless_call does that in Keras, torch.func.functional_call in torch); or freeze what is"
-        " not trained, with trainable=False",
-        target_type="tensorflow",
-        reason="captured trainable parameters",
-    )
+def _captured(label: str, variables: Sequence[Any]) -> GradientError:
+    what = f"the trainable tf.Variable {variables[0].name}" if variables else "a tensor that a tape follows"
+    return captured("tensorflow", f"{label}(): it depends on {what}")
 
 
 def _not_foretold(label: str, why: str) -> GradientError:
@@ -264,31 +255,6 @@ class _Tape(Linear):
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
         return _gradients(self.tape, self.outputs, self.inputs, cotangents)
-
-
-def _pullback(operation: Operation, linear: Linear | None, xs: Sequence[Any]) -> Any:
-    smooth = operation.smooth
-
-    def gradient(*cotangents: Any) -> list[Any]:
-        given = [c if s else None for c, s in zip(cotangents, smooth, strict=True)]
-        if operation.flips:
-            given = [None if c is None else AUTODIFF.conjugate(c) for c in given]
-        present = tuple(c is not None for c, s in zip(given, smooth, strict=True) if s)
-        there = [c for c in given if c is not None]
-        if not there:
-            return [None] * len(xs)
-        gradients: list[Any]
-        if not _no_tapes() and _is_taped([*xs, *there]):
-            pullback = operation.pulled(linear, present)
-            found = iter(pullback.assemble(AUTODIFF.apply(pullback, [*xs, *there])))
-            gradients = [next(found) if wanted else None for wanted in operation.wanted]
-        else:
-            gradients = operation.pull(linear or operation.again(xs), given, xs)
-        if operation.flips:
-            gradients = [None if g is None else AUTODIFF.conjugate(g) for g in gradients]
-        return gradients
-
-    return gradient
 
 
 AUTODIFF = TensorflowAutodiff()

@@ -11,13 +11,16 @@ import torch
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
+    HELD_BY_ONE,
     Autodiff,
     Body,
     Linear,
     Operation,
     Shape,
     Span,
+    captured,
     no_forward_mode,
+    writes_to_argument,
 )
 from arraybridge.frameworks.tokens import kept_by, token_of
 
@@ -67,6 +70,9 @@ class TorchAutodiff(Autodiff):
         finally:
             frame.kept = None  # from now on it lives as long as the graph
 
+    def follows(self, arrays: Sequence[torch.Tensor]) -> bool:
+        return torch.is_grad_enabled() and any(x.requires_grad or _is_wrapped(x) for x in arrays)
+
     # -- as the callee -----------------------------------------------------------------------------
 
     def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
@@ -76,12 +82,7 @@ class TorchAutodiff(Autodiff):
             before = [x._version for x in arrays]
             leaves, spec = body(arrays)
         if before != [x._version for x in arrays]:
-            raise GradientError(
-                f"{label}(): it writes to an argument, whose memory is the caller's and which the backward"
-                " reads again; write to a copy, x.clone()",
-                target_type="torch",
-                reason="an argument is written to",
-            )
+            raise writes_to_argument("torch", label, "x.clone()")
         linear = _Graph()
         linear.leaves, linear.spec, linear.inputs = leaves, spec, inputs
         linear.outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
@@ -128,7 +129,7 @@ class TorchAutodiff(Autodiff):
     def is_held(self, x: torch.Tensor) -> bool:
         storage = x.untyped_storage()
         return (
-            sys.getrefcount(x) > _HELD_BY_ONE
+            sys.getrefcount(x) > HELD_BY_ONE
             or torch._C._storage_Use_Count(storage._cdata) > 2  # the tensor and `storage`
         )
 
@@ -153,19 +154,6 @@ def _set_random_state(state: tuple[bytes, ...]) -> None:
     torch.set_rng_state(tensors[0])
     for i, tensor in enumerate(tensors[1:]):
         torch.cuda.set_rng_state(tensor, i)
-
-
-def _references(x: Any) -> int:
-    return sys.getrefcount(x)
-
-
-def _held_by_one() -> int:
-    """What `sys.getrefcount` says, two calls deep, of an object that one variable holds."""
-    x = object()
-    return _references(x)
-
-
-_HELD_BY_ONE = _held_by_one()
 
 
 def _has_tangent(x: torch.Tensor) -> bool:
@@ -206,27 +194,19 @@ def _refuse_captured(outputs: list[torch.Tensor], inputs: list[torch.Tensor], la
     known = {id(x) for x in inputs}
     seen = set()
     waiting = [x.grad_fn for x in outputs if x.grad_fn is not None]
-    captured = [x for x in outputs if x.requires_grad and x.grad_fn is None and id(x) not in known]
-    while waiting and not captured:
+    found = [x for x in outputs if x.requires_grad and x.grad_fn is None and id(x) not in known]
+    while waiting and not found:
         node = waiting.pop()
         if node in seen:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in known:
-            captured.append(leaf)
+            found.append(leaf)
         waiting.extend(n for n, _ in node.next_functions if n is not None)
-    if captured:
-        shape = "×".join(map(str, captured[0].shape)) or "one number"
-        raise GradientError(
-            f"{label}(): it depends on a trainable tensor ({shape}) that is none of the arrays which are"
-            " differentiated, and that would get no gradient. Pass trainable parameters as arguments, of the"
-            " caller's framework: a module by torch.func.functional_call(module, parameters, (x,)), with the"
-            " parameters among the arguments; or freeze what is not trained with requires_grad_(False) or"
-            " detach()",
-            target_type="torch",
-            reason="captured trainable parameters",
-        )
+    if found:
+        shape = "×".join(map(str, found[0].shape)) or "one number"
+        raise captured("torch", f"{label}(): it depends on a trainable tensor ({shape})")
 
 
 # -- the operation ---------------------------------------------------------------------------------
@@ -279,28 +259,12 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
         operation, saved = ctx.operation, ctx.saved_tensors  # once: checkpoint computes them again each time
         arrays, rest = saved[: ctx.count], saved[ctx.count :]
         results, kept = rest[: ctx.results], rest[ctx.results :]
-        present = tuple(c is not None for c, s in zip(cotangents, operation.smooth, strict=True) if s)
-        if not any(present):
+        if all(c is None for c in cotangents):
             return (None,) * (1 + ctx.count)
-        if operation.flips:
-            cotangents = tuple(None if c is None else _CONJUGATE(c) for c in cotangents)
         linear = kept_by(int(kept[-1]))
         if callable(linear):
             linear = linear(kept[:-1])
-        given = [c for c in cotangents if c is not None]
-        followed = tuple(x.requires_grad or _is_wrapped(x) for x in (*arrays, *given))
-        gradients: list[Any]
-        if torch.is_grad_enabled() and any(followed):
-            pullback = operation.pulled(linear, present)
-            found = iter(pullback.assemble(AUTODIFF.apply(pullback, [*arrays, *given])))
-            gradients = [next(found) if wanted else None for wanted in operation.wanted]
-        else:
-            if linear is None:
-                linear = operation.again(arrays)
-            gradients = operation.pull(linear, cotangents, [*arrays, *results])
-        if operation.flips:
-            gradients = [None if g is None else _CONJUGATE(g) for g in gradients]
-        return (None, *gradients)
+        return (None, *AUTODIFF.pull_back(operation, arrays, cotangents, linear, [*arrays, *results]))
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
@@ -318,4 +282,3 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
 
 
 AUTODIFF = TorchAutodiff()
-_CONJUGATE = AUTODIFF.conjugate

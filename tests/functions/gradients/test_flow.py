@@ -59,8 +59,10 @@ def grad(name: str, fn: Callable[..., Any], *arrays: Any, order: int = 1) -> lis
         xs = [array("torch", x).requires_grad_() for x in arrays]
         value = fn(*xs).sum()
         for _ in range(order - 1):
-            (first,) = torch.autograd.grad(value, xs[:1], create_graph=True)
+            (first,) = torch.autograd.grad(value, xs[:1], create_graph=True, materialize_grads=True)
             value = first.sum()
+            if not value.requires_grad:  # it is the same everywhere
+                return [np.zeros_like(x) for x in arrays]
         return [
             g.detach().resolve_conj().numpy() for g in torch.autograd.grad(value, xs, materialize_grads=True)
         ]
