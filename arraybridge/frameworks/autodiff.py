@@ -26,6 +26,7 @@ __all__ = [
     "Shape",
     "Span",
     "captured",
+    "draws_again",
     "no_forward_mode",
     "overlap",
     "writes_to_argument",
@@ -316,6 +317,17 @@ def captured(framework: str, what: str) -> GradientError:
         " trained",
         target_type=framework,
         reason="captured trainable parameters",
+    )
+
+
+def draws_again(framework: str, label: str, what: str = "", instead: str = "") -> GradientError:
+    """The error for random numbers of a function that runs again, where they cannot be drawn again."""
+    return GradientError(
+        f"{label}(): it draws random numbers{what} that {framework} cannot draw again, and it has to run once"
+        " more for its backward (in jax.jit, under a checkpoint, for higher orders);"
+        f" {instead or 'pass what is random as an argument'}",
+        target_type=framework,
+        reason="random numbers cannot be drawn again",
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import hostmemory, mlx_autodiff
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.parts import Pool, Running, Usage
 from arraybridge.types import Device
@@ -37,6 +37,7 @@ class MlxFramework(Framework):
     def __init__(self) -> None:
         self.pool = MlxPool()
         self.running = MlxRunning()
+        self.autodiff = mlx_autodiff.MlxAutodiff(self.settle)
 
     # -- which arrays, and what they hold ---------------------------------------------------------
 
@@ -48,6 +49,12 @@ class MlxFramework(Framework):
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype).removeprefix("mlx.core.")
+
+    def requires_grad(self, x: Any) -> bool:
+        return self.autodiff.is_differentiated(x)
+
+    def detach(self, x: Any) -> Any:
+        return self.copy(x)  # mx.stop_gradient(x) would be part of the graph
 
     # -- host memory ------------------------------------------------------------------------------
 

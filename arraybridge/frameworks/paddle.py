@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import hostmemory, paddle_autodiff
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.parts import Pool, Running, Usage
 from arraybridge.types import Device
@@ -38,6 +38,7 @@ class PaddleFramework(Framework):
     def __init__(self) -> None:
         self.running = PaddleRunning()
         self.pool = PaddlePool()
+        self.autodiff = paddle_autodiff.AUTODIFF
         if paddle.is_compiled_with_cuda():
             self.dlpack_device = 2
 

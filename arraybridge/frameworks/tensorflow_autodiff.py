@@ -23,6 +23,7 @@ from arraybridge.frameworks.autodiff import (
     Shape,
     Span,
     captured,
+    draws_again,
     no_forward_mode,
 )
 
@@ -203,13 +204,8 @@ _drawing: dict[str, str] = {}
 
 
 def _cannot_draw_again(label: str, kind: str) -> GradientError:
-    return GradientError(
-        f"{label}(): it draws random numbers ({kind}) that TensorFlow cannot draw again, and it has to run"
-        " once more for its backward (in jax.jit, under a checkpoint, for higher orders);"
-        " use tf.random.stateless_… with a seed among the arguments",
-        target_type="tensorflow",
-        reason="random numbers cannot be drawn again",
-    )
+    instead = "use tf.random.stateless_… with a seed among the arguments"
+    return draws_again("tensorflow", label, f" ({kind})", instead)
 
 
 def _captured(label: str, variables: Sequence[Any]) -> GradientError:

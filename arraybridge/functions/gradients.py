@@ -200,7 +200,7 @@ def check_flow(options: DecoratorOptions, kind: str) -> None:
 
 
 #: The frameworks of the house that have derivatives, known without importing them, and those that have none.
-_WITH_DERIVATIVES = ("torch", "jax", "tensorflow")
+_WITH_DERIVATIVES = ("torch", "jax", "tensorflow", "mlx", "paddle")
 _WITHOUT_DERIVATIVES = ("numpy", "cupy", "pyclesperanto")
 
 
