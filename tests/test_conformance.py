@@ -216,6 +216,13 @@ def test_every_framework_keeps_the_promises(name: str) -> None:
     check_framework(name, only=[promise for promise in PROMISES if promise not in unsafe]).raise_if_broken()
 
 
+def test_the_shortest_file_of_the_guide_keeps_the_promises() -> None:
+    require("paddle")
+    from tests.plugin.whole.twenty_lines import PaddleOnTheCpu
+
+    check_framework(PaddleOnTheCpu()).raise_if_broken()
+
+
 @pytest.mark.gpu
 def test_cupy_keeps_the_promises() -> None:
     require("cupy")

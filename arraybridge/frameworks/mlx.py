@@ -37,7 +37,7 @@ class MlxFramework(Framework):
     def __init__(self) -> None:
         self.pool = MlxPool()
         self.running = MlxRunning()
-        self.autodiff = mlx_autodiff.MlxAutodiff(self.settle)
+        self.autodiff = self._derivatives = mlx_autodiff.MlxAutodiff(self.settle)
 
     # -- which arrays, and what they hold ---------------------------------------------------------
 
@@ -51,7 +51,7 @@ class MlxFramework(Framework):
         return str(x.dtype).removeprefix("mlx.core.")
 
     def requires_grad(self, x: Any) -> bool:
-        return self.autodiff.is_differentiated(x)
+        return self._derivatives.is_differentiated(x)
 
     def detach(self, x: Any) -> Any:
         return self.copy(x)  # mx.stop_gradient(x) would be part of the graph

@@ -64,20 +64,17 @@ class MlxAutodiff(Autodiff):
         if not any(operation.wanted) or not any(operation.smooth):
             return results
 
-        @mx.custom_function
-        def call(*_: Any) -> list[Any]:
-            return results
-
-        @call.vjp
         def pullback(xs: Any, cotangents: Any, _: Any) -> list[Any]:
             xs = _listed(xs)
             found = self.pull_back(operation, xs, _listed(cotangents), linear, xs)
             return [mx.zeros_like(x) if g is None else g for x, g in zip(xs, found, strict=True)]
 
-        @call.jvp
-        def tangents(*_: Any) -> Any:
+        def refuse(*_: Any) -> Any:
             raise no_forward_mode(operation.label)
 
+        call = mx.custom_function(lambda *_: results)
+        call.vjp(pullback)
+        call.jvp(refuse)
         return list(call(*arrays))
 
     # -- as the callee -----------------------------------------------------------------------------
@@ -89,8 +86,8 @@ class MlxAutodiff(Autodiff):
         drew = self.random_state() != state
         if any(map(self.is_differentiated, found)):
             raise GradientError(
-                f"{label}(): it depends on an array of MLX that is being differentiated and that is none of its"
-                " arguments; pass it, or mx.stop_gradient of it",
+                f"{label}(): it depends on an array of MLX that is being differentiated and that is none of"
+                " its arguments; pass it",
                 target_type="mlx",
                 reason="captured array",
             )

@@ -64,16 +64,15 @@ class PaddleAutodiff(Autodiff):
         guard = _once(weakref.ref(call), operation.label)
         for y in found:
             y.register_hook(guard)
-        followed = iter(found)
+        # A PyLayer runs the hooks of its results and ignores what they give; those of a view count.
+        followed = map(_viewed, found)
         return [next(followed) if s else y for y, s in zip(results, operation.smooth, strict=True)]
 
     # -- as the callee -----------------------------------------------------------------------------
 
     def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
         with paddle.enable_grad():
-            arrays = [x.detach() for x in arrays]
-            for x, w in zip(arrays, wanted, strict=True):
-                x.stop_gradient = not w
+            arrays = [_leaf(x) if w else x.detach() for x, w in zip(arrays, wanted, strict=True)]
             inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
             before = [x.inplace_version for x in arrays]
             leaves, spec = body(arrays)
@@ -92,12 +91,10 @@ class PaddleAutodiff(Autodiff):
     def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
         def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
             with paddle.enable_grad():
-                inputs = []
-                for x, take in zip(arrays[:count], takes, strict=True):
-                    if x.stop_gradient and take:
-                        x = x.detach()
-                        x.stop_gradient = False
-                    inputs.append(x)
+                inputs = [
+                    _leaf(x) if take and x.stop_gradient else x
+                    for x, take in zip(arrays[:count], takes, strict=True)
+                ]
                 leaves, _ = body(inputs)
                 outputs = [x for x, p in zip(self._outputs(leaves), present, strict=True) if p]
                 taken = [x for x, t in zip(inputs, takes, strict=True) if t]
@@ -124,6 +121,18 @@ class PaddleAutodiff(Autodiff):
         yield
         if self.random_state() != before:
             raise draws_again("paddle", label)
+
+
+def _viewed(x: Any) -> Any:
+    # Not `x.reshape(x.shape)`, which is no operation; `unsqueeze` takes 8 axes at most.
+    return x.unsqueeze(0).squeeze(0) if x.ndim <= 8 else x.flatten().reshape(x.shape)
+
+
+def _leaf(x: Any) -> Any:
+    """The same memory, to be differentiated from here on."""
+    x = x.detach()
+    x.stop_gradient = False
+    return x
 
 
 #: Pullbacks of functions that were looked into; `paddle.grad` copies the graph, so that leaves look foreign.
@@ -270,8 +279,8 @@ class _Bridge(PyLayer):  # type: ignore[misc]  # paddle is Any here
         operation, arrays, followed = call.operation, call.arrays, iter(given)
         if call.versions != [x.inplace_version for x in arrays]:
             raise GradientError(
-                f"{operation.label}(): an argument has been modified by an inplace operation since; write to a"
-                " copy, x.clone()",
+                f"{operation.label}(): an argument has been modified by an inplace operation since;"
+                " write to a copy, x.clone()",
                 source_type="paddle",
                 reason="an argument was written to before the backward",
             )

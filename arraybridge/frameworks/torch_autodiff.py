@@ -261,7 +261,7 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
         results, kept = rest[: ctx.results], rest[ctx.results :]
         if all(c is None for c in cotangents):
             return (None,) * (1 + ctx.count)
-        linear = kept_by(int(kept[-1]))
+        linear: Any = kept_by(int(kept[-1]))
         if callable(linear):
             linear = linear(kept[:-1])
         return (None, *AUTODIFF.pull_back(operation, arrays, cotangents, linear, [*arrays, *results]))

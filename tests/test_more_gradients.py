@@ -1,0 +1,357 @@
+"""Gradients of MLX and PaddlePaddle through other frameworks and back, against torch's and NumPy's."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import GradientError
+from tests.helpers import require
+from tests.test_more_frameworks import needed
+
+X = np.linspace(0.1, 1.3, 6, dtype=np.float32).reshape(2, 3)
+Y = np.linspace(-1.0, 2.0, 6, dtype=np.float32).reshape(2, 3)
+ALL = ("torch", "jax", "mlx", "paddle")
+DIRECTIONS = [(a, b) for a in ALL for b in ALL if a != b and {a, b} & {"mlx", "paddle"}]
+
+
+def namespace(name: str) -> Any:
+    """sin, exp and the like of a framework, or a skip."""
+    if name == "jax":
+        return require("jax").numpy
+    return require("torch") if name == "torch" else needed(name)
+
+
+def flowing(name: str, fn: Callable[..., Any]) -> Any:
+    return arraybridge.framework(name).decorator(grad="flow")(fn)
+
+
+def tensors(name: str, *arrays: np.ndarray[Any, Any]) -> list[Any]:
+    """Arrays that torch or Paddle differentiate."""
+    if name == "torch":
+        return [namespace(name).tensor(a, requires_grad=True) for a in arrays]
+    return [namespace(name).to_tensor(a, stop_gradient=False) for a in arrays]
+
+
+def grad(name: str, fn: Callable[..., Any], *arrays: Any, order: int = 1) -> list[np.ndarray[Any, Any]]:
+    """The derivatives of the sum of ``fn(*arrays)``, by the framework's own means.
+
+    A higher order is that of the sum of the first derivative.
+    """
+    if name in ("torch", "paddle"):
+        own: Any = namespace("paddle").grad if name == "paddle" else namespace("torch").autograd.grad
+        xs = tensors(name, *arrays)
+        value = fn(*xs).sum()
+        for _ in range(order - 1):
+            value = own(value, xs[:1], create_graph=True)[0].sum()
+        return [g.resolve_conj().numpy() if name == "torch" else g.numpy() for g in own(value, xs)]
+    derive: Any = require("jax").grad if name == "jax" else needed("mlx").grad
+
+    def total(*xs: Any) -> Any:
+        return fn(*xs).sum()
+
+    def summed(inner: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *xs: derive(inner)(*xs).sum()
+
+    for _ in range(order - 1):
+        total = summed(total)
+    found = derive(total, argnums=tuple(range(len(arrays))))(*(namespace(name).array(a) for a in arrays))
+    # MLX gives a lone gradient by itself.
+    return [np.asarray(g) for g in (found if isinstance(found, (tuple, list)) else [found])]
+
+
+def wave(name: str) -> Callable[..., Any]:
+    xp = namespace(name)
+    return lambda x, y: xp.sin(x) * y + xp.exp(x) * x
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+@pytest.mark.parametrize("order", [1, 2])
+def test_gradients_are_bit_for_bit_the_callees_own(caller: str, callee: str, order: int) -> None:
+    namespace(caller)
+    found = grad(caller, flowing(callee, wave(callee)), X, Y, order=order)
+    for a, b in zip(found, grad(callee, wave(callee), X, Y, order=order), strict=True):
+        np.testing.assert_array_equal(a, b)
+    native = (
+        [np.cos(X) * Y + np.exp(X) * (1 + X), np.sin(X)]
+        if order == 1
+        else [-np.sin(X) * Y + np.exp(X) * (2 + X), np.cos(X)]
+    )
+    for a, b in zip(found, native, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    require("torch")
+    for a, b in zip(found, grad("torch", wave("torch"), X, Y, order=order), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_complex_numbers_follow_the_callers_convention(caller: str, callee: str) -> None:
+    z = np.array([1 + 2j, -0.5 + 0.25j], np.complex64)
+
+    def body(name: str) -> Callable[..., Any]:
+        xp = namespace(name)
+        return lambda z: xp.abs(z * z * (1 + 2j) * z)
+
+    namespace(caller)
+    found = grad(caller, flowing(callee, body(callee)), z)[0]
+    wanted = grad("torch", body("torch"), z)[0]
+    np.testing.assert_allclose(found, wanted.conj() if caller == "jax" else wanted, rtol=1e-4)
+
+
+@pytest.mark.parametrize("caller", ["mlx", "paddle", "torch"])
+@pytest.mark.parametrize("callee", ["mlx", "paddle", "torch"])
+def test_containers_integers_and_what_is_no_array(caller: str, callee: str) -> None:
+    if caller == callee:
+        pytest.skip("one framework")
+    namespace(caller)
+    namespace(callee)
+    f = flowing(callee, lambda d, *, scale: {"y": d["x"] * scale, "above": d["x"] > 0.5, "name": "n", "w": 7})
+    seen: list[Any] = []
+
+    def total(x: Any) -> Any:
+        result = f({"x": x}, scale=3.0)
+        seen.append(result)
+        return result["y"]
+
+    np.testing.assert_array_equal(grad(caller, total, X)[0], np.full_like(X, 3))
+    (result,) = seen
+    assert (result["name"], result["w"]) == ("n", 7)
+    np.testing.assert_array_equal(np.asarray(arraybridge.to_numpy(result["above"])), X > 0.5)
+    number = flowing(callee, lambda x: 7)
+    grad(caller, lambda x: x * number(x), X)
+
+
+@pytest.mark.parametrize("caller", ["mlx", "paddle"])
+def test_an_argument_that_is_not_used_gets_zeros(caller: str) -> None:
+    f = flowing("torch", lambda x, unused: x * 2)
+    namespace("torch")
+    namespace(caller)
+    found = grad(caller, f, X, Y)
+    np.testing.assert_array_equal(found[0], np.full_like(X, 2))
+    assert not found[1].any()
+
+
+# -- Paddle -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write", ["itself", "a view of it", "its elements"])
+def test_paddle_writing_to_an_argument_before_the_backward_is_noticed(write: str) -> None:
+    (x,) = tensors("paddle", X)
+    f = flowing("torch", lambda x: x * x)
+    namespace("torch")
+    inner = x * 1
+    y = f(inner).sum()
+    if write == "itself":
+        inner.scale_(2.0)
+    elif write == "a view of it":
+        inner.reshape([-1]).scale_(2.0)
+    else:
+        inner[0] = 0.0
+    # Paddle raises errors of its own for what is raised in a PyLayer.
+    with pytest.raises(OSError, match=r"GradientError.*modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("callee", ["torch", "jax", "mlx"])
+def test_paddle_writing_to_a_result_never_spoils_the_gradient(callee: str) -> None:
+    xp = namespace(callee)
+    (x,) = tensors("paddle", X)
+    y = flowing(callee, xp.exp)(x)
+    total = y.sum()
+    y.detach().scale_(0.0)
+    total.backward()
+    np.testing.assert_allclose(x.grad.numpy(), np.exp(X), rtol=1e-6)
+
+
+def test_paddle_some_arguments_retained_graphs_and_hooks() -> None:
+    paddle = needed("paddle")
+    namespace("torch")
+    f = flowing("torch", lambda x, y: x * y * y)
+    x, y = tensors("paddle", X, Y)
+    z = f(x, y)
+    seen: list[Any] = []
+    z.register_hook(lambda g: seen.append(g.tolist()) or g * 2)
+    for _ in range(2):
+        (g,) = paddle.grad(z.sum(), [y], retain_graph=True)
+        np.testing.assert_allclose(g.numpy(), 4 * X * Y, rtol=1e-6)
+    assert len(seen) == 2
+    z.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * Y * Y, rtol=1e-6)
+    (h,) = paddle.grad(f(x, y).sum(), [x], create_graph=True)
+    (second,) = paddle.grad(h.sum(), [y])
+    np.testing.assert_allclose(second.numpy(), 2 * Y, rtol=1e-6)
+
+
+def test_paddle_a_second_backward_is_refused_and_does_not_end_the_process() -> None:
+    namespace("torch")
+    (x,) = tensors("paddle", X)
+    y = flowing("torch", lambda x: x * x)(x).sum()
+    y.backward(retain_graph=True)
+    with pytest.raises(OSError, match=r"GradientError.*paddle\.grad"):
+        y.backward()
+
+
+def test_paddle_no_grad_keeps_nothing() -> None:
+    paddle = needed("paddle")
+    namespace("torch")
+    (x,) = tensors("paddle", X)
+    with paddle.no_grad():
+        y = flowing("torch", lambda x: x * x)(x)
+    assert y.stop_gradient
+    np.testing.assert_allclose(y.numpy(), X * X, rtol=1e-6)
+
+
+def test_paddle_what_is_kept_is_freed_with_the_graph() -> None:
+    from arraybridge.functions.bridge import Bridge
+
+    def alive() -> int:
+        gc.collect()
+        return sum(type(o) is Bridge for o in gc.get_objects())
+
+    namespace("torch")
+    f = flowing("torch", lambda x: x * x)
+    before = alive()
+    (x,) = tensors("paddle", X)
+    y = f(x)
+    assert alive() == before + 1
+    y.sum().backward()
+    assert alive() == before
+    y = f(x)
+    del y
+    assert alive() == before
+
+
+def test_paddle_captured_parameters_and_written_arguments_are_refused() -> None:
+    paddle = needed("paddle")
+    layer = paddle.nn.Linear(3, 2)
+    (x,) = tensors("torch", X)
+    f = flowing("paddle", layer.forward)
+    with pytest.raises(GradientError, match="trainable"):
+        f(x)
+    for parameter in layer.parameters():
+        parameter.stop_gradient = True
+    f(x).sum().backward()
+    np.testing.assert_allclose(
+        x.grad.numpy(), np.broadcast_to(layer.weight.numpy().sum(1), X.shape), rtol=1e-5
+    )
+    with pytest.raises(GradientError, match="clone"):
+        flowing("paddle", lambda x: x.detach().scale_(2.0) * x)(tensors("torch", X)[0])
+
+
+# -- MLX --------------------------------------------------------------------------------------------------
+
+
+def test_mlx_transformations() -> None:
+    mx = needed("mlx")
+    namespace("torch")
+    f = flowing("torch", lambda x: x * x)
+    x = mx.array(X)
+    np.testing.assert_allclose(np.asarray(mx.grad(mx.checkpoint(lambda x: f(x).sum()))(x)), 2 * X, rtol=1e-6)
+    with pytest.raises(GradientError, match="reverse mode"):
+        mx.jvp(f, [x], [x])
+    for run in (mx.vmap(f), mx.compile(f), mx.compile(mx.grad(lambda x: f(x).sum()))):
+        with pytest.raises(arraybridge.ArrayNotSupportedError, match="traced value"):
+            run(x)
+
+
+def test_mlx_values_that_are_differentiated_do_not_lose_their_graph_in_silence() -> None:
+    mx = needed("mlx")
+
+    def loss(x: Any) -> Any:
+        with pytest.raises(GradientError, match="grad='detach'"):
+            arraybridge.to_numpy(x)
+        with pytest.raises(GradientError, match="grad='detach'"):
+            arraybridge.to_numpy(x * 2)
+        assert arraybridge.to_numpy(x, grad="detach").tolist() == X.tolist()
+        assert arraybridge.to_numpy(mx.array(Y) * 2).tolist() == (Y * 2).tolist()
+        return x.sum()
+
+    mx.grad(loss)(mx.array(X))
+    assert arraybridge.to_numpy(mx.array(X) * 2).tolist() == (X * 2).tolist()
+
+
+def test_mlx_a_captured_array_is_refused() -> None:
+    mx = needed("mlx")
+
+    def loss(w: Any) -> Any:
+        with pytest.raises(GradientError, match="none of its arguments"):
+            flowing("mlx", lambda x: x * w)(tensors("torch", X)[0])
+        return w.sum()
+
+    mx.grad(loss)(mx.array(X))
+
+
+def test_mlx_a_result_that_is_an_argument_and_is_written_to() -> None:
+    needed("mlx")
+    (x,) = tensors("torch", X)
+    y = flowing("mlx", lambda x: x)(x)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+# -- both as callees ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("callee", ["mlx", "paddle"])
+def test_random_numbers_are_the_same_in_the_backward(callee: str) -> None:
+    xp = namespace(callee)
+    torch = namespace("torch")
+    draw = {"mlx": lambda s: xp.random.uniform(shape=s), "paddle": lambda s: xp.rand(s)}[callee]
+    f = flowing(callee, lambda x: x * x * draw(x.shape))
+    (x,) = tensors("torch", X)
+    y = f(x)
+    (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    torch.testing.assert_close(g * x / 2, y, rtol=1e-5, atol=1e-6)
+    g.sum().backward()
+    torch.testing.assert_close(x.grad * x * x / 2, y, rtol=1e-5, atol=1e-6)
+    from torch.utils.checkpoint import checkpoint
+
+    with pytest.raises(GradientError, match="random"):
+        checkpoint(f, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("callee", ["mlx", "paddle"])
+def test_aliases_checkpoints_and_threads(callee: str) -> None:
+    torch = namespace("torch")
+    f = flowing(callee, lambda x, y: x + y)
+    namespace(callee)
+    x, y = tensors("torch", X, Y)
+    cotangent = torch.ones(2, 3)
+    first, second = torch.autograd.grad(f(x, y), (x, y), cotangent)
+    first.mul_(0)
+    assert second.eq(1).all()
+    assert cotangent.eq(1).all()
+    from torch.utils.checkpoint import checkpoint
+
+    square = flowing(callee, lambda x: x * x)
+    checkpoint(square, x, use_reentrant=False).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * X, rtol=1e-6)
+    total = square(y).sum()
+    thread = threading.Thread(target=total.backward)
+    thread.start()
+    thread.join()
+    np.testing.assert_allclose(y.grad.numpy(), 2 * Y, rtol=1e-6)
+
+
+@pytest.mark.parametrize("callee", ["mlx", "paddle"])
+def test_under_jax_jit_it_is_refused(callee: str) -> None:
+    namespace(callee)
+    jax = require("jax")
+    f = flowing(callee, lambda x: x * x)
+    with pytest.raises(GradientError, match=r"outside of jax\.jit"):
+        jax.jit(jax.grad(lambda x: f(x).sum()))(X)
+
+
+def test_arrays_of_two_frameworks_are_refused() -> None:
+    needed("paddle")
+    f = flowing("jax", lambda x, y: x * y)
+    require("jax")
+    with pytest.raises(GradientError, match="paddle and torch"):
+        f(tensors("paddle", X)[0], tensors("torch", X)[0])
