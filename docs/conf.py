@@ -46,7 +46,8 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["_build", "gallery/*.ipynb", "gallery/*.py"]
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "substitution"]
+myst_substitutions = {"version": version}
 myst_heading_anchors = 3
 
 # Docstrings name functions in single backquotes.
@@ -70,6 +71,7 @@ html_theme = "furo"
 html_title = f"arraybridge {version}"
 html_static_path = ["_static"]
 html_css_files = ["arraybridge.css"]
+html_logo = html_favicon = "_static/logo.svg"
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
@@ -172,9 +174,18 @@ def _taken_on(file: str) -> str:
     )
 
 
+def _alternatives() -> str:
+    """The table of the README, which stands there once."""
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("<!-- alternatives: begin -->")[2].partition("<!-- alternatives: end -->")[0]
+    return table.partition("-->")[2].strip()
+
+
 def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
     if page == "api":
         source[0] = source[0].replace(".. names-left", _names_left(source[0]))
+    if page == "index":
+        source[0] = source[0].replace("<!-- alternatives -->", _alternatives())
     if page == "benchmarks":
         source[0] = re.sub(r"<!-- targets: (\S+) -->", lambda m: _targets(m[1]), source[0])
         source[0] = re.sub(r"<!-- verdicts: (\S+) -->", lambda m: _verdicts(m[1]), source[0])

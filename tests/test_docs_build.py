@@ -61,6 +61,27 @@ def test_the_table_of_pairs_on_its_page_is_that_of_the_readme() -> None:
     assert tables[0] == tables[1]
 
 
+# -- the cheat sheet ---------------------------------------------------------------------------------------
+
+
+def test_the_picture_of_the_cheat_sheet_is_current() -> None:
+    command = [sys.executable, str(CHECKOUT / "tools" / "cheat_sheet.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == ""
+
+
+def test_every_call_on_the_cheat_sheet_is_one_of_the_library() -> None:
+    text = (DOCS / "cheat-sheet.md").read_text(encoding="utf-8")
+    library, _, commands = text.partition("## Command line")
+    calls = re.findall(r"^\| (`.*?) \| ", library, flags=re.MULTILINE)
+    names = re.findall(r"`(?:@|with )?([a-z_]+)", " ".join(calls), flags=re.IGNORECASE)
+    assert len(names) > 40
+    assert [name for name in names if name not in ("dask", *arraybridge.__all__)] == []
+    for command in re.findall(r"`arraybridge (\w+)`", commands):
+        assert (Path(arraybridge.__file__).parent / "cli" / f"{command}.py").is_file()
+
+
 # -- the messages that the page on troubleshooting explains -----------------------------------------------
 
 

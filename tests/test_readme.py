@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -100,17 +101,41 @@ def test_an_example_runs_as_it_is_written(number: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_first_example_runs_and_shares_as_it_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_example_runs_shares_and_prints_what_it_says(page: str, tmp_path: Path) -> None:
     for name in ("torch", "jax", "tensorflow"):
         require(name)
+    if not (CHECKOUT / page).is_file():
+        pytest.skip(f"{page} is not beside these tests")
+    front = (CHECKOUT / page).read_text(encoding="utf-8")
+    block = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", front, flags=re.MULTILINE | re.DOTALL)
+    assert block is not None
     checks = (
         "assert tensor.data_ptr() == image.__array_interface__['data'][0]",
         "assert array.dtype == 'float64'",
         "assert array.unsafe_buffer_pointer() == tensor.data_ptr()",
     )
     script = tmp_path / "example.py"
-    script.write_text("\n".join([examples()[0], *checks]), encoding="utf-8")
+    script.write_text("\n".join([block[1], *checks]), encoding="utf-8")
     done = run_python(str(script))
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"torch → tensorflow on cpu: shared .*, because .*\.\n", done.stdout)
+    assert done.stdout == block[2]
     assert done.stderr == ""
+
+
+def test_what_the_alternatives_do_is_what_they_did() -> None:
+    """The rows of the table that are answers of code are those that benchmarks/alternatives.py had."""
+    results = CHECKOUT / "benchmarks" / "results" / "alternatives.json"
+    if not results.is_file():
+        pytest.skip("the benchmarks are not beside these tests")
+    answers = json.loads(results.read_text(encoding="utf-8"))["answers"]
+    names = {
+        "narrowed": "float64 from PyTorch to JAX",
+        "backwards": "reversed NumPy view to PyTorch",
+        "masked": "masked array to PyTorch",
+        "read_only": "read-only array to PyTorch",
+        "tensorflow_to_numpy": "TensorFlow to NumPy",
+    }
+    assert set(answers) == set(names)
+    for question, title in names.items():
+        assert f"| {title} | {' | '.join([*answers[question].values(), '–', '–'])} |" in text()

@@ -1,6 +1,8 @@
-"""Writes the table of pairs into README.md and docs/conversion-table.md, from the table in the code.
+"""Writes the table of pairs into README.md and docs/conversion-table.md, and draws it.
 
-python tools/conversion_table.py           rewrites the part of each file between the two marks
+It is made of the table in the code, arraybridge/conversion/table.py.
+
+python tools/conversion_table.py           rewrites the part of each file between the marks, and the picture
 python tools/conversion_table.py --check   changes nothing, and exits with 1 where one is out of date
 """
 
@@ -16,6 +18,7 @@ README = CHECKOUT / "README.md"
 PAGE = CHECKOUT / "docs" / "conversion-table.md"
 # A source distribution has no docs beside the README.
 PAGES = [README, PAGE] if PAGE.is_file() else [README]
+PICTURE = CHECKOUT / "docs" / "_static" / "conversion-table.svg"
 BEGIN = "<!-- conversion table: begin -->"
 END = "<!-- conversion table: end -->"
 
@@ -51,6 +54,55 @@ def markdown(names: tuple[str, ...] = FRAMEWORKS) -> str:
     return "\n".join(lines)
 
 
+# Of the picture: where the cells begin, how large they are, and the colour of each kind. It has its own ground,
+# so that it looks the same on light pages and on dark ones.
+_LEFT, _TOP, _WIDTH, _HEIGHT = 112, 60, 63, 34
+_FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" text-anchor="middle"'
+_COLOURS = {"shared": "#b7e4c7", "one copy": "#ffe0a3", "two copies": "#ffc09f", "–": "#e9ecef"}
+
+
+def _label(name: str) -> list[str]:
+    """A long name in two lines, as a column has room for it."""
+    return [name] if len(name) < 9 else [name[:6] + "-", name[6:]]
+
+
+def picture(names: tuple[str, ...] = FRAMEWORKS) -> str:
+    """The table as SVG; its text can be read where it is 360 pixels wide."""
+    width, height = _LEFT + _WIDTH * len(names) + 8, _TOP + _HEIGHT * len(names) + 34
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" {_FONT}>',
+        "<title>Which pairs of frameworks share memory, which copy</title>",
+        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
+        f'<text x="{_LEFT - 8}" y="{_TOP - 12}" text-anchor="end" fill="#5c636a">from \\ to</text>',
+    ]
+    for i, name in enumerate(names):
+        middle = _LEFT + _WIDTH * i + _WIDTH // 2
+        parts = _label(name)
+        for j, part in enumerate(parts):
+            y = _TOP - 12 - 15 * (len(parts) - 1 - j)
+            lines.append(f'<text x="{middle}" y="{y}" font-weight="bold">{part}</text>')
+    for row, source in enumerate(names):
+        y = _TOP + _HEIGHT * row
+        lines.append(
+            f'<text x="{_LEFT - 8}" y="{y + 22}" text-anchor="end" font-weight="bold">{source}</text>'
+        )
+        for column, target in enumerate(names):
+            words = cell_text(source, target).partition(" (")[0]
+            kind, _, card = words.partition(_ON_CARD)
+            x = _LEFT + _WIDTH * column
+            lines.append(
+                f'<rect x="{x + 1}" y="{y + 1}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" rx="4"'
+                f' fill="{_COLOURS[kind]}"/>'
+            )
+            word = kind.replace("one copy", "1 copy").replace("two copies", "2 copies")
+            star = "*" if words != kind else card
+            lines.append(f'<text x="{x + _WIDTH // 2}" y="{y + 22}">{word}{star}</text>')
+    note = "* on the card; CuPy has no host arrays"
+    place = f'x="{width - 8}" y="{height - 12}" text-anchor="end"'
+    lines.append(f'<text {place} fill="#5c636a">{note}</text>')
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
 def updated(text: str) -> str:
     """``text`` with the part between the marks written anew.
 
@@ -73,6 +125,13 @@ def main() -> int:
             stale = 1
         elif not check:
             page.write_text(new, encoding="utf-8")
+    if PICTURE.parent.is_dir():
+        drawn = PICTURE.read_text(encoding="utf-8") if PICTURE.is_file() else ""
+        if check and drawn != picture():
+            print(f"{PICTURE.relative_to(CHECKOUT).as_posix()} is out of date; run without --check.")
+            stale = 1
+        elif not check:
+            PICTURE.write_text(picture(), encoding="utf-8")
     if check and not stale:
         print("README.md is current.")
     return stale

@@ -1,0 +1,78 @@
+"""Draws docs/cheat-sheet.md as a picture, docs/_static/cheat-sheet.svg.
+
+python tools/cheat_sheet.py           draws it
+python tools/cheat_sheet.py --check   changes nothing, and exits with 1 where it is out of date
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "cheat-sheet.md"
+PICTURE = DOCS / "_static" / "cheat-sheet.svg"
+
+_WIDTH, _LINE, _GAP, _TOP = 700, 21, 20, 64
+_FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="14"'
+_TITLE = 'font-size="16" font-weight="bold" fill="#1d6f66"'
+_MONO = 'font-family="monospace" font-size="13"'
+# The share of a column that the code takes.
+_CODE = 330
+
+
+def sections(text: str) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The titles of the page, each with its rows: what to write, and what one gets."""
+    found = []
+    for part in text.split("\n## ")[1:]:
+        rows = re.findall(r"^\| (`.*) \| (.*) \|$", part, flags=re.MULTILINE)
+        found.append((part.partition("\n")[0], [(_plain(write), _plain(get)) for write, get in rows]))
+    return found
+
+
+def _plain(cell: str) -> str:
+    return cell.replace("`", "")
+
+
+def picture(text: str) -> str:
+    """The page as SVG in two columns, as wide as a sheet of paper that lies on its side."""
+    parts = sections(text)
+    heights = [_LINE * (len(rows) + 1) + _GAP for _, rows in parts]
+    columns: list[list[int]] = [[], []]
+    for i in range(len(parts)):
+        columns[sum(heights[:i]) >= sum(heights) / 2].append(i)
+    height = _TOP + max(sum(heights[i] for i in column) for column in columns)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * _WIDTH} {height}" role="img" {_FONT}>',
+        "<title>arraybridge on one page</title>",
+        f'<rect width="{2 * _WIDTH}" height="{height}" fill="#ffffff"/>',
+        '<text x="24" y="40" font-size="24" font-weight="bold">arraybridge on one page</text>',
+    ]
+    for number, column in enumerate(columns):
+        x, y = 24 + _WIDTH * number, _TOP
+        for i in column:
+            title, rows = parts[i]
+            lines.append(f'<text x="{x}" y="{y + 16}" {_TITLE}>{escape(title)}</text>')
+            for row, (write, get) in enumerate(rows, 1):
+                below = y + 16 + _LINE * row
+                lines.append(f'<text x="{x}" y="{below}" {_MONO}>{escape(write)}</text>')
+                lines.append(f'<text x="{x + _CODE}" y="{below}">{escape(get)}</text>')
+            y += heights[i]
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def main() -> int:
+    """Draw or check the picture; returns the exit status."""
+    drawn = picture(PAGE.read_text(encoding="utf-8"))
+    if "--check" not in sys.argv[1:]:
+        PICTURE.write_text(drawn, encoding="utf-8")
+    elif not PICTURE.is_file() or PICTURE.read_text(encoding="utf-8") != drawn:
+        print("docs/_static/cheat-sheet.svg is out of date; run python tools/cheat_sheet.py.")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
