@@ -149,7 +149,7 @@ CASES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("words", CASES)
 def test_the_page_on_troubleshooting_has_the_message_as_it_comes(words: str) -> None:
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    headings = [line.strip("`") for line in text.splitlines() if re.match(r"`\w+(Error|Warning): .*`$", line)]
+    headings = re.findall(r"^### `(\w+(?:Error|Warning): .*)`$", text, flags=re.MULTILINE)
     (heading,) = [line for line in headings if words in line]
     for framework in ("torch", "pyclesperanto"):
         require(framework)
