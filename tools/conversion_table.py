@@ -54,8 +54,8 @@ def markdown(names: tuple[str, ...] = FRAMEWORKS) -> str:
     return "\n".join(lines)
 
 
-# Of the picture: where the cells begin, how large they are, and the colour of each kind. It has a ground of its
-# own, so that it looks the same on light pages and on dark ones.
+# Of the picture: where the cells begin, how large they are, and the colour of each kind. It has a ground of
+# its own, so that it looks the same on light pages and on dark ones.
 _LEFT, _TOP, _WIDTH, _HEIGHT = 112, 60, 63, 34
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" text-anchor="middle"'
 _COLOURS = {"shared": "#b7e4c7", "one copy": "#ffe0a3", "two copies": "#ffc09f", "–": "#e9ecef"}
