@@ -5,13 +5,14 @@
 #   tools/card.sh WHEELS benchmarks    every benchmark with a card section: at most nine minutes
 #   tools/card.sh --here tests         as above, with the Python that is there (PYTHON, else python3)
 #
-# WHEELS is a folder with wheels for that machine's Python; fill it where there is a network, with
+# WHEELS is a folder with wheels for the Python there. Fill it where there is a network, from the checkout, with
 #   pip download --dest WHEELS hatchling ".[cupy-cuda13x,torch,test,nvml]" "jax[cuda13]" "numba-cuda[cu13]" pytest-timeout
-# Results go to benchmarks/results/card-NAME/, with a summary of ten lines. Frameworks that are missing are named,
-# and a test that was skipped is never counted as passed.
+# Results go to benchmarks/results/card-NAME/, with a summary of at most ten lines. Frameworks that are missing, or see no
+# card, are named. The exit code is 0 where all was run and passed, 1 where something failed, and 3 where nothing failed
+# and something was not run: a skip is no pass.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-usage() { sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 2; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 wheels=$1 part=$2
 shift 2
@@ -28,4 +29,5 @@ if [ "$wheels" != --here ]; then
         "$python" "${offline[@]}" "$package" || echo "no wheel of $package fits in $wheels"
     done
 fi
-exec "$python" tools/card_run.py "$part" "$@"
+# What the installation took counts towards the nine minutes.
+exec "$python" tools/card_run.py "$part" --spent "$SECONDS" "$@"

@@ -1,25 +1,120 @@
-"""What tools/card.sh runs: the questions and the tests, or the benchmarks, and a summary of ten lines."""
+"""What tools/card.sh runs: the questions and the tests, or the benchmarks, and a summary of ten lines.
+
+The exit code is 0 where all was run and nothing failed, 1 where something failed, and 3 where something was
+not run: a skip is no pass.
+"""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-FRAMEWORKS = ("cupy", "torch", "jax")
+FRAMEWORKS = ("cupy", "torch", "jax", "tensorflow")
 #: Seconds for one run, with half a minute to write down what came out.
 LIMIT = 9 * 60 - 30
-#: Benchmarks that measure a card, and the frameworks that each needs.
-BENCHMARKS = ((("benchmarks.memory", "--section", "transfer", "--section", "reading"), ("torch", "cupy")),)
+QUESTIONS_LIMIT = 150
+EMULATED = bool(os.environ.get("ARRAYBRIDGE_EMULATED_CARD"))
+
+#: Whether a framework sees the card; in a process of its own, since some end it.
+SEES = """
+import importlib, sys, arraybridge
+version = importlib.import_module(sys.argv[1]).__version__
+print(version, any(device.kind == "gpu" for device in arraybridge.devices(sys.argv[1])))
+"""
+
+
+class Benchmark(NamedTuple):
+    """One that measures a card: its arguments to Python, what it needs, and its seconds at most."""
+
+    name: str
+    command: tuple[str, ...]
+    needs_one_of: tuple[str, ...]
+    seconds: float
+
+
+def benchmarks_into(folder: Path) -> list[Benchmark]:
+    """Every benchmark with a card section; what it finds goes into the folder."""
+    # Emulated, CuPy has no cuBLAS and no cuFFT, and no time means anything.
+    few = ("--functions", "elementwise,reduction,filter", "--rounds", "3") if EMULATED else ()
+    sizes = "1e3,1e4" if EMULATED else "1e3,1e4,1e5,1e6,1e7,1e8"
+    files = [str(folder / name) for name in ("sizes.json", "sizes.png", "matrix.html")]
+    cli, any_of = ("-m", "arraybridge"), ("cupy", "torch", "jax")
+    transfer = ("-m", "benchmarks.memory", "--section", "transfer", "--section", "reading")
+    ahead = (
+        "-m",
+        "benchmarks.prefetch",
+        "--section",
+        "card",
+        *(("--repeats", "2", "--mib", "0.1") if EMULATED else ()),
+    )
+    return [
+        Benchmark("transfers", (*transfer, "--out", str(folder)), ("torch",), 210),
+        Benchmark("prefetch", (*ahead, "--out", str(folder)), ("torch", "cupy"), 60),
+        Benchmark(
+            "sizes",
+            (*cli, "bench", "--sizes", sizes, *few, "--out", files[0], "--plot", files[1]),
+            any_of,
+            120,
+        ),
+        Benchmark("matrix", (*cli, "matrix", "--size", "1MiB", "--html", files[2]), any_of, 90),
+    ]
+
+
+class Outcome:
+    """What is told at the end: lines of the summary, and the three things that decide the verdict."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.ran = 0
+        self.failed: list[str] = []
+        self.not_run = 0
+
+    def verdict(self) -> tuple[str, int]:
+        """In words, and as an exit code."""
+        if self.failed:
+            named = "; ".join(self.failed)
+            return f"FAILED: {named if len(named) < 160 else named[:157] + '...'}", 1
+        if self.not_run or not self.ran:
+            return f"INCOMPLETE: nothing failed of what was run, and {self.not_run} were NOT RUN", 3
+        return "PASSED: all was run", 0
+
+
+def run(command: list[str], seconds: float, env: dict[str, str]) -> int | None:
+    """The return code of a command; None where its time was up. What it started ends with it."""
+    print("$", *command, flush=True)
+    process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True)
+    try:
+        return process.wait(max(1, seconds))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+def environment() -> dict[str, str]:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    }
+
+
+# -- what is there -----------------------------------------------------------------------------------
 
 
 def card_name() -> str:
@@ -32,97 +127,153 @@ def card_name() -> str:
     return found[1] if found else "unknown"
 
 
-def run(command: list[str], seconds: float, env: dict[str, str]) -> int | None:
-    """The return code of a command; None where its time was up."""
-    print("$", *command, flush=True)
-    try:
-        return subprocess.run(command, cwd=ROOT, env=env, timeout=max(1, seconds), check=False).returncode
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def environment() -> dict[str, str]:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "2"}
-
-
-def tests(folder: Path, there: list[str], until: float) -> list[str]:
-    """Ask the questions, run the tests; lines of the summary."""
-    env = environment() | {"ARRAYBRIDGE_REQUIRE": ",".join(["numpy", "gpu", *there])}
-    answers, report = folder / "questions.json", folder / "tests.xml"
-    for old in (answers, report):
-        old.unlink(missing_ok=True)
-    run([sys.executable, "tools/card_questions.py", str(answers)], min(180, until - time.monotonic()), env)
-    lines = ["questions: none was answered in time"]
-    if answers.exists():
-        kinds = Counter(a.split(" ", 1)[0].strip(",:") for a in json.loads(answers.read_text()).values())
-        not_asked, raised = kinds.pop("not", 0), kinds.pop("raised", 0)
-        no = kinds.pop("no", 0)
-        lines = [
-            f"questions: {sum(kinds.values())} yes or a fact, {no} NO, {raised} raised, {not_asked} NOT ASKED"
-        ]
-    pytest = [sys.executable, "-m", "pytest", "-m", "gpu and not slow", "-q", "-p", "no:cacheprovider"]
-    code = run([*pytest, "--timeout", "120", f"--junitxml={report}"], until - time.monotonic(), env)
-    if code is None or not report.exists():
-        return [*lines, "tests: their time was up before the last; NOT PROVEN"]
-    counts, skips = Counter[str](), Counter[str]()
-    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest has just written it
-        skipped = case.find("skipped")
-        failed = case.find("failure") is not None or case.find("error") is not None
-        counts["skipped" if skipped is not None else "failed" if failed else "passed"] += 1
-        if skipped is not None:
-            skips[(skipped.get("message") or "").splitlines()[0][:80]] += 1
-    lines.append(f"tests: {counts['passed']} passed, {counts['failed']} FAILED, {counts['skipped']} NOT RUN")
-    lines += [f"  not run, {count} times: {why}" for why, count in skips.most_common(3)]
-    return lines
-
-
-def benchmarks(folder: Path, there: list[str], until: float) -> list[str]:
-    """Run every benchmark of a card; lines of the summary."""
-    lines = []
-    for command, needed in BENCHMARKS:
-        missing = [name for name in needed if name not in there]
-        if missing:
-            lines.append(f"{command[0]}: NOT RUN, since {' and '.join(missing)} is missing")
+def frameworks() -> tuple[dict[str, str], dict[str, str]]:
+    """Versions of the frameworks that see the card; and why the others do not."""
+    there, missing = {}, {}
+    for name in FRAMEWORKS:
+        command = [sys.executable, "-c", SEES, name]
+        try:
+            asked = subprocess.run(
+                command, capture_output=True, text=True, timeout=60, check=False, env=environment()
+            )
+        except subprocess.TimeoutExpired:
+            missing[name] = "does not come up in a minute"
             continue
-        full = [sys.executable, "-m", *command, "--out", str(folder)]
-        code = run(full, until - time.monotonic(), environment())
+        words = asked.stdout.split()
+        if asked.returncode == 0 and words[-1:] == ["True"]:
+            there[name] = words[-2]
+        elif asked.returncode == 0:
+            missing[name] = f"{words[-2]} sees no card"
+        else:
+            last = (asked.stderr.strip().splitlines() or ["ends its process"])[-1]
+            missing[name] = "not installed" if "No module named" in last else last[:60]
+    return there, missing
+
+
+# -- the two parts -----------------------------------------------------------------------------------
+
+
+def questions(folder: Path, until: float, env: dict[str, str], out: Outcome) -> None:
+    """The first questions, see card_questions.py."""
+    answers = folder / "questions.json"
+    answers.unlink(missing_ok=True)
+    seconds = min(QUESTIONS_LIMIT, until - time.monotonic())
+    run([sys.executable, "tools/card_questions.py", str(answers)], seconds, env)
+    if not answers.exists():
+        out.failed.append("no question was answered in time")
+        out.lines.append("questions: NONE was answered in time")
+        return
+    kinds = Counter[str]()
+    for words, answer in json.loads(answers.read_text()).items():
+        kind = answer.split(" ", 1)[0].strip(",:")
+        kinds[kind if kind in ("no", "raised", "not") else "answered"] += 1
+        if kind in ("no", "raised"):
+            out.failed.append(f"{words} {answer}")
+    out.ran += kinds["answered"]
+    out.not_run += kinds["not"]
+    told = ("answered", "yes or a fact"), ("no", "NO"), ("raised", "raised"), ("not", "NOT ASKED")
+    out.lines.append("questions: " + ", ".join(f"{kinds[kind]} {words}" for kind, words in told))
+
+
+def tests(folder: Path, there: list[str], until: float, out: Outcome) -> None:
+    """Ask the questions; run the tests, each file in a process of its own, where its errors of a card end."""
+    env = environment() | {"ARRAYBRIDGE_REQUIRE": ",".join(["numpy", "gpu", *there])}
+    questions(folder, until, env, out)
+    files = [f for f in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in f.read_text()]
+    counts, skips = Counter[str](), Counter[str]()
+    lost: list[str] = []
+    outcomes: dict[str, str] = {}
+    pytest = [sys.executable, "-m", "pytest", "-m", "gpu and not slow", "-q", "-p", "no:cacheprovider"]
+    for file in files:
+        name = str(file.relative_to(ROOT))
+        with tempfile.TemporaryDirectory() as scratch:
+            report = Path(scratch) / "tests.xml"
+            seconds = until - time.monotonic()
+            full = [*pytest, "--timeout", "120", f"--junitxml={report}", name]
+            code = run(full, seconds, env) if seconds > 5 else None
+            if code not in (0, 1) or not report.exists():
+                lost.append(f"{name} ({'its time was up' if code is None else f'ended with {code}'})")
+                continue
+            for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest has just written it
+                kind, why = result_of(case)
+                outcomes[f"{case.get('classname')}::{case.get('name')}"] = f"{kind}: {why}" if why else kind
+                counts[kind] += 1
+                if kind == "not run":
+                    skips[why] += 1
+                elif kind == "failed":
+                    out.failed.append(f"{file.name}::{case.get('name')}")
+    (folder / "tests.json").write_text(json.dumps(outcomes, indent=1) + "\n")
+    out.ran += counts["passed"]
+    out.not_run += counts["not run"]
+    out.failed += lost
+    out.lines.append(
+        f"tests: {counts['passed']} passed, {counts['failed']} FAILED, {counts['not run']} NOT RUN, and"
+        f" {len(lost)} of {len(files)} files came to no end"
+    )
+    out.lines += [f"  not run, {count} times: {why}" for why, count in skips.most_common(3)]
+
+
+def result_of(case: ET.Element) -> tuple[str, str]:
+    """One test's outcome, and for one that was not run the reason."""
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed", ""
+    skipped = case.find("skipped")
+    if skipped is None:
+        return "passed", ""
+    return "not run", (skipped.get("message") or "").splitlines()[0][:90]
+
+
+def benchmarks(folder: Path, there: list[str], until: float, out: Outcome) -> None:
+    """Run every benchmark of a card."""
+    for one in benchmarks_into(folder):
+        if not set(one.needs_one_of) & set(there):
+            out.lines.append(f"{one.name}: NOT RUN, since {' or '.join(one.needs_one_of)} is missing")
+            out.not_run += 1
+            continue
+        started = time.monotonic()
+        code = run([sys.executable, *one.command], min(one.seconds, until - started), environment())
         how = "its time was up" if code is None else "done" if code == 0 else f"FAILED with {code}"
-        lines.append(f"{command[0]}: {how}")
-    return lines
+        out.lines.append(f"{one.name}: {how}, {time.monotonic() - started:.0f} s")
+        if code == 0:
+            out.ran += 1
+        else:
+            out.failed.append(f"{one.name}: {how}")
 
 
-def main() -> None:
+def main() -> int:
     """One of the two runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", choices=("tests", "benchmarks"))
+    parser.add_argument("--spent", type=float, default=0, help="seconds of the nine minutes that are gone")
     parser.add_argument("--out", type=Path, help="in place of benchmarks/results/card-NAME")
     chosen = parser.parse_args()
-    until = time.monotonic() + LIMIT
+    until = time.monotonic() + LIMIT - chosen.spent
     card = card_name()
-    emulated = os.environ.get("ARRAYBRIDGE_EMULATED_CARD")
-    if emulated and chosen.out is None:
+    if EMULATED and chosen.out is None:
         sys.exit(
             "This card is emulated. Its results are no card's: pass --out, away from benchmarks/results."
         )
     words = re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
     folder = (chosen.out or ROOT / "benchmarks" / "results" / f"card-{words}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    there = [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
-    missing = [name for name in FRAMEWORKS if name not in there]
+    there, missing = frameworks()
+    out = Outcome()
+    {"tests": tests, "benchmarks": benchmarks}[chosen.part](folder, list(there), until, out)
+    verdict, code = out.verdict()
+    found = ", ".join(f"{name} {version}" for name, version in there.items()) or "none"
+    lacking = "; ".join(f"{name} ({why})" for name, why in missing.items())
     summary = [
-        f"card: {card}"
-        + (" - EMULATED, a rehearsal: nothing here is a figure of a card" if emulated else ""),
-        f"frameworks: {', '.join(there) or 'none'}" + (f"; MISSING: {', '.join(missing)}" if missing else ""),
-        *{"tests": tests, "benchmarks": benchmarks}[chosen.part](folder, there, until),
+        f"card: {card}" + (" - EMULATED, a rehearsal: nothing here is a figure of a card" * EMULATED),
+        f"frameworks: {found}" + (f"; MISSING: {lacking}" if missing else ""),
+        *out.lines,
         f"results: {folder}",
+        verdict,
     ]
-    text = "\n".join(summary[:10])
+    text = "\n".join(summary)
     (folder / f"summary-{chosen.part}.txt").write_text(text + "\n")
     print(f"\n{text}")
-    if any(word in text for word in ("FAILED with", "NOT PROVEN")) or re.search(r"[1-9]\d* FAILED", text):
-        sys.exit(1)
+    return code
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
