@@ -70,6 +70,7 @@ suppress_warnings = [
 html_theme = "furo"
 html_title = f"arraybridge {version}"
 html_static_path = ["_static"]
+html_extra_path = ["llms.txt"]  # an index for tools that read documentation
 html_css_files = ["arraybridge.css"]
 html_logo = html_favicon = "_static/logo.svg"
 html_copy_source = False

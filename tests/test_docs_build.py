@@ -61,6 +61,22 @@ def test_the_table_of_pairs_on_its_page_is_that_of_the_readme() -> None:
     assert tables[0] == tables[1]
 
 
+def test_the_index_for_tools_has_every_page_by_its_title() -> None:
+    index = (DOCS / "llms.txt").read_text(encoding="utf-8")
+    there = dict(re.findall(r"^- \[.*?\]\((.*?)\.html\): (\S.*)$", index, flags=re.MULTILINE))
+    pages = {
+        page.stem: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md") if page.stem != "index"
+    }
+    assert set(there) == {*pages, "gallery/index"}
+    for stem, text in pages.items():
+        title = (
+            "Changelog"
+            if stem == "changelog"
+            else text.partition("\n")[0].removeprefix("# ").replace("`", "")
+        )
+        assert f"[{title}]({stem}.html)" in index
+
+
 # -- the cheat sheet ---------------------------------------------------------------------------------------
 
 

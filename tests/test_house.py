@@ -145,6 +145,22 @@ def test_version_is_that_of_the_distribution() -> None:
     assert version in changelog
 
 
+def test_the_citation_names_this_version() -> None:
+    citation = CHECKOUT / "CITATION.cff"
+    if not citation.is_file():
+        pytest.skip("the citation is not beside these tests")
+    assert f"\nversion: {arraybridge.__version__}\n" in citation.read_text(encoding="utf-8")
+
+
+def test_the_workflow_runs_the_environments_of_tox() -> None:
+    workflow = CHECKOUT / ".github" / "workflows" / "ci.yml"
+    if not workflow.is_file():
+        pytest.skip("the workflow is not beside these tests")
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(CHECKOUT / "tox.ini", encoding="utf-8")
+    assert f"environment: [{tox['tox']['env_list']}]" in workflow.read_text(encoding="utf-8")
+
+
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     command = (CHECKOUT / ".ci" / "run").read_text(encoding="utf-8").splitlines()[-1]
     assert command.endswith("/tox")

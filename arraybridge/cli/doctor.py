@@ -449,6 +449,9 @@ def _print(facts: Facts, problems: list[Problem], trials: list[Json]) -> None:
     counts = [(s, sum(problem.severity == s for problem in problems)) for s in _COLOURS]
     summary = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts if count)
     console.print(f"\n{summary}. [bold]arraybridge doctor --fix[/bold] prints the commands alone.")
+    console.print(
+        "An error at another place? docs/troubleshooting.md has each message as a heading.", style="dim"
+    )
 
 
 def _print_cards(console: Console, driver: Driver) -> None:
