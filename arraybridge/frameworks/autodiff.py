@@ -196,6 +196,10 @@ class Autodiff(ABC):
     def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
         """The results of an operation, through which this framework's backward pass goes."""
 
+    def dense(self, cotangent: Any) -> Any:
+        """A cotangent with all its elements, where this framework has sparse ones."""
+        return cotangent
+
     def follows(self, arrays: Sequence[Any]) -> bool:
         """Whether the backward pass that runs now is differentiated in turn, with regard to these arrays."""
         return any(map(self.is_differentiated, arrays))
@@ -213,7 +217,10 @@ class Autodiff(ABC):
         ``arrays``: the arguments; ``cotangents``: one for each result, or None; ``linear``: what
         `Operation.linearise` gave, if it is still there; ``known``: as `Operation.pull` takes them.
         """
-        given = [c if s else None for c, s in zip(cotangents, operation.smooth, strict=True)]
+        given = [
+            self.dense(c) if s and c is not None else None
+            for c, s in zip(cotangents, operation.smooth, strict=True)
+        ]
         if operation.flips:
             given = [None if c is None else self.conjugate(c) for c in given]
         present = tuple(c is not None for c, s in zip(given, operation.smooth, strict=True) if s)

@@ -89,6 +89,9 @@ class TensorflowAutodiff(Autodiff):
 
         return list(tf.custom_gradient(call)(*arrays))
 
+    def dense(self, cotangent: Any) -> Any:
+        return tf.convert_to_tensor(cotangent)  # tf.gather gives slices
+
     def follows(self, arrays: Sequence[Any]) -> bool:
         return not _no_tapes() and _is_taped(list(arrays))
 

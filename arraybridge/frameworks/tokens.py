@@ -30,7 +30,8 @@ _tokens: weakref.WeakValueDictionary[int, Token] = weakref.WeakValueDictionary()
 def token_of(kept: Any) -> Token:
     """A number in memory of its own, shape ``(1,)`` and int32, that keeps ``kept``; see `kept_by`."""
     token = hostmemory.packed((1,), np.dtype(np.int32)).view(Token)
-    number = next(_numbers) & 0x7FFFFFFF
+    # Far apart, so that one which somebody rounds (what is saved may be compressed) is that of no other.
+    number = next(_numbers) * 0x9E3779B1 & 0x7FFFFFFF
     token[0] = number
     token.kept = kept
     _tokens[number] = token

@@ -70,6 +70,9 @@ class TorchAutodiff(Autodiff):
         finally:
             frame.kept = None  # from now on it lives as long as the graph
 
+    def dense(self, cotangent: torch.Tensor) -> torch.Tensor:
+        return cotangent if cotangent.layout is torch.strided else cotangent.to_dense()
+
     def follows(self, arrays: Sequence[torch.Tensor]) -> bool:
         return torch.is_grad_enabled() and any(x.requires_grad or _is_wrapped(x) for x in arrays)
 
@@ -175,7 +178,7 @@ def _gradients(
         create_graph=create_graph,
         allow_unused=True,
     )
-    return [None if g is None else g.to_dense() if g.layout is not torch.strided else g for g in found]
+    return [None if g is None else AUTODIFF.dense(g) for g in found]
 
 
 class _Graph(Linear):

@@ -225,6 +225,27 @@ def test_writing_to_a_result_that_nobody_reads_again_is_fine() -> None:
     np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 3))
 
 
+@pytest.mark.parametrize("callee", TO_TORCH)
+def test_sparse_cotangents_of_torch(callee: str) -> None:
+    x = tensor()
+    y = CALLEES[callee](x)
+    torch.nn.functional.embedding(torch.tensor([0, 0, 2]), y, sparse=True).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), wanted() * np.array([[2], [0], [1]]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("callee", TO_TORCH)
+def test_what_is_saved_is_compressed_and_no_other_pullback_is_taken(callee: str) -> None:
+    others = [CALLEES[callee](tensor() + 1) for _ in range(600)]  # whose numbers are near
+    x = tensor()
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: (t.dtype, t.to(torch.bfloat16)), lambda kept: kept[1].to(kept[0])
+    ):
+        y = CALLEES[callee](x)
+    y.sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), wanted(), rtol=0.05)
+    del others
+
+
 def test_writing_to_numpy_beside_changes_nothing() -> None:
     beside = X.copy()
     for f in (
@@ -546,6 +567,15 @@ def test_persistent_tapes_and_variables(callee: str) -> None:
         y = f(frozen)
     assert tape.gradient(y, frozen) is None
     np.testing.assert_allclose(f(v), np.sin(X + 1) * (X + 1), rtol=1e-5)  # no tape
+
+
+@pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
+def test_sparse_cotangents_of_tensorflow(callee: str) -> None:
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        total = tf.reduce_sum(tf.gather(CALLEES[callee](x), [0, 0, 2]))
+    np.testing.assert_allclose(tape.gradient(total, x), wanted() * np.array([[2], [0], [1]]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
