@@ -137,7 +137,7 @@ class TorchAutodiff(Autodiff):
         )
 
     def random_state(self) -> Any:
-        state = torch.get_rng_state().numpy().tobytes()
+        state = torch.default_generator.get_state().numpy().tobytes()
         if not torch.cuda.is_initialized():
             return (state,)
         return (state, *(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()))

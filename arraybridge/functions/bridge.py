@@ -275,19 +275,22 @@ class Bridge:
         entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
         before = common.there.random_state()
         if before is None:
-            return self.body(entered)[0], 0
+            return self._leaves(entered), 0
         state = common.draws.of_run(number) or self.state
         if state is None and keep:
             state = common.draws.of_arguments(arrays)
         if state is not None:
             with common.there.replayed(state):
-                leaves, _ = self.body(entered)
+                leaves = self._leaves(entered)
         else:
             state = before
-            leaves, _ = self.body(entered)
+            leaves = self._leaves(entered)
             if common.there.random_state() == before:
                 return leaves, 0
         return leaves, common.draws.remember(state, arrays) if keep and not self.is_pullback else 0
+
+    def _leaves(self, entered: list[Any]) -> list[Any]:
+        return self.body(entered)[0]
 
 
 class Pullback(Bridge):
@@ -346,6 +349,12 @@ class Pullback(Bridge):
         self._empty, self._places, self._spec = [None] * count, list(range(count)), None
         self.smooth = self.read_again = (True,) * count
         return [shape for shape, takes in zip(shapes, self.takes, strict=False) if takes]
+
+    def _leaves(self, entered: list[Any]) -> list[Any]:
+        # As `body`, but for that nobody differentiates it again.
+        count = len(self.takes)
+        linear = self.common.there.linearise(self.outer.body, entered[:count], self.takes, self.label)
+        return linear.pull(self._cotangents(entered))
 
     def _on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
         common, linear = self.common, kept_by(number)
