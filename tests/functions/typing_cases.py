@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+import numpy as np
+
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
 
@@ -87,3 +89,35 @@ arraybridge.torch(stream="yes")  # type: ignore[call-overload]  # pyright: ignor
 arraybridge.torch(dtype_conversion="uint8")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 arraybridge.torch(3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 memory_types("numpy")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+# Every form of convert_memory, and devices by any name.
+data: Any = Foreign()
+native: Any = arraybridge.get_device().native("torch")
+arraybridge.convert_memory(data, "torch")
+arraybridge.convert_memory(data, "torch", 0)
+arraybridge.convert_memory(data, "torch", gpu_id=0)
+arraybridge.convert_memory(data, "torch", gpu_id="auto", copy=None, dtype="float32", grad="detach")
+arraybridge.convert_memory(data, "numpy", "torch", gpu_id=0)
+arraybridge.convert_memory(data, source_type="numpy", target_type="torch", gpu_id=0)
+arraybridge.convert_memory(data, "jax", device="cpu:2")
+arraybridge.convert_memory(data, MemoryType.JAX, device=arraybridge.Device.parse("cpu"))
+arraybridge.convert_memory(data, MemoryType.NUMPY, MemoryType.TORCH, device=native)
+assert_type(arraybridge.convert_memory(data, "numpy"), np.ndarray[Any, Any])
+assert_type(arraybridge.to_numpy(data, copy=True), np.ndarray[Any, Any])
+assert_type(arraybridge.convert_tree([Foreign()], "torch"), Any)
+arraybridge.convert_memory(data, "torch", copi=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+arraybridge.to_torch(data, gpu_id=0, device="cuda:1")
+
+# Devices and what runs on them.
+assert_type(arraybridge.get_device(), arraybridge.Device)
+assert_type(arraybridge.least_used_gpu(), int | None)
+assert_type(arraybridge.gpu_available(), bool)
+with arraybridge.use_device("cuda:1"):
+    pass
+for item in arraybridge.prefetch([data], "torch", 0, depth=3):
+    assert_type(item, Any)
+for _ in arraybridge.device_map(bare, [data], devices=["cpu:1", native], per_device=4, setup=Model):
+    pass
+assert_type(arraybridge.compare(bare, data), arraybridge.Comparison)
+assert_type(arraybridge.compare([bare, bare], sizes=[10, 100]), arraybridge.SizeComparison)
+assert_type(arraybridge.BufferPool(1 << 20).take((2, 3), "float32", "numpy", pinned=True), Any)
