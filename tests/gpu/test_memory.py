@@ -133,6 +133,21 @@ def test_one_pool_for_torch_and_cupy() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
+    torch = require("torch")
+    framework = arraybridge.framework("torch")
+    assert framework.pinning is not None
+    if not framework.pinning.is_counted:
+        pytest.skip("this torch tells nothing of its pinned memory")
+    free_memory()
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    block = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
+    del block
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] >= before + 64 * MIB
+    assert free_memory("torch") >= 64 * MIB
+    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] <= before
+
+
 def test_pinned_memory_is_pinned() -> None:
     torch = require("torch")
     x = np.arange(MIB, dtype=np.float32)

@@ -300,6 +300,24 @@ def test_a_queue_waits_for_another_by_its_handle() -> None:
         assert (x.get() == 4).all()
 
 
+def test_what_another_threads_stream_made_is_copied_before_that_one_uses_it_again() -> None:
+    queues = arraybridge.framework("cupy").streams
+    assert queues is not None
+    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
+    made = side()
+    x = late(3)
+    address = int(x.data.ptr)
+    reader = side()
+    reader.wait_event(made.record())
+    y = queues.take_over(x)
+    del x
+    made.use()
+    assert overwrite(address), "the memory was not given to the next array: this shows nothing"
+    made.synchronize()
+    reader.synchronize()
+    assert is_all(y, 3)
+
+
 # -- memory that is lent to another framework ---------------------------------------------------------------
 
 
@@ -348,6 +366,54 @@ def test_what_was_lent_is_read_before_its_owner_uses_it_again(target: str, how: 
             torch.cuda.current_stream(0).synchronize()
             mine.synchronize()
             assert is_all(z, value)
+
+
+@needs_two_cards
+@pytest.mark.parametrize("target", ["cupy", "torch"])
+def test_what_is_lent_on_a_card_that_is_not_the_current_one(target: str) -> None:
+    """By itself torch lends from its current card alone, and CuPy from the queue of its current card."""
+    torch = require("torch")
+    with cupy.cuda.Device(1), torch.cuda.device(1):
+        there = cupy.cuda.Stream(non_blocking=True)
+        with there:
+            x: Any = late(3)
+        if target == "cupy":
+            x = torch.empty(N, device="cuda:1")
+            x.copy_(torch.full((N,), 3.0).pin_memory(), non_blocking=True)
+        else:
+            there.use()
+    y = arraybridge.convert_memory(x, target, copy=False)
+    assert arraybridge.device_of(y) == "gpu:1"
+    assert (cupy.cuda.Device().id, torch.cuda.current_device()) == (0, 0)
+    assert is_all(y, 3)
+
+
+@pytest.mark.parametrize("target", ["cupy", "torch", "jax"])
+@pytest.mark.parametrize("source", ["cupy", "torch", "jax"])
+def test_what_jax_lends_or_borrows_is_read_before_it_is_written_to(source: str, target: str) -> None:
+    if "jax" not in (source, target) or source == target:
+        pytest.skip("JAX has no part in it")
+    require(source)
+    require(target)
+    jax = require("jax")
+    needs_kernels_of("XLA")
+    card = jax.devices("gpu")[0]
+
+    def make(name: str, value: float) -> Any:
+        host = np.full(1 << 20, value, np.float32)
+        if name == "jax":
+            return jax.numpy.sin(jax.device_put(host, card)) * 0 + value
+        return arraybridge.convert_memory(host, name, gpu_id=0) + 0
+
+    for value in range(10):
+        x = make(source, value)
+        y = arraybridge.convert_memory(x, target, copy=False)
+        for _ in range(20):
+            z = y + 1
+        del x, y
+        again = [make(source, -1) for _ in range(4)]
+        assert is_all(z, value + 1)
+        assert len(again) == 4
 
 
 def test_views_of_what_was_lent_keep_it() -> None:

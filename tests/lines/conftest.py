@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 import arraybridge
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.facts import BUILT_IN
 from tests.helpers import registry_kept
 from tests.lines.streams import StreamFramework
 
@@ -26,6 +28,13 @@ def no_thread_is_left() -> Iterator[None]:
     while our_threads() and time.monotonic() < until:
         time.sleep(0.01)
     assert not our_threads()
+
+
+@pytest.fixture
+def no_real_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only frameworks of the tests: the queues of a card of this machine would be marked as well."""
+    loaded = registry.loaded
+    monkeypatch.setattr(registry, "loaded", lambda: [one for one in loaded() if one.name not in BUILT_IN])
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from arraybridge.lines.lanes import Lane
 from arraybridge.types import Device
 from tests.helpers import registry_kept
 
+pytestmark = pytest.mark.usefixtures("no_real_card")
+
 CARD = Device("gpu", 0)
 
 

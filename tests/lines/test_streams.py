@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
+import pytest
 
 from arraybridge import Pipeline, device_map
 from arraybridge.frameworks.base import CPU
@@ -36,6 +37,7 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFrame
     assert len(framework.taken_over) == 3
 
 
+@pytest.mark.usefixtures("no_real_card")
 def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: StreamFramework) -> None:
     lane, item = Lane(2), Array(np.zeros(1))
     for _ in range(2):
@@ -49,6 +51,7 @@ def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: Strea
     assert len(lane._held) == 0
 
 
+@pytest.mark.usefixtures("no_real_card")
 def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFramework) -> None:
     lane = Lane(5)
     for _ in range(2):
