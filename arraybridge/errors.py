@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable
+from types import FrameType
 
 __all__ = [
     "ArrayNotSupportedError",
@@ -24,6 +25,7 @@ __all__ = [
     "UnknownArrayError",
     "UnknownFrameworkError",
     "nearest",
+    "outside",
     "text_of",
     "told",
     "warn",
@@ -52,12 +54,18 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's code that called this package, however deep inside it we stand."""
-    frame, level = sys._getframe(1), 2
+def outside() -> tuple[FrameType, int]:
+    """The innermost frame that is not of this package, and how many frames above the caller of this it is."""
+    frame, level = sys._getframe(1), 1
     package = __name__.partition(".")[0]
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         frame, level = frame.f_back, level + 1
+    return frame, level
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn at the line of the user's code that called this package, however deep inside it we stand."""
+    _, level = outside()
     warnings.warn(message, category, stacklevel=level)
 
 

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Literal
 
-__all__ = ["MissingGpu", "missing_gpu", "settings", "staging_allowed"]
+__all__ = ["MissingGpu", "Profiler", "missing_gpu", "set_annotating", "settings", "staging_allowed"]
 
 MissingGpu = Literal["error", "host"]
+Profiler = Literal["torch", "jax", "nvtx"]
+
+# Names what happens in another profiler. It stands in a layer above, which sets it.
+_annotating: list[Callable[[str], AbstractContextManager[None]]] = []
+
+
+def set_annotating(annotating: Callable[[str], AbstractContextManager[None]]) -> None:
+    """Say what ``settings(annotate=…)`` opens, for the name of a profiler."""
+    _annotating[:] = [annotating]
+
 
 _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gpu", default=None)
 _staging: ContextVar[bool | None] = ContextVar("arraybridge_staging", default=None)
@@ -42,7 +52,12 @@ def staging_allowed() -> bool:
 
 
 @contextmanager
-def settings(*, missing_gpu: MissingGpu | None = None, staging: bool | None = None) -> Iterator[None]:
+def settings(
+    *,
+    missing_gpu: MissingGpu | None = None,
+    staging: bool | None = None,
+    annotate: Profiler | None = None,
+) -> Iterator[None]:
     """Change arraybridge's settings inside a ``with`` block, for this thread or task alone.
 
     Args:
@@ -52,9 +67,13 @@ def settings(*, missing_gpu: MissingGpu | None = None, staging: bool | None = No
         staging: False moves every array to a card, and back, by the framework's own call; True (the
             default of the library) lets large ones travel through pinned buffers where these have proven
             faster. ``ARRAYBRIDGE_STAGING=off`` in the environment is False for a whole process.
+        annotate: names conversions, decorated calls, stages and items in another profiler, as `trace` names
+            them: ``"torch"`` (``torch.profiler``), ``"jax"`` (``jax.profiler``) or ``"nvtx"`` (Nsight
+            Systems).
 
     Raises:
         ValueError: another value.
+        FrameworkNotInstalledError: the package of the profiler is missing.
 
     >>> import arraybridge
     >>> with arraybridge.settings(missing_gpu="host"):
@@ -62,10 +81,13 @@ def settings(*, missing_gpu: MissingGpu | None = None, staging: bool | None = No
     """
     if staging not in (None, True, False):
         raise ValueError(f"staging is {staging!r}; it must be True or False")
+    if annotate not in (None, "torch", "jax", "nvtx"):
+        raise ValueError(f"annotate is {annotate!r}; it must be 'torch', 'jax' or 'nvtx'")
     chosen = _missing_gpu.get() if missing_gpu is None else _checked(missing_gpu, "missing_gpu")
     tokens = _missing_gpu.set(chosen), _staging.set(_staging.get() if staging is None else staging)
     try:
-        yield
+        with nullcontext() if annotate is None else _annotating[0](annotate):
+            yield
     finally:
         _missing_gpu.reset(tokens[0])
         _staging.reset(tokens[1])

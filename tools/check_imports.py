@@ -29,6 +29,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "types", "options", "show"}),
     frozenset({"frameworks"}),
     frozenset({"placement", "trees", "batches"}),
+    frozenset({"timeline"}),
     frozenset({"conversion"}),
     frozenset({"memory"}),
     frozenset({"functions", "devices"}),

@@ -208,8 +208,9 @@ def _carefully(request: Request, form: Any) -> Any:
     registry.find_owner(request.data)
     started = time.perf_counter()
     route, run = decide(request)
-    result = run()
-    trace.record(dataclasses.replace(route, seconds=time.perf_counter() - started))
+    with trace.annotated(f"{route.source} → {route.target}"):
+        result = run()
+    trace.record(dataclasses.replace(route, seconds=time.perf_counter() - started), run, started)
     return result
 
 

@@ -1,43 +1,211 @@
-"""Foretelling a conversion (`explain`) and recording those that happen (`trace`)."""
+"""Recording what happens: `trace`, and what the rest of the library tells it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Self
 
+from arraybridge.conversion.decide import Run
 from arraybridge.conversion.routes import Route
+from arraybridge.options import set_annotating
 from arraybridge.show import format_bytes, format_seconds, html_table, text_table
+from arraybridge.timeline import events
+from arraybridge.timeline.events import Event
 
-__all__ = ["TraceLog", "trace"]
+if TYPE_CHECKING:
+    import os
+
+    from arraybridge.timeline.hotspots import HotSpots
+
+__all__ = [
+    "Span",
+    "TraceLog",
+    "annotated",
+    "being_compiled",
+    "everywhere",
+    "listening",
+    "note",
+    "open_logs",
+    "span",
+    "trace",
+]
 
 _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "bytes", "time", "reason")
 
+#: Seconds between two readings of the memory, which go into the file that `TraceLog.save` writes.
+_READ_EVERY = 0.05
+
+# One for all logs, so that a log can be pickled. Reentrant: the collector may run a finaliser that converts.
+_adding = RLock()
+
 
 class TraceLog:
-    """The conversions made inside a ``with trace()`` block; prints as a table.
+    """What happened inside a ``with trace()`` block; prints as a table of its conversions.
 
     Attributes:
         records: one `Route` a conversion, in order, each with its ``seconds``.
+        events: one `Event` for all that happened, in the order in which it began.
+        dropped: events that went because of ``limit``, with their records.
+
+    >>> import numpy as np, arraybridge
+    >>> image = np.zeros((2, 3)).T
+    >>> with arraybridge.trace() as log:
+    ...     _ = arraybridge.convert_memory(image, "torch", copy=True)
+    >>> log.events[0].name, log.events[0].nbytes, log.events[0].layout
+    ('numpy → torch', 48, 'transposed')
     """
 
-    def __init__(self) -> None:
-        self.records: list[Route] = []
+    def __init__(self, limit: int | None = None) -> None:
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise TypeError(f"limit={limit!r} must be a whole number of events, or None")
+        if limit is not None and limit < 1:
+            raise ValueError(f"limit={limit!r} must be at least 1 event")
+        self.dropped = 0
+        self._limit = limit
+        self._events: deque[Event] = deque(maxlen=limit)
+        self._records: list[Route] = []
+        #: Records whose events are gone, while they themselves are still in the list.
+        self._stale = 0
+        self._gone_bytes, self._gone_seconds = 0, 0.0
+        self._opened = self._read = time.perf_counter()
+        #: Readings of the memory: seconds, device, bytes.
+        self._memory: deque[tuple[float, str, int]] = deque(maxlen=20_000)
+
+    @property
+    def records(self) -> list[Route]:
+        """One `Route` a conversion, in order, each with its ``seconds``."""
+        with _adding:
+            self._trim()
+        return self._records
+
+    @property
+    def events(self) -> list[Event]:
+        """All that happened, in the order in which it began."""
+        with _adding:
+            found = list(self._events)
+        return sorted(found, key=_began)
 
     @property
     def total_bytes_copied(self) -> int:
-        """Bytes copied, each copy of an array counted."""
-        return sum(r.nbytes * r.copies for r in self.records)
+        """Bytes copied, each copy of an array counted; also by conversions that went because of ``limit``."""
+        return self._gone_bytes + sum(r.nbytes * r.copies for r in self.records)
 
     @property
     def total_seconds(self) -> float:
-        return sum(r.seconds or 0.0 for r in self.records)
+        """Seconds of all conversions, also of those that went because of ``limit``."""
+        return self._gone_seconds + sum(r.seconds or 0.0 for r in self.records)
 
     def __len__(self) -> int:
         return len(self.records)
 
     def __iter__(self) -> Iterator[Route]:
         return iter(self.records)
+
+    # -- recording --------------------------------------------------------------------------------
+
+    def _add(self, began: float, event: Event) -> None:
+        """Keep an event that began at that time of `time.perf_counter`."""
+        event = event._replace(start=began - self._opened)
+        with _adding:
+            kept = self._events
+            if len(kept) == self._limit:
+                self.dropped += 1
+                gone = kept[0].route
+                if gone is not None:
+                    self._stale += 1
+                    self._gone_bytes += gone.nbytes * gone.copies
+                    self._gone_seconds += gone.seconds or 0.0
+                    if (
+                        self._stale > self._limit
+                    ):  # a list gives up its first one slowly, and many at once fast
+                        self._trim()
+            kept.append(event)
+            if event.route is not None:
+                self._records.append(event.route)
+        if began - self._read > _READ_EVERY:
+            self._read_memory()
+
+    def _trim(self) -> None:
+        del self._records[: self._stale]
+        self._stale = 0
+
+    def _read_memory(self) -> None:
+        from arraybridge.timeline.readings import memory
+
+        self._read = now = time.perf_counter()
+        for device, nbytes in memory():
+            self._memory.append((now - self._opened, device, nbytes))
+
+    # -- telling ----------------------------------------------------------------------------------
+
+    def hotspots(self, top: int | None = None, *, libraries: bool = True) -> HotSpots:
+        """The lines of the user's code by bytes copied, and then by time, with what would save the copies.
+
+        Args:
+            top: only so many of them.
+            libraries: False leaves out what other libraries call of arraybridge.
+
+        Returns:
+            a table, also in a notebook; ``to_dict()`` is ready for JSON.
+
+        >>> import numpy as np, arraybridge
+        >>> with arraybridge.trace() as log:
+        ...     for _ in range(3):
+        ...         _ = arraybridge.to_torch(np.zeros(4)[::-1])
+        >>> spot = log.hotspots()[0]
+        >>> spot.line, spot.nbytes, spot.count, spot.reason
+        (3, 96, 3, 'torch has no negative strides')
+        """
+        from arraybridge.timeline.hotspots import hotspots
+
+        return hotspots(self.events, self.dropped, top, libraries)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the events in the trace-event format, which Perfetto, chrome://tracing and Speedscope open.
+
+        Threads and devices are tracks; arrows lead an item from stage to stage; bytes copied and memory in
+        use are counters.
+
+        Args:
+            path: a file that ends in ``.json``.
+
+        Raises:
+            ValueError: another suffix.
+            OSError: it cannot be written.
+
+        >>> import arraybridge, json, pathlib, tempfile
+        >>> with arraybridge.trace() as log:
+        ...     pass
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "run.json"
+        >>> log.save(file)
+        >>> sorted(json.loads(file.read_text()))
+        ['displayTimeUnit', 'otherData', 'traceEvents']
+        """
+        from arraybridge.timeline.save import save
+
+        save(path, self.events, list(self._memory), self.dropped)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draw the events: a row for each thread, a bar for each event, copies in red. Needs matplotlib.
+
+        Args:
+            path: where to write the picture too; the suffix says the form, ``.png``, ``.svg`` or ``.pdf``.
+
+        Returns:
+            a ``matplotlib.figure.Figure``, which a notebook shows.
+
+        Raises:
+            ImportError: matplotlib is not installed; the extra ``plot`` brings it.
+        """
+        from arraybridge.timeline.plot import plot
+
+        return plot(self.events, path)
 
     def __repr__(self) -> str:
         return f"<TraceLog of {len(self)} conversions, {format_bytes(self.total_bytes_copied)} copied>"
@@ -61,7 +229,8 @@ class TraceLog:
     def _summary(self) -> str:
         plural = "" if len(self) == 1 else "s"
         copied, took = format_bytes(self.total_bytes_copied), format_seconds(self.total_seconds)
-        return f"{len(self)} conversion{plural}, {copied} copied, {took}"
+        gone = f"; the oldest {self.dropped} events are gone (limit={self._limit})" if self.dropped else ""
+        return f"{len(self)} conversion{plural}, {copied} copied, {took}{gone}"
 
     def __str__(self) -> str:
         if not self.records:
@@ -72,15 +241,39 @@ class TraceLog:
         return html_table(_COLUMNS, self._rows(), caption=self._summary())
 
 
+def _began(event: Event) -> tuple[float, float]:
+    return event.start, -event.seconds
+
+
+# -- who listens -------------------------------------------------------------------------------------
+
 _current: ContextVar[tuple[TraceLog, ...]] = ContextVar("arraybridge_trace", default=())
-#: The logs open anywhere, by their id. While it is empty, conversions do not even ask whether one of them is
-#: open in their own thread or task (`listening`), and measure nothing.
-open_logs: dict[int, TraceLog] = {}
+# Opens a span in the profiler that `settings(annotate=…)` names.
+_annotation: ContextVar[Callable[[str], AbstractContextManager[Any]] | None] = ContextVar(
+    "arraybridge_annotation", default=None
+)
+#: Logs that hear every thread of the process.
+_everywhere: list[TraceLog] = []
+#: The logs open anywhere, and the annotations that are on, by their id. While it is empty, nobody even asks
+#: whether one of them is open in their own thread or task (`listening`), and nothing is measured.
+open_logs: dict[int, Any] = {}
 
 
 @contextmanager
-def trace() -> Iterator[TraceLog]:
-    """Record every conversion that this thread or task makes inside the block.
+def trace(*, limit: int | None = None) -> Iterator[TraceLog]:
+    """Record what this thread or task does inside the block, in the threads of its pipelines too.
+
+    Conversions, calls of decorated functions, stages of pipelines, items of `device_map` and `prefetch`,
+    decisions of `gpu`, and what a recovery did when memory ran out.
+
+    Args:
+        limit: events to keep; then the oldest go, and are counted in ``log.dropped``. None: all are kept.
+
+    Yields:
+        the log: ``log.records``, ``log.events``, ``log.hotspots()``, ``log.save("run.json")``.
+
+    Raises:
+        TypeError, ValueError: ``limit`` is no positive whole number.
 
     >>> import numpy as np, arraybridge
     >>> with arraybridge.trace() as log:
@@ -88,7 +281,7 @@ def trace() -> Iterator[TraceLog]:
     >>> log.records[0].method, log.total_bytes_copied
     ('same', 0)
     """
-    log = TraceLog()
+    log = TraceLog(limit)
     token = _current.set((*_current.get(), log))
     open_logs[id(log)] = log  # one step, which no other thread can come between
     try:
@@ -98,12 +291,153 @@ def trace() -> Iterator[TraceLog]:
         _current.reset(token)
 
 
+@contextmanager
+def everywhere(limit: int | None = None) -> Iterator[TraceLog]:
+    """As `trace`, for all threads of the process."""
+    log = TraceLog(limit)
+    _everywhere.append(log)
+    open_logs[id(log)] = log
+    try:
+        yield log
+    finally:
+        del open_logs[id(log)]
+        _everywhere.remove(log)
+
+
+@contextmanager
+def _annotating(profiler: str) -> Iterator[None]:
+    """Name what happens in this thread or task in the profiler of that name."""
+    from arraybridge.timeline.annotate import span_of
+
+    maker = span_of(profiler)
+    token, key = _annotation.set(maker), object()
+    open_logs[id(key)] = key
+    try:
+        yield
+    finally:
+        del open_logs[id(key)]
+        _annotation.reset(token)
+
+
+set_annotating(_annotating)
+
+
 def listening() -> bool:
-    """Whether a trace is open in this thread or task."""
-    return bool(_current.get())
+    """Whether a trace is open in this thread or task, or an annotation is on."""
+    return bool(_current.get() or _everywhere or _annotation.get())
 
 
-def record(route: Route) -> None:
+def being_compiled() -> bool:
+    """Whether torch.compile traces the function that asks."""
+    # By the mark below it calls this while it traces, and else nobody of torch does.
+    return str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")
+
+
+being_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+# -- what is told ------------------------------------------------------------------------------------
+
+
+def annotated(name: str) -> AbstractContextManager[Any]:
+    """A span in the profiler that `settings(annotate=…)` names, if any."""
+    maker = _annotation.get()
+    return nullcontext() if maker is None else maker(name)
+
+
+def record(route: Route, run: Run, began: float) -> None:
     """Add a conversion to the traces of this thread or task."""
-    for log in _current.get():
-        log.records.append(route)
+    logs = (*_current.get(), *_everywhere)
+    if not logs:
+        return
+    at, (thread, number) = events.site(), events.thread()
+    order, array = "", None
+    if route.copies:
+        order, array = events.layout(run.source, run.data), events.same_array(run.data)
+    event = Event(
+        "conversion", f"{route.source} → {route.target}", 0.0, route.seconds or 0.0, thread,
+        str(route.device),
+        at.file, at.line, route.nbytes * route.copies, route.reason, at.library,
+        thread_id=number, route=route, layout=order, array=array,
+    )  # fmt: skip
+    for log in logs:
+        log._add(began, event)
+
+
+class Span:
+    """A piece of work that goes on; `end`, or the end of a ``with`` block, records it."""
+
+    __slots__ = (
+        "_annotation",
+        "_at",
+        "_began",
+        "_logs",
+        "device",
+        "flow",
+        "item",
+        "kind",
+        "name",
+        "nbytes",
+        "reason",
+    )
+
+    def __init__(
+        self, kind: str, name: str, logs: tuple[TraceLog, ...], maker: Callable[[str], Any] | None
+    ) -> None:
+        self.kind, self.name, self._logs = kind, name, logs
+        self.device = self.reason = self.flow = ""
+        self.item: int | None = None
+        self.nbytes = 0
+        self._at = events.site() if logs else events.Site("", 0)
+        self._annotation = None if maker is None else maker(name)
+        if self._annotation is not None:
+            self._annotation.__enter__()
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, cls: object, error: BaseException | None, _: object) -> None:
+        self.end(error)
+
+    def drop(self) -> None:
+        """It was nothing, and no trace hears of it."""
+        self._logs = ()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """It is done, or has failed; nothing where that was said before."""
+        seconds = time.perf_counter() - self._began
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+            self._annotation = None
+        if error is not None:
+            self.reason = f"raised {type(error).__name__}"
+        logs, self._logs = self._logs, ()
+        if not logs:
+            return
+        thread, number = events.thread()
+        event = Event(
+            self.kind, self.name, 0.0, seconds, thread, self.device, self._at.file, self._at.line,
+            self.nbytes, self.reason, self._at.library, self.item, self.flow, number,
+        )  # fmt: skip
+        for log in logs:
+            log._add(self._began, event)
+
+
+def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
+    """A piece of work that begins now; None where nobody listens in this thread or task.
+
+    ``annotate=False`` is for work that other work of the same thread may interrupt, as a coroutine's.
+    """
+    if not listening():
+        return None
+    return Span(kind, name, (*_current.get(), *_everywhere), _annotation.get() if annotate else None)
+
+
+def note(kind: str, reason: str, device: str = "") -> None:
+    """Record what happens in a moment."""
+    step = span(kind, kind, annotate=False)
+    if step is not None:
+        step.reason, step.device = reason, device
+        step._began = time.perf_counter()
+        step.end()

@@ -309,6 +309,9 @@ class JaxRunning(Running):
 
         return same
 
+    def annotation(self, name: str) -> AbstractContextManager[Any]:
+        return jax.profiler.TraceAnnotation(name)
+
     def wide(self) -> AbstractContextManager[Any]:
         return _x64(True)
 

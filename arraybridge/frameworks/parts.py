@@ -303,6 +303,10 @@ class Running:
         """A context in which arithmetic keeps 64-bit dtypes."""
         return nullcontext()
 
+    def annotation(self, name: str) -> AbstractContextManager[Any]:
+        """A span of that name in the framework's profiler; nothing where it has none."""
+        return nullcontext()
+
     def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn`` as the framework's compiler, where it has one, leaves it alone."""
         return fn

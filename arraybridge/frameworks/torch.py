@@ -416,6 +416,9 @@ class TorchRunning(Running):
 
         return same
 
+    def annotation(self, name: str) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function(name)
+
     def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn``, which torch.compile runs as it is, between two graphs."""
         reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"

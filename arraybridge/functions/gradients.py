@@ -7,9 +7,11 @@ is whose, how values cross over, and that no two gradients share memory.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
@@ -131,6 +133,16 @@ class FlowRunner(Runner):
         )
 
     def _differentiated(
+        self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
+    ) -> Any:
+        span = self.begun() if open_logs else None
+        try:
+            return self._differentiate(own, leaves, spec, caller, live)
+        finally:
+            if span is not None:
+                span.end(sys.exception())
+
+    def _differentiate(
         self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
     ) -> Any:
         here = autodiff_of(caller)

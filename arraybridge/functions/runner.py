@@ -10,6 +10,7 @@ import numpy as np
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad
+from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
@@ -20,6 +21,7 @@ from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.placement import busy_workers, card_meant, worker_device
+from arraybridge.timeline.events import device_words
 from arraybridge.trees import (
     ARRAY,
     LEAF,
@@ -57,6 +59,8 @@ class Call:
     first: Any = None
     #: The device of the first array that was brought to the framework; asked for only where it matters.
     place: Device | None = None
+    #: What an open trace records of it, where `FunctionRun.done` ends it.
+    span: trace.Span | None = None
 
 
 class Declaration:
@@ -68,12 +72,34 @@ class Declaration:
         self.label = label_of(fn)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self.leave(self.fn(*args, **kwargs), None)
+        span = self.begun() if open_logs else None
+        if span is None:
+            return self.leave(self.fn(*args, **kwargs), None)
+        with span:
+            result = self.fn(*args, **kwargs)
+            span.device = device_words(result)
+            return self.leave(result, None)
+
+    def begun(self, annotate: bool = True) -> trace.Span | None:
+        """What an open trace records of a call that begins now; None where nobody listens."""
+        return None if trace.being_compiled() else trace.span("call", self.label, annotate=annotate)
 
     def enter(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Call | None]:
-        return args, kwargs, None
+        return args, kwargs, self.opened()
+
+    def opened(self) -> Call:
+        """What to remember of a call of a coroutine or a generator."""
+        call = Call()
+        if open_logs:
+            call.span = self.begun(annotate=False)
+        return call
+
+    def done(self, call: Call | None, error: BaseException | None = None) -> None:
+        """A coroutine or a generator has come to its end."""
+        if call is not None and call.span is not None:
+            call.span.end(error)
 
     def bring(self, value: Any) -> Any:
         """A value that is sent into a generator."""
@@ -120,6 +146,12 @@ class Runner(Declaration):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = Call()
+        span = self.begun() if open_logs else None
+        if span is not None:
+            with span:
+                result = (self._recovering if self.recovers else self._attempt)(args, kwargs, call)
+                span.device = device_words(result) if call.place is None else str(call.place)
+                return self.leave(result, call)
         if self.recovers:
             return self.leave(self._recovering(args, kwargs, call), call)
         args, kwargs, _ = self.enter(args, kwargs, call)
@@ -187,7 +219,7 @@ class Runner(Declaration):
     ) -> tuple[tuple[Any, ...], dict[str, Any], Call]:
         """The arguments with their arrays brought to the framework, and what to remember of them."""
         if call is None:
-            call = Call()
+            call = self.opened()
         changed: list[Any] | None = None
         for i in range(self.skip, len(args)):
             value = args[i]
@@ -283,7 +315,7 @@ class Runner(Declaration):
             # All arrays of a call go where the first one went.
             return convert(value, self.name, self.grad, None, call.place, options.dtype)
         framework = framework_of(self.name)
-        if options.dtype is None and framework.owns(value) and not trace.open_logs:
+        if options.dtype is None and framework.owns(value) and not open_logs:
             here, wanted = framework.device_of(value), self._wanted(framework)
             whole = framework.pool is None or not framework.pool.is_scattered(value)
             if whole and here.kind == wanted.kind and here.index == wanted.index:
@@ -396,6 +428,6 @@ class Runner(Declaration):
             here = home if held is brought else owner.device_of(held)
             if home.kind != here.kind or home.index != here.index:
                 return convert(array, source.name, self.grad, device=home)
-            if owner is source and not trace.open_logs:
+            if owner is source and not open_logs:
                 return array
         return convert(array, source.name, self.grad)

@@ -33,6 +33,9 @@ class Run(FunctionRun, Protocol):
     def leave(self, result: Any, call: Any) -> Any:
         """A value that the function has returned or yielded, for the caller."""
 
+    def done(self, call: Any, error: BaseException | None = None) -> None:
+        """The function has come to its end."""
+
 
 def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:
     """``make(fn)``, inside of a static or class method where it is one.
@@ -127,7 +130,10 @@ def _around_function(fn: Callable[..., Any], run: FunctionRun) -> Callable[..., 
 def _around_coroutine(fn: Callable[..., Any], run: Run) -> Callable[..., Any]:
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
         args, kwargs, call = run.enter(args, kwargs)
-        return run.leave(await fn(*args, **kwargs), call)
+        try:
+            return run.leave(await fn(*args, **kwargs), call)
+        finally:
+            run.done(call)
 
     return wrapper
 
@@ -151,6 +157,7 @@ def _around_generator(fn: Callable[..., Any], run: Run) -> Callable[..., Any]:
             return run.leave(stop.value, call)
         finally:
             made.close()
+            run.done(call)
 
     return wrapper
 
@@ -174,6 +181,7 @@ def _around_asynchronous_generator(fn: Callable[..., Any], run: Run) -> Callable
             return
         finally:
             await made.aclose()
+            run.done(call)
 
     return wrapper
 

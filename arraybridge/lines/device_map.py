@@ -12,8 +12,8 @@ from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane
-from arraybridge.lines.line import Line, Station
-from arraybridge.lines.on_device import call_setup, move, own_framework, working_on
+from arraybridge.lines.line import Line, Station, here
+from arraybridge.lines.on_device import call_setup, move, own_framework, shown, working_on
 from arraybridge.lines.progress import with_progress
 from arraybridge.options import missing_gpu
 from arraybridge.placement import placement
@@ -104,7 +104,7 @@ def device_map(
     from arraybridge.functions.gradients import for_other_threads  # what `import arraybridge` need not load
 
     source = for_other_threads((fn,), source)
-    results = Line([station], _IN_FLIGHT * len(chosen), ordered).run(source)
+    results = Line([station], _IN_FLIGHT * len(chosen), ordered, at=here()).run(source)
     name = getattr(fn, "__name__", "device_map")
     return with_progress(results, name, total) if progress else results
 
@@ -183,4 +183,5 @@ def _thread_station(fn: Callable[..., Any], chosen: list[Device], setup: Callabl
         len(chosen),
         lambda number, w: f"item {number}, on {chosen[w]}",
         enter,
+        shown=shown(fn, chosen),
     )

@@ -15,13 +15,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
+from itertools import count
 from typing import Any, NamedTuple
 
+from arraybridge.conversion import trace
+from arraybridge.conversion.trace import open_logs
 from arraybridge.frameworks.parts import Mark, Running
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane, marks_of, received
+from arraybridge.timeline.events import Site, device_words, handed_out, site
 
-__all__ = ["Clock", "Line", "Span", "Station"]
+__all__ = ["Clock", "Line", "Shown", "Span", "Station", "here"]
+
+_numbers = count()
 
 #: Spans kept of each station, for the picture of a run; older ones go.
 MAX_SPANS = 10_000
@@ -33,6 +39,11 @@ _PATIENCE = 0.1
 # How long the end of the program waits for threads at work: one that comes back from native code into
 # an interpreter that is being taken down ends the process with SIGABRT.
 _LAST_PATIENCE = 20.0
+
+
+def here() -> Site | None:
+    """The user's line that hands out work now; None where no trace would ask for it."""
+    return site() if open_logs and trace.listening() else None
 
 
 class Span(NamedTuple):
@@ -52,6 +63,18 @@ class Clock:
         self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
 
 
+class Shown(NamedTuple):
+    """How a trace calls the work of a station: kind and name of its events, and each thread's device.
+
+    ``nothing`` is a result that stands for no item.
+    """
+
+    kind: str
+    name: str
+    devices: Sequence[str]
+    nothing: object = None
+
+
 class Station:
     """A queue with one or more threads behind it.
 
@@ -62,6 +85,7 @@ class Station:
         enter: a context in which each thread works, from the thread's number and its lane.
         depth: inputs whose work may wait for an accelerator, in each thread.
         stop: called when no more results are wanted; the threads end when their call returns.
+        shown: how a trace calls it.
     """
 
     def __init__(
@@ -73,6 +97,7 @@ class Station:
         *,
         depth: int = 2,
         stop: Callable[[], object] | None = None,
+        shown: Shown,
     ) -> None:
         self.works = works
         self.room = room
@@ -80,6 +105,7 @@ class Station:
         self.enter = enter
         self.depth = depth
         self.stop = stop
+        self.shown = shown
 
 
 class Line:
@@ -91,12 +117,21 @@ class Line:
         ordered: hand results out in the order of the input.
         refill: read the input before a result is handed out that is ready, so that the threads have work
             while it is used; for an input that never blocks.
+        at: the user's line that hands out the work, for a trace; see `here`.
     """
 
     def __init__(
-        self, stations: Sequence[Station], limit: int, ordered: bool = True, *, refill: bool = False
+        self,
+        stations: Sequence[Station],
+        limit: int,
+        ordered: bool = True,
+        *,
+        refill: bool = False,
+        at: Site | None = None,
     ) -> None:
         self.stations = stations
+        self.at = at
+        self.number = next(_numbers)
         self.limit = limit
         self.ordered = ordered
         self.refill = refill
@@ -189,6 +224,8 @@ class Line:
             for w in range(len(station.works)):
                 # Settings, traces and the default device of the caller hold in the threads that work for it.
                 context = copy_context()
+                if self.at is not None:
+                    context.run(handed_out.set, self.at)
                 thread = threading.Thread(
                     target=context.run,
                     args=(self._work, s, w),
@@ -237,7 +274,7 @@ class Line:
                     del taken
                     start = time.perf_counter()
                     lane.receive(marks)
-                    result = work(item)
+                    result = self._told(s, w, number, item) if open_logs else work(item)
                     made = marks_of(result)
                     lane.hold(item)
                     end = time.perf_counter()
@@ -248,6 +285,21 @@ class Line:
                     self._count(self._clocks[s], number, asked, start, end)
         except BaseException as error:  # noqa: BLE001  # whatever ends the work goes to the caller
             self._fail(error, station.where(number, w) if number >= 0 else "")
+
+    def _told(self, s: int, w: int, number: int, item: Any) -> Any:
+        """The result of the work, which the traces of whoever handed it out hear of."""
+        station = self.stations[s]
+        shown, work = station.shown, station.works[w]
+        span = trace.span(shown.kind, shown.name)
+        if span is None:
+            return work(item)
+        span.device, span.item, span.flow = shown.devices[w], number, f"{self.number}.{number}"
+        with span:
+            result = work(item)
+            if result is shown.nothing and result is not None:
+                span.drop()
+            span.device = span.device or device_words(result)
+        return result
 
     def _fail(self, error: BaseException, where: str) -> None:
         if isinstance(error, StopIteration):

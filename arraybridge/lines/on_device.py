@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,12 +11,14 @@ from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.registry import loaded
+from arraybridge.functions.wrap import name_of
 from arraybridge.lines.lanes import Lane
+from arraybridge.lines.line import Shown
 from arraybridge.placement import busy_workers, default_device, placement, worker_device
 from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device
 
-__all__ = ["call_setup", "move", "own_framework", "working_on"]
+__all__ = ["call_setup", "move", "own_framework", "shown", "working_on"]
 
 
 def own_framework(fn: Any) -> Framework | None:
@@ -45,6 +47,11 @@ def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
                     lane.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))
         yield
+
+
+def shown(fn: Any, devices: Sequence[Device]) -> Shown:
+    """How a trace calls the work of `device_map`."""
+    return Shown("item", name_of(fn), [str(device) for device in devices])
 
 
 def call_setup(setup: Callable[[], Any], device: Device) -> Any:

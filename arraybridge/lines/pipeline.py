@@ -10,9 +10,10 @@ from typing import Any
 
 from arraybridge.batches import extent, joined, part, plain
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.line import Line, Station
+from arraybridge.lines.line import Line, Shown, Station, here
 from arraybridge.lines.report import PipelineReport, StageReport
 from arraybridge.placement import placement
+from arraybridge.timeline.events import Site
 from arraybridge.trees import arrays_of, source_of
 
 __all__ = ["Pipeline"]
@@ -109,8 +110,9 @@ class Pipeline:
         count = max(1, min(self.microbatches, rows))
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         if count == 1:
-            return plain(next(self._run(iter([plain(batch)]))))
-        results = list(self._run(part(batch, self.axis, rows, start, stop) for start, stop in bounds))
+            return plain(next(self._run(iter([plain(batch)]), here())))
+        parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
+        results = list(self._run(parts, here()))
         return joined(results, self.axis, given=batch, noun="microbatch")
 
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
@@ -131,14 +133,14 @@ class Pipeline:
             source = iter(items)
         except TypeError:
             raise TypeError(f"pipeline.map takes items to iterate over, not {items!r}") from None
-        return self._run(source)
+        return self._run(source, here())
 
     # -- running ----------------------------------------------------------------------------------
 
-    def _run(self, source: Iterator[Any]) -> Iterator[Any]:
+    def _run(self, source: Iterator[Any], at: Site | None) -> Iterator[Any]:
         from arraybridge.functions.gradients import for_other_threads  # what an import need not load
 
-        line = self._last = Line(self._stations, limit=len(self.stages) * (self.queue_size + 1))
+        line = self._last = Line(self._stations, limit=len(self.stages) * (self.queue_size + 1), at=at)
         yield from line.run(for_other_threads(self.stages, source))
 
     def _station(self, i: int) -> Station:
@@ -155,6 +157,7 @@ class Pipeline:
             self.queue_size,
             lambda number, _: f"in stage {i} ({label}), microbatch {number}",
             depth=self.queue_size,
+            shown=Shown("stage", label, [_device(stage)]),
         )
 
     # -- splitting and joining --------------------------------------------------------------------
@@ -239,6 +242,15 @@ class Pipeline:
             for (name, place), (c, spans) in zip(self._drawn(), line.clocks(), strict=True)
         )
         return PipelineReport(stages, line.ended - line.began, line.most_in_flight)
+
+
+def _device(stage: Any) -> str:
+    """The device that a stage names for itself, in words, and unseen; ``""`` where it names none."""
+    placed = placement(stage)
+    if placed is None or (placed.device is None and not isinstance(placed.gpu_id, int)):
+        return ""
+    kind = "opencl" if placed.framework == "pyclesperanto" else "gpu"
+    return f"{kind}:{placed.gpu_id}" if placed.device is None else str(placed.device)
 
 
 def _place(stage: Any) -> str:

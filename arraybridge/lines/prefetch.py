@@ -12,7 +12,7 @@ from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.lines.lanes import Lane
-from arraybridge.lines.line import Line, Station
+from arraybridge.lines.line import Line, Shown, Station, here
 from arraybridge.lines.progress import with_progress
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
@@ -103,10 +103,22 @@ def prefetch(
         yield
 
     stations = [
-        Station([_numbered(_reader(source), "while item {} was read")], depth, _where),
-        Station([_numbered(convert, f"item {{}}, on its way to {name}")], depth, _where, enter, depth=depth),
+        Station(
+            [_numbered(_reader(source), "while item {} was read")],
+            depth,
+            _where,
+            shown=Shown("item", "read", [""], _END),
+        ),
+        Station(
+            [_numbered(convert, f"item {{}}, on its way to {name}")],
+            depth,
+            _where,
+            enter,
+            depth=depth,
+            shown=Shown("item", f"to {name}", ["" if place is None else str(place)], _END),
+        ),
     ]
-    results = _given_out(Line(stations, depth, refill=True))
+    results = _given_out(Line(stations, depth, refill=True, at=here()))
     total = len(items) if isinstance(items, Sized) else None
     return with_progress(results, f"to {name}", total) if progress else results
 

@@ -15,7 +15,7 @@ from typing import Any
 from arraybridge.errors import MemoryConversionError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.lines.line import Station
-from arraybridge.lines.on_device import call_setup, move, own_framework, working_on
+from arraybridge.lines.on_device import call_setup, move, own_framework, shown, working_on
 from arraybridge.trees import arrays_of
 from arraybridge.types import Device
 
@@ -107,6 +107,7 @@ def process_station(
         lambda number, w: f"item {number}, on {chosen[w]}",
         lambda w, _: workers[w].run(),
         stop=stop,
+        shown=shown(fn, chosen),
     )
 
 

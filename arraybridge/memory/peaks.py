@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from arraybridge.frameworks.hostmemory import own_memory
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
-from arraybridge.memory.stats import THIS_PROCESS, own_memory
+from arraybridge.memory.stats import THIS_PROCESS
 from arraybridge.show import format_bytes, html_table, text_table
 
 __all__ = ["MemoryPeak", "PeakRow", "memory_peak"]

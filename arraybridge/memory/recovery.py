@@ -13,12 +13,15 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import fixed
+from arraybridge.conversion import trace
+from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.memory.recognise import is_oom, let_go
+from arraybridge.placement import worker_device
 from arraybridge.trees import ARRAY, TREE, kind_of, kinds, source_of
 from arraybridge.types import TypeMemo
 
@@ -214,12 +217,19 @@ registry.on_register.append(_waits.clear)
 # -- after a failure ---------------------------------------------------------------------------------
 
 
-def _tell(step: str, message: str, *values: object) -> None:
+def _tell(step: str, gpu_id: int | None, message: str, *values: object) -> None:
     import logging
 
     logging.getLogger("arraybridge.memory").info(message, *values)
     for watch in watchers:
         watch(step, message % values)
+    if open_logs:
+        trace.note(step, message % values, _words(gpu_id))
+
+
+def _words(gpu_id: int | None) -> str:
+    """The device that ran out of memory, as far as it is known."""
+    return str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"
 
 
 def _describe(error: BaseException) -> str:
@@ -304,6 +314,7 @@ class _Call:
                     retries -= 1
                     _tell(
                         "retry",
+                        self.gpu_id,
                         "%s ran out of memory (%s); freed %d bytes of caches and try again",
                         f"{take} rows" if splits else f"attempt {attempts - retries - 1} of {attempts}",
                         reason,
@@ -317,6 +328,7 @@ class _Call:
                     retries = 1 if size < 2 * least else 0
                     _tell(
                         "split",
+                        self.gpu_id,
                         "%d rows ran out of memory (%s); freed %d bytes of caches and go on with %d rows at a"
                         " time (%d of %d rows are done)",
                         take, reason, freed, size, start, rows,
@@ -343,7 +355,7 @@ class _Call:
                 return self._joined(done)
             fitted += 1
             if fitted >= patience and size < rows - start:
-                _tell("grow", "%d parts of %d rows fitted; try %d rows", fitted, size, 2 * size)
+                _tell("grow", self.gpu_id, "%d parts of %d rows fitted; try %d rows", fitted, size, 2 * size)
                 size, fitted = 2 * size, 0
             retries = 1 if _portion(rows - start, size, least) < 2 * least else 0
 
@@ -358,8 +370,13 @@ class _Call:
         return batches.joined(done, self.axis, given=given)
 
     def _clean_up(self, failure: Exception) -> int:
+        span = trace.span("clean-up", "clean-up") if open_logs else None
         let_go(failure, self.before)
-        return release_caches(loaded(), self.gpu_id)
+        freed = release_caches(loaded(), self.gpu_id)
+        if span is not None:
+            span.nbytes, span.device, span.reason = freed, _words(self.gpu_id), "memory ran out"
+            span.end()
+        return freed
 
     def _give_up(self, original: Exception, take: int | None, rows: int | None, attempts: int) -> NoReturn:
         if self.min_split is None:

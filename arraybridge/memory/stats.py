@@ -7,13 +7,13 @@ on it. What the cards themselves say comes from NVML, where ``nvidia-ml-py`` is 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.hostmemory import PAGE_SIZE, own_memory
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.frameworks.registry import loaded
 from arraybridge.show import format_bytes, html_table, text_table
@@ -219,9 +219,6 @@ def _read_through(frameworks: list[Framework], device: str, held: list[tuple[str
     return DeviceMemory(device, "", "", None, None, tuple(rows))
 
 
-_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-
-
 def _host() -> DeviceMemory:
     total, free = _host_memory()
     used, peak = own_memory()
@@ -238,27 +235,11 @@ def _host_memory() -> tuple[int | None, int | None]:
             lines = file.read(512).split(b"\n")
     except OSError:
         pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
-        return (pages * _PAGE if pages else None), None
+        return (pages * PAGE_SIZE if pages else None), None
     found = {line.partition(b":")[0]: line for line in lines}
     kib = [int(found[key].split()[1]) if key in found else None for key in (b"MemTotal", b"MemAvailable")]
     total, free = (None if n is None else n * 1024 for n in kib)
     return total, free
-
-
-def own_memory() -> tuple[int | None, int | None]:
-    """Bytes of this process in the host's memory: now, and at most."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None, None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak *= 1 if sys.platform == "darwin" else 1024
-    try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - half the time that Path takes
-            used = int(file.read().split()[1]) * _PAGE
-    except OSError:
-        return None, peak
-    return used, max(used, peak)
 
 
 class GpuLoad(NamedTuple):

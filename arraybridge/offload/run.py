@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import CannotSplitError, told
 from arraybridge.memory.recognise import is_oom_error, let_go
 from arraybridge.memory.recovery import run_with_oom_recovery
@@ -84,6 +86,17 @@ class Offload(Decider):
         card, verdict = self.decide(call, entry)
         self._note(entry, card, verdict)
         given = Arguments(args[: self.skip], args[self.skip :], kwargs)
+        span = trace.span("decision", self.label) if open_logs else None
+        if span is not None:
+            span.device, span.reason = "cpu" if card is None else str(card.device), verdict.why
+            with span:
+                return self._there(card, call, entry, given)
+        if card is None:
+            return self._on_cpu(call, entry, given)
+        return self._there(card, call, entry, given)
+
+    def _there(self, card: Card | None, call: Footprint, entry: Entry, given: Arguments) -> Any:
+        """Run it where that was decided."""
         if card is None:
             return self._on_cpu(call, entry, given)
         if not entry.card(card.name).proven:
@@ -96,7 +109,7 @@ class Offload(Decider):
                 result = self._on_cpu(call, entry, given)
                 complaint = self._failed(card, entry, failure)
         if complaint:
-            warnings.warn(f"{self.label}() {complaint}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"{self.label}() {complaint}", RuntimeWarning, stacklevel=4)
         return result
 
     def _note(self, entry: Entry, card: Card | None, verdict: Verdict) -> None:

@@ -1,0 +1,1 @@
+"""What happened when, and where in the user's code: events, hot spots, and files that viewers open."""
