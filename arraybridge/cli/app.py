@@ -18,6 +18,7 @@ from arraybridge.cli.doctor import doctor
 from arraybridge.cli.matrix import matrix
 from arraybridge.cli.monitor import monitor
 from arraybridge.cli.output import no_colour, paragraphs
+from arraybridge.cli.trace import TraceCommand, trace
 
 app = typer.Typer(
     name="arraybridge",
@@ -49,6 +50,7 @@ def program(
 
 for _command in (demo, doctor, matrix, bench, monitor):
     app.command(help=paragraphs(_command.__doc__ or ""))(_command)
+app.command(cls=TraceCommand, help=paragraphs(trace.__doc__ or ""))(trace)
 
 
 def run() -> None:

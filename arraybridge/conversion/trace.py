@@ -89,7 +89,7 @@ class TraceLog:
         """All that happened, in the order in which it began."""
         with _adding:
             found = list(self._events)
-        return sorted(found, key=_began)
+        return sorted(found, key=events.began)
 
     @property
     def total_bytes_copied(self) -> int:
@@ -114,7 +114,7 @@ class TraceLog:
         event = event._replace(start=began - self._opened)
         with _adding:
             kept = self._events
-            if len(kept) == self._limit:
+            if self._limit is not None and len(kept) == self._limit:
                 self.dropped += 1
                 gone = kept[0].route
                 if gone is not None:
@@ -239,10 +239,6 @@ class TraceLog:
 
     def _repr_html_(self) -> str:
         return html_table(_COLUMNS, self._rows(), caption=self._summary())
-
-
-def _began(event: Event) -> tuple[float, float]:
-    return event.start, -event.seconds
 
 
 # -- who listens -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from arraybridge.lines.line import Span
 from arraybridge.show import format_seconds, html_table, text_table
+from arraybridge.timeline.events import Event, began
 
 __all__ = ["PipelineReport", "StageReport"]
 
@@ -76,6 +77,34 @@ class PipelineReport(NamedTuple):
 
     def _repr_html_(self) -> str:
         return html_table(_COLUMNS, self._rows(), caption=self._summary())
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the run to a file: in the trace-event format, which Perfetto opens, or as a picture.
+
+        Args:
+            file: ends in ``.json``, or in the suffix of a picture; see `plot`.
+
+        Raises:
+            ImportError: a picture was asked for, and matplotlib is not installed.
+        """
+        from pathlib import Path  # costs 3 ms, which `import arraybridge` saves
+
+        if Path(file).suffix != ".json":
+            self.plot(file)
+            return
+        from arraybridge.timeline.save import save
+
+        events = [
+            Event(
+                *("stage", stage.name, span.start, span.end - span.start, f"stage {i}: {stage.name}"),
+                *(stage.device, "", 0),
+                item=span.item,
+                flow=str(span.item),
+            )
+            for i, stage in enumerate(self.stages)
+            for span in stage.spans
+        ]
+        save(file, sorted(events, key=began))
 
     def plot(self, file: str | os.PathLike[str]) -> None:
         """Draw the run as a Gantt chart: a row for each stage, a bar for each item. Needs matplotlib.

@@ -27,6 +27,7 @@ __all__ = [
     "Event",
     "Site",
     "as_own",
+    "began",
     "device_words",
     "handed_out",
     "layout",
@@ -104,6 +105,11 @@ class Event(NamedTuple):
             found["source"], found["target"] = self.route.source, self.route.target
             found["method"], found["copies"] = self.route.method, self.route.copies
         return found
+
+
+def began(event: Event) -> tuple[float, float]:
+    """What events are sorted by: their start, and where that is the same the longest first."""
+    return event.start, -event.seconds
 
 
 # -- where -------------------------------------------------------------------------------------------

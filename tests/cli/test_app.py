@@ -20,7 +20,7 @@ from arraybridge.cli import output
 from arraybridge.cli.app import app
 from tests.cli.programs import Site, environment, run_cli
 
-COMMANDS = ("demo", "doctor", "matrix", "bench", "monitor")
+COMMANDS = ("demo", "doctor", "matrix", "bench", "monitor", "trace")
 # Calls that take little time and print something.
 QUICK = {
     "matrix": ("matrix", "--frameworks", "numpy", "--size", "1KiB"),

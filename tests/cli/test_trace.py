@@ -1,0 +1,218 @@
+"""``arraybridge trace``: a script runs as without it, and its copies are shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.programs import environment, run_cli
+
+COPY = """\
+import sys
+import numpy as np
+import arraybridge
+print("arguments", sys.argv[1:])
+arraybridge.convert_memory(np.ones((100, 10)).T, "numpy", copy=True)
+"""
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def python(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same without us."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=environment(), check=False, timeout=120
+    )
+
+
+def test_a_script_is_run_and_its_copies_are_shown(tmp_path: Path) -> None:
+    file = script(tmp_path, COPY)
+    done = run_cli("trace", str(file), "--top", "7", "-x", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "arguments ['--top', '7', '-x', '--json']" in done.stdout, "what follows the script is its own"
+    assert "script.py:5" in done.stdout
+    assert "7.8 KiB" in done.stdout
+    assert "because copy=True was asked for" in done.stdout
+    assert "→ leave copy=True out" in done.stdout
+    assert "1 line, 7.8 KiB copied" in done.stdout.splitlines()[-1]
+
+
+def test_json_alone_on_stdout(tmp_path: Path) -> None:
+    done = run_cli("trace", "--json", str(script(tmp_path, COPY)), "a")
+    told = json.loads(done.stdout)
+    (spot,) = told["hotspots"]
+    assert (spot["line"], spot["nbytes"], spot["count"]) == (5, 8000, 1)
+    assert told["program"].endswith("script.py a")
+    assert "arguments ['a']" in done.stderr
+
+
+def test_files(tmp_path: Path) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    moved = script(tmp_path, f"import os\nos.chdir({str(folder)!r})\n" + COPY)
+    done = run_cli("trace", "--save", "run.json", "--html", "report.html", moved.name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["traceEvents"]
+    assert any(e["ph"] == "X" and e["args"].get("nbytes") == 8000 for e in events)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "leave copy=True out" in page
+    assert "<svg" in page
+    assert not re.search(r"(src|href)\s*=|@import|url\(", page), "it needs nothing from elsewhere"
+
+
+LOOK = """\
+import sys, os, json
+import __main__
+print(json.dumps([
+    sys.argv, sys.path[0], __name__, __file__, __main__.__file__, __spec__ is None or __spec__.name,
+    sys.modules["__main__"].__dict__ is globals(), __doc__, __builtins__ is not None,
+]))
+"""
+
+
+@pytest.mark.parametrize("form", ["script.py", "./script.py", "inside/script.py", "absolute"])
+def test_what_a_script_sees_is_what_it_sees_under_python(tmp_path: Path, form: str) -> None:
+    (tmp_path / "inside").mkdir()
+    script(tmp_path / "inside" if "inside" in form else tmp_path, '"""Doc."""\n' + LOOK)
+    path = str(tmp_path / "script.py") if form == "absolute" else form
+    plain = python(path, "--a", "b", cwd=tmp_path)
+    traced = run_cli("trace", path, "--a", "b", cwd=tmp_path)
+    assert plain.returncode == traced.returncode == 0, plain.stderr + traced.stderr
+    assert traced.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+@pytest.mark.parametrize("name", ["package", "package.part", "single"])
+def test_what_a_module_sees_is_what_it_sees_under_python(tmp_path: Path, name: str) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    script(package, "", "__init__.py")
+    script(package, LOOK, "__main__.py")
+    script(package, LOOK, "part.py")
+    script(tmp_path, LOOK, "single.py")
+    plain = python("-m", name, "--save", "x", cwd=tmp_path)
+    traced = run_cli("trace", "-m", name, "--save", "x", cwd=tmp_path)
+    assert plain.returncode == traced.returncode == 0, plain.stderr + traced.stderr
+    assert traced.stdout.splitlines()[0] == plain.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("sys.exit(3)", 3),
+        ("sys.exit()", 0),
+        ("sys.exit('a message')", 1),
+        ("raise KeyError('lost')", 1),
+        ("def f():\n    1 / 0\nf()", 1),
+        ("raise SystemExit(True)", 1),
+    ],
+)
+def test_a_script_ends_as_under_python_and_gets_its_table(tmp_path: Path, ending: str, code: int) -> None:
+    file = script(tmp_path, COPY + ending)
+    plain, traced = python(file), run_cli("trace", str(file))
+    assert traced.returncode == plain.returncode == code
+    assert traced.stderr == plain.stderr, "the traceback has no line of ours"
+    assert "script.py:5" in traced.stdout
+
+
+def test_a_syntax_error_is_shown_as_under_python(tmp_path: Path) -> None:
+    file = script(tmp_path, "x = (\n")
+    plain, traced = python(file), run_cli("trace", str(file))
+    assert traced.returncode == plain.returncode == 1
+    assert traced.stderr == plain.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has other signals")
+def test_ctrl_c_ends_it_by_the_signal_and_it_gets_its_table(tmp_path: Path) -> None:
+    waits = (
+        "import atexit, time\natexit.register(print, 'at exit')\nprint('ready', flush=True)\ntime.sleep(60)\n"
+    )
+    file = script(tmp_path, COPY + waits)
+    command = [sys.executable, "-m", "arraybridge", "trace", str(file)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        while "ready" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        told, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert "script.py:5" in told
+    assert "at exit" in told
+    assert errors.startswith("Traceback")
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert "arraybridge" not in errors
+
+
+def test_threads_and_other_libraries(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    script(
+        site, "import arraybridge\ndef inside(x):\n    arraybridge.to_numpy(x, copy=True)\n", "somebody.py"
+    )
+    file = script(
+        tmp_path,
+        f"import sys, threading\nsys.path.append({str(site)!r})\nimport numpy as np, arraybridge, somebody\n"
+        "def work():\n"
+        "    arraybridge.to_numpy(np.ones(10), copy=True)\n"
+        "thread = threading.Thread(target=work)\nthread.start()\nthread.join()\n"
+        "somebody.inside(np.ones(1000))\n",
+    )
+    spots = json.loads(run_cli("trace", "--json", str(file)).stdout)["hotspots"]
+    assert [(s["line"], s["nbytes"], s["libraries"]) for s in spots] == [
+        (9, 8000, ["somebody"]),
+        (5, 80, [""]),
+    ]
+    done = run_cli("trace", "--json", "--without-libraries", str(file))
+    assert [s["line"] for s in json.loads(done.stdout)["hotspots"]] == [5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a script"),
+        (["nowhere.py"], "there is no file nowhere.py"),
+        (["--save", "run.txt", "nowhere.py"], "nowhere.py"),
+        (["--top", "0", "x.py"], "--top"),
+        (["--html", "/no/such/folder/x.html", __file__], "there is no folder"),
+        (["--save", "run.png", __file__], "must end in .json"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str) -> None:
+    done = run_cli("trace", *arguments)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.translate(str.maketrans("│╭╮╰╯─", "      ")).split())
+    assert "Traceback" not in done.stderr
+
+
+def test_processes_of_a_script(tmp_path: Path) -> None:
+    file = script(
+        tmp_path,
+        "import multiprocessing\n"
+        "def square(x): return x * x\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(square, [2, 3]))\n",
+    )
+    done = run_cli("trace", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "[4, 9]" in done.stdout
+    assert done.stdout.count("no conversions") == 1
+
+
+def test_a_script_that_closes_its_output_still_gets_its_table(tmp_path: Path) -> None:
+    done = run_cli("trace", str(script(tmp_path, COPY + "sys.stdout.close()\n")))
+    assert "script.py:5" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

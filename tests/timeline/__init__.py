@@ -1,0 +1,1 @@
+"""Tests of arraybridge/timeline: events, hot spots, files for viewers, and annotations."""

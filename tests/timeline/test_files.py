@@ -1,0 +1,321 @@
+"""Hot spots in all their forms, the trace-event format, and pictures."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import MemoryConversionError, Pipeline, TraceLog, convert_memory, trace
+from arraybridge.testing import inject_oom
+from arraybridge.timeline.advice import advice_for
+from arraybridge.timeline.events import Event
+from tests import matrix_data as data
+from tests.helpers import require
+
+#: What each phase of the format must have, besides name, phase, process and thread.
+REQUIRED = {
+    "X": {"ts", "dur", "cat"},
+    "i": {"ts", "s", "cat"},
+    "C": {"ts", "args"},
+    "M": {"args"},
+    "s": {"ts", "id", "cat"},
+    "t": {"ts", "id", "cat"},
+    "f": {"ts", "id", "cat", "bp"},
+}
+
+
+def read(log: TraceLog, folder: Path) -> list[dict[str, Any]]:
+    """What was written, as a strict reader reads it."""
+    file = folder / "run.json"
+    log.save(file)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    document = json.loads(file.read_text(encoding="utf-8"), parse_constant=refuse)
+    events: list[dict[str, Any]] = document["traceEvents"]
+    return events
+
+
+def a_run() -> TraceLog:
+    """A pipeline of three stages, a copy, and memory that runs out."""
+
+    def stage(x: Any) -> Any:
+        return x + 1
+
+    @arraybridge.torch(oom_recovery="split")
+    def half(x: Any) -> Any:
+        return x / 2
+
+    with trace() as log:
+        Pipeline(stage, half, stage, microbatches=3)(np.ones((6, 2)))
+        convert_memory(np.ones((2, 3))[::-1], "torch")
+        with inject_oom("torch", above_rows=1):
+            half(np.ones((2, 2)))
+    return log
+
+
+def test_the_format(tmp_path: Path) -> None:
+    require("torch")
+    events = read(a_run(), tmp_path)
+    for event in events:
+        assert {"name", "ph", "pid", "tid"} <= set(event)
+        assert set(event) >= REQUIRED[event["ph"]], event
+        if event["ph"] != "M":
+            assert isinstance(event["ts"], (int, float))
+            assert event["ts"] >= 0
+        assert event.get("dur", 0) >= 0
+    times = [event["ts"] for event in events if event["ph"] != "M"]
+    assert times == sorted(times)
+    assert {event["ph"] for event in events} == set(REQUIRED)
+
+
+def test_tracks_are_named_and_nested(tmp_path: Path) -> None:
+    require("torch")
+    events = read(a_run(), tmp_path)
+    groups = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(groups.values()) == ["devices", "threads"]
+    names = {
+        (e["pid"], e["tid"]): (groups[e["pid"]], e["args"]["name"])
+        for e in events
+        if e["name"] == "thread_name"
+    }
+    assert {name for group, name in names.values() if group == "threads"} == {
+        *("MainThread", "arraybridge-0-0", "arraybridge-1-0", "arraybridge-2-0")
+    }
+    assert ("devices", "cpu") in names.values()
+    open_ends: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        track = (event["pid"], event["tid"])
+        assert track in names
+        ends, end = open_ends[track], event["ts"] + event["dur"]
+        while ends and ends[-1] <= event["ts"] + 1e-6:
+            ends.pop()
+        assert not ends or end <= ends[-1] + 1e-6, "it begins in one event and ends in another"
+        ends.append(end)
+
+
+def test_flows_lead_from_stage_to_stage(tmp_path: Path) -> None:
+    require("torch")
+    events = read(a_run(), tmp_path)
+    flows: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event["ph"] in "stf":
+            flows[event["id"]].append(event)
+    assert len(flows) == 3, "one for each microbatch"
+    slices = [e for e in events if e["ph"] == "X" and e["cat"] == "stage" and e["pid"] == 1]
+    for steps in flows.values():
+        assert [step["ph"] for step in steps] == ["s", "t", "f"]
+        assert len({step["tid"] for step in steps}) == 3
+        found = [
+            next(s for s in slices if s["tid"] == step["tid"] and s["ts"] <= step["ts"] <= s["ts"] + s["dur"])
+            for step in steps
+        ]
+        assert [s["name"] for s in found] == ["stage", "a_run.<locals>.half", "stage"] or len(found) == 3
+        assert len({s["args"]["item"] for s in found}) == 1
+
+
+def test_counters(tmp_path: Path) -> None:
+    require("torch")
+    with trace() as log:
+        for _ in range(3):
+            convert_memory(np.ones((2, 3))[::-1], "torch")
+        log._read_memory()
+    events = read(log, tmp_path)
+    copied = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["name"] == "bytes copied"]
+    assert copied == [48, 96, 144]
+    memory = [e["args"]["bytes"] for e in events if e["name"] == "memory in use, cpu"]
+    assert memory
+    assert min(memory) > 1 << 20
+
+
+def test_the_moments_of_a_recovery(tmp_path: Path) -> None:
+    require("torch")
+    events = read(a_run(), tmp_path)
+    moments = [e for e in events if e["ph"] == "i"]
+    assert [e["name"] for e in moments] == ["retry", "split"]
+    assert all("test_files.py" in e["args"]["where"] for e in moments)
+    assert "ran out of memory" in moments[0]["args"]["reason"]
+
+
+def test_tasks_of_one_thread_get_tracks_beside_one_another(tmp_path: Path) -> None:
+    """Two that overlap, by hand."""
+    from arraybridge.timeline.save import document
+
+    first = Event("call", "a", 0.0, 2.0, "MainThread", "cpu", "x.py", 1)
+    second = Event("call", "b", 1.0, 2.0, "MainThread", "cpu", "x.py", 2)
+    third = Event("call", "c", 1.5, 0.25, "MainThread", "", "x.py", 3)
+    events = document([first, second, third])["traceEvents"]
+    tracks = {e["name"]: e["tid"] for e in events if e["ph"] == "X" and e["pid"] == 1}
+    assert tracks["a"] != tracks["b"]
+    assert tracks["c"] == tracks["a"]
+    named = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert named == ["MainThread", "cpu", "MainThread (2)", "cpu (2)"]
+
+
+def test_an_empty_log_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with trace() as log:
+        pass
+    assert {e["ph"] for e in read(log, tmp_path)} == {"M"}
+    log.plot(tmp_path / "run.png")
+    assert repr(log.hotspots()) == "no conversions"
+    assert log.hotspots().to_dict()["hotspots"] == []
+
+
+def test_another_suffix_is_refused(tmp_path: Path) -> None:
+    with trace() as log:
+        pass
+    with pytest.raises(ValueError, match=r"log\.plot"):
+        log.save(tmp_path / "run.png")
+
+
+def test_the_report_of_a_pipeline_is_saved(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pipeline = Pipeline(abs, abs)
+    assert list(pipeline.map([-1, -2, -3])) == [1, 2, 3]
+    report = pipeline.report()
+    report.save(tmp_path / "line.json")
+    events = json.loads((tmp_path / "line.json").read_text())["traceEvents"]
+    assert len([e for e in events if e["ph"] == "X" and e["pid"] == 1]) == 6
+    assert len({e["id"] for e in events if e["ph"] == "s"}) == 3
+    report.save(tmp_path / "line.svg")
+    assert "<svg" in (tmp_path / "line.svg").read_text()
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    require("torch")
+    pytest.importorskip("matplotlib")
+    figure = a_run().plot(tmp_path / "run.svg")
+    (axes,) = figure.axes
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[0] == "arraybridge-0-0"
+    assert len(labels) == 4
+    assert "copied" in axes.get_title()
+    assert "<svg" in (tmp_path / "run.svg").read_text()
+
+
+# ---- hot spots -------------------------------------------------------------------------------------------
+
+
+def test_hot_spots_in_numbers() -> None:
+    require("torch")
+    small, large = np.ones(4)[::-1], np.ones(400)[::-1]
+    with trace() as log:
+        for _ in range(3):
+            convert_memory(small, "torch")
+        convert_memory(large, "torch")
+        convert_memory(np.ones(4), "torch")
+    spots = log.hotspots()
+    assert [(s.nbytes, s.count) for s in spots] == [(3200, 1), (96, 3), (0, 1)]
+    assert spots.nbytes == 3296 == log.total_bytes_copied
+    assert spots[0].source == 'convert_memory(large, "torch")'
+    assert spots[0].what == "numpy → torch"
+    assert spots[0].where.endswith(f"test_files.py:{spots[0].line}")
+    assert spots[1].reason == "torch has no negative strides"
+    assert "these 3 conversions convert the same array" in spots[1].advice
+    assert "the same array" not in spots[0].advice
+    assert spots[2].advice == ""
+    assert [s.line for s in log.hotspots(top=1)] == [spots[0].line]
+    assert log.hotspots(top=1).lines == 3
+    for top in (0, -1, 1.5, True):
+        with pytest.raises(ValueError, match="top"):
+            log.hotspots(top=top)  # type: ignore[arg-type]
+
+
+def test_hot_spots_as_table_page_and_json() -> None:
+    require("torch")
+    with trace() as log:
+        convert_memory(np.ones(400)[::-1], "torch")
+    spots = log.hotspots()
+    text = repr(spots)
+    assert "3.1 KiB" in text
+    assert "→ this array runs backwards: make it C-contiguous" in text
+    assert "1 line, 3.1 KiB copied" in text.splitlines()[-1]
+    assert max(map(len, text.splitlines())) <= 110
+    page = html.unescape(spots._repr_html_())
+    assert page.startswith("<table")
+    assert re.findall(r"<td>(.*?)</td>", page)[1] == "3.1 KiB"
+    told = json.loads(json.dumps(spots.to_dict()))
+    assert told["hotspots"][0]["reason"] == "torch has no negative strides"
+    assert told["hotspots"][0]["threads"] == ["MainThread"]
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "options", "words"),
+    [
+        (lambda: np.ones((3, 4)).T, "tensorflow", {}, "aligned(shape, dtype), which tensorflow can share"),
+        (lambda: np.ones((3, 4))[::-1], "torch", {}, "np.ascontiguousarray(x)"),
+        (lambda: np.ones(4), "torch", {"copy": True}, "leave copy=True out"),
+        (lambda: np.ones(4), "torch", {"dtype": "float32"}, "make the array in that dtype"),
+        (lambda: np.ones(4).astype(">f8"), "torch", {}, "newbyteorder('=')"),
+        (lambda: np.broadcast_to(np.ones(4), (3, 4)), "jax", {}, "repeats its elements"),
+        (lambda: np.ones(80, np.uint8)[1:65], "jax", {}, "aligned(shape, dtype) would let jax share it"),
+    ],
+)
+def test_what_would_save_the_copy(make: Any, target: str, options: dict[str, Any], words: str) -> None:
+    require(target)
+    with trace() as log:
+        convert_memory(make(), target, **options)
+    (spot,) = log.hotspots()
+    assert spot.nbytes > 0
+    assert words in spot.advice
+
+
+def test_a_read_only_array_is_told_how_to_be_shared() -> None:
+    require("torch")
+    x = np.ones(4)
+    x.flags.writeable = False
+    with trace() as log:
+        convert_memory(x, "torch")
+        convert_memory(x, "torch", copy=False)
+    assert [s.nbytes for s in log.hotspots()] == [32, 0]
+    assert "copy=False" in log.hotspots()[0].advice
+
+
+def test_the_advice_saves_the_copy() -> None:
+    """What is said is done, and then nothing is copied."""
+    require("tensorflow")
+    x = np.ones((30, 40)).T
+    with trace() as log:
+        convert_memory(x, "tensorflow")
+    assert "y = aligned(x.shape, x.dtype); y[...] = x" in log.hotspots()[0].advice
+    y = arraybridge.aligned(x.shape, x.dtype)
+    y[...] = x
+    with trace() as log:
+        convert_memory(y, "tensorflow")
+    assert log.total_bytes_copied == 0
+
+
+def test_every_reason_to_copy_has_advice() -> None:
+    """Each framework's arrays, in each layout, to each framework: no reason is left without a word."""
+    names = [name for name in data.FRAMEWORKS if require(name)]
+    seen = set()
+    for name, layout in itertools.product(names, data.LAYOUTS):
+        for dtype in ("float32", "complex128", "bfloat16", "float8_e4m3fn"):
+            if data.inexpressible(name, layout, dtype):
+                continue
+            array = data.build(name, layout, dtype).array
+            for target in names:
+                for options in ({}, {"copy": True}):
+                    with trace() as log:
+                        try:
+                            convert_memory(array, target, **options)
+                        except MemoryConversionError:
+                            continue
+                    event = log.events[-1]
+                    if event.nbytes and event.reason not in seen:
+                        seen.add(event.reason)
+                        assert advice_for([event]), event
+    assert len(seen) >= 6
