@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
@@ -210,7 +209,7 @@ def _carefully(request: Request, form: Any) -> Any:
     route, run = decide(request)
     with trace.annotated(f"{route.source} → {route.target}"):
         result = run()
-    trace.record(dataclasses.replace(route, seconds=time.perf_counter() - started), run, started)
+    trace.record(route, run, started)
     return result
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from threading import RLock
+from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 from arraybridge.conversion.decide import Run
@@ -41,6 +41,9 @@ _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "
 #: Seconds between two readings of the memory, which go into the file that `TraceLog.save` writes.
 _READ_EVERY = 0.05
 
+# Where in an event these stand.
+_START, _ROUTE = Event._fields.index("start"), Event._fields.index("route")
+
 # One for all logs, so that a log can be pickled. Reentrant: the collector may run a finaliser that converts.
 _adding = RLock()
 
@@ -68,7 +71,8 @@ class TraceLog:
             raise ValueError(f"limit={limit!r} must be at least 1 event")
         self.dropped = 0
         self._limit = limit
-        self._events: deque[Event] = deque(maxlen=limit)
+        #: The fields of events, their start as `time.perf_counter` had it, and `events.steps` for layout.
+        self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
         self._records: list[Route] = []
         #: Records whose events are gone, while they themselves are still in the list.
         self._stale = 0
@@ -88,7 +92,9 @@ class TraceLog:
     def events(self) -> list[Event]:
         """All that happened, in the order in which it began."""
         with _adding:
-            found = list(self._events)
+            kept = list(self._events)
+        # Made here, where somebody wants them, and not while the time runs that is measured.
+        found = [self._made(*one) for one in kept]
         return sorted(found, key=events.began)
 
     @property
@@ -107,29 +113,35 @@ class TraceLog:
     def __iter__(self) -> Iterator[Route]:
         return iter(self.records)
 
+    def _made(self, kind: str, name: str, began: float, *rest: Any) -> Event:
+        *rest, steps, array = rest
+        order = "" if steps is None else events.layout(*steps)
+        return Event(kind, name, began - self._opened, *rest, order, array)
+
     # -- recording --------------------------------------------------------------------------------
 
-    def _add(self, began: float, event: Event) -> None:
-        """Keep an event that began at that time of `time.perf_counter`."""
-        event = event._replace(start=began - self._opened)
+    def _add(self, event: tuple[Any, ...]) -> None:
+        route = event[_ROUTE]
         with _adding:
             kept = self._events
             if self._limit is not None and len(kept) == self._limit:
-                self.dropped += 1
-                gone = kept[0].route
-                if gone is not None:
-                    self._stale += 1
-                    self._gone_bytes += gone.nbytes * gone.copies
-                    self._gone_seconds += gone.seconds or 0.0
-                    if (
-                        self._stale > self._limit
-                    ):  # a list gives up its first one slowly, and many at once fast
-                        self._trim()
+                self._forget(kept[0][_ROUTE])
             kept.append(event)
-            if event.route is not None:
-                self._records.append(event.route)
-        if began - self._read > _READ_EVERY:
+            if route is not None:
+                self._records.append(route)
+        if event[_START] - self._read > _READ_EVERY:
             self._read_memory()
+
+    def _forget(self, route: Route | None) -> None:
+        """The oldest event goes, and the record of its route."""
+        self.dropped += 1
+        if route is None:
+            return
+        self._stale += 1
+        self._gone_bytes += route.nbytes * route.copies
+        self._gone_seconds += route.seconds or 0.0
+        if self._stale > (self._limit or 0):  # a list gives up its first one slowly, and many at once fast
+            self._trim()
 
     def _trim(self) -> None:
         del self._records[: self._stale]
@@ -342,22 +354,26 @@ def annotated(name: str) -> AbstractContextManager[Any]:
 
 
 def record(route: Route, run: Run, began: float) -> None:
-    """Add a conversion to the traces of this thread or task."""
+    """Add a conversion that began at that time, and is done, to the traces of this thread or task."""
+    seconds = time.perf_counter() - began
     logs = (*_current.get(), *_everywhere)
     if not logs:
         return
-    at, (thread, number) = events.site(), events.thread()
-    order, array = "", None
+    at = events.site()
+    steps, array = None, None
     if route.copies:
-        order, array = events.layout(run.source, run.data), events.same_array(run.data)
-    event = Event(
-        "conversion", f"{route.source} → {route.target}", 0.0, route.seconds or 0.0, thread,
-        str(route.device),
-        at.file, at.line, route.nbytes * route.copies, route.reason, at.library,
-        thread_id=number, route=route, layout=order, array=array,
+        steps, array = events.steps(run.source, run.data), events.same_array(run.data)
+    done = Route(
+        route.source, route.target, route.method, route.device, route.shares_memory, route.copies,
+        route.nbytes, route.reason, seconds,
+    )  # fmt: skip
+    event = (
+        "conversion", f"{route.source} → {route.target}", began, seconds, current_thread().name,
+        str(route.device), at.file, at.line, route.nbytes * route.copies, route.reason, at.library, None, "",
+        get_ident(), done, steps, array,
     )  # fmt: skip
     for log in logs:
-        log._add(began, event)
+        log._add(event)
 
 
 class Span:
@@ -411,13 +427,13 @@ class Span:
         logs, self._logs = self._logs, ()
         if not logs:
             return
-        thread, number = events.thread()
-        event = Event(
-            self.kind, self.name, 0.0, seconds, thread, self.device, self._at.file, self._at.line,
-            self.nbytes, self.reason, self._at.library, self.item, self.flow, number,
+        event = (
+            self.kind, self.name, self._began, seconds, current_thread().name, self.device, self._at.file,
+            self._at.line, self.nbytes, self.reason, self._at.library, self.item, self.flow, get_ident(),
+            None, None, None,
         )  # fmt: skip
         for log in logs:
-            log._add(self._began, event)
+            log._add(event)
 
 
 def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import weakref
 from contextvars import ContextVar
 from itertools import count
@@ -17,7 +16,6 @@ import numpy as np
 from arraybridge.errors import outside
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
-from arraybridge.frameworks.hostmemory import address
 from arraybridge.trees import arrays_of, source_of
 
 if TYPE_CHECKING:
@@ -34,6 +32,7 @@ __all__ = [
     "same_array",
     "site",
     "source_line",
+    "steps",
 ]
 
 
@@ -251,24 +250,27 @@ def same_array(x: Any) -> tuple[Any, ...] | None:
         _seen[key] = found
     if owner is x:
         return (found[1],)
-    return (found[1], address(x), x.shape, x.strides)
+    return (found[1], x.__array_interface__["data"][0], x.shape, x.strides)
 
 
-def layout(source: Framework, x: Any) -> str:
-    """How the elements of an array lie in memory; see `Event.layout`."""
+def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Shape, strides in bytes and bytes of an element, from which `layout` tells how it lies."""
+    if isinstance(x, np.ndarray):
+        return x.shape, x.strides, x.itemsize
     shape = source.shape(x)
-    strides = x.strides if isinstance(x, np.ndarray) else source.strides(x)
-    itemsize = x.itemsize if isinstance(x, np.ndarray) else source.nbytes(x) // max(1, math.prod(shape))
-    steps = [(step, extent) for step, extent in zip(strides, shape, strict=True) if extent != 1]
+    return shape, source.strides(x), source.nbytes(x) // max(1, math.prod(shape))
+
+
+def layout(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+    """How the elements of an array lie in memory; see `Event.layout`."""
     if 0 in shape or is_c_contiguous(shape, strides, itemsize):
         return ""
-    if any(step == 0 for step, _ in steps):
+    found = [(step, extent) for step, extent in zip(strides, shape, strict=True) if extent != 1]
+    if any(step == 0 for step, _ in found):
         return "broadcast"
-    if any(step < 0 for step, _ in steps):
+    if any(step < 0 for step, _ in found):
         return "reversed"
-    ordered = sorted(steps, reverse=True)
-    packed = is_c_contiguous(tuple(e for _, e in ordered), tuple(s for s, _ in ordered), itemsize)
-    return "transposed" if packed or ordered != steps else "sliced"
+    return "sliced" if found == sorted(found, reverse=True) else "transposed"
 
 
 def device_words(tree: Any) -> str:
@@ -277,8 +279,3 @@ def device_words(tree: Any) -> str:
         owner, data = source_of(x)
         return str(owner.device_of(data))
     return ""
-
-
-def thread() -> tuple[str, int]:
-    """Name and number of this thread."""
-    return threading.current_thread().name, threading.get_ident()
