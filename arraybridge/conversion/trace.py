@@ -42,7 +42,7 @@ _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "
 _READ_EVERY = 0.05
 
 # Where in an event these stand.
-_START, _ROUTE = Event._fields.index("start"), Event._fields.index("route")
+_START, _ROUTE, _LAYOUT = map(Event._fields.index, ("start", "route", "layout"))
 
 # One for all logs, so that a log can be pickled. Reentrant: the collector may run a finaliser that converts.
 _adding = RLock()
@@ -94,7 +94,7 @@ class TraceLog:
         with _adding:
             kept = list(self._events)
         # Made here, where somebody wants them, and not while the time runs that is measured.
-        found = [self._made(*one) for one in kept]
+        found = [self._made(one) for one in kept]
         return sorted(found, key=events.began)
 
     @property
@@ -113,10 +113,10 @@ class TraceLog:
     def __iter__(self) -> Iterator[Route]:
         return iter(self.records)
 
-    def _made(self, kind: str, name: str, began: float, *rest: Any) -> Event:
-        *rest, steps, array = rest
-        order = "" if steps is None else events.layout(*steps)
-        return Event(kind, name, began - self._opened, *rest, order, array)
+    def _made(self, one: tuple[Any, ...]) -> Event:
+        event = Event(*one)
+        order = events.layout(*one[_LAYOUT]) if one[_LAYOUT] else ""
+        return event._replace(start=event.start - self._opened, layout=order)
 
     # -- recording --------------------------------------------------------------------------------
 
