@@ -24,6 +24,9 @@ from arraybridge.types import Device
 
 __all__ = ["Kept", "Loan", "keep", "keep_after", "release", "settle"]
 
+# CUDA's handle for the default stream of whichever thread uses it, which is another one in each.
+_OF_EACH_THREAD = 2
+
 
 class Loan:
     """Holds what was borrowed for as long as the borrower's array lives, and orders its end.
@@ -46,7 +49,8 @@ class Loan:
         self._lent_on: int | None = None
         if lender is not None:
             with suppress(NotImplementedError):  # a plug-in's queues need have no handles
-                self._lent_on = lender.handle(device)
+                handle = lender.handle(device)
+                self._lent_on = None if handle == _OF_EACH_THREAD else handle
 
     def __del__(self) -> None:
         if sys.is_finalizing():
@@ -60,7 +64,7 @@ class Loan:
                 self._lender.wait_for(self._device, self._borrower.handle(self._device))
                 return
             mark = self._borrower.mark(self._device)
-            if mark is not None and not mark.is_done():
+            if mark is not None:
                 keep(self._borrowed, mark.is_done, mark.synchronize)
         except RuntimeError:
             return  # the card has failed: what runs there still is of no use to anybody
@@ -90,8 +94,12 @@ class Kept:
                 entry = self._entries.popleft()
             except IndexError:  # another thread did the same
                 return
-            if not entry[1]():
-                self._entries.append(entry)
+            is_done = False
+            try:
+                is_done = entry[1]()
+            finally:
+                if not is_done:  # nor where it could not be asked
+                    self._entries.append(entry)
 
     def settle(self, leaving: int = 0) -> None:
         """Wait for the work that reads what is kept, and let go of all but the latest, so many of them."""

@@ -150,8 +150,8 @@ MISTAKES = (
     Mistake(
         "what is kept goes before it was read",
         LOAN,
-        "            if not entry[1]():\n",
-        "            if False:\n",
+        "                if not is_done:  # nor",
+        "                if False:  # nor",
         (*LOANS, *LINES),
     ),
     Mistake(

@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import numpy as np
+import pytest
 
 from arraybridge import free_memory
 from arraybridge.frameworks import loans
@@ -84,13 +85,37 @@ def test_what_was_lent_on_another_queue_is_kept_until_it_was_read() -> None:
     assert memory() is None
 
 
-def test_what_was_read_already_goes_at_once() -> None:
-    borrower = Queue(2)
-    loan, memory = lend(None, borrower)
-    borrower.done = True
+def test_each_threads_default_stream_has_the_same_handle_and_is_another_one() -> None:
+    lender, borrower = Queue(2), Queue(3)
+    loan, memory = lend(lender, borrower)
     del loan
     gc.collect()
+    assert lender.waited == []
+    assert memory() is not None
+    loans.settle()
+    gc.collect()
     assert memory() is None
+
+
+def test_what_cannot_be_asked_is_kept() -> None:
+    kept, memory, broken = loans.Kept(), Memory(), True
+    seen = weakref.ref(memory)
+
+    def is_done() -> bool:
+        if broken:
+            raise MemoryError("no room for a mark")
+        return True
+
+    kept.keep(memory, is_done, lambda: None)
+    del memory
+    with pytest.raises(MemoryError):
+        kept.release()
+    gc.collect()
+    assert seen() is not None
+    broken = False
+    kept.release()
+    assert len(kept) == 0
+    assert seen() is None
 
 
 def test_queues_of_a_plug_in_need_no_handles() -> None:
