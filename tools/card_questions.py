@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -209,7 +210,17 @@ def staging_verdict(name: str) -> Callable[[], str]:
 
     def ask() -> str:
         module(name)
-        return str(staging.prove(arraybridge.framework(name), Device("gpu", 0)))
+        told: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+        logger = logging.getLogger("arraybridge.conversion")
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        try:
+            least = staging.prove(arraybridge.framework(name), Device("gpu", 0))
+        finally:
+            logger.removeHandler(handler)
+        return f"{least}; {'; '.join(told) or 'it could not be tried'}"
 
     ask.__doc__ = f"From which sizes on do the pinned buffers win, in {name}?"
     return ask

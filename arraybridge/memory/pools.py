@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import threading
 import weakref
 from collections import deque
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
+from arraybridge.errors import DeviceNotFoundError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.parts import Running
@@ -131,7 +133,8 @@ class BufferPool:
             PoolLimitError: it would exceed the bound, also with every idle array dropped.
             DeviceNotFoundError: there is no such accelerator; with ``pinned``, no card, or neither PyTorch
                 nor CuPy is imported, so that nobody can lock memory for it.
-            DtypeNotSupportedError: the framework does not have the dtype.
+            DtypeNotSupportedError: the framework does not have the dtype, or it is none of numbers.
+            TypeError: the shape is no whole number, nor several.
             ValueError: the framework's arrays are immutable, the shape has a negative extent, or ``pinned``
                 is asked for on a card.
         """
@@ -141,7 +144,7 @@ class BufferPool:
                 f"{owner.name} arrays are immutable, so that there is nothing to use again; take the buffer"
                 " as 'numpy', 'torch' or 'cupy'"
             )
-        shape = (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+        shape = _extents(shape)
         if any(n < 0 for n in shape):
             raise ValueError(f"shape={shape} has a negative extent")
         try:
@@ -155,7 +158,7 @@ class BufferPool:
                 f"pinned memory is the host's, and this buffer would be on {device}; take it without gpu_id,"
                 " as 'numpy' or 'torch'"
             )
-        nbytes = hostmemory.np_dtype(name).itemsize * int(np.prod(shape, dtype=object))
+        nbytes = _dtype_of_numbers(owner, name).itemsize * math.prod(shape)
         key = _Key(owner.name, str(device), name, shape, bool(pinned))
         with self._lock:
             self._forget_lost()
@@ -288,6 +291,30 @@ def _condition(owner: Framework, x: Any) -> tuple[Any, ...]:
 _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
 
 
+def _extents(shape: Any) -> tuple[int, ...]:
+    """A shape as NumPy takes it: a whole number, or several."""
+    try:
+        return (operator.index(shape),)
+    except TypeError:
+        return tuple(operator.index(n) for n in shape)
+
+
+def _dtype_of_numbers(owner: Framework, name: str) -> np.dtype[Any]:
+    """NumPy's dtype of that name; memory of references may not be used for anything else."""
+    try:
+        found = hostmemory.np_dtype(name)
+    except TypeError:
+        found = None
+    if found is None or found.hasobject:
+        raise DtypeNotSupportedError(
+            f"a buffer of dtype {name} cannot be lent, since its memory may be used again for any numbers; pass"
+            " the name of a dtype of numbers, as 'float32'",
+            target_type=owner.name,
+            reason=f"{name} is no dtype of numbers",
+        )
+    return found
+
+
 def _place(owner: Framework, gpu_id: int | None) -> Device:
     index = check_gpu_id(gpu_id)
     if isinstance(index, str):
@@ -356,7 +383,7 @@ def _locked(nbytes: int) -> np.ndarray | None:
 
 def _pinned_empty(owner: Framework, shape: tuple[int, ...], dtype: str) -> Any:
     whole = hostmemory.np_dtype(dtype)
-    nbytes = whole.itemsize * int(np.prod(shape, dtype=object))
+    nbytes = whole.itemsize * math.prod(shape)
     memory = _locked(max(1, nbytes))
     if memory is None:
         raise DeviceNotFoundError(

@@ -307,6 +307,28 @@ def test_bad_input() -> None:
     assert pool.nbytes == 0
 
 
+@pytest.mark.parametrize("dtype", [object, "U5", [("a", "f4")], "nonsense", "V8"])
+def test_buffers_are_for_numbers(dtype: Any) -> None:
+    """Memory of references, lent as bytes and back, would end the process."""
+    pool = BufferPool(1000)
+    pool.give(pool.take(24, "uint8", "numpy"))
+    with pytest.raises(arraybridge.DtypeNotSupportedError, match="numbers"):
+        pool.take(3, dtype, "numpy")
+    assert pool.nbytes == 24
+
+
+@pytest.mark.parametrize("shape", [2.5, (2.5,), "3", None])
+def test_a_shape_is_whole_numbers(shape: Any) -> None:
+    with pytest.raises(TypeError):
+        BufferPool(1000).take(shape, "uint8", "numpy")
+
+
+def test_shapes_as_numpy_takes_them() -> None:
+    pool = BufferPool(1000)
+    assert pool.take(np.int64(3), "uint8", "numpy").shape == (3,)
+    assert pool.take([np.int8(2), 3], "uint8", "numpy").shape == (2, 3)  # type: ignore[arg-type]
+
+
 def test_a_card(fake: FakeFramework) -> None:
     pool = BufferPool(1000)
     x = pool.take(10, "uint8", "fake", gpu_id=1)
