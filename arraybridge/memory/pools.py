@@ -307,8 +307,8 @@ def _dtype_of_numbers(owner: Framework, name: str) -> np.dtype[Any]:
         found = None
     if found is None or found.hasobject:
         raise DtypeNotSupportedError(
-            f"a buffer of dtype {name} cannot be lent, since its memory may be used again for any numbers; pass"
-            " the name of a dtype of numbers, as 'float32'",
+            f"a buffer of dtype {name} cannot be lent, since its memory may be used again for any numbers;"
+            " pass the name of a dtype of numbers, as 'float32'",
             target_type=owner.name,
             reason=f"{name} is no dtype of numbers",
         )
