@@ -25,11 +25,12 @@ from arraybridge.offload.decorator import gpu, stay_on_gpu
 from arraybridge.offload.history import Times
 from arraybridge.offload.machine import Card, Machine
 from arraybridge.offload.rates import Link, Rates
+from arraybridge.offload.run import Offload
 from arraybridge.placement import worker_device
 from arraybridge.testing import inject_oom
 from arraybridge.types import Device
 from tests.helpers import require, run_script
-from tests.offload.fakecard import CardArray, Clock, FakeCard, Work, offload, running_on
+from tests.offload.fakecard import CardArray, Clock, FakeCard, Pretended, Work, offload, running_on
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -563,6 +564,27 @@ def test_real_frameworks_run_it(name: str, device: str, dtype: str) -> None:
     assert seen[0] == "numpy"
     assert seen[-1] == name
     assert fn.explain(x, [part, part]).backend == name
+
+
+@pytest.mark.parametrize(("gpu_id", "place"), [(0, "cpu:1"), (1, "cpu:2")])
+def test_card_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
+    """Two of JAX's CPU devices for the cards."""
+    machine = Pretended("jax", "cpu:1")
+    second = arraybridge.Device.parse("cpu:2")
+    machine._found["jax", 1] = Card(arraybridge.framework("jax"), second, machine.clock)
+    seen: list[str] = []
+
+    def fn(x: Any) -> Any:
+        seen.append(f"{arraybridge.detect_memory_type(x)} {arraybridge.device_of(x)}")
+        machine.clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)  # type: ignore[attr-defined]
+        return x + 1
+
+    run = Offload(fn, backend="jax", gpu_id=gpu_id, cards=machine)
+    x = np.arange(1 << 18, dtype=np.float32)
+    for _ in range(4):
+        np.testing.assert_array_equal(run((x,), {}), x + 1)
+    assert set(seen) == {"numpy cpu", f"jax {place}"}
+    assert (run.explain(x).backend, run.explain(x).device) == ("jax", place)
 
 
 def test_torch_divides_integers_in_float32_and_so_does_not() -> None:
