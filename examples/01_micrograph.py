@@ -87,6 +87,7 @@ for axis, (title, (picture, colours)) in zip(axes.flat, pictures.items(), strict
     axis.imshow(picture[100:356, 100:356], cmap=colours)
     axis.set_title(title, size=10)
     axis.axis("off")
+plt.show()
 
 # %%
 # On a machine with a card, ``@arraybridge.torch(gpu_id=0)`` moves the last step there;

@@ -111,6 +111,7 @@ right.set(
 right.set_title(f"Speed-up on {dask.system.CPU_COUNT} cores", size=11)
 right.legend()
 temporary.cleanup()
+plt.show()
 
 # %%
 # From here to processes and to a cluster it is two lines, which :doc:`/dask` shows.

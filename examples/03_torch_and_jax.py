@@ -106,6 +106,7 @@ axes[1, 1].axhline(2, color="grey", linestyle=":")
 axes[1, 1].set_title("width (truth: 2)", size=11)
 for axis in axes[1]:
     axis.set_xlabel("step")
+plt.show()
 
 # %%
 # :doc:`/gradients` has the other directions, second derivatives, and what is refused.

@@ -116,6 +116,7 @@ axes[1].imshow(skimage.color.label2rgb(labels.astype(int), coins, bg_label=0))
 axes[1].set_title("Stage two, OpenCL device 1: objects", size=11)
 for axis in axes:
     axis.axis("off")
+plt.show()
 
 # %%
 # Two more calls belong at the top of such a program on a card:

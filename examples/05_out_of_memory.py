@@ -80,6 +80,7 @@ assert first == len(images)
 axis.invert_yaxis()
 axis.set(xlabel="images of the batch", ylabel="attempt", xlim=(0, len(images)))
 axis.set_title("Red did not fit, green is finished and kept", size=11)
+plt.show()
 
 # %%
 # Each step is logged to ``arraybridge.memory`` at level ``INFO``. :doc:`/memory` says

@@ -78,7 +78,10 @@ axis.set_yticks(range(3), [stage.name for stage in report.stages])
 axis.invert_yaxis()
 axis.set_xlabel("seconds")
 axis.set_title("When each stage works on which image", size=11)
+plt.show()
 
 # %%
-# ``report.plot("run.png")`` draws the same into a file. On a machine with cards, a
-# stage names its own: ``@arraybridge.torch(gpu_id=0)``. See :doc:`/devices`.
+# ``report.plot("run.png")`` draws the same into a file, and ``trace()`` around a run
+# also records what is between the stages: ``log.plot()``, and ``log.save("run.json")``
+# for Perfetto. On a machine with cards, a stage names its own:
+# ``@arraybridge.torch(gpu_id=0)``. See :doc:`/devices`.

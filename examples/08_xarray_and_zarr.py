@@ -85,6 +85,7 @@ for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
     )
     axis.set_title(f"{title} (time = 1.5)", size=11)
 folder.cleanup()
+plt.show()
 
 # %%
 # A filter that looks beyond the edge of its chunk needs a margin: :doc:`/dask` shows

@@ -85,3 +85,4 @@ for axis, (title, signal) in zip(axes, signals.items(), strict=True):
     axis.set(ylim=(0, 4000), ylabel="hertz")
     axis.set_title(f"{title}: {noise_ratio(signal):.1f} dB over the noise", size=11)
 axes[-1].set_xlabel("seconds")
+plt.show()

@@ -85,6 +85,7 @@ pairs = zip(
 faster = [side for side, cpu, opencl in pairs if opencl < cpu]
 print("Sides at which OpenCL is faster than SciPy here:", faster or "none")
 print("The devices:", *arraybridge.devices(), arraybridge.device_info(), sep="\n")
+plt.show()
 
 # %%
 # On a machine without a card the OpenCL device is the processor itself, so that there

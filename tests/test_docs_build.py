@@ -94,7 +94,7 @@ def test_every_call_on_the_cheat_sheet_is_one_of_the_library() -> None:
     names = re.findall(r"`(?:@|with )?([a-z_]+)", " ".join(calls), flags=re.IGNORECASE)
     assert len(names) > 40
     assert [name for name in names if name not in ("dask", *arraybridge.__all__)] == []
-    for command in re.findall(r"`arraybridge (\w+)`", commands):
+    for command in re.findall(r"`arraybridge (\w+)", commands):
         assert (Path(arraybridge.__file__).parent / "cli" / f"{command}.py").is_file()
 
 
