@@ -1,0 +1,158 @@
+"""torch's tools of a training loop around and inside decorated functions: as without the decorator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import Pipeline, device_map, run_with_oom_recovery
+from tests.helpers import require
+
+torch: Any = None
+X = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
+Y = X.sum(1, keepdims=True)
+
+
+@pytest.fixture(autouse=True)
+def _torch() -> Iterator[None]:
+    global torch
+    torch = require("torch")
+    yield
+    assert torch.is_grad_enabled()
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
+
+
+def both() -> tuple[Any, Callable[..., Any], Any, Callable[..., Any]]:
+    """A model and its loss under the decorator, from NumPy arrays; and twins in plain torch."""
+    model, twin = make_model(), make_model()
+    decorated = arraybridge.torch(lambda x, y: torch.nn.functional.mse_loss(model(x), y))
+
+    def plain(x: Any, y: Any) -> Any:
+        return torch.nn.functional.mse_loss(twin(torch.tensor(x)), torch.tensor(y))
+
+    return model, decorated, twin, plain
+
+
+def gradients(model: Any) -> list[Any]:
+    return [p.grad for p in model.parameters()]
+
+
+def same(found: list[Any], expected: list[Any]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_loss_keeps_its_graph() -> None:
+    model, decorated, twin, plain = both()
+    decorated(X, Y).backward()
+    plain(X, Y).backward()
+    assert same(gradients(model), gradients(twin))
+
+
+def test_without_a_graph() -> None:
+    _, decorated, _, plain = both()
+    with torch.no_grad():
+        assert not decorated(X, Y).requires_grad
+    with torch.inference_mode():
+        loss = decorated(X, Y)
+        assert loss.is_inference()
+    assert torch.equal(loss, plain(X, Y))
+    assert decorated(X, Y).requires_grad
+
+
+@pytest.mark.parametrize("where", ["around", "inside"])
+def test_autocast(where: str) -> None:
+    model = make_model()
+
+    def cast() -> Any:
+        return torch.autocast("cpu", torch.bfloat16)
+
+    def forward(x: Any) -> Any:
+        with cast() if where == "inside" else nullcontext():
+            return model(x)
+
+    with cast() if where == "around" else nullcontext():
+        found = arraybridge.torch(forward)(X)
+    with cast():
+        expected = model(torch.tensor(X))
+    assert found.dtype is torch.bfloat16
+    assert torch.equal(found, expected)
+
+
+def test_what_is_set_around_holds_in_threads() -> None:
+    model = make_model()
+    forward = arraybridge.torch(lambda x: model(x))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(torch.tensor(X))
+        (mapped,) = device_map(forward, [X], ["cpu"])
+        (piped,) = Pipeline(forward).map([X])
+    for found in (mapped, piped):
+        assert found.dtype is torch.bfloat16
+        assert not found.requires_grad
+        assert torch.equal(found, expected)
+
+
+def test_accumulation() -> None:
+    model, decorated, twin, plain = both()
+    for part in (slice(0, 2), slice(2, 4)):
+        (decorated(X[part], Y[part]) / 2).backward()
+        (plain(X[part], Y[part]) / 2).backward()
+    assert same(gradients(model), gradients(twin))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoints(use_reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, decorated, twin, plain = both()
+    x = torch.tensor(X, requires_grad=True)
+    checkpoint(decorated, x, torch.tensor(Y), use_reentrant=use_reentrant).backward()
+    plain(X, Y).backward()
+    assert same(gradients(model), gradients(twin))
+    assert x.grad is not None
+
+
+def test_a_scaled_loss() -> None:
+    model, decorated, twin, plain = both()
+    for module, loss in ((model, decorated), (twin, plain)):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(loss(X, Y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert same(list(model.parameters()), list(twin.parameters()))
+
+
+@pytest.mark.parametrize("remedy", ["none", "inside", "before_retry"])
+def test_a_step_that_is_retried(remedy: str) -> None:
+    """Memory runs out when the gradients are there: without a remedy a second backward adds to them."""
+    model, decorated, twin, plain = both()
+    failures: list[int] = []
+
+    def step() -> Any:
+        if remedy == "inside":
+            model.zero_grad()
+        loss = decorated(X, Y)
+        loss.backward()
+        if not failures:
+            failures.append(1)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return loss
+
+    if remedy == "before_retry":
+        run_with_oom_recovery(step, before_retry=model.zero_grad)
+    else:
+        run_with_oom_recovery(step)
+    plain(X, Y).backward()
+    factor = 2 if remedy == "none" else 1  # as the page about training warns
+    assert same(gradients(model), [g * factor for g in gradients(twin)])
