@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import free_memory, is_oom_error, memory_peak, memory_stats, pinned
+from arraybridge import BufferPool, free_memory, is_oom_error, memory_peak, memory_stats, pinned
 from arraybridge.conversion import staging
 from arraybridge.types import Device
 from tests.helpers import needs_kernels_of, require, run_script
@@ -368,3 +368,49 @@ def test_buffers_of_a_card_are_settled_before_they_are_used_again() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_a_larger_buffer_on_the_card_is_lent_as_a_smaller_array(name: str) -> None:
+    require(name)
+    framework, pool = arraybridge.framework(name), BufferPool(1 << 20)
+    large = pool.take((10, 30), "complex64", name, 0)
+    pool.give(large)
+    small = pool.take((20, 25), "float32", name, 0)
+    assert framework.address(small) == framework.address(large)
+    assert (tuple(small.shape), framework.dtype_name(small)) == ((20, 25), "float32")
+    assert arraybridge.device_of(small) == "gpu:0"
+    small[...] = 3
+    assert (arraybridge.to_numpy(small) == 3).all()
+    pool.give(small)
+    assert pool.take((10, 30), "complex64", name, 0) is large
+    assert pool.nbytes == 2400
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_pinned_buffers(name: str) -> None:
+    """Locked by whichever framework is there, for NumPy."""
+    require(name)
+    framework, pool = arraybridge.framework(name), BufferPool(1 << 20)
+    x = pool.take((100, 30), "float32", "numpy", pinned=True)
+    assert framework.pinning is not None
+    assert framework.pinning.is_pinned(x.view(np.uint8).reshape(-1))
+    x[...] = 2
+    assert (arraybridge.to_numpy(arraybridge.convert_memory(x, name, 0)) == 2).all()
+    pool.give(x)
+    assert pool.take((100, 30), "float32", "numpy", pinned=True) is x
+    with pytest.raises(ValueError, match="would be on gpu:0"):
+        pool.take(3, "float32", name, 0, pinned=True)
+
+
+def test_fragmentation_of_cupy() -> None:
+    cupy = require("cupy")
+    free_memory()
+    kept = cupy.zeros(MIB, "uint8")
+    del kept
+    kept = cupy.zeros(MIB // 4, "uint8")
+    assert kept.size
+    (held,) = (h for h in memory_stats()["gpu:0"].holdings if h.holder == "cupy")
+    assert held.fragmentation is not None
+    assert held.reserved == (held.used or 0) + (held.cached or 0)
+    assert 0 < held.fragmentation < 1
