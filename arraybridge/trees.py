@@ -46,6 +46,8 @@ LEAF, ARRAY, TREE = 1, 2, 3
 # Each value of the class is asked anew: it may be registered with optree at any time, or have a protocol of
 # its own.
 _OPEN = 0
+# An array, but others of its class may be none.
+_ALONE = -1
 
 #: Namespace of the classes that are registered with optree for arraybridge alone.
 _NAMESPACE = "arraybridge"
@@ -77,7 +79,7 @@ def kind_of(value: Any) -> int:
             kind = TREE
         else:
             kind = _look(value)
-            if kind == ARRAY and registry.offers_alone(value):
+            if kind == _ALONE:
                 return ARRAY  # this says nothing of its class
             if kind == _OPEN and isinstance(value, _BASES):
                 return LEAF  # an empty one says nothing of its class
@@ -87,7 +89,7 @@ def kind_of(value: Any) -> int:
 
 def _look(value: Any) -> int:
     if is_array(value):
-        return ARRAY
+        return _ALONE if registry.offers_alone(value) else ARRAY
     if _is_registered(value):
         return TREE
     if isinstance(value, _BASES) and value:
@@ -105,6 +107,7 @@ def _look_again(value: Any) -> int:
 # By this mark, which torch.compiler.assume_constant_result leaves, it calls it while it traces; what that
 # returns is remembered by `kind_of`, which it does trace. (That function itself would import torch here.)
 _look._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_look_again._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_array(x: Any) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion import trace
+from arraybridge.conversion import plans, trace
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.functions.convert import convert
+from arraybridge.functions.convert import convert, may_be_compiled
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.slices import call_by_planes
@@ -137,6 +137,8 @@ class Runner(Declaration):
         self.plain_results = self.keeps_dtype and options.output_type != "input"
         self.recovers = options.oom_recovery is not False
         self.output = options.output_type
+        # Whether a call is the function between conversions of the plain form, and no more.
+        self.bare = self.plain_arguments and self.keeps_dtype and self.grad == "error" and not self.recovers
         self.place: Device | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -152,10 +154,42 @@ class Runner(Declaration):
                 result = (self._recovering if self.recovers else self._attempt)(args, kwargs, call)
                 span.device = device_words(result) if call.place is None else str(call.place)
                 return self.leave(result, call)
+        if self.bare and not (kwargs or open_logs or busy_workers or may_be_compiled()):
+            brought = self._by_plans(args, call)
+            if brought is not None:
+                result = self.body(*brought)
+                output = "numpy" if self.output == "input" and type(call.first) is np.ndarray else self.output
+                if self.contract is None and kinds.get(type(result)) == ARRAY:
+                    try:
+                        return plans.plain[output][type(result)](result)
+                    except plans.declined:
+                        pass
+                return self.leave(result, call)
         if self.recovers:
             return self.leave(self._recovering(args, kwargs, call), call)
         args, kwargs, _ = self.enter(args, kwargs, call)
         return self.leave(self._run(args, kwargs, call), call)
+
+    def _by_plans(self, args: tuple[Any, ...], call: Call) -> list[Any] | None:
+        """The arguments as `enter` makes them, where arrays alone are to be brought, and all by plans."""
+        framework = _frameworks.get(self.name)
+        if framework is None or framework.streams is not None:
+            return None
+        brought, first = list(args), None
+        try:
+            known = plans.plain[self.name]
+            for i in range(self.skip, len(brought)):
+                value = brought[i]
+                cls = type(value)
+                if kinds.get(cls) == LEAF:
+                    continue
+                brought[i] = known[cls](value)
+                if first is None:
+                    first = value
+        except plans.declined:
+            return None
+        call.first = first
+        return None if first is None else brought
 
     def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
         args, kwargs, _ = self.enter(args, kwargs, call)
