@@ -31,9 +31,6 @@ from tests.dask import functions
 from tests.dask.functions import CHUNKS, FRAMEWORKS, IMAGE
 from tests.helpers import require
 
-# Of PoCL's compiler, when pyclesperanto-prototype compiles a kernel for the first time.
-pytestmark = pytest.mark.filterwarnings("ignore:Non-empty compiler output")
-
 SCHEDULERS = ("synchronous", "threads", "cluster")
 
 

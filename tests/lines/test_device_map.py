@@ -120,8 +120,6 @@ def test_logical_devices_of_tensorflow() -> None:
     assert {str(arraybridge.device_of(r)) for r in results} == {"cpu", "cpu:1"}
 
 
-# The kernels of pyclesperanto-prototype draw remarks from PoCL's compiler.
-@pytest.mark.filterwarnings("ignore:Non-empty compiler output")
 def test_opencl_devices() -> None:
     cle = require("pyclesperanto")
     if len(arraybridge.devices("pyclesperanto")) < 2:

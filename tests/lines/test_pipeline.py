@@ -162,8 +162,6 @@ def test_two_logical_devices_of_tensorflow() -> None:
     assert set(seen) == {"cpu:1"}
 
 
-# The kernels of pyclesperanto-prototype draw remarks from PoCL's compiler.
-@pytest.mark.filterwarnings("ignore:Non-empty compiler output")
 def test_two_opencl_devices() -> None:
     cle = require("pyclesperanto")
     there = arraybridge.devices("pyclesperanto")
