@@ -149,6 +149,21 @@ def _times(file: str) -> str:
     return "\n".join(["| call | ns over the plain call, median |", "|---|---|", *rows])
 
 
+def _ratios(file: str) -> str:
+    """What gradients cost beside bridges written by hand, as a table: minima of batches that took turns."""
+    rows = [
+        "| direction | µs, ours / lean / native | ours ÷ lean | target | verdict |",
+        "|---|---|---|---|---|",
+    ]
+    for row in json.loads((RESULTS / file).read_text(encoding="utf-8"))["rows"]:
+        step = {"forward": "forward", "both": "and backward"}[row["step"]]
+        name = f"{row['caller']} → {row['callee']}{' under jit' if row['jit'] else ''}, {row['size']}, {step}"
+        times = " / ".join(_numbers(row[who]["min_ns"] / 1e3) for who in ("ours", "lean", "native"))
+        verdict = "met" if row["ratio"] <= row["target"] else "**missed**"
+        rows.append(f"| {name} | {times} | {row['ratio']:.2f} | {row['target']} | {verdict} |")
+    return "\n".join(rows)
+
+
 def _own_memory(file: str) -> str:
     """What NumPy's own arrays cost beside aligned ones, as a table."""
     rows = []
@@ -190,6 +205,7 @@ def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
     if page == "benchmarks":
         source[0] = re.sub(r"<!-- targets: (\S+) -->", lambda m: _targets(m[1]), source[0])
         source[0] = re.sub(r"<!-- verdicts: (\S+) -->", lambda m: _verdicts(m[1]), source[0])
+        source[0] = re.sub(r"<!-- ratios: (\S+) -->", lambda m: _ratios(m[1]), source[0])
         source[0] = re.sub(r"<!-- times: (\S+) -->", lambda m: _times(m[1]), source[0])
         source[0] = re.sub(r"<!-- own: (\S+) -->", lambda m: _own_memory(m[1]), source[0])
         source[0] = re.sub(r"<!-- machine: (\S+) -->", lambda m: _taken_on(m[1]), source[0])

@@ -21,6 +21,7 @@ jax = require("jax")
 tf = require("tensorflow")
 jnp = jax.numpy
 
+DIRECTIONS = list(itertools.permutations(("torch", "jax", "tensorflow"), 2))
 X = np.linspace(0.1, 1.3, 12, dtype=np.float32).reshape(3, 4)
 
 CALLEES: dict[str, Callable[..., Any]] = {
@@ -402,7 +403,49 @@ def test_integers_of_64_bits_are_indices_as_ever() -> None:
         np.testing.assert_array_equal(x.grad.numpy(), expected)
 
 
+@pytest.mark.parametrize("callee", ["jax", "torch", "tensorflow"])
+def test_integer_and_boolean_arguments_get_none(callee: str) -> None:
+    def body(x: Any, mask: Any, count: Any) -> Any:
+        if callee == "tensorflow":
+            return x * tf.cast(mask, tf.float32) * tf.cast(count, tf.float32)
+        return (
+            x * mask.astype(x.dtype) * count.astype(x.dtype)
+            if callee == "jax"
+            else x * mask.to(x.dtype) * count.to(x.dtype)
+        )
+
+    f = getattr(arraybridge, callee)(grad="flow")(body)
+    mask, count = X > 0.5, np.arange(12, dtype=np.int32).reshape(3, 4)
+    expected = mask * count.astype(np.float32)
+    if callee != "torch":
+        x, m, c = tensor(), torch.from_numpy(mask.copy()), torch.from_numpy(count.copy())
+        y = f(x, m, c)
+        y.sum().backward()
+        np.testing.assert_array_equal(x.grad.numpy(), expected)
+        assert m.grad is None
+        assert c.grad is None
+    if callee != "jax":
+        for run in (jax.grad, lambda *a, **k: jax.jit(jax.grad(*a, **k))):
+            gx, gm, gc_ = run(lambda x, m, c: f(x, m, c).sum(), argnums=(0, 1, 2), allow_int=True)(
+                jnp.asarray(X), jnp.asarray(mask), jnp.asarray(count)
+            )
+            np.testing.assert_array_equal(np.asarray(gx), expected)
+            assert gm.dtype == gc_.dtype == jax.dtypes.float0
+    if callee != "tensorflow":
+        x, m, c = tf.constant(X), tf.constant(mask), tf.constant(count)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x, m, c)
+        gx, gm, gc_ = tape.gradient(y, [x, m, c])
+        np.testing.assert_array_equal(gx, expected)
+        assert gm is None
+        assert gc_ is None
+
+
 def test_context_variables_and_settings_hold_in_the_backward() -> None:
+    from arraybridge.options import missing_gpu
+
+    held: list[str] = []
     depth: contextvars.ContextVar[int] = contextvars.ContextVar("depth", default=0)
     seen: list[Any] = []
 
@@ -412,18 +455,25 @@ def test_context_variables_and_settings_hold_in_the_backward() -> None:
 
     def backward(_: Any, g: Any) -> Any:
         seen.append((depth.get(), arraybridge.get_device(), jax.config.jax_enable_x64, threading.get_ident()))
+        held.append(missing_gpu())
         return (g * 2,)
 
     spy.defvjp(lambda x: (x * 2, None), backward)
     f = arraybridge.jax(grad="flow")(lambda x: spy(x))
     x = tensor()
     depth.set(3)
-    with arraybridge.use_device("cpu:1" if len(jax.devices("cpu")) > 1 else "cpu") as device, _x64():
+    device_words = "cpu:1" if len(jax.devices("cpu")) > 1 else "cpu"
+    with (
+        arraybridge.use_device(device_words) as device,
+        arraybridge.settings(missing_gpu="host"),
+        _x64(),
+    ):
         y = f(x)
     thread = threading.Thread(target=y.sum().backward)
     thread.start()
     thread.join()
     assert seen[0][0] == 3
+    assert held == ["host"]
     assert seen[0][1] == device
     assert seen[0][2]
     assert seen[0][3] != threading.get_ident()
@@ -508,13 +558,19 @@ def test_large_arrays_under_jit_do_not_wait_for_each_other() -> None:
 
 
 def test_a_jitted_callee_is_compiled_once_for_each_structure() -> None:
-    traced = []
+    traced, pulled = [], []
+
+    @jax.custom_vjp
+    def spied(x: Any) -> Any:
+        return x
+
+    spied.defvjp(lambda x: (x, None), lambda _, g: (pulled.append(1) or g,))
 
     @arraybridge.jax(grad="flow")
     @jax.jit
     def energy(params: Any, x: Any, scale: float = 1.0) -> Any:
         traced.append(1)
-        return (params["w"] * x * scale + params["b"]).sum()
+        return spied(params["w"] * x * scale + params["b"]).sum()
 
     def step(n: int, scale: float) -> None:
         params = {"w": torch.rand(n, requires_grad=True), "b": torch.rand(n, requires_grad=True)}
@@ -525,8 +581,9 @@ def test_a_jitted_callee_is_compiled_once_for_each_structure() -> None:
     for k in range(5):
         step(4, 0.5 + k)
     assert len(traced) == 1
+    assert len(pulled) == 1
     step(5, 1.0)
-    assert len(traced) == 2
+    assert len(traced) == len(pulled) == 2
     step(4, 7.0)
     assert len(traced) == 2
 
@@ -871,29 +928,28 @@ def test_clipping_one_gradient_leaves_the_other() -> None:
     assert y.grad.min() == 5
 
 
-def test_inputs_results_and_gradients_share_memory() -> None:
-    seen: list[int] = []
-
-    def body(x: Any) -> Any:
-        if not isinstance(x, jax.core.Tracer):
-            seen.append(x.unsafe_buffer_pointer())
-        return x * 2
-
-    x = torch.from_numpy(
-        arraybridge.aligned((1024,), np.float32)
-        if hasattr(arraybridge, "aligned")
-        else np.ones(1024, np.float32)
-    )
-    with torch.no_grad():
-        x.fill_(1)
-    x.requires_grad_()
-    f = arraybridge.jax(grad="flow")(jax.jit(lambda x: x * 2))
-    y = f(x)
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_inputs_results_and_gradients_share_memory(caller: str, callee: str) -> None:
+    x, ones = (arraybridge.aligned((1024,), np.float32) for _ in range(2))
+    x[:], ones[:] = 0.5, 1
+    source = arraybridge.convert_memory(x, caller, copy=False)
+    cotangent = arraybridge.convert_memory(ones, caller, copy=False)
+    f = CALLEES[callee]
     with arraybridge.trace() as log:
-        y = f(x)
-        y.backward(torch.ones(1024))
-    copied = [r for r in log.records if r.copies]
-    assert not [r for r in copied if r.nbytes >= 4096 and r.source == "jax"]
+        if caller == "torch":
+            f(source.requires_grad_()).backward(cotangent)
+            found = source.grad
+        elif caller == "jax":
+            found = jax.vjp(f, source)[1](cotangent)[0]
+        else:
+            with tf.GradientTape() as tape:
+                tape.watch(source)
+                y = f(source)
+            found = tape.gradient(y, source, output_gradients=cotangent)
+    np.testing.assert_allclose(np.asarray(found), np.cos(x) * x + np.sin(x), rtol=1e-5)
+    crossed = [r for r in log.records if {r.source, r.target} == {caller, callee}]
+    assert len(crossed) == 4  # the argument, the result, the cotangent, the gradient
+    assert all(r.shares_memory and not r.copies for r in crossed), str(log)
 
 
 def test_300_steps_of_training_leave_memory_flat() -> None:
