@@ -23,6 +23,7 @@ NEEDS = {
     "gradients": ("torch", "jax", "tensorflow", "matplotlib"),
     "kernels": ("torch", "jax", "pyclesperanto", "numba", "pyopencl"),
     "memory": ("torch",),
+    "timeline": ("tensorflow", "torch", "skimage"),
     "training": ("torch",),
 }
 

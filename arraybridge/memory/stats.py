@@ -286,16 +286,19 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
 
 # -- a record over time ------------------------------------------------------------------------------
 
-_COLUMNS = ("time", "device", "holder", "used", "cached", "peak", "free", "total")
+_COLUMNS = ("time", "device", "holder", "used", "cached", "peak", "free", "total", "load", "temperature")
+#: Load and temperature of what does not tell them.
+_UNTOLD = (None, None)
 
 
 class MemoryCollector:
     """Writes a reading of `memory_stats` to a file, again and again, in the background.
 
     One line for each holder of each device: ``time`` (seconds since 1970), ``device``, ``holder``,
-    ``used``, ``cached``, ``peak`` (of the holder), ``free`` and ``total`` (of the device), in bytes. The
-    suffix of the file says the form: ``.csv``, or ``.jsonl`` for a JSON object a line. An existing file is
-    continued.
+    ``used``, ``cached``, ``peak`` (of the holder), ``free`` and ``total`` (of the device), in bytes,
+    and of a card ``load`` in per cent and ``temperature`` in degrees Celsius, where it tells them. The
+    suffix of the file says the form: ``.csv``, or ``.jsonl`` for a JSON object a line. A file that exists is
+    continued, one of fewer columns (from before there were ``load`` and ``temperature``) with its own.
 
     Args:
         path: the file.
@@ -309,7 +312,7 @@ class MemoryCollector:
     >>> with MemoryCollector(file, interval=60):
     ...     pass
     >>> file.read_text().splitlines()[0]
-    'time,device,holder,used,cached,peak,free,total'
+    'time,device,holder,used,cached,peak,free,total,load,temperature'
     """
 
     def __init__(self, path: str | os.PathLike[str], interval: float = 1.0) -> None:
@@ -353,23 +356,42 @@ class MemoryCollector:
         while not self._ended.wait(self._interval):
             self._write()
 
+    def _columns_there(self) -> int | None:
+        """The number of columns of a CSV file that is continued; None for a new one."""
+        if not self._path.exists() or self._path.stat().st_size == 0:
+            return None
+        with self._path.open(encoding="utf-8") as file:
+            return file.readline().count(",") + 1
+
     def _write(self) -> None:
         import csv
         import io
         import json
 
         now = round(time.time(), 3)
+        loads = {card.device: (card.load, card.temperature) for card in gpu_utilization()}
         records = [
-            (now, d.device, h.holder, h.used, h.cached, h.peak, d.free, d.total)
+            (
+                now,
+                d.device,
+                h.holder,
+                h.used,
+                h.cached,
+                h.peak,
+                d.free,
+                d.total,
+                *loads.get(d.device, _UNTOLD),
+            )
             for d in memory_stats().devices
             for h in d.holdings
         ]
         text = io.StringIO()
         if self._path.suffix == ".csv":
             writer = csv.writer(text, lineterminator="\n")
-            if not self._path.exists() or self._path.stat().st_size == 0:
+            columns = self._columns_there()
+            if columns is None:
                 writer.writerow(_COLUMNS)
-            writer.writerows(records)
+            writer.writerows(record[:columns] for record in records)
         else:
             for record in records:
                 text.write(json.dumps(dict(zip(_COLUMNS, record, strict=True))) + "\n")

@@ -340,3 +340,25 @@ def test_pynvml_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml.library() is None
     assert nvml.library() is None
     assert calls == [1]
+
+
+def test_a_record_of_load_and_temperature(
+    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(monkeypatch, FakeNvml(None), FIRST, SECOND)
+    loads = {card.device: (card.load, card.temperature) for card in gpu_utilization()}
+    assert loads["gpu:0"] != (None, None)
+    file = tmp_path / "memory.jsonl"
+    with MemoryCollector(file, interval=60):
+        pass
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {(r["load"], r["temperature"]) for r in records if r["device"] == "gpu:0"} == {loads["gpu:0"]}
+    assert {(r["load"], r["temperature"]) for r in records if r["device"] == "cpu"} == {(None, None)}
+
+
+def test_an_older_record_is_continued_with_its_columns(tmp_path: Path) -> None:
+    file = tmp_path / "memory.csv"
+    file.write_text("time,device,holder,used,cached,peak,free,total\n")
+    with MemoryCollector(file, interval=60):
+        pass
+    assert {line.count(",") for line in file.read_text().splitlines()} == {7}

@@ -1,0 +1,77 @@
+"""The same names in other people's profilers, and memory over time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import FrameworkNotInstalledError, settings
+from arraybridge.conversion import trace as trace_module
+from tests.helpers import require
+
+
+@arraybridge.numpy
+def increment(x: Any) -> Any:
+    return x + 1
+
+
+def test_in_the_profiler_of_torch() -> None:
+    torch = require("torch")
+    with torch.profiler.profile() as profile, settings(annotate="torch"):
+        increment(torch.ones(3))
+        arraybridge.Pipeline(increment, abs, microbatches=2)(np.ones(4))
+    names = {event.key: event.count for event in profile.key_averages()}
+    assert names["torch → numpy"] == 1
+    assert names["increment"] >= 1
+    assert not trace_module.open_logs
+
+
+def test_in_the_profiler_of_jax() -> None:
+    jax = require("jax")
+    with settings(annotate="jax"):
+        assert increment(jax.numpy.ones(2)).tolist() == [2, 2]
+
+
+def test_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its package, as far as it is used here, by a stand-in."""
+    told: list[tuple[str, str]] = []
+
+    @contextmanager
+    def annotate(message: str, domain: str) -> Iterator[None]:
+        told.append(("begin", message))
+        assert domain == "arraybridge"
+        yield
+        told.append(("end", message))
+
+    stand_in = ModuleType("nvtx")
+    stand_in.annotate = annotate  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nvtx", stand_in)
+    with settings(annotate="nvtx"):
+        increment(np.ones(1))
+    increment(np.ones(1))
+    name = "numpy → numpy"
+    inner = [("begin", name), ("end", name)]
+    assert told == [("begin", "increment"), *inner, *inner, ("end", "increment")]
+
+
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    with (
+        pytest.raises(FrameworkNotInstalledError, match=r"pip install nvtx.*\[nvtx\]"),
+        settings(annotate="nvtx"),
+    ):
+        pass
+    assert not trace_module.open_logs
+
+
+def test_another_profiler_is_refused() -> None:
+    with pytest.raises(ValueError, match="annotate"), settings(annotate="vtune"):  # type: ignore[arg-type]
+        pass
+    assert not trace_module.open_logs
