@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import deque
@@ -19,8 +20,6 @@ from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
 
 if TYPE_CHECKING:
-    import os
-
     from arraybridge.timeline.hotspots import HotSpots
 
 __all__ = [
@@ -46,6 +45,16 @@ _START, _ROUTE, _LAYOUT = map(Event._fields.index, ("start", "route", "layout"))
 
 # One for all logs, so that a log can be pickled. Reentrant: the collector may run a finaliser that converts.
 _adding = RLock()
+
+
+def _after_fork() -> None:
+    """In a child, nobody is there to let go of a lock that another thread held."""
+    global _adding
+    _adding = RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class TraceLog:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.errors import outside
+from arraybridge.errors import MemoryConversionError, outside
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
 from arraybridge.trees import arrays_of, source_of
@@ -253,12 +253,18 @@ def same_array(x: Any) -> tuple[Any, ...] | None:
     return (found[1], x.__array_interface__["data"][0], x.shape, x.strides)
 
 
-def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Shape, strides in bytes and bytes of an element, from which `layout` tells how it lies."""
+def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+    """Shape, strides in bytes and bytes of an element, from which `layout` tells how it lies.
+
+    None where the framework does not tell: a trace must not fail what it records.
+    """
     if isinstance(x, np.ndarray):
         return x.shape, x.strides, x.itemsize
-    shape = source.shape(x)
-    return shape, source.strides(x), source.nbytes(x) // max(1, math.prod(shape))
+    try:
+        shape = source.shape(x)
+        return shape, source.strides(x), source.nbytes(x) // max(1, math.prod(shape))
+    except (MemoryConversionError, TypeError, ValueError, AttributeError, RuntimeError):
+        return None
 
 
 def layout(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:

@@ -279,7 +279,9 @@ def test_a_clean_up_tells_what_it_freed() -> None:
     ],
 )
 def test_how_an_array_lies(array: np.ndarray[Any, Any], word: str) -> None:
-    assert events.layout(*events.steps(arraybridge.framework("numpy"), array)) == word
+    steps = events.steps(arraybridge.framework("numpy"), array)
+    assert steps is not None
+    assert events.layout(*steps) == word
 
 
 def test_the_same_array_is_known_again_and_another_one_is_not() -> None:
