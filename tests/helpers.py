@@ -114,7 +114,8 @@ def run_python(
         text=True,
         timeout=timeout,
         check=False,
-        env={name: value for name, value in environment.items() if value},
+        # What is empty in the environment of this process has a meaning: CUPY_ACCELERATORS, say.
+        env={name: value for name, value in environment.items() if value or name not in (env or {})},
     )
 
 

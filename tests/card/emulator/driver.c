@@ -226,6 +226,16 @@ int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *out) {
 
 int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) { return NVML_NOT_SUPPORTED; }
 
+/* torch looks these up before it says that memory has run out. */
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *handle, unsigned link, int *type) { return NVML_NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *handle, unsigned link, void *pci) { return NVML_NOT_SUPPORTED; }
+int nvmlDeviceGetGpuFabricInfoV(void *handle, void *info) { return NVML_NOT_SUPPORTED; }
+int nvmlDeviceGetComputeRunningProcesses(void *handle, unsigned *count, void *out) {
+    *count = 0;
+    return NVML_SUCCESS;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { return cuDriverGetVersion(version); }
+
 typedef struct Process { /* nvmlProcessInfo_t */
     unsigned pid;
     unsigned long long used;
