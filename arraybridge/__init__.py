@@ -7,6 +7,7 @@ tensor([0, 1, 2])
 
 import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 # Before all of ours, since NumPy's own import takes 15 ms longer from inside the modules below (Python 3.11).
 import numpy as _numpy  # noqa: F401
@@ -90,8 +91,6 @@ from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
     from arraybridge.lines.device_map import device_map as device_map
-    from arraybridge.lines.measure import Comparison as Comparison
-    from arraybridge.lines.measure import Timing as Timing
     from arraybridge.lines.measure import benchmark as benchmark
     from arraybridge.lines.measure import compare as compare
     from arraybridge.lines.pipeline import Pipeline as Pipeline
@@ -99,6 +98,8 @@ if _TYPE_CHECKING:
     from arraybridge.lines.report import PipelineReport as PipelineReport
     from arraybridge.lines.report import StageReport as StageReport
     from arraybridge.lines.sizes import SizeComparison as SizeComparison
+    from arraybridge.lines.timings import Comparison as Comparison
+    from arraybridge.lines.timings import Timing as Timing
     from arraybridge.memory.peaks import memory_peak as memory_peak
     from arraybridge.memory.pools import BufferPool as BufferPool
     from arraybridge.memory.pools import PoolLimitError as PoolLimitError
@@ -214,8 +215,8 @@ __version__ = "1.0.0"
 # Loaded when first asked for: a quarter of what the import of this package would cost.
 _LATER = {
     "device_map": "arraybridge.lines.device_map",
-    "Comparison": "arraybridge.lines.measure",
-    "Timing": "arraybridge.lines.measure",
+    "Comparison": "arraybridge.lines.timings",
+    "Timing": "arraybridge.lines.timings",
     "benchmark": "arraybridge.lines.measure",
     "compare": "arraybridge.lines.measure",
     "Pipeline": "arraybridge.lines.pipeline",
@@ -236,11 +237,10 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
-    found = globals()[name] = getattr(_importlib.import_module(_LATER[name]), name)
-    return found
+    return getattr(_importlib.import_module(_LATER[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -124,5 +124,7 @@ def _facts_of(cls: type, source: Framework, target: Framework) -> Callable[[Any]
     if pair not in _facts:
         if len(_facts) >= _MAX_TYPES:
             _facts.clear()
-        _facts[pair] = source.fast.facts(target) if source.fast and cls in source.fast.types() else None
+        _facts[pair] = (
+            source.fast.facts(target.alignment) if source.fast and cls in source.fast.types() else None
+        )
     return _facts[pair]

@@ -239,8 +239,8 @@ class JaxFast(Fast):
     def types(self) -> tuple[type, ...]:
         return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
 
-    def facts(self, target: Framework) -> Callable[[jax.Array], Hashable]:
-        alone, minds_order = cpu_alone(), target.alignment > 1
+    def facts(self, alignment: int) -> Callable[[jax.Array], Hashable]:
+        alone, minds_order = cpu_alone(), alignment > 1
         asarray = np.asarray
 
         def facts(x: jax.Array) -> Hashable:

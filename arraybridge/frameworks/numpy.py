@@ -110,8 +110,8 @@ class NumpyFast(Fast):
     def types(self) -> tuple[type, ...]:
         return (np.ndarray,)
 
-    def facts(self, target: Framework) -> Callable[[np.ndarray], Hashable]:
-        aligned, address = target.alignment > 1, hostmemory.address
+    def facts(self, alignment: int) -> Callable[[np.ndarray], Hashable]:
+        aligned, address = alignment > 1, hostmemory.address
 
         def facts(x: np.ndarray) -> Hashable:
             flags = x.flags.num & _FLAGS

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from arraybridge.types import Device
-
-if TYPE_CHECKING:
-    from arraybridge.frameworks.base import Framework
 
 __all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pinning", "Pool", "Running", "Streams", "Usage"]
 
@@ -37,8 +34,8 @@ class Fast:
         """Types for which they hold; a subclass takes the careful path."""
         return ()
 
-    def facts(self, target: Framework) -> Callable[[Any], Hashable] | None:
-        """A function that tells of a host array what its way to ``target`` depends on, or None.
+    def facts(self, alignment: int) -> Callable[[Any], Hashable] | None:
+        """A function that tells of a host array what its way to such a target depends on, or None.
 
         Of two arrays with equal facts, `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
         `cannot_view` say the same. It raises for an array that is not simply there, in the host's memory.

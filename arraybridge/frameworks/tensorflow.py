@@ -195,8 +195,8 @@ class TensorflowFast(Fast):
     def types(self) -> tuple[type, ...]:
         return (_EAGER,)
 
-    def facts(self, target: Framework) -> Callable[[Any], Hashable]:
-        aligned, address, asarray = target.alignment > 1, hostmemory.address, np.asarray
+    def facts(self, alignment: int) -> Callable[[Any], Hashable]:
+        aligned, address, asarray = alignment > 1, hostmemory.address, np.asarray
         cpu = tf.constant(0).backing_device
 
         def facts(x: Any) -> Hashable:

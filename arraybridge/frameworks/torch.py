@@ -308,8 +308,8 @@ class TorchFast(Fast):
     def types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
 
-    def facts(self, target: Framework) -> Callable[[torch.Tensor], Hashable]:
-        aligned = target.alignment > 1
+    def facts(self, alignment: int) -> Callable[[torch.Tensor], Hashable]:
+        aligned = alignment > 1
 
         def facts(x: torch.Tensor) -> Hashable:
             if not x.is_cpu or x.is_nested:

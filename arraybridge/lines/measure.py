@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.context import use_device
@@ -14,39 +14,15 @@ from arraybridge.frameworks.base import CPU, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.on_device import working_on
 from arraybridge.lines.sizes import SizeComparison, SizeRow, array_of, named
+from arraybridge.lines.timings import Comparison, Timing
 from arraybridge.placement import placement
-from arraybridge.show import format_seconds, html_table, text_table
 from arraybridge.trees import arrays_of, map_arrays, source_of
 from arraybridge.types import Device
 
-__all__ = ["Comparison", "Timing", "benchmark", "compare"]
-
-_COLUMNS = ("", "median", "minimum", "spread", "runs")
-
+__all__ = ["benchmark", "compare"]
 
 # After how many waits, of which the shortest took hardly longer than one for nothing, none follows.
 _ASKED, _NOTHING = 5, 1.2
-
-
-class Timing(NamedTuple):
-    """Seconds that a call takes; prints as one line.
-
-    Attributes:
-        median, minimum: of all calls.
-        spread: the range of the middle half of them (the third quartile less the first).
-        runs: how many calls were timed.
-    """
-
-    median: float
-    minimum: float
-    spread: float
-    runs: int
-
-    def __str__(self) -> str:
-        return (
-            f"median {format_seconds(self.median)}, minimum {format_seconds(self.minimum)},"
-            f" spread {format_seconds(self.spread)}, {self.runs} runs"
-        )
 
 
 def benchmark(
@@ -119,45 +95,6 @@ def _synchronize() -> float:
         if one.pool is not None:
             one.pool.synchronize()
     return time.perf_counter() - start
-
-
-class Comparison(NamedTuple):
-    """A function on the CPU and on the GPU; prints as a table, also in a notebook.
-
-    Attributes:
-        cpu, gpu: a `Timing` each; ``gpu`` is None without a GPU.
-        speedup: how many times as fast the GPU is, by the medians; None without a GPU.
-        note: what was compared, or why there is no GPU.
-    """
-
-    cpu: Timing
-    gpu: Timing | None
-    note: str = ""
-
-    @property
-    def speedup(self) -> float | None:
-        return None if self.gpu is None else self.cpu.median / self.gpu.median
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = []
-        for name, timing in (("cpu", self.cpu), ("gpu", self.gpu)):
-            if timing is not None:
-                times = (timing.median, timing.minimum, timing.spread)
-                rows.append((name, *(format_seconds(t) for t in times), str(timing.runs)))
-        return rows
-
-    def _summary(self) -> str:
-        if self.speedup is None:
-            return self.note
-        if self.speedup >= 1:
-            return f"the GPU is {self.speedup:.3g} times as fast; {self.note}"
-        return f"the CPU is {1 / self.speedup:.3g} times as fast; {self.note}"
-
-    def __str__(self) -> str:
-        return f"{text_table(_COLUMNS, self._rows(), right=_COLUMNS)}\n{self._summary()}"
-
-    def _repr_html_(self) -> str:
-        return html_table(_COLUMNS, self._rows(), caption=self._summary())
 
 
 @overload

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from arraybridge.devices.context import array_namespace
+from arraybridge.lines.timings import Comparison
 from arraybridge.show import format_seconds, html_table, text_table
-
-if TYPE_CHECKING:
-    from arraybridge.lines.measure import Comparison
 
 __all__ = ["STANDARD", "SizeComparison", "SizeRow", "array_of"]
 
