@@ -320,8 +320,8 @@ def test_random_numbers_are_the_same_in_the_backward(callee: str) -> None:
 @pytest.mark.parametrize("callee", ["mlx", "paddle"])
 def test_aliases_checkpoints_and_threads(callee: str) -> None:
     torch = namespace("torch")
-    f = flowing(callee, lambda x, y: x + y)
     namespace(callee)
+    f = flowing(callee, lambda x, y: x + y)
     x, y = tensors("torch", X, Y)
     cotangent = torch.ones(2, 3)
     first, second = torch.autograd.grad(f(x, y), (x, y), cotangent)
