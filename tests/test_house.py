@@ -7,6 +7,8 @@ import configparser
 import importlib.metadata
 import importlib.util
 import json
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -346,3 +348,15 @@ def test_no_file_of_the_package_is_long() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     assert len(lengths) > 50
     assert [str(path) for path, lines in lengths.items() if lines > 500] == []
+
+
+def test_the_drawing_shows_the_house() -> None:
+    """Each floor that tools/check_imports.py knows is in the drawing, and in the words that stand for it."""
+    check = runpy.run_path(str(CHECKOUT / "tools" / "check_imports.py"))
+    drawing = (CHECKOUT / "docs" / "_static" / "house.svg").read_text(encoding="utf-8")
+    page = (CHECKOUT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    words = re.search(r":alt: (Floors.*)", page)
+    assert words is not None
+    floors = {part for layer in check["LAYERS"] for part in layer} - {"__init__", "__main__", "dask_arrays"}
+    assert [floor for floor in sorted(floors) if floor not in words[1]] == []
+    assert [floor for floor in sorted(floors) if not re.search(rf">[^<]*\b{floor}\b", drawing)] == []
