@@ -81,20 +81,21 @@ def kind_of(value: Any) -> int:
             kind = _look(value)
             if kind == _ALONE:
                 return ARRAY  # this says nothing of its class
-            if kind == _OPEN and isinstance(value, _BASES):
-                return LEAF  # an empty one says nothing of its class
+            if kind == LEAF:
+                return LEAF  # neither does this
         kinds.keep(cls, kind)
     return kind or _look_again(value)
 
 
 def _look(value: Any) -> int:
-    if is_array(value):
-        return _ALONE if registry.offers_alone(value) else ARRAY
+    array = is_array(value)
+    if array and not registry.offers_alone(value):
+        return ARRAY
     if _is_registered(value):
         return TREE
-    if isinstance(value, _BASES) and value:
-        return TREE if _can_be_rebuilt(value) else LEAF
-    return _OPEN
+    if array:
+        return _ALONE
+    return _rebuilt(value) if isinstance(value, _BASES) else _OPEN
 
 
 def _look_again(value: Any) -> int:
@@ -216,18 +217,23 @@ def _make_deque(like: deque[Any], values: Sequence[Any]) -> Any:
     return made
 
 
-def _can_be_rebuilt(tree: Any) -> bool:
+def _rebuilt(tree: Any) -> int:
+    """`TREE`; `_OPEN` where the class refuses to be rebuilt; `LEAF` where that says nothing of others."""
+    if not tree:
+        return LEAF
     node = _opened(tree)
     try:
         made = node.make(tree, list(node.children))
         if type(made) is not type(tree) or made is tree:
-            return False
+            return _OPEN
         again = _opened(made)
     except _REFUSALS:
-        return False
-    return len(again.children) == len(node.children) and all(
+        return _OPEN
+    # What sets its values in a way of its own, as one that wraps dicts, may keep those of others.
+    same = len(again.children) == len(node.children) and all(
         a is b for a, b in zip(again.children, node.children, strict=True)
     )
+    return TREE if same else LEAF
 
 
 def _is_named_tuple(x: Any) -> bool:

@@ -313,6 +313,41 @@ def test_an_empty_container_says_nothing_of_its_class() -> None:
     assert kind_of(Own()) == TREE
 
 
+def test_a_subclass_that_cannot_be_rebuilt_is_registered_after_its_first_use() -> None:
+    class Uncopied(dict[str, Any]):
+        def __copy__(self) -> Self:
+            raise TypeError("make another one")
+
+    one = Uncopied(x=np.ones(2))
+    assert kind_of(one) == LEAF
+    optree.register_pytree_node(
+        Uncopied, lambda d: ((d["x"],), None), lambda _, xs: Uncopied(x=xs[0]), namespace="arraybridge"
+    )
+    assert kind_of(one) == TREE
+
+
+def test_one_that_cannot_be_rebuilt_says_nothing_of_others_of_its_class() -> None:
+    class Wrapping(dict[str, Any]):
+        def __setitem__(self, key: str, value: Any) -> None:
+            super().__setitem__(key, Wrapping(value) if isinstance(value, dict) else value)
+
+    assert kind_of(Wrapping(x={"y": 1})) == LEAF
+    assert kind_of(Wrapping(x=1)) == TREE
+
+
+def test_a_registered_class_is_a_container_whatever_its_first_value_offers() -> None:
+    class Box:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+    optree.register_pytree_node(
+        Box, lambda one: ((one.x,), None), lambda _, xs: Box(*xs), namespace="arraybridge"
+    )
+    box = Box(np.ones(2))
+    vars(box)["__array_interface__"] = np.ones(3).__array_interface__
+    assert [kind_of(box), kind_of(Box(1)), kind_of(box)] == [TREE, TREE, TREE]
+
+
 def test_what_cannot_be_rebuilt_stays() -> None:
     require("torch")
     frozen = Frozen(x=np.ones(2))

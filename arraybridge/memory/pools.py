@@ -7,6 +7,8 @@ import operator
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,22 +94,45 @@ class BufferPool:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
             raise ValueError(f"max_bytes={max_bytes!r} is no bound; pass a positive number of bytes")
         self.max_bytes = max_bytes
-        self._lock = threading.Lock()
+        # Reentrant: the collector may run a finaliser that gives a buffer back, in the midst of any method.
+        self._lock = threading.RLock()
+        self._busy = False
+        # What such finalisers gave back, until the next call.
+        self._given: deque[Any] = deque()
         self._idle: deque[_Buffer] = deque()
         # By the id of the lent array.
         self._lent: dict[int, _Loan] = {}
         # Lent arrays that were collected. A callback of the collector may run anywhere, also in the midst of
         # a sum, and only notes them.
-        self._lost: deque[int] = deque()
+        self._lost: deque[tuple[int, weakref.ref[Any]]] = deque()
         self._nbytes = 0
         _pools.add(self)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the lent and the idle arrays."""
-        with self._lock:
+        self._take_back()
+        with self._alone():
             self._forget_lost()
             return self._nbytes
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """No other thread comes in between. False in a finaliser that runs inside such a block: look only."""
+        with self._lock:
+            if self._busy:
+                yield False
+                return
+            self._busy = True
+            try:
+                yield True
+            finally:
+                self._busy = False
+
+    def _take_back(self) -> None:
+        while self._given and not self._busy:
+            with suppress(IndexError, ValueError):  # another thread took it back, or it was given twice
+                self.give(self._given.popleft())
 
     def take(
         self,
@@ -160,13 +185,15 @@ class BufferPool:
             )
         nbytes = _dtype_of_numbers(owner, name).itemsize * math.prod(shape)
         key = _Key(owner.name, str(device), name, shape, bool(pinned))
-        with self._lock:
+        self._take_back()
+        with self._alone() as alone:
             self._forget_lost()
-            array = self._from_idle(owner, key, nbytes)
+            array = self._from_idle(owner, key, nbytes) if alone else None
             if array is not None:
                 return array
-            while self._nbytes + nbytes > self.max_bytes and self._idle:
-                self._nbytes -= self._idle.popleft().nbytes
+            while alone and self._nbytes + nbytes > self.max_bytes and self._idle:
+                dropped = self._idle.popleft()
+                self._nbytes -= dropped.nbytes
             if self._nbytes + nbytes > self.max_bytes:
                 raise PoolLimitError(
                     f"a buffer of {nbytes} bytes does not fit into this pool: {self._nbytes} of its"
@@ -183,7 +210,7 @@ class BufferPool:
             with self._lock:
                 self._nbytes -= nbytes
             raise
-        with self._lock:
+        with self._alone():
             self._lend(_Buffer(key, nbytes, None, condition), array, None)
         return array
 
@@ -213,12 +240,17 @@ class BufferPool:
     def _lend(self, buffer: _Buffer, array: Any, part: tuple[Any, ...] | None) -> None:
         self._forget_lost()  # among them, perhaps, one that had this array's id
         identity, lost = id(array), self._lost
-        reference = weakref.ref(array, lambda _: lost.append(identity))
+        reference = weakref.ref(array, lambda dead: lost.append((identity, dead)))
         self._lent[identity] = _Loan(buffer, reference, part)
 
     def _forget_lost(self) -> None:
-        while self._lost:
-            self._nbytes -= self._lent.pop(self._lost.popleft()).buffer.nbytes
+        with suppress(IndexError):
+            while True:
+                identity, dead = self._lost.popleft()
+                loan = self._lent.get(identity)
+                if loan is not None and loan.lent is dead:
+                    del self._lent[identity]
+                    self._nbytes -= loan.buffer.nbytes
 
     def give(self, array: Any) -> None:
         """Give a lent array back. Whoever still refers to it, or to a view of it, must not use it any more.
@@ -230,26 +262,31 @@ class BufferPool:
             ValueError: the array is not lent by this pool: it is another one, a view, or was given back
                 before.
         """
-        with self._lock:
+        self._take_back()
+        with self._alone() as alone:
             loan = self._lent.get(id(array))
             if loan is None or loan.lent() is not array:
                 raise ValueError(
                     "this array is not lent by this pool: give back the very array that take() returned,"
                     " once, and not a view or a copy of it"
                 )
+            if not alone:
+                self._given.append(array)
+                return
             del self._lent[id(array)]
-        buffer = loan.buffer
+        buffer, lent_part = loan.buffer, loan.part
+        del loan  # with it the reference goes, which would tell that the array is lost
         try:
             owner = registry.framework(buffer.key.framework)
             owner.settle(array)
-            whole = array if loan.part is None else buffer.array
-            unchanged = loan.part is None or _condition(owner, array) == loan.part
+            whole = array if lent_part is None else buffer.array
+            unchanged = lent_part is None or _condition(owner, array) == lent_part
             unchanged = unchanged and _condition(owner, whole) == buffer.condition
         except BaseException:  # the work on it failed: the array goes, and its bytes with it
             with self._lock:
                 self._nbytes -= buffer.nbytes
             raise
-        with self._lock:
+        with self._alone():
             if unchanged:
                 self._idle.append(buffer._replace(array=whole))
             else:
@@ -262,7 +299,10 @@ class BufferPool:
     def _drop(self, device: Device | None, name: str | None) -> int:
         """Drop the idle arrays of that framework on that device; None stands for all."""
         freed = 0
-        with self._lock:
+        self._take_back()
+        with self._alone() as alone:
+            if not alone:
+                return 0
             self._forget_lost()  # a part that was lost keeps its buffer until then
             kept: deque[_Buffer] = deque()
             for buffer in self._idle:

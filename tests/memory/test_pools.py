@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +121,46 @@ def test_a_part_that_is_forgotten_is_not_counted_and_not_lent_again() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")
+def test_a_part_that_nobody_else_holds_is_given_back() -> None:
+    pool = BufferPool()
+    whole = pool.take((100,), "float32", "numpy")
+    pool.give(whole)
+    pool.give(pool.take((90,), "float32", "numpy"))
+    assert pool.nbytes == whole.nbytes
+    assert pool.take((100,), "float32", "numpy") is whole
+
+
+def test_a_finaliser_gives_a_buffer_back_whenever_the_collector_runs() -> None:
+    """In a process of its own, since it waited for its own lock."""
+    code = """
+import gc
+import arraybridge
+
+pool = arraybridge.BufferPool()
+
+class Work:
+    def __init__(self, n):
+        self.buffer = pool.take((n,), "float32", "numpy")
+        self.cycle = self
+    def __del__(self):
+        pool.give(self.buffer)
+
+gc.set_threshold(3)
+for i in range(2000):
+    Work(100 + i % 50)
+    if i % 100 == 0:
+        pool.clear()
+gc.collect()
+assert pool.nbytes == pool.clear() > 0
+assert pool.nbytes == 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+
+
 @pytest.mark.parametrize("what", ["shape", "dtype", "flags"])
 def test_a_part_that_was_changed_takes_its_buffer_along(what: str) -> None:
     pool = BufferPool(1 << 20)
