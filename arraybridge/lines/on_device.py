@@ -68,7 +68,10 @@ def move(item: Any, device: Device) -> Any:
 
     def place(x: Any) -> Any:
         source, array = source_of(x)
-        if source.name == "numpy" or source.device_of(array) == device:
+        if source.name == "numpy":
+            return x
+        whole = source.pool is None or not source.pool.is_scattered(array)
+        if whole and source.device_of(array) == device:
             return x
         try:
             return convert_memory(x, source.name, device=device)

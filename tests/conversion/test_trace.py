@@ -405,6 +405,46 @@ def test_traces_that_open_and_close_in_many_threads() -> None:
     assert not trace_module.open_logs
 
 
+def test_a_log_that_closes_between_any_two_steps_of_closing_another_is_no_harm() -> None:
+    """The race of the threads above, step by step: the older log closes just before the number-th one."""
+    from contextvars import copy_context
+    from types import FrameType
+
+    def closes(number: int) -> bool:
+        elsewhere = copy_context()
+        older, newer = arraybridge.trace(), arraybridge.trace()
+        elsewhere.run(older.__enter__)
+        newer.__enter__()
+        steps = 0
+
+        def step(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal steps
+            if frame.f_code.co_filename != trace_module.__file__:
+                return None
+            frame.f_trace_opcodes = True
+            steps += event == "opcode"
+            if event == "opcode" and steps == number:
+                elsewhere.run(older.__exit__, None, None, None)
+            return step
+
+        before = sys.gettrace()
+        sys.settrace(step)
+        try:
+            newer.__exit__(None, None, None)
+        finally:
+            sys.settrace(before)
+        if steps >= number:
+            assert not trace_module.open_logs
+            return True
+        elsewhere.run(older.__exit__, None, None, None)
+        return False
+
+    number = 1
+    while closes(number):
+        number += 1
+    assert number > 5
+
+
 def test_a_log_that_stays_open_elsewhere_costs_nobody_the_fast_path() -> None:
     from contextvars import copy_context
 

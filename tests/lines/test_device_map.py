@@ -73,6 +73,19 @@ def test_a_plain_function_gets_arrays_on_its_device(jax_devices: Any) -> None:
     assert all(a == b for a, b in results)  # what the function makes lies there, too
 
 
+def test_a_scattered_array_is_gathered_on_the_device_that_takes_it(jax_devices: Any) -> None:
+    """Also where that is the first of its own."""
+    sharding = jax_devices.sharding
+    mesh = sharding.Mesh(np.array(jax_devices.devices("cpu")[:2]), ("x",))
+    x = jax_devices.device_put(
+        np.arange(8, dtype=np.float32), sharding.NamedSharding(mesh, sharding.PartitionSpec("x"))
+    )
+    for device in ("cpu:0", "cpu:1", "cpu:2"):
+        (result,) = device_map(lambda item: item, [x], [device])
+        assert [f"cpu:{d.id}" for d in result.devices()] == [device]
+        assert np.asarray(result).tolist() == list(range(8))
+
+
 def test_a_decorated_function_that_is_called_inside_runs_there(jax_devices: Any) -> None:
     @arraybridge.jax
     def inner(x: Any) -> Any:
