@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import importlib.util
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from arraybridge.timeline.events import as_own
 
@@ -31,7 +33,7 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
     sys.argv = [path, *arguments]
     if not Path(path).is_file() or path.endswith((".zip", ".pyz", ".pyc")):
         _search_first(path)
-        runpy.run_path(path, run_name="__main__")
+        runpy.run_path(path, _as_in_main(), run_name="__main__")
         return
     file = os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH118  # as Python does, which leaves ./ in it
     _search_first(str(Path(path).resolve().parent))
@@ -40,6 +42,8 @@ def run_script(path: str, arguments: Sequence[str]) -> None:
         raise ImportError(f"{path} can't be loaded")
     module = importlib.util.module_from_spec(spec)
     module.__spec__ = None  # by which multiprocessing knows a script
+    # A script may ask `__package__ is None`.
+    module.__dict__.update(_as_in_main(), __package__=None, __cached__=None)
     sys.modules["__main__"] = module
     spec.loader.exec_module(module)
 
@@ -52,7 +56,15 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
     if found is not None:  # where it is installed, it is the user's program all the same
         for folder in found.submodule_search_locations or [found.origin or name]:
             as_own(folder)
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    runpy.run_module(name, _as_in_main(), run_name="__main__", alter_sys=True)
+
+
+def _as_in_main() -> dict[str, Any]:
+    """What Python has otherwise in modules that it imports than in the program."""
+    names: dict[str, Any] = {"__builtins__": builtins}
+    if sys.version_info < (3, 14):
+        names["__annotations__"] = {}
+    return names
 
 
 def _search_first(folder: str) -> None:

@@ -76,7 +76,8 @@ import sys, os, json
 import __main__
 print(json.dumps([
     sys.argv, sys.path[0], __name__, __file__, __main__.__file__, __spec__ is None or __spec__.name,
-    sys.modules["__main__"].__dict__ is globals(), __doc__, __builtins__ is not None,
+    sys.modules["__main__"].__dict__ is globals(), __doc__, type(__builtins__).__name__,
+    __package__, sorted(k for k in globals() if k.startswith("__") and k != "__cached__"),
 ]))
 """
 
