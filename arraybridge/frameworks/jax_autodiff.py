@@ -113,7 +113,7 @@ class JaxAutodiff(Autodiff):
             results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
             given = iter(arrays[count:])
             cotangents = [next(given) if p else None for p in present]
-            return list(pull(_with_zeros(cotangents, [(x.shape, x.dtype) for x in results]))), None
+            return _pulled_back(pull, cotangents, [(x.shape, x.dtype) for x in results]), None
 
         return pullback
 
@@ -155,7 +155,7 @@ class _Pullback(Linear):
     def pull(self, cotangents: list[Any]) -> list[Any]:
         if self.fresh:
             return list(_pull_compiled(self._pullback, cotangents, tuple(self._results)))
-        return list(self._pullback(_with_zeros(cotangents, self._results)))
+        return _pulled_back(self._pullback, cotangents, self._results)
 
     def residuals(self) -> list[Any]:
         return jax.tree_util.tree_leaves(self._pullback)
@@ -168,18 +168,34 @@ class _Pullback(Linear):
 
 @partial(jax.jit, static_argnums=2)
 def _pull_compiled(pullback: Any, cotangents: list[Any], results: tuple[Any, ...]) -> Any:
-    return pullback(_with_zeros(cotangents, results))
+    return _pulled_back(pullback, cotangents, results)
 
 
-def _with_zeros(cotangents: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """Cotangents for all results; where there is none, zeros, which JAX need not compute with if it knows."""
+def _pulled_back(pullback: Any, cotangents: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The gradients; where there is no cotangent, by zeros, which JAX need not compute with if it knows."""
     if all(c is not None for c in cotangents):
-        return list(cotangents)
+        return list(pullback(list(cotangents)))
     zero = _symbolic_zero()
+    try:
+        return list(pullback(_with_zeros(cotangents, results, zero)))
+    except _NO_SYMBOLS:
+        # jax.lax.scan does not take them for what it stacks, in JAX 0.10.
+        if zero is jnp.zeros:
+            raise
+        return list(pullback(_with_zeros(cotangents, results, jnp.zeros)))
+
+
+def _with_zeros(
+    cotangents: Sequence[Any], results: Sequence[Any], zero: Callable[[tuple[int, ...], Any], Any]
+) -> list[Any]:
     return [
         c if c is not None else zero(shape, dtype)
         for c, (shape, dtype) in zip(cotangents, results, strict=True)
     ]
+
+
+#: What JAX raises where it does not take a symbolic zero.
+_NO_SYMBOLS = (TypeError, ValueError, AttributeError, AssertionError)
 
 
 @cache
@@ -193,7 +209,7 @@ def _symbolic_zero() -> Callable[[tuple[int, ...], Any], Any]:
     try:
         _, pullback = jax.vjp(lambda x: (x, x), jnp.float32(1))
         pullback((jnp.float32(1), symbolic((), np.dtype(np.float32))))
-    except (TypeError, ValueError, AttributeError, AssertionError):
+    except _NO_SYMBOLS:
         return jnp.zeros
     return symbolic
 

@@ -294,6 +294,19 @@ def test_a_result_that_is_not_used_adds_nothing(caller: str, callee: str) -> Non
         np.testing.assert_array_equal(grad(caller, lambda x: g(x)[0], x)[0], [2, 2])
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_result_of_a_scan(jitted: bool, order: int, used: int) -> None:
+    def body(x: Any) -> Any:
+        return jax.lax.scan(lambda carry, _: (carry * x, carry), x, None, length=3)
+
+    f = flowing("jax", jax.jit(body) if jitted else body)
+    (found,) = grad("torch", lambda x: f(x)[used], X, order=order)
+    (wanted,) = grad("jax", lambda x: body(x)[used], X, order=order)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
 def test_results_of_no_array_or_no_float(caller: str, callee: str) -> None:
     f = flowing(callee, lambda x, flag: (x > 0.5, "word") if flag else 7)
