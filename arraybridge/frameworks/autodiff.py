@@ -30,6 +30,7 @@ __all__ = [
     "no_forward_mode",
     "overlap",
     "writes_to_argument",
+    "written_beside",
 ]
 
 #: First address and end of an array's memory.
@@ -286,6 +287,10 @@ class Autodiff(ABC):
         """Whether somebody but the one who asks holds ``x``, or its memory; True where nobody can tell."""
         return True
 
+    def version(self, x: Any) -> int | None:
+        """A number that changes whenever ``x`` is written to; None where nobody counts."""
+        return None
+
     def random_state(self) -> Any:
         """What decides the next random numbers, to be compared and replayed; None without such a thing."""
         return None
@@ -343,6 +348,17 @@ def writes_to_argument(framework: str, label: str, instead: str) -> GradientErro
     return GradientError(
         f"{label}(): it writes to an argument, whose memory is the caller's and which the backward reads"
         f" again; write to a copy, {instead}",
+        target_type=framework,
+        reason="an argument is written to",
+    )
+
+
+def written_beside(framework: str, label: str) -> GradientError:
+    """The error for an array beside the differentiated ones that changed before the function ran again."""
+    return GradientError(
+        f"{label}(): it has to run once more for the backward (in jax.jit, under a checkpoint, for higher"
+        " orders), and an array that it was called with has been written to meanwhile, by the function itself"
+        " or by somebody else; write to a copy, x.clone()",
         target_type=framework,
         reason="an argument is written to",
     )

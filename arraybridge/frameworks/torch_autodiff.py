@@ -129,6 +129,9 @@ class TorchAutodiff(Autodiff):
             _refuse_captured([x for x in found if self.is_smooth(x)], inputs, label)
         return leaves, spec, [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in found]
 
+    def version(self, x: torch.Tensor) -> int | None:
+        return None if x.is_inference() else int(x._version)
+
     def is_held(self, x: torch.Tensor) -> bool:
         storage = x.untyped_storage()
         return (

@@ -120,8 +120,11 @@ class Bridge:
         arrays: Sequence[Any],
         bring: Callable[[Any], Any],
         label: str,
+        beside: Sequence[Any] = (),
     ) -> None:
         self.body, self.label = body, label
+        #: Arrays of the callee that the body reads besides its arguments, whenever it runs.
+        self.beside = beside
         self.common = _Common(callee, caller, bring, label, arrays[0])
         self.flips = self.common.there.transposes != self.common.here.transposes
         self.wanted = tuple(self.common.here.is_smooth(x) for x in arrays)
@@ -182,7 +185,8 @@ class Bridge:
         if not common.caller.mutable:
             return [common.leave(x) for x in found]
         # Where results can be written to, they lie apart from the arguments and from one another.
-        results = common.apart(found, [common.here.span(x) for x in arrays], fresh=True)
+        known = [*map(common.here.span, arrays), *map(common.there.span, self.beside)]
+        results = common.apart(found, known, fresh=True)
         self.read_again = tuple(overlap(common.here.span(x), spans) for x in results)
         return results
 

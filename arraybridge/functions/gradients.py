@@ -14,6 +14,7 @@ from typing import Any
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.autodiff import written_beside
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.functions.bridge import Bridge, autodiff_of
@@ -152,7 +153,13 @@ class FlowRunner(Runner):
             call = Call()
             body = UserBody(self, own, leaves, spec, live, call)
             operation = Bridge(
-                body, framework_of(self.name), caller, arrays, lambda x: self._array(x, call), self.label
+                body,
+                framework_of(self.name),
+                caller,
+                arrays,
+                lambda x: self._array(x, call),
+                self.label,
+                body.beside(),
             )
             result = operation.assemble(here.apply(operation, arrays))  # pyright: ignore[reportArgumentType]
         except MemoryConversionError as error:
@@ -240,9 +247,20 @@ class UserBody:
             if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
                 self.others.append(i)
                 self.fixed[i] = _fixed(runner, leaf, call)
+        self.versions = self._versions()
 
     def __call__(self, arrays: list[Any]) -> tuple[list[Any], Any]:
+        if self.versions and self._versions() != self.versions:
+            raise written_beside(self.runner.name, self.runner.label)
         return self.run(self.fixed, arrays)
+
+    def beside(self) -> list[Any]:
+        """The arrays that are fixed, of the callee."""
+        return [self.fixed[i] for i in self.others]
+
+    def _versions(self) -> list[int | None]:
+        there = autodiff_of(framework_of(self.runner.name))
+        return [there.version(x) for x in self.beside()]
 
     def emptied(self) -> UserBody:
         """The same without any array, for `run` to be given them all."""
