@@ -19,6 +19,7 @@ from typing import Any
 from arraybridge.conversion.decide import Request, Run
 from arraybridge.conversion.routes import FastFunction, Route
 from arraybridge.conversion.table import fast_converter
+from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.parts import Fallback
@@ -30,8 +31,9 @@ __all__ = ["forms", "keep", "plain"]
 plain: dict[Any, dict[type, FastFunction]] = {}
 #: Form → the plan, a function of the array.
 forms: dict[Hashable, FastFunction] = {}
-#: What a converter or a plan raises for an array that it cannot vouch for, or that is not planned yet.
-declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError)
+#: What a converter or a plan raises for an array that it cannot vouch for, or that is not planned yet; the
+#: careful way says the last word, and in full.
+declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError, MemoryConversionError)
 
 # Form → facts → what was decided for them.
 _decided: dict[Hashable, dict[Hashable, FastFunction]] = {}

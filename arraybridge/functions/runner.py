@@ -25,6 +25,7 @@ from arraybridge.timeline.events import device_words
 from arraybridge.trees import (
     ARRAY,
     LEAF,
+    TREE,
     is_array,
     kind_of,
     kinds,
@@ -159,10 +160,15 @@ class Runner(Declaration):
             if brought is not None:
                 result = self.body(*brought)
                 output = "numpy" if self.output == "input" and type(call.first) is np.ndarray else self.output
-                if self.contract is None and kinds.get(type(result)) == ARRAY:
+                kind = kinds.get(type(result))
+                if self.contract is None and kind:
                     try:
-                        return plans.plain[output][type(result)](result)
-                    except plans.declined:
+                        known = plans.plain[output]
+                        if kind == ARRAY:
+                            return known[type(result)](result)
+                        if kind == TREE:
+                            return map_arrays(result, lambda x: known[type(x)](x), also=np.generic)
+                    except plans.declined:  # the careful way says it in full
                         pass
                 return self.leave(result, call)
         if self.recovers:
@@ -171,7 +177,7 @@ class Runner(Declaration):
         return self.leave(self._run(args, kwargs, call), call)
 
     def _by_plans(self, args: tuple[Any, ...], call: Call) -> list[Any] | None:
-        """The arguments as `enter` makes them, where arrays alone are to be brought, and all by plans."""
+        """The arguments as `enter` makes them, where each array among them has a plan; else None."""
         framework = _frameworks.get(self.name)
         if framework is None or framework.streams is not None:
             return None
@@ -181,11 +187,18 @@ class Runner(Declaration):
             for i in range(self.skip, len(brought)):
                 value = brought[i]
                 cls = type(value)
-                if kinds.get(cls) == LEAF:
+                kind = kinds.get(cls)
+                if kind == LEAF:
                     continue
-                brought[i] = known[cls](value)
-                if first is None:
-                    first = value
+                if kind != TREE:
+                    brought[i] = known[cls](value)
+                    first = value if first is None else first
+                elif self.plain_results:
+                    brought[i] = map_arrays(value, lambda x: known[type(x)](x))
+                    if first is None and brought[i] is not value:  # there were arrays in it
+                        first = value
+                else:
+                    return None
         except plans.declined:
             return None
         call.first = first

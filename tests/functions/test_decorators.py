@@ -1129,3 +1129,43 @@ def test_streams_are_entered_around_the_function_alone() -> None:
         with pytest.raises(ZeroDivisionError):
             streamy.decorator(lambda box: 1 // 0)(np.ones(2))
         assert events[-1] == "leave"
+
+
+def test_trees_go_by_plans_and_say_where_they_fail() -> None:
+    """Warm calls bring trees by plans; what a plan cannot bring is told as by the first call."""
+    torch = require("torch")
+    seen: list[Any] = []
+
+    @arraybridge.torch
+    def keep(batch: Any) -> Any:
+        seen.append(batch)
+        return {"doubled": [batch["x"] * 2], "n": 3, "scalar": np.float32(2)}
+
+    x = np.arange(3.0)
+    for _ in range(3):
+        found = keep({"x": x, "label": "a"})
+        assert isinstance(found["doubled"][0], torch.Tensor)
+        assert found["doubled"][0].tolist() == [0.0, 2.0, 4.0]
+        assert (found["n"], float(found["scalar"])) == (3, 2.0)
+        assert seen[-1]["label"] == "a"
+        assert seen[-1]["x"].data_ptr() == x.__array_interface__["data"][0]
+    for value in (np.array(["a"]), np.ma.masked_array(x, [True, False, False])):
+        with pytest.raises(
+            arraybridge.MemoryConversionError, match=r"keep\(\), argument 'batch': at \['x'\]"
+        ):
+            keep({"x": value})
+    # What is aligned otherwise, or reversed, is brought the careful way.
+    assert keep({"x": x[::-1]})["doubled"][0].tolist() == [4.0, 2.0, 0.0]
+
+
+def test_results_in_trees_go_home_by_plans() -> None:
+    require("torch")
+
+    @arraybridge.torch(output_type="numpy")
+    def both(x: Any, scale: float) -> Any:
+        return x * scale, [x + 1, None]
+
+    for _ in range(3):
+        first, (second, nothing) = both(np.ones(2), 3.0)
+        assert type(first) is type(second) is np.ndarray
+        assert (first.tolist(), second.tolist(), nothing) == ([3.0, 3.0], [2.0, 2.0], None)
