@@ -55,13 +55,14 @@ def keep(form: Hashable | None, request: Request, route: Route, run: Run) -> Non
     source, target, cls = run.source, run.target, type(request.data)
     if request.data is not run.data:
         return  # an array of another library, which was opened first
-    if _is_plain(request) and cls not in plain.setdefault(request.target, {}):
+    known = plain.setdefault(request.target, {})  # once: another thread may register a framework meanwhile
+    if _is_plain(request) and cls not in known:
         fast = fast_converter(source, target, cls)
         if fast is not None:
             declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
-            if len(plain[request.target]) >= _MAX_TYPES:
-                plain[request.target].clear()
-            plain[request.target][cls] = fast
+            if len(known) >= _MAX_TYPES:
+                known.clear()
+            known[cls] = fast
     try:
         hash(form)
     except TypeError:  # an option that cannot be a key
@@ -123,10 +124,11 @@ def _rests_on_facts(request: Request, route: Route) -> bool:
 
 def _facts_of(cls: type, source: Framework, target: Framework) -> Callable[[Any], Hashable] | None:
     pair = (cls, target.name)
-    if pair not in _facts:
-        if len(_facts) >= _MAX_TYPES:
-            _facts.clear()
-        _facts[pair] = (
-            source.fast.facts(target.alignment) if source.fast and cls in source.fast.types() else None
-        )
-    return _facts[pair]
+    try:
+        return _facts[pair]
+    except KeyError:
+        found = source.fast.facts(target.alignment) if source.fast and cls in source.fast.types() else None
+    if len(_facts) >= _MAX_TYPES:
+        _facts.clear()
+    _facts[pair] = found
+    return found

@@ -52,9 +52,12 @@ registry.on_register.append(_fast.clear)
 def fast_converter(source: Framework, target: Framework, cls: type) -> FastFunction | None:
     """What the cell of a pair makes for arrays of this class that need no care; None where each needs it."""
     known = (cls, target.name)
-    if known not in _fast:
-        if len(_fast) >= _MAX_TYPES:
-            _fast.clear()
+    try:
+        return _fast[known]
+    except KeyError:
         exact = source is target or (source.fast is not None and cls in source.fast.types())
-        _fast[known] = cell(source.name, target.name)(source, target) if exact else None
-    return _fast[known]
+    made = cell(source.name, target.name)(source, target) if exact else None
+    if len(_fast) >= _MAX_TYPES:
+        _fast.clear()
+    _fast[known] = made
+    return made

@@ -16,7 +16,7 @@ import pytest
 
 import arraybridge
 from arraybridge import MemoryConversionError, convert_memory, explain
-from arraybridge.conversion import plans
+from arraybridge.conversion import plans, table
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -297,3 +297,40 @@ def test_a_framework_that_is_replaced_is_asked_anew() -> None:
         arraybridge.register(arraybridge.framework("numpy"))
         assert not plans.forms
         assert not plans.plain
+
+
+@pytest.mark.parametrize("moment", ["fast_converter", "_facts_of"])
+def test_a_framework_that_another_thread_registers_meanwhile_breaks_no_conversion(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was known is forgotten in the midst of keeping more."""
+    real = getattr(plans, moment)
+
+    def forgetting(*given: Any) -> Any:
+        found = real(*given)
+        for known in (plans.plain, plans.forms, plans._facts):
+            known.clear()
+        return found
+
+    plans.plain.clear()
+    plans.forms.clear()
+    monkeypatch.setattr(plans, moment, forgetting)
+    x = np.arange(3.0)
+    assert convert_memory(x, "numpy") is x
+    assert convert_memory(x, "numpy", copy=True).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_facts_may_be_forgotten_while_they_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forgetful(dict[Any, Any]):
+        """As another thread would, which clears it at the worst moment."""
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            self.clear()
+
+    monkeypatch.setattr(plans, "_facts", Forgetful())
+    monkeypatch.setattr(table, "_fast", Forgetful())
+    plans.plain.clear()
+    plans.forms.clear()
+    assert convert_memory(np.arange(3.0), "numpy", copy=True).tolist() == [0.0, 1.0, 2.0]
+    assert convert_memory(np.arange(3.0), "numpy").tolist() == [0.0, 1.0, 2.0]
