@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
@@ -19,6 +20,7 @@ from arraybridge.frameworks.autodiff import (
     Shape,
     Span,
     captured,
+    draws_again,
     no_forward_mode,
     writes_to_argument,
 )
@@ -113,7 +115,11 @@ class TorchAutodiff(Autodiff):
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         try:
-            with self.replayed(self.random_state()), FakeTensorMode(allow_non_fake_inputs=True):
+            with (
+                self.replayed(self.random_state()),
+                self.repeatable(label) if any(wanted) else nullcontext(),
+                FakeTensorMode(allow_non_fake_inputs=True),
+            ):
                 fakes = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in arrays]
                 inputs = [x.requires_grad_() for x, w in zip(fakes, wanted, strict=True) if w]
                 leaves, spec = body(fakes)
@@ -139,6 +145,9 @@ class TorchAutodiff(Autodiff):
             or torch._C._storage_Use_Count(storage._cdata) > 2  # the tensor and `storage`
         )
 
+    def repeatable(self, label: str) -> AbstractContextManager[Any]:
+        return _NoGenerators(label)
+
     def random_state(self) -> Any:
         state = torch.default_generator.get_state().numpy().tobytes()
         if not torch.cuda.is_initialized():
@@ -153,6 +162,23 @@ class TorchAutodiff(Autodiff):
             yield
         finally:
             _set_random_state(now)
+
+
+class _NoGenerators(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
+    """Refuses draws from a generator of the user's own, whose state nobody here knows."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self.label = label
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        generator = (kwargs or {}).get("generator")
+        if generator is not None and generator not in (
+            torch.default_generator,
+            *torch.cuda.default_generators,
+        ):
+            raise draws_again("torch", self.label, " from a torch.Generator", "leave generator= out")
+        return func(*args, **(kwargs or {}))
 
 
 def _set_random_state(state: tuple[bytes, ...]) -> None:

@@ -166,12 +166,13 @@ class Bridge:
     @contextmanager
     def _random(self) -> Iterator[None]:
         there = self.common.there
+        known = there.repeatable(self.label) if self.repeats else nullcontext()
         if self.state is not None:
-            with there.replayed(self.state):
+            with there.replayed(self.state), known:
                 yield
             return
         before = there.random_state()
-        with there.repeatable(self.label) if self.repeats else nullcontext():
+        with known:
             yield
         if before is not None and there.random_state() != before:
             self.state = before

@@ -1146,3 +1146,24 @@ def test_writing_to_a_result_that_was_an_argument_beside_changes_nothing(jitted:
         (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), x)
         np.testing.assert_allclose(second, 6 * X * np.sin(np.float32(1)), rtol=1e-5)
+
+
+def test_a_generator_of_ones_own_is_refused_where_the_function_runs_again() -> None:
+    generator = torch.Generator().manual_seed(0)
+    f = arraybridge.torch(grad="flow")(lambda x: (torch.rand(x.shape, generator=generator) * x * x).sum())
+    x = jnp.ones((3, 4))
+    value, g = jax.value_and_grad(f)(x)  # runs once
+    np.testing.assert_allclose(g.sum(), 2 * value, rtol=1e-5)
+    for again in (
+        jax.grad(jax.checkpoint(f)),
+        jax.jit(jax.grad(f)),
+        jax.grad(lambda x: jax.grad(f)(x).sum()),
+    ):
+        with pytest.raises(GradientError, match=r"torch\.Generator"):
+            again(x)
+    jax.jit(f)(x)  # no backward, nothing to draw again
+    same = arraybridge.torch(grad="flow")(
+        lambda x: (torch.rand(x.shape, generator=torch.default_generator) * x * x).sum()
+    )
+    value, g = jax.jit(jax.value_and_grad(same))(x)
+    np.testing.assert_allclose(g.sum(), 2 * value, rtol=1e-5)
