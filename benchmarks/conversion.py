@@ -561,8 +561,8 @@ def target(claim: str, measured: float, relation: str, limit: float, unit: str) 
 
 def show_targets(report: Json) -> None:
     table = Table(title="targets")
-    for column in ("claim", "measured", "target", ""):
-        table.add_column(column, justify="left" if column in ("claim", "") else "right")
+    for column in ("claim", "measured", "target", "verdict"):
+        table.add_column(column, justify="left" if column in ("claim", "verdict") else "right")
     for section in report.values():
         for one in section["targets"]:
             met = "[green]met[/]" if one["met"] else "[red]missed[/]"

@@ -288,7 +288,7 @@ def summarise(ours: dict[str, Any], peer: dict[str, Any], most: dict[str, float]
 
 def show(doors: Json, sizes: Json) -> None:
     table = Table(title=f"Over the plain calls, in empty calls of {doors['unit_ns']:.0f} ns")
-    for column in ("", "plain, µs", "ours, µs", "over, units", "at most", "", "peer, µs"):
+    for column in ("", "plain, µs", "ours, µs", "over, units", "at most", "verdict", "peer, µs"):
         table.add_column(column, justify="left" if not column else "right")
     for name, row in doors["results"].items():
         met = "met" if row["over_plain_units"] <= row["at_most_units"] else "MISSED"

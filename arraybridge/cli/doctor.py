@@ -91,7 +91,7 @@ def doctor(
 ) -> None:
     """Find out what is installed, what will go wrong, and how to mend it.
 
-    Each framework is looked at in a process of its own, so that a broken one is reported and harms nothing.
+    Frameworks are looked at in processes of their own, so that a broken one is reported and harms nothing.
     The exit code is 1 when something is broken; warnings alone leave it at 0.
 
     Examples:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import random
 import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_overloads
 
 import numpy as np
 import pytest
@@ -67,6 +68,12 @@ TARGET_FORMS: dict[str, Callable[[Call, Any], Any]] = {
     "device=Device": lambda call, x: call(x, "torch", device=Device("cpu")),
     "options": lambda call, x: call(x, "torch", copy=None, dtype=None, grad="error", device=None),
 }
+
+
+@pytest.mark.parametrize("call", [arraybridge.convert_memory, arraybridge.explain])
+def test_an_editor_shows_the_short_form_first(call: Call) -> None:
+    first, *_ = get_overloads(call)
+    assert list(inspect.signature(first).parameters)[:3] == ["data", "target", "gpu_id"]
 
 
 @pytest.mark.parametrize("form", TARGET_FORMS)
