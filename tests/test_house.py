@@ -169,6 +169,15 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert command in (CHECKOUT / "README.md").read_text(encoding="utf-8").splitlines()
 
 
+def test_ci_fails_where_an_interpreter_is_missing() -> None:
+    """`tox` by itself passes over environments whose interpreter is not there."""
+    script = (CHECKOUT / ".ci" / "run").read_text(encoding="utf-8")
+    assert re.search(r"^export .*\bTOX_SKIP_MISSING_INTERPRETERS=false\b", script, re.MULTILINE)
+    config = (CHECKOUT / "tox.ini").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^env_list = (.*)$", config, re.MULTILINE)
+    assert {"py312", "py313", "lowest"} <= set(listed.split(", "))
+
+
 def check_imports(package: Path) -> subprocess.CompletedProcess[str]:
     """Run tools/check_imports.py on a package."""
     return subprocess.run(
