@@ -241,11 +241,12 @@ class JaxFast(Fast):
 
     def facts(self, alignment: int) -> Callable[[jax.Array], Hashable]:
         alone, minds_order = cpu_alone(), alignment > 1
-        asarray = np.asarray
 
         def facts(x: jax.Array) -> Hashable:
-            if x.is_deleted() or (minds_order and asarray(x).flags.owndata):  # its axes lie in another order
+            if x.is_deleted():
                 raise Fallback
+            if minds_order:
+                memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
             shape = x.shape
             return x.dtype, shape if 0 in shape else len(shape), None if alone else x.sharding
 
