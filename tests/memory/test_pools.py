@@ -162,6 +162,7 @@ assert pool.nbytes == 0
 
 
 @pytest.mark.parametrize("what", ["shape", "dtype", "flags"])
+@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")
 def test_a_part_that_was_changed_takes_its_buffer_along(what: str) -> None:
     pool = BufferPool(1 << 20)
     large = pool.take((5, 5), "float32", "numpy")
