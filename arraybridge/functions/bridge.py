@@ -168,7 +168,7 @@ class Bridge:
         there = self.common.there
         known = there.repeatable(self.label) if self.repeats else nullcontext()
         if self.state is not None:
-            with there.replayed(self.state), known:
+            with known, there.replayed(self.state):  # which restores the state that the other compares
                 yield
             return
         before = there.random_state()
