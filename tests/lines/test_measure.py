@@ -21,8 +21,8 @@ from tests.helpers import require
 def test_a_sleep_takes_its_time() -> None:
     timing = benchmark(time.sleep, 0.005, runs=9)
     assert timing.runs == 9
-    assert 0.005 <= timing.minimum <= timing.median < 0.05
-    assert 0 <= timing.spread < 0.05
+    assert 0.005 <= timing.minimum <= timing.median < 1
+    assert 0 <= timing.spread < 1
     assert "median" in str(timing)
 
 
