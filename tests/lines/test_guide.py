@@ -9,7 +9,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline
-from tests.helpers import require
+from tests.helpers import needs_kernels_of, require
 
 
 class Model:
@@ -52,6 +52,7 @@ def test_the_model_of_the_guide_where_both_cards_are_missing(monkeypatch: pytest
 
 @pytest.mark.gpu
 def test_the_model_of_the_guide_on_two_cards() -> None:
+    needs_kernels_of("cuBLAS")
     torch = require("torch")
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two cards")
