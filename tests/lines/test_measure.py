@@ -90,7 +90,9 @@ def test_whatever_a_function_returns_its_computation_is_waited_for(returns: str)
     benchmark(work, warmup=0, runs=8)  # it is waited for each time
 
 
-def test_what_ends_only_after_its_function_has_returned_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_only_after_its_function_has_returned_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The same with a queue that certainly works on: JAX computes before it returns where it sees fit."""
     queued: list[threading.Thread] = []
     ended: list[int] = []
