@@ -197,6 +197,14 @@ class Autodiff(ABC):
     def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
         """The results of an operation, through which this framework's backward pass goes."""
 
+    def noticing(self, label: str) -> AbstractContextManager[Any]:
+        """A context for the function of another framework: what it captures of this one is noticed there.
+
+        Raises:
+            GradientError: inside of it, where something that is differentiated is read as plain numbers.
+        """
+        return nullcontext()
+
     def dense(self, cotangent: Any) -> Any:
         """A cotangent with all its elements, where this framework has sparse ones."""
         return cotangent

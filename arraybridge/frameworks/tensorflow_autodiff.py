@@ -46,7 +46,8 @@ class TensorflowAutodiff(Autodiff):
         if isinstance(x, _EAGER):
             return not _no_tapes() and _followed_how([x]) != 0
         if isinstance(x, tf.Variable):
-            return not _no_tapes() and x.trainable
+            # One that is not trainable is followed where somebody watches it.
+            return not _no_tapes() and (x.trainable or _followed_how([tf.convert_to_tensor(x)]) != 0)
         return isinstance(x, tf.Tensor)  # inside a tf.function
 
     def is_smooth(self, x: Any) -> bool:
@@ -87,7 +88,13 @@ class TensorflowAutodiff(Autodiff):
             results, linear = operation.linearise(xs)
             return results, lambda *cotangents: self.pull_back(operation, xs, cotangents, linear, xs)
 
-        return list(tf.custom_gradient(call)(*arrays))
+        try:
+            return list(tf.custom_gradient(call)(*arrays))
+        except TypeError as error:
+            if "keyword argument 'variables'" not in str(error):
+                raise
+            what = "it reads a trainable tf.Variable, of the framework that differentiates"
+            raise captured("tensorflow", f"{operation.label}(): {what}") from error
 
     def dense(self, cotangent: Any) -> Any:
         return tf.convert_to_tensor(cotangent)  # tf.gather gives slices

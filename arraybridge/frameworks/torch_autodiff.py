@@ -28,6 +28,8 @@ from arraybridge.frameworks.tokens import kept_by, token_of
 
 __all__ = ["TorchAutodiff"]
 
+#: What torch says where somebody asks for the memory of a tensor that requires grad.
+_GIVEN_AWAY = ("on Tensor that requires grad", "export tensors that require gradient")
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
@@ -71,6 +73,18 @@ class TorchAutodiff(Autodiff):
             return list(_Bridge.apply(frame, *arrays))
         finally:
             frame.kept = None  # from now on it lives as long as the graph
+
+    @contextmanager
+    def noticing(self, label: str) -> Iterator[None]:
+        # An operation's forward runs without grad mode, in which torch neither follows what it computes nor
+        # refuses to give it away as numbers.
+        try:
+            with torch.enable_grad():
+                yield
+        except (RuntimeError, BufferError) as error:
+            if isinstance(error, GradientError) or not any(said in str(error) for said in _GIVEN_AWAY):
+                raise
+            raise captured("torch", f"{label}(): it reads the numbers of a tensor that requires grad") from error
 
     def dense(self, cotangent: torch.Tensor) -> torch.Tensor:
         return cotangent if cotangent.layout is torch.strided else cotangent.to_dense()
@@ -118,6 +132,7 @@ class TorchAutodiff(Autodiff):
             with (
                 self.replayed(self.random_state()),
                 self.repeatable(label) if any(wanted) else nullcontext(),
+                torch.enable_grad(),
                 FakeTensorMode(allow_non_fake_inputs=True),
             ):
                 fakes = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in arrays]

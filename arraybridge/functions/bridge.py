@@ -11,7 +11,7 @@ import numpy as np
 
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Shape, Span, overlap
+from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Shape, Span, captured, overlap
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.tokens import kept_by
@@ -72,7 +72,9 @@ class _Common:
     def leave(self, x: Any) -> Any:
         """A result or gradient as a plain array of the caller, where the caller's first array is."""
         owner, held = source_of(x)
-        if owner.requires_grad(held):
+        if owner is not self.callee:
+            self._refuse_captured(owner, held)
+        elif owner.requires_grad(held):
             x = held = owner.detach(held)
         there = owner.device_of(held)
         same = there.kind == self.home.kind and there.index == self.home.index
@@ -101,8 +103,18 @@ class _Common:
 
     def to_numpy(self, x: Any) -> np.ndarray:
         owner, held = source_of(x)
-        result: np.ndarray = convert(owner.detach(held) if owner.requires_grad(held) else x, "numpy")
+        if owner is not self.callee:
+            self._refuse_captured(owner, held)
+        elif owner.requires_grad(held):
+            x = owner.detach(held)
+        result: np.ndarray = convert(x, "numpy")
         return result
+
+    def _refuse_captured(self, owner: Framework, result: Any) -> None:
+        autodiff = owner.autodiff
+        if owner.requires_grad(result) or (autodiff is not None and autodiff.is_differentiated(result)):
+            what = f"it returns an array of {owner.name} that is being differentiated"
+            raise captured(owner.name, f"{self.label}(): {what}")
 
 
 class Bridge:

@@ -151,7 +151,7 @@ class FlowRunner(Runner):
             here.refuse_call([leaves[i] for i in live], self.label)
             arrays = [here.prepare(leaves[i]) for i in live]
             call = Call()
-            body = UserBody(self, own, leaves, spec, live, call)
+            body = UserBody(self, own, leaves, spec, live, call, caller)
             operation = Bridge(
                 body,
                 framework_of(self.name),
@@ -234,9 +234,11 @@ class UserBody:
         spec: Structure,
         live: list[int],
         call: Call,
+        caller: Framework,
     ) -> None:
         self.runner, self.own, self.spec, self.live, self.call = runner, own, spec, live, call
         self.fn, self.programs = runner.fn, runner.programs
+        self.noticing = autodiff_of(caller).noticing
         #: Every argument but the caller's arrays, in place of which there is None.
         self.fixed = list(leaves)
         #: Where in `fixed` there are arrays; they are of the callee.
@@ -273,8 +275,8 @@ class UserBody:
         for i, array in zip(self.live, arrays, strict=True):
             leaves[i] = array
         args, kwargs = self.spec.filled(iter(leaves))
-        result = self.runner._run((*self.own, *args), kwargs, self.call)
-        return flattened(result)
+        with self.noticing(self.runner.label):
+            return flattened(self.runner._run((*self.own, *args), kwargs, self.call))
 
 
 def _fixed(runner: FlowRunner, leaf: Any, call: Call) -> Any:

@@ -1,0 +1,111 @@
+"""What a function captures, in place of taking it as an argument, gets its gradient or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import GradientError
+from tests.helpers import require
+
+torch = require("torch")
+jax = require("jax")
+tf = require("tensorflow")
+jnp = jax.numpy
+
+in_jax = arraybridge.jax(grad="flow")
+in_tf = arraybridge.tensorflow(grad="flow")
+in_torch = arraybridge.torch(grad="flow")
+
+W = torch.tensor([2.0, 3.0], requires_grad=True)
+NETWORK = torch.nn.Linear(2, 2)
+times = in_torch(lambda x, w: x * w)
+
+
+class Scale:
+    """A function with a parameter of its own."""
+
+    weight = W
+
+    @arraybridge.tensorflow(grad="flow")
+    def __call__(self, x: Any) -> Any:
+        return x * self.weight
+
+
+#: Functions of JAX and TensorFlow that read a tensor of torch which requires grad.
+READERS: dict[str, Callable[[Any], Any]] = {
+    "jnp.asarray": in_jax(lambda x: x * jnp.asarray(W)),
+    "jitted": in_jax(jax.jit(lambda x: x * jnp.asarray(W))),
+    "np.asarray": in_jax(lambda x: x * np.asarray(W)),
+    "from_dlpack": in_jax(lambda x: x * jax.dlpack.from_dlpack(W)),
+    "torch's operation": in_jax(lambda x: x * jnp.asarray(torch.exp(W))),
+    "converted": in_jax(lambda x: x * arraybridge.to_jax(W * 1)),
+    "module": in_jax(lambda x: x * arraybridge.to_jax(NETWORK(torch.ones(2)))),
+    "inner function": in_jax(lambda x: x * jnp.asarray(times(torch.ones(2), W))),
+    "inner function under jit": in_jax(jax.jit(lambda x: times(x, W))),
+    "inner function of TensorFlow": in_jax(lambda x: x * jnp.asarray(in_tf(lambda x, w: x * w)(jnp.ones(2), W))),
+    "result": in_jax(lambda x: (x, W)),
+    "tensorflow": in_tf(lambda x: x * W),
+    "tf.constant": in_tf(lambda x: x * tf.constant(W)),
+    "method": Scale(),
+    "result of TensorFlow": in_tf(lambda x: (x, W * 2)),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_torch_tensor_that_another_framework_reads_is_refused(reader: str) -> None:
+    x = torch.tensor([1.0, 5.0], requires_grad=True)
+    for _ in range(2):
+        with pytest.raises(GradientError, match=r"functional_call|detach|jax and torch"):
+            READERS[reader](x)
+
+
+def test_frozen_tensors_are_numbers() -> None:
+    frozen = torch.tensor([2.0, 3.0])
+    for f in (in_jax(lambda x: x * jnp.asarray(frozen)), in_tf(lambda x: x * frozen)):
+        x = torch.tensor([1.0, 5.0], requires_grad=True)
+        f(x).sum().backward()
+        assert x.grad.tolist() == [2, 3]
+    detached = in_jax(lambda x: x * jnp.asarray(W.detach()))
+    with torch.no_grad():
+        assert READERS["jnp.asarray"](x.detach()).tolist() == [2, 15]
+    x = torch.tensor([1.0, 5.0], requires_grad=True)
+    detached(x).sum().backward()
+    assert x.grad.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_variable_that_is_watched_and_not_trainable_is_differentiated(order: int) -> None:
+    c = tf.Variable([1.0, 2.0], trainable=False)
+    cube = in_jax(lambda x: x**3)
+    with tf.GradientTape() as outer:
+        outer.watch(c)
+        with tf.GradientTape() as tape:
+            tape.watch(c)
+            y = tf.reduce_sum(cube(c)) + tf.reduce_sum(c)
+        g = tape.gradient(y, c)
+    np.testing.assert_allclose(g, [4, 13])
+    np.testing.assert_allclose(outer.gradient(g, c), [6, 12])
+    # A tape that does not watch it leaves it alone.
+    w = tf.Variable([3.0, 4.0])
+    with tf.GradientTape() as tape:
+        y = in_jax(lambda x, y: x * y)(w, c)
+    first, second = tape.gradient(y, [w, c])
+    np.testing.assert_allclose(first, [1, 2])
+    assert second is None
+
+
+def test_a_trainable_variable_that_another_framework_reads_is_refused() -> None:
+    w, x = tf.Variable([2.0, 3.0]), tf.Variable([1.0, 5.0])
+    readers = (
+        in_jax(lambda x: x * jnp.asarray(w)),
+        in_torch(lambda x: x * torch.as_tensor(w.numpy())),
+        in_torch(lambda x: (x, w)),
+    )
+    for f in readers:
+        with tf.GradientTape(), pytest.raises(GradientError, match="functional_call"):
+            f(x)
