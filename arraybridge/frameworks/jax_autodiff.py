@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -85,7 +86,8 @@ class JaxAutodiff(Autodiff):
             outs[:] = [leaves, spec]
             return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
 
-        results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
+        with _traced_apart():
+            results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
         leaves, spec = outs
         linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results])
         found = iter(results)
@@ -110,7 +112,8 @@ class JaxAutodiff(Autodiff):
                 )
                 return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
 
-            results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
+            with _traced_apart():
+                results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
             given = iter(arrays[count:])
             cotangents = [next(given) if p else None for p in present]
             return _pulled_back(pull, cotangents, [(x.shape, x.dtype) for x in results]), None
@@ -119,6 +122,13 @@ class JaxAutodiff(Autodiff):
 
     def is_held(self, x: Any) -> bool:
         return sys.getrefcount(x) > HELD_BY_ONE
+
+
+#: Functions under `jax.jit` are traced again where another framework differentiates them: a program of theirs
+#: that was made without, under torch.no_grad(), say, has what they capture as constants, which nobody would see.
+_traced_apart: Callable[[], AbstractContextManager[Any]] = (
+    partial(jax.make_user_context(False), True) if hasattr(jax, "make_user_context") else nullcontext
+)
 
 
 @cache
@@ -301,7 +311,8 @@ def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callabl
             )
 
         known: list[Any] = []
-        results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
+        with _traced_apart():
+            results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
         return results, aux, pullback, _Known(*known)
 
     return forward

@@ -84,7 +84,9 @@ class TorchAutodiff(Autodiff):
         except (RuntimeError, BufferError) as error:
             if isinstance(error, GradientError) or not any(said in str(error) for said in _GIVEN_AWAY):
                 raise
-            raise captured("torch", f"{label}(): it reads the numbers of a tensor that requires grad") from error
+            raise captured(
+                "torch", f"{label}(): it reads the numbers of a tensor that requires grad"
+            ) from error
 
     def dense(self, cotangent: torch.Tensor) -> torch.Tensor:
         return cotangent if cotangent.layout is torch.strided else cotangent.to_dense()

@@ -47,7 +47,9 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "module": in_jax(lambda x: x * arraybridge.to_jax(NETWORK(torch.ones(2)))),
     "inner function": in_jax(lambda x: x * jnp.asarray(times(torch.ones(2), W))),
     "inner function under jit": in_jax(jax.jit(lambda x: times(x, W))),
-    "inner function of TensorFlow": in_jax(lambda x: x * jnp.asarray(in_tf(lambda x, w: x * w)(jnp.ones(2), W))),
+    "inner function of TensorFlow": in_jax(
+        lambda x: x * jnp.asarray(in_tf(lambda x, w: x * w)(jnp.ones(2), W))
+    ),
     "result": in_jax(lambda x: (x, W)),
     "tensorflow": in_tf(lambda x: x * W),
     "tf.constant": in_tf(lambda x: x * tf.constant(W)),
@@ -62,6 +64,18 @@ def test_a_torch_tensor_that_another_framework_reads_is_refused(reader: str) -> 
     for _ in range(2):
         with pytest.raises(GradientError, match=r"functional_call|detach|jax and torch"):
             READERS[reader](x)
+
+
+@pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="JAX gives a program from its cache")
+def test_a_program_of_before_does_not_hide_what_is_read() -> None:
+    f = in_jax(jax.jit(lambda x: x * jnp.asarray(W)))
+    inside = jax.jit(lambda x: x * jnp.asarray(W))
+    for function in (f, in_jax(lambda x: inside(x))):
+        x = torch.tensor([1.0, 5.0], requires_grad=True)
+        with torch.no_grad():
+            assert function(x).tolist() == [2, 15]
+        with pytest.raises(GradientError, match="functional_call"):
+            function(x)
 
 
 def test_frozen_tensors_are_numbers() -> None:
