@@ -125,7 +125,7 @@ class JaxAutodiff(Autodiff):
 
 
 #: Functions under `jax.jit` are traced again where another framework differentiates them: a program of theirs
-#: that was made without, under torch.no_grad(), say, has what they capture as constants, which nobody would see.
+#: that was made without, under torch.no_grad(), say, has what they capture as constants, unseen by anybody.
 _traced_apart: Callable[[], AbstractContextManager[Any]] = (
     partial(jax.make_user_context(False), True) if hasattr(jax, "make_user_context") else nullcontext
 )
