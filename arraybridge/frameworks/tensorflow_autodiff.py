@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, forwardprop_util
-from tensorflow.python.framework import op_callbacks  # pyright: ignore[reportAttributeAccessIssue]
+from tensorflow.python.framework import (  # pyright: ignore[reportAttributeAccessIssue]
+    op_callbacks,
+    op_def_registry,
+)
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
@@ -138,9 +141,10 @@ class TensorflowAutodiff(Autodiff):
 
     @contextmanager
     def repeatable(self, label: str) -> Iterator[None]:
-        def watch(op_type: Any, *_: Any, **__: Any) -> None:
+        def watch(op_type: Any, inputs: Any, *_: Any, **__: Any) -> None:
             kind = op_type.decode() if isinstance(op_type, bytes) else str(op_type)
-            drawing = _drawing_in(kind)
+            assigns = kind in _ASSIGNING and inputs[1].dtype.is_integer
+            drawing = _OF_KERAS if assigns else _drawing_in(kind)
             if drawing:
                 raise _cannot_draw_again(label, drawing)
 
@@ -165,9 +169,9 @@ class TensorflowAutodiff(Autodiff):
             program = tf.function(probe, autograph=False).get_concrete_function(*specs)
         except _NOT_FORETOLD as error:
             raise _not_foretold(label, told(error)) from error
-        drawing = [op.type for op in program.graph.get_operations() if _drawing_in(op.type)]
+        drawing = _drawing_among(op.node_def for op in program.graph.get_operations())
         if drawing:
-            raise _cannot_draw_again(label, drawing[0])
+            raise _cannot_draw_again(label, drawing)
         if any(wanted) and program.graph.trainable_variables:
             raise _captured(label, program.graph.trainable_variables)
         leaves, spec = found
@@ -193,28 +197,43 @@ def _drawing_in(kind: str) -> str:
         if len(_drawing) >= 4096:
             _drawing.clear()
         if context.context().has_function(kind):
-            nodes = context.context().get_function_def(kind).node_def
-            inner = [node.op for node in nodes] + [a.func.name for node in nodes for a in node.attr.values()]
-            found = next((name for name in map(_drawing_in, filter(None, inner)) if name), "")
+            found = _drawing_among(context.context().get_function_def(kind).node_def)
         else:
-            known = "Random" in kind or "Rng" in kind or kind in _DRAWING or kind in _STATEFUL
-            found = kind if known and not kind.startswith("Stateless") else ""
+            definition = op_def_registry.get(kind)
+            seeded = definition is not None and any(a.name == "seed2" for a in definition.attr)
+            draws = kind.startswith(_OF_A_STATE) or (seeded and not kind.startswith(_ONLY_NAMED_SEEDS))
+            found = kind if draws else ""
         _drawing[kind] = found
     return found
 
 
-_DRAWING = ("TruncatedNormal", "ParameterizedTruncatedNormal", "Multinomial")
-_STATEFUL = (
-    "StatefulStandardNormal",
-    "StatefulStandardNormalV2",
-    "StatefulTruncatedNormal",
-    "StatefulUniform",
-)
+def _drawing_among(nodes: Iterable[Any]) -> str:
+    """The first operation of a graph that draws random numbers, functions that it calls included; or ""."""
+    for node in nodes:
+        if node.op in _ASSIGNING and tf.as_dtype(node.attr["dtype"].type).is_integer:
+            return _OF_KERAS
+        called = [f.name for value in node.attr.values() for f in (value.func, *value.list.func) if f.name]
+        for kind in (node.op, *called):
+            drawing = _drawing_in(kind)
+            if drawing:
+                return drawing
+    return ""
+
+
+#: Operations that draw from a state which they are given; all others have two seeds as attributes, zeros too.
+_OF_A_STATE = ("Rng", "NonDeterministicInts", "StatefulStandard", "StatefulTruncated", "StatefulUniform")
+#: Those that have the attributes and draw nothing; cuDNN's would for a dropout, which Keras never has.
+_ONLY_NAMED_SEEDS = ("ComputeAccidentalHits", "Cudnn")
+#: Keras draws by stateless operations, with seeds from a variable of integers that it counts up.
+_ASSIGNING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+_OF_KERAS = "it writes to a tf.Variable of integers, as the seed generators of Keras do"
 _drawing: dict[str, str] = {}
 
 
 def _cannot_draw_again(label: str, kind: str) -> GradientError:
-    instead = "use tf.random.stateless_… with a seed among the arguments"
+    instead = (
+        "use tf.random.stateless_…, or keras.random.… with a number as seed, and pass another one each time"
+    )
     return draws_again("tensorflow", label, f" ({kind})", instead)
 
 
