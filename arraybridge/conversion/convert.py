@@ -159,9 +159,9 @@ def convert_memory(  # type: ignore[misc]
                 pass  # not planned yet, or an array that needs care
         # Equal keys must mean the same call, and 1 equals True.
         if gpu_id is None and (copy is None or copy is True or copy is False):
-            form = (type(data), source_type, target_type, target, copy, dtype, grad, device)
+            form = (source_type, target_type, target, copy, dtype, grad, device)  # as plans.form_of
             try:
-                return forms[form](data)
+                return forms[form][type(data)](data)
             except plans.declined:
                 pass
     return _carefully(

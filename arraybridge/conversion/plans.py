@@ -1,9 +1,9 @@
 """What `decide` has decided, kept for the calls that follow.
 
-A form is all that a call says besides its array (the target, a declared source, the options), and the
-type of the array. Most calls are of the plain form, which names a target alone: `plain` has for it, by
-target and type, the fast converter of the pair, which looks at each array itself and raises for one that
-needs care. For any other form, and for arrays that need care, `forms` has a plan. It asks the few facts
+A form is all that a call says besides its array: the target, a declared source, the options. Most calls are
+of the plain form, which names a target alone: `plain` has for it, by target and type of the array, the fast
+converter of the pair, which looks at each array itself and raises for one that needs care. For any other
+form, and for arrays that need care, `forms` has a plan, by form and type. It asks the few facts
 on which the decision rests, as the source's framework tells them of its own arrays, and runs what
 `decide` decided for an array of the same facts. Where that was to share, and the pair has a fast
 converter that looks at all on which this form depends, that comes first. What a framework cannot tell,
@@ -13,7 +13,7 @@ is missing) is never kept, and goes to `decide` each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 from arraybridge.conversion.decide import Request, Run
@@ -23,20 +23,21 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.parts import Fallback
+from arraybridge.trees import ARRAY, TREE, kind_of, kinds, map_arrays
 from arraybridge.types import Device
 
-__all__ = ["forms", "keep", "plain"]
+__all__ = ["form_of", "forms", "keep", "map_by_type", "plain"]
 
 #: Target → type of the array → the fast converter of the pair.
 plain: dict[Any, dict[type, FastFunction]] = {}
-#: Form → the plan, a function of the array.
-forms: dict[Hashable, FastFunction] = {}
+#: Form → type of the array → the plan, a function of the array.
+forms: dict[Hashable, dict[type, FastFunction]] = {}
 #: What a converter or a plan raises for an array that it cannot vouch for, or that is not planned yet; the
 #: careful way says the last word, and in full.
 declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError, MemoryConversionError)
 
-# Form → facts → what was decided for them.
-_decided: dict[Hashable, dict[Hashable, FastFunction]] = {}
+# Form and type → facts → what was decided for them.
+_decided: dict[tuple[Hashable, type], dict[Hashable, FastFunction]] = {}
 # Type of the array and target → the function that tells the facts, None where there is none.
 _facts: dict[tuple[type, str], Callable[[Any], Hashable] | None] = {}
 _MAX_TYPES = 512
@@ -44,6 +45,48 @@ _MAX_FACTS = 4096
 
 for _known in (plain, forms, _decided, _facts):
     registry.on_register.append(_known.clear)
+
+
+def form_of(target: str, grad: str, dtype: Any = None, device: Any = None) -> tuple[Any, ...]:
+    """The key in `forms` of ``convert_memory(x, target, grad=grad, dtype=dtype, device=device)``."""
+    return (target, None, None, None, dtype, grad, device)
+
+
+def map_by_type(tree: Any, known: Mapping[type, Callable[[Any], Any]], *, also: type | tuple[()] = ()) -> Any:
+    """`map_arrays` where the type of an array says what changes it; nothing is said of where an error was.
+
+    Args:
+        tree: a container.
+        known: type → a function of one array.
+        also: as for `map_arrays`.
+
+    Raises:
+        KeyError: there is an array of another type.
+    """
+    cls = type(tree)
+    if cls is dict:
+        children: Iterable[Any] = list(tree.values())
+    elif cls is list or cls is tuple:
+        children = tree
+    else:
+        return map_arrays(tree, lambda x: known[type(x)](x), also=also)
+    made = []
+    same = True
+    for child in children:
+        change = known.get(type(child))
+        if change is not None:
+            new = change(child)
+        else:
+            kind = kinds.get(type(child)) or kind_of(child)
+            if kind == ARRAY or isinstance(child, also):
+                raise KeyError(type(child))
+            new = map_by_type(child, known, also=also) if kind == TREE else child
+        if new is not child:
+            same = False
+        made.append(new)
+    if same:
+        return tree
+    return made if cls is list else tuple(made) if cls is tuple else dict(zip(tree, made, strict=True))
 
 
 def keep(form: Hashable | None, request: Request, route: Route, run: Run) -> None:
@@ -80,12 +123,13 @@ def keep(form: Hashable | None, request: Request, route: Route, run: Run) -> Non
     if len(_decided) >= _MAX_TYPES:
         forms.clear()
         _decided.clear()
-    runs = _decided.setdefault(form, {})
+    runs = _decided.setdefault((form, cls), {})
     if len(runs) >= _MAX_FACTS:
         runs.clear()
     runs[told] = run.convert
-    if form not in forms:
-        forms[form] = _plan(facts, runs, None if _is_plain(request) else run.fast)
+    planned = forms.setdefault(form, {})
+    if cls not in planned:
+        planned[cls] = _plan(facts, runs, None if _is_plain(request) else run.fast)
 
 
 def _plan(

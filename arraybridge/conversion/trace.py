@@ -347,7 +347,9 @@ def listening() -> bool:
 def being_compiled() -> bool:
     """Whether torch.compile traces the function that asks."""
     # By the mark below it calls this while it traces, and else nobody of torch does.
-    return str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")
+    return "torch._dynamo" in sys.modules and str(sys._getframe(1).f_globals.get("__name__")).startswith(
+        "torch."
+    )
 
 
 being_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Running
 from arraybridge.types import DeviceLike, GpuId, TypeMemo
 
-__all__ = ["convert", "may_be_compiled"]
+__all__ = ["convert", "owner_name"]
 
 #: Type → the name of the framework that owns its values, "" where none does.
 _names: TypeMemo[str] = TypeMemo()
@@ -25,15 +24,15 @@ def _owner_name(x: Any) -> str:
     return "" if owner is None else owner.name
 
 
-def may_be_compiled() -> bool:
-    """Whether torch.compile may be tracing this."""
-    return "torch._dynamo" in sys.modules
+def owner_name(x: Any) -> str:
+    """As `_owner_name`, remembered by type."""
+    name = _names.get(type(x))
+    return _names.keep(type(x), _owner_name(x)) if name is None else name
 
 
 # As `trees._look`: torch.compile calls them while it traces, and traces what their callers do with that.
 # (To look into sys.modules, it would go through all of it, which fails where an import is going on.)
 _owner_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
-may_be_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def convert(
@@ -50,20 +49,17 @@ def convert(
     the memory behind the arrays.
     """
     plain = gpu_id is None and device is None and dtype is None
-    if plain and grad == "error" and not may_be_compiled():
+    if plain and grad == "error" and not trace.being_compiled():
         if not trace.open_logs:
             try:
                 return plans.plain[target][type(x)](x)  # what convert_memory does first
             except plans.declined:
                 pass
         return convert_memory(x, target)
-    name = _names.get(type(x))
-    if name is None:
-        name = _names.keep(type(x), _owner_name(x))
-    if name == target:
+    if owner_name(x) == target:
         if plain and not trace.open_logs:
             return x  # as convert_memory does
-    elif may_be_compiled():
+    elif trace.being_compiled():
         if not _untraced:
             _untraced.append((registry.framework("torch").running or Running()).untraced(convert_memory))
         return _untraced[0](x, target, grad=grad, gpu_id=gpu_id, device=device, dtype=dtype)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protoco
 
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import set_decorator_maker
+from arraybridge.functions.declaration import Declaration
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, check_contract, checked_options
-from arraybridge.functions.runner import Declaration, Runner
+from arraybridge.functions.runner import Runner
 from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
 from arraybridge.placement import Placement
 from arraybridge.types import Device, FrameworkLike, GpuId

@@ -11,17 +11,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from arraybridge.conversion.trace import open_logs
+from arraybridge.conversion.trace import being_compiled, open_logs
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import written_beside
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.functions.bridge import Bridge, autodiff_of
-from arraybridge.functions.convert import may_be_compiled
+from arraybridge.functions.declaration import Call
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions
-from arraybridge.functions.runner import Call, Runner, framework_of
+from arraybridge.functions.runner import Runner, framework_of
 from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.placement import decorated
 from arraybridge.trees import ARRAY, Structure, arrays_of, flattened, kind_of, kinds, prefix, source_of
@@ -95,7 +95,7 @@ class FlowRunner(Runner):
         return (FlowRunner, (self.fn, self.declared))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if may_be_compiled():  # torch.compile looks into what it is not told to leave alone
+        if being_compiled():  # torch.compile looks into what it is not told to leave alone
             if not _untraced:
                 running = registry.framework("torch").running or Running()
                 _untraced.append(running.untraced(FlowRunner.call))

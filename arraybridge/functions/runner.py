@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion import plans, trace
+from arraybridge.conversion import plans
 from arraybridge.conversion.convert import Grad
-from arraybridge.conversion.trace import open_logs
+from arraybridge.conversion.trace import being_compiled, open_logs
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.functions.convert import convert, may_be_compiled
+from arraybridge.functions.convert import convert, owner_name
+from arraybridge.functions.declaration import Call, Declaration
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.slices import call_by_planes
-from arraybridge.functions.wrap import label_of, takes_self
-from arraybridge.memory.recovery import run_with_oom_recovery
+from arraybridge.functions.wrap import takes_self
+from arraybridge.memory.recovery import recovered
 from arraybridge.placement import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import (
@@ -36,11 +38,14 @@ from arraybridge.trees import (
 )
 from arraybridge.types import Device
 
-__all__ = ["Call", "Declaration", "Runner", "framework_of"]
+__all__ = ["Runner", "framework_of"]
 
 
 _frameworks: dict[str, Framework] = {}
+# Where the plans of arguments are, by form, for a framework without queues of its own.
+_ready: dict[Any, dict[type, Any] | None] = {}
 registry.on_register.append(_frameworks.clear)
+registry.on_register.append(_ready.clear)
 
 
 def framework_of(name: str) -> Framework:
@@ -48,72 +53,6 @@ def framework_of(name: str) -> Framework:
     if found is None:
         found = _frameworks[name] = registry.framework(name)
     return found
-
-
-# -- one call ----------------------------------------------------------------------------------------
-
-
-class Call:
-    """What a call has to remember between its arguments and its results."""
-
-    #: The first array among the arguments, as the caller brought it.
-    first: Any = None
-    #: The device of the first array that was brought to the framework; asked for only where it matters.
-    place: Device | None = None
-    #: What an open trace records of it, where `FunctionRun.done` ends it.
-    span: trace.Span | None = None
-
-
-class Declaration:
-    """Runs a function as it is, and checks its contract."""
-
-    def __init__(self, fn: Callable[..., Any], contract: Callable[[Any], Any] | None) -> None:
-        self.fn = fn
-        self.contract = contract
-        self.label = label_of(fn)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        span = self.begun() if open_logs else None
-        if span is None:
-            return self.leave(self.fn(*args, **kwargs), None)
-        with span:
-            result = self.fn(*args, **kwargs)
-            span.device = device_words(result)
-            return self.leave(result, None)
-
-    def begun(self, annotate: bool = True) -> trace.Span | None:
-        """What an open trace records of a call that begins now; None where nobody listens."""
-        return None if trace.being_compiled() else trace.span("call", self.label, annotate=annotate)
-
-    def enter(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], Call | None]:
-        return args, kwargs, self.opened()
-
-    def opened(self) -> Call:
-        """What to remember of a call of a coroutine or a generator."""
-        call = Call()
-        if open_logs:
-            call.span = self.begun(annotate=False)
-        return call
-
-    def done(self, call: Call | None, error: BaseException | None = None) -> None:
-        """A coroutine or a generator has come to its end."""
-        if call is not None and call.span is not None:
-            call.span.end(error)
-
-    def bring(self, value: Any) -> Any:
-        """A value that is sent into a generator."""
-        return value
-
-    def leave(self, result: Any, call: Call | None) -> Any:
-        if self.contract is not None:
-            verdict = self.contract(result)
-            # A contract that raises by itself need not return anything.
-            if verdict is not None and not verdict:
-                name = getattr(self.contract, "__name__", repr(self.contract))
-                raise ValueError(f"{self.label}(): the result breaks its contract {name}")
-        return result
 
 
 class Runner(Declaration):
@@ -138,8 +77,14 @@ class Runner(Declaration):
         self.plain_results = self.keeps_dtype and options.output_type != "input"
         self.recovers = options.oom_recovery is not False
         self.output = options.output_type
-        # Whether a call is the function between conversions of the plain form, and no more.
-        self.bare = self.plain_arguments and self.keeps_dtype and self.grad == "error" and not self.recovers
+        # Where the plans of its arguments are, by type; what names a card has none. Those of its results are
+        # of the plain form, where they are converted at all.
+        self.planned = options.gpu_id is None or self.name == "numpy"
+        self.results_planned = self.keeps_dtype and self.grad == "error" and self.contract is None
+        self.into: Any = self.name
+        if self.grad != "error" or self.placed or options.dtype is not None:
+            self.into = plans.form_of(self.name, self.grad, options.dtype, self.device)
+        self.only = options.input_type if options.strict else None
         self.place: Device | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -148,65 +93,92 @@ class Runner(Declaration):
         return (Runner, (self.fn, self.options))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call()
-        span = self.begun() if open_logs else None
-        if span is not None:
-            with span:
-                result = (self._recovering if self.recovers else self._attempt)(args, kwargs, call)
-                span.device = device_words(result) if call.place is None else str(call.place)
+        if open_logs or busy_workers or being_compiled():
+            call = Call()
+            span = self.begun() if open_logs else None
+            with span or nullcontext():
+                if self.recovers:
+                    result = self._recovering(self._carefully, args, kwargs, call)
+                else:
+                    result = self._carefully(args, kwargs, call)
+                if span is not None:
+                    span.device = device_words(result) if call.place is None else str(call.place)
                 return self.leave(result, call)
-        if self.bare and not (kwargs or open_logs or busy_workers or may_be_compiled()):
-            brought = self._by_plans(args, call)
+        if not (kwargs or self.recovers):
+            brought = self._by_plans(args)
             if brought is not None:
-                result = self.body(*brought)
-                output = "numpy" if self.output == "input" and type(call.first) is np.ndarray else self.output
-                kind = kinds.get(type(result))
-                if self.contract is None and kind:
-                    try:
-                        known = plans.plain[output]
-                        if kind == ARRAY:
-                            return known[type(result)](result)
-                        if kind == TREE:
-                            return map_arrays(result, lambda x: known[type(x)](x), also=np.generic)
-                    except plans.declined:  # the careful way says it in full
-                        pass
-                return self.leave(result, call)
+                values, first = brought
+                return self._home_by_plans(self.body(*values), first)
+        call = Call()
         if self.recovers:
-            return self.leave(self._recovering(args, kwargs, call), call)
-        args, kwargs, _ = self.enter(args, kwargs, call)
-        return self.leave(self._run(args, kwargs, call), call)
+            return self._home_by_plans(self._recovering(self._attempt, args, kwargs, call), call.first)
+        return self._home_by_plans(self._carefully(args, kwargs, call), call.first)
 
-    def _by_plans(self, args: tuple[Any, ...], call: Call) -> list[Any] | None:
-        """The arguments as `enter` makes them, where each array among them has a plan; else None."""
-        framework = _frameworks.get(self.name)
-        if framework is None or framework.streams is not None:
+    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+        """One call of the function in its framework: by plans where there are some."""
+        brought = None if kwargs else self._by_plans(args)
+        if brought is None:
+            return self._carefully(args, kwargs, call)
+        values, call.first = brought
+        return self.body(*values)
+
+    def _carefully(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+        args, kwargs, _ = self.enter(args, kwargs, call)
+        return self._run(args, kwargs, call)
+
+    def _by_plans(self, args: tuple[Any, ...]) -> tuple[list[Any], Any] | None:
+        """The arguments as `enter` makes them and the first array as it came, where each has a plan."""
+        known = _ready.get(self.into)
+        if known is None or not self.planned:
             return None
-        brought, first = list(args), None
+        values: list[Any] = []
+        given, first, only = args, None, self.only
+        if self.skip:
+            values.extend(args[:1])
+            given = args[1:]
         try:
-            known = plans.plain[self.name]
-            for i in range(self.skip, len(brought)):
-                value = brought[i]
+            for value in given:
                 cls = type(value)
-                kind = kinds.get(cls)
-                if kind == LEAF:
-                    continue
-                if kind != TREE:
-                    brought[i] = known[cls](value)
-                    first = value if first is None else first
-                elif self.plain_results:
-                    brought[i] = map_arrays(value, lambda x: known[type(x)](x))
-                    if first is None and brought[i] is not value:  # there were arrays in it
+                look = known.get(cls)
+                if look is not None:
+                    if only is not None and owner_name(value) != only:
+                        return None
+                    values.append(look(value))
+                    if first is None:
+                        first = value
+                elif kinds.get(cls) == LEAF:
+                    values.append(value)
+                elif kinds.get(cls) == TREE and self.plain_results and only is None:
+                    made = plans.map_by_type(value, known)
+                    values.append(made)
+                    if first is None and made is not value:  # there were arrays in it
                         first = value
                 else:
                     return None
         except plans.declined:
             return None
-        call.first = first
-        return None if first is None else brought
+        return None if first is None else (values, first)
 
-    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
-        args, kwargs, _ = self.enter(args, kwargs, call)
-        return self._run(args, kwargs, call)
+    def _home_by_plans(self, result: Any, first: Any) -> Any:
+        """What `leave` makes of a result, where it has a plan."""
+        if self.results_planned:
+            output = self.output
+            if output == "input" and type(first) is np.ndarray:
+                output = "numpy"
+            known = plans.plain.get(output)
+            if known is not None:
+                cls = type(result)
+                look = known.get(cls)
+                try:
+                    if look is not None:
+                        return look(result)
+                    if kinds.get(cls) == TREE:
+                        return plans.map_by_type(result, known, also=np.generic)
+                except plans.declined:  # the careful way says it in full
+                    pass
+        call = Call()
+        call.first = first
+        return self.leave(result, call)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
         if call.place is None and (call.first is not None or not self.placed):
@@ -228,32 +200,31 @@ class Runner(Declaration):
     def _by_planes(self, *args: Any, **kwargs: Any) -> Any:
         return call_by_planes(self.fn, self.skip, args, kwargs)
 
-    def _recovering(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
-        """The conversions are tried again with the function: they too may run out of memory.
-
-        Everything goes by position, so that no keyword can be taken for an option of the recovery.
-        """
+    def _recovering(
+        self, attempt: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
+    ) -> Any:
+        """The conversions are tried again with the function: they too may run out of memory."""
         options = self.options
-        number = card_meant(options.gpu_id)
-        gpu_id = None if number == "auto" else number
-        recover = run_with_oom_recovery
+        gpu_id = None if options.gpu_id is None else card_meant(options.gpu_id)
+        if gpu_id == "auto":
+            gpu_id = None
         if options.oom_recovery is True:
-            return recover(self._attempt, args, kwargs, call, max_retries=options.max_retries, gpu_id=gpu_id)
+            return recovered(attempt, (args, kwargs, call), {}, options.max_retries, gpu_id)
         own, batch, names = args[: self.skip], args[self.skip :], tuple(kwargs)
         count = len(batch)
 
-        def attempt(*values: Any) -> Any:
+        def in_part(*values: Any) -> Any:
             if not names:
-                return self._attempt((*own, *values) if own else values, {}, call)
+                return attempt((*own, *values) if own else values, {}, call)
             named = dict(zip(names, values[count:], strict=True))
-            return self._attempt((*own, *values[:count]), named, call)
+            return attempt((*own, *values[:count]), named, call)
 
-        return recover(
-            attempt,
-            *batch,
-            *kwargs.values(),
-            max_retries=options.max_retries,
-            gpu_id=gpu_id,
+        return recovered(
+            in_part,
+            (*batch, *kwargs.values()),
+            {},
+            options.max_retries,
+            gpu_id,
             split=True,
             split_axis=options.split_axis,
             min_split=options.min_split,
@@ -299,6 +270,10 @@ class Runner(Declaration):
                 named[name] = new
         if call.first is None or self.strict:
             self._refuse_what_is_no_array(args, kwargs)
+        if self.planned and call.first is not None:
+            known = plans.plain.get(self.name) if self.into == self.name else plans.forms.get(self.into)
+            if known is not _ready.get(self.into) and framework_of(self.name).streams is None:
+                _ready[self.into] = known
         return args if changed is None else tuple(changed), named, call
 
     def bring(self, value: Any) -> Any:

@@ -117,12 +117,15 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
     return wrapper
 
 
-# The wrappers have no free variables but these two, so that cloudpickle can carry them by value.
+# The wrappers have no free variables but these two, or a method of theirs, so that cloudpickle can carry them
+# by value.
 
 
 def _around_function(fn: Callable[..., Any], run: FunctionRun) -> Callable[..., Any]:
+    called = run.__call__  # a call of the object itself would look for it each time
+
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return run(args, kwargs)
+        return called(args, kwargs)
 
     return wrapper
 

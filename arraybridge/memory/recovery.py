@@ -90,20 +90,47 @@ def run_with_oom_recovery(
         raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
-    if split is not False and split is not None:
-        call = _Call(fn, args, kwargs, sys.exception(), gpu_id, before_retry)
-        return cast("R", call.run_split(split, split_axis, min_split, min(max_retries, 1)))
+    return cast(
+        "R", recovered(fn, args, kwargs, max_retries, gpu_id, split, split_axis, min_split, before_retry)
+    )
+
+
+def recovered(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    max_retries: int,
+    gpu_id: int | None = None,
+    split: Split = False,
+    split_axis: int = 0,
+    min_split: int = 1,
+    before_retry: Callable[[], object] | None = None,
+) -> Any:
+    """`run_with_oom_recovery` with the arguments in a tuple and a dict, which may hold any name."""
     before = sys.exception()
-    tried: Callable[..., Any] = _rehearsed(fn, batches.rows((args, kwargs), split_axis)) if faults else fn
-    result, failure = _try(tried, args, kwargs, before)
+    splits = split is not False and split is not None
+    whole = (args, kwargs)
+    if splits:
+        if min_split.__class__ is not int or min_split < 1:
+            raise ValueError(f"min_split={min_split!r} is no number of rows; pass 1 or more")
+        for x in (*args, *kwargs.values()):
+            if type(x) is fixed or (kinds.get(type(x)) or kind_of(x)) == TREE:
+                whole = (batches.plain(args), batches.plain(kwargs))
+                break
+    call: _Call | None = None
+    if faults or (splits and split is not True):
+        call = _Call(fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole)
+    tried = _rehearsed(fn, call.rows()) if call is not None and faults else fn
+    result, failure = _try(tried, *whole, before)
     if failure is None:
-        return cast("R", result)
-    call = _Call(fn, args, kwargs, before, gpu_id, before_retry)
-    call.axis = split_axis
+        return result if not splits or kinds.get(type(result)) == ARRAY else batches.plain(result)
+    if call is None:
+        call = _Call(fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole)
     try:
-        return cast("R", call.recover(failure, max_retries))
+        result = call.recover(failure, min(max_retries, 1) if splits else max_retries)
     finally:
         del failure  # whose traceback holds this frame
+    return batches.plain(result) if splits else result
 
 
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
@@ -145,7 +172,7 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         args = batch
     elif type(batch) is dict:
         args, kwargs = (), batch
-    return _Call(fn, args, kwargs, sys.exception(), None, None).run_split(True, axis, min_split, 1)
+    return recovered(fn, args, kwargs, 1, split=True, split_axis=axis, min_split=min_split)
 
 
 # -- one attempt -------------------------------------------------------------------------------------
@@ -157,7 +184,10 @@ def _try(
     """What the function returns, and None; or None and its error, where that is about memory."""
     try:
         result = fn(*args, **kwargs)
-        wait = _waits[type(result)] if type(result) in _waits else _find_wait(result)
+        try:
+            wait = _waits[type(result)]
+        except KeyError:
+            wait = _find_wait(result)
         if wait is not None:
             wait(result)
         return result, None
@@ -243,19 +273,6 @@ def _describe(error: BaseException) -> str:
 class _Call:
     """A call, made until it succeeds: again, or in parts."""
 
-    __slots__ = (
-        "args",
-        "axis",
-        "before",
-        "before_retry",
-        "chosen",
-        "fn",
-        "gpu_id",
-        "kwargs",
-        "min_split",
-        "whole",
-    )
-
     def __init__(
         self,
         fn: Callable[..., Any],
@@ -264,6 +281,10 @@ class _Call:
         before: BaseException | None,
         gpu_id: int | None,
         before_retry: Callable[[], object] | None,
+        split: Split,
+        axis: int,
+        min_split: int,
+        whole: tuple[tuple[Any, ...], dict[str, Any]],
     ) -> None:
         self.fn, self.args, self.kwargs = fn, args, kwargs
         #: The error that was being handled when the call began, which is not this call's.
@@ -271,36 +292,21 @@ class _Call:
         self.gpu_id = gpu_id
         self.before_retry = before_retry
         #: The arguments of the whole call: the very objects that came in, where none is marked as fixed.
-        self.whole = (args, kwargs)
-        self.axis = 0
+        self.whole = whole
+        self.axis = axis
         #: The fewest rows of a part; None where nothing is to be split.
         self.min_split: int | None = None
         #: Positions and keywords of the arguments to split; None: all.
         self.chosen: frozenset[str | int] | None = None
-
-    def run_split(self, split: Split, axis: int, min_split: int, retries: int) -> Any:
-        if min_split.__class__ is not int or min_split < 1:
-            raise ValueError(f"min_split={min_split!r} is no number of rows; pass 1 or more")
-        self.axis, self.min_split = axis, min_split
-        if split is not True:
-            self._choose(split)
-        for x in (*self.args, *self.kwargs.values()):
-            if type(x) is fixed or (kinds.get(type(x)) or kind_of(x)) == TREE:
-                self.whole = (batches.plain(self.args), batches.plain(self.kwargs))
-                break
-        tried = _rehearsed(self.fn, self._rows()) if faults else self.fn
-        result, failure = _try(tried, *self.whole, self.before)
-        if failure is not None:
-            try:
-                result = self.recover(failure, retries)
-            finally:
-                del failure  # whose traceback holds this frame
-        return result if kinds.get(type(result)) == ARRAY else batches.plain(result)
+        if split is not False and split is not None:
+            self.min_split = min_split
+            if split is not True:
+                self._choose(split)
 
     def recover(self, original: Exception, retries: int) -> Any:
         """Go on after a failure: attempt after attempt, each with nothing left of the one before."""
         splits, least = self.min_split is not None, self.min_split or 1
-        rows = self._rows() if splits or faults else None
+        rows = self.rows() if splits or faults else None
         attempts = retries + 1
         done: list[Any] = []
         start, size, take = 0, rows or 0, rows  # the next row; how many are known, or hoped, to fit
@@ -400,7 +406,7 @@ class _Call:
 
     # -- arguments --------------------------------------------------------------------------------
 
-    def _rows(self) -> int | None:
+    def rows(self) -> int | None:
         """Rows of the first array to split, or None."""
         for key, x in (*enumerate(self.args), *self.kwargs.items()):
             if self.chosen is None or key in self.chosen:
@@ -433,7 +439,7 @@ class _Call:
             CannotSplitError: the call does not have one of them, or they differ in length.
         """
         self.chosen = _chosen(self.fn, self.args, self.kwargs, split)
-        rows = self._rows()
+        rows = self.rows()
         for key, x in (*enumerate(self.args), *self.kwargs.items()):
             if key in self.chosen and rows is not None:
                 found = batches.rows(x, self.axis)
