@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -26,7 +25,6 @@ __all__ = [
     "Span",
     "TraceLog",
     "annotated",
-    "being_compiled",
     "everywhere",
     "listening",
     "note",
@@ -342,17 +340,6 @@ set_annotating(_annotating)
 def listening() -> bool:
     """Whether a trace is open in this thread or task, or an annotation is on."""
     return bool(_current.get() or _everywhere or _annotation.get())
-
-
-def being_compiled() -> bool:
-    """Whether torch.compile traces the function that asks."""
-    # By the mark below it calls this while it traces, and else nobody of torch does.
-    return "torch._dynamo" in sys.modules and str(sys._getframe(1).f_globals.get("__name__")).startswith(
-        "torch."
-    )
-
-
-being_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # -- what is told ------------------------------------------------------------------------------------

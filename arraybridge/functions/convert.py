@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Running
 from arraybridge.types import DeviceLike, GpuId, TypeMemo
 
-__all__ = ["convert", "owner_name"]
+__all__ = ["being_compiled", "convert", "owner_name"]
 
 #: Type → the name of the framework that owns its values, "" where none does.
 _names: TypeMemo[str] = TypeMemo()
@@ -30,9 +31,18 @@ def owner_name(x: Any) -> str:
     return _names.keep(type(x), _owner_name(x)) if name is None else name
 
 
+def being_compiled() -> bool:
+    """Whether torch.compile traces the function that asks."""
+    # By the mark below it calls this while it traces, and else nobody of torch does.
+    return "torch._dynamo" in sys.modules and str(sys._getframe(1).f_globals.get("__name__")).startswith(
+        "torch."
+    )
+
+
 # As `trees._look`: torch.compile calls them while it traces, and traces what their callers do with that.
 # (To look into sys.modules, it would go through all of it, which fails where an import is going on.)
 _owner_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+being_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def convert(
@@ -49,7 +59,7 @@ def convert(
     the memory behind the arrays.
     """
     plain = gpu_id is None and device is None and dtype is None
-    if plain and grad == "error" and not trace.being_compiled():
+    if plain and grad == "error" and not being_compiled():
         if not trace.open_logs:
             try:
                 return plans.plain[target][type(x)](x)  # what convert_memory does first
@@ -59,7 +69,7 @@ def convert(
     if owner_name(x) == target:
         if plain and not trace.open_logs:
             return x  # as convert_memory does
-    elif trace.being_compiled():
+    elif being_compiled():
         if not _untraced:
             _untraced.append((registry.framework("torch").running or Running()).untraced(convert_memory))
         return _untraced[0](x, target, grad=grad, gpu_id=gpu_id, device=device, dtype=dtype)

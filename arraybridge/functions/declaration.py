@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from arraybridge.conversion import trace
-from arraybridge.conversion.trace import being_compiled, open_logs
+from arraybridge.conversion.trace import open_logs
+from arraybridge.functions.convert import being_compiled
 from arraybridge.functions.wrap import label_of
 from arraybridge.timeline.events import device_words
 from arraybridge.types import Device

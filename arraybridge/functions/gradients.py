@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from arraybridge.conversion.trace import being_compiled, open_logs
+from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import written_beside
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.functions.bridge import Bridge, autodiff_of
+from arraybridge.functions.convert import being_compiled
 from arraybridge.functions.declaration import Call
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions

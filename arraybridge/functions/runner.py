@@ -11,11 +11,11 @@ import numpy as np
 
 from arraybridge.conversion import plans
 from arraybridge.conversion.convert import Grad
-from arraybridge.conversion.trace import being_compiled, open_logs
+from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.functions.convert import convert, owner_name
+from arraybridge.functions.convert import being_compiled, convert, owner_name
 from arraybridge.functions.declaration import Call, Declaration
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
