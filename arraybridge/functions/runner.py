@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from arraybridge import batches
 from arraybridge.conversion import plans
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.trace import open_logs
@@ -21,7 +22,7 @@ from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import takes_self
-from arraybridge.memory.recovery import recovered
+from arraybridge.memory.recovery import attempted, faults, recovered
 from arraybridge.placement import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import (
@@ -76,6 +77,7 @@ class Runner(Declaration):
         self.keeps_dtype = not converts_dtype
         self.plain_results = self.keeps_dtype and options.output_type != "input"
         self.recovers = options.oom_recovery is not False
+        self.splits = self.recovers and options.oom_recovery is not True
         self.output = options.output_type
         # Where the plans of its arguments are, by type; what names a card has none. Those of its results are
         # of the plain form, where they are converted at all.
@@ -94,33 +96,39 @@ class Runner(Declaration):
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if open_logs or busy_workers or being_compiled():
-            call = Call()
-            span = self.begun() if open_logs else None
-            with span or nullcontext():
-                if self.recovers:
-                    result = self._recovering(self._carefully, args, kwargs, call)
-                else:
-                    result = self._carefully(args, kwargs, call)
-                if span is not None:
-                    span.device = device_words(result) if call.place is None else str(call.place)
-                return self.leave(result, call)
-        if not (kwargs or self.recovers):
-            brought = self._by_plans(args)
-            if brought is not None:
-                values, first = brought
-                return self._home_by_plans(self.body(*values), first)
-        call = Call()
-        if self.recovers:
-            return self._home_by_plans(self._recovering(self._attempt, args, kwargs, call), call.first)
-        return self._home_by_plans(self._carefully(args, kwargs, call), call.first)
-
-    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
-        """One call of the function in its framework: by plans where there are some."""
-        brought = None if kwargs else self._by_plans(args)
+            return self._without_plans(args, kwargs)
+        brought = None if kwargs or faults else self._by_plans(args)
         if brought is None:
-            return self._carefully(args, kwargs, call)
-        values, call.first = brought
-        return self.body(*values)
+            call = Call()
+            return self._home_by_plans(self._called(args, kwargs, call), call.first)
+        values, first = brought
+        if not self.recovers:
+            return self._home_by_plans(self.body(*values), first)
+        result, failure = attempted(self.body, values, {}, sys.exception())
+        if failure is None:
+            if self.splits and kinds.get(type(result)) != ARRAY:
+                result = batches.plain(result)
+            return self._home_by_plans(result, first)
+        del brought, values  # nothing of an attempt stays until the next
+        call = Call()
+        call.first = first
+        try:
+            return self._home_by_plans(self._recovering(args, kwargs, call, failure), first)
+        finally:
+            del failure  # whose traceback holds this frame
+
+    def _without_plans(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call()
+        span = self.begun() if open_logs else None
+        if span is None:
+            return self.leave(self._called(args, kwargs, call), call)
+        with span:
+            result = self._called(args, kwargs, call)
+            span.device = device_words(result) if call.place is None else str(call.place)
+            return self.leave(result, call)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
+        return self._recovering(args, kwargs, call) if self.recovers else self._carefully(args, kwargs, call)
 
     def _carefully(self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
         args, kwargs, _ = self.enter(args, kwargs, call)
@@ -148,7 +156,7 @@ class Runner(Declaration):
                         first = value
                 elif kinds.get(cls) == LEAF:
                     values.append(value)
-                elif kinds.get(cls) == TREE and self.plain_results and only is None:
+                elif kinds.get(cls) == TREE and self.plain_results and only is None and not self.splits:
                     made = plans.map_by_type(value, known)
                     values.append(made)
                     if first is None and made is not value:  # there were arrays in it
@@ -201,23 +209,31 @@ class Runner(Declaration):
         return call_by_planes(self.fn, self.skip, args, kwargs)
 
     def _recovering(
-        self, attempt: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: Call,
+        failure: Exception | None = None,
     ) -> Any:
-        """The conversions are tried again with the function: they too may run out of memory."""
+        """The conversions are tried again with the function: they too may run out of memory.
+
+        ``failure`` is that of a first attempt.
+        """
         options = self.options
         gpu_id = None if options.gpu_id is None else card_meant(options.gpu_id)
         if gpu_id == "auto":
             gpu_id = None
         if options.oom_recovery is True:
-            return recovered(attempt, (args, kwargs, call), {}, options.max_retries, gpu_id)
+            attempt = (args, kwargs, call)
+            return recovered(self._carefully, attempt, {}, options.max_retries, gpu_id, failure=failure)
         own, batch, names = args[: self.skip], args[self.skip :], tuple(kwargs)
         count = len(batch)
 
         def in_part(*values: Any) -> Any:
             if not names:
-                return attempt((*own, *values) if own else values, {}, call)
+                return self._carefully((*own, *values) if own else values, {}, call)
             named = dict(zip(names, values[count:], strict=True))
-            return attempt((*own, *values[:count]), named, call)
+            return self._carefully((*own, *values[:count]), named, call)
 
         return recovered(
             in_part,
@@ -228,6 +244,7 @@ class Runner(Declaration):
             split=True,
             split_axis=options.split_axis,
             min_split=options.min_split,
+            failure=failure,
         )
 
     # -- arguments --------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from arraybridge.placement import worker_device
 from arraybridge.trees import ARRAY, TREE, kind_of, kinds, source_of
 from arraybridge.types import TypeMemo
 
-__all__ = ["faults", "run_with_oom_recovery", "split_and_retry", "watchers"]
+__all__ = ["attempted", "faults", "recovered", "run_with_oom_recovery", "split_and_retry", "watchers"]
 
 R = TypeVar("R")
 Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
@@ -105,8 +105,12 @@ def recovered(
     split_axis: int = 0,
     min_split: int = 1,
     before_retry: Callable[[], object] | None = None,
+    failure: Exception | None = None,
 ) -> Any:
-    """`run_with_oom_recovery` with the arguments in a tuple and a dict, which may hold any name."""
+    """`run_with_oom_recovery` with the arguments in a tuple and a dict, which may hold any name.
+
+    ``failure`` is what `attempted` has returned of a first attempt, where somebody has made one.
+    """
     before = sys.exception()
     splits = split is not False and split is not None
     whole = (args, kwargs)
@@ -120,10 +124,11 @@ def recovered(
     call: _Call | None = None
     if faults or (splits and split is not True):
         call = _Call(fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole)
-    tried = _rehearsed(fn, call.rows()) if call is not None and faults else fn
-    result, failure = _try(tried, *whole, before)
     if failure is None:
-        return result if not splits or kinds.get(type(result)) == ARRAY else batches.plain(result)
+        tried = _rehearsed(fn, call.rows()) if call is not None and faults else fn
+        result, failure = attempted(tried, *whole, before)
+        if failure is None:
+            return result if not splits or kinds.get(type(result)) == ARRAY else batches.plain(result)
     if call is None:
         call = _Call(fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole)
     try:
@@ -178,8 +183,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
 # -- one attempt -------------------------------------------------------------------------------------
 
 
-def _try(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], before: BaseException | None
+def attempted(
+    fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], before: BaseException | None
 ) -> tuple[Any, Exception | None]:
     """What the function returns, and None; or None and its error, where that is about memory."""
     try:
@@ -219,17 +224,13 @@ def _settle_all(results: Iterable[Any]) -> None:
             wait(one)
 
 
-def _settle_values(results: dict[Any, Any]) -> None:
-    _settle_all(results.values())
-
-
 # Type of a result → what waits for it, or None where there is nothing to wait for.
 _waits: TypeMemo[Callable[[Any], object] | None] = TypeMemo()
 
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
     if isinstance(result, dict):
-        return _waits.keep(type(result), _settle_values)
+        return _waits.keep(type(result), lambda results: _settle_all(results.values()))
     if isinstance(result, (tuple, list)):
         return _waits.keep(type(result), _settle_all)
     try:
@@ -347,7 +348,7 @@ class _Call:
                 take = _portion(rows - start, size, least)
             args, kwargs = self._part(start, take, rows)
             tried = _rehearsed(self.fn, take) if faults else self.fn
-            result, failure = _try(tried, args, kwargs, self.before)
+            result, failure = attempted(tried, args, kwargs, self.before)
             del args, kwargs
             if failure is not None:
                 continue
@@ -368,7 +369,7 @@ class _Call:
     def _joined(self, done: list[Any]) -> Any:
         given = (self.args, self.kwargs)
         arguments = {"given": given}
-        result, failure = _try(batches.joined, (done, self.axis), arguments, self.before)
+        result, failure = attempted(batches.joined, (done, self.axis), arguments, self.before)
         if failure is None:
             return result
         self._clean_up(failure)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -151,8 +152,51 @@ def test_strict_looks_at_each_array_in_warm_calls_too() -> None:
             fn(x, torch.ones(2))
 
 
-def test_a_part_is_brought_by_a_plan_too() -> None:
-    """The splitting of a batch tries its parts as it tried the whole."""
+@pytest.mark.parametrize("recovery", [True, "split"])
+def test_nothing_of_a_planned_attempt_stays_until_the_next(recovery: Any) -> None:
+    require("torch")
+    brought: list[Any] = []
+    alive: list[bool] = []
+
+    def work(x: Any) -> Any:
+        alive.extend(ref() is not None for ref in brought)
+        brought.append(weakref.ref(x))
+        made = x + 1  # what an attempt has made
+        brought.append(weakref.ref(made))
+        if len(brought) < 4:
+            raise MemoryError
+        return x
+
+    fn = arraybridge.torch(oom_recovery=recovery, output_type="numpy")(work)
+    plain = arraybridge.torch(output_type="numpy")(lambda x: x)
+    x = np.arange(4.0)
+    for _ in range(2):
+        plain(x)  # from now on its arrays have a plan
+    assert fn(x).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert len(brought) == 4
+    assert alive == [False, False]
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_what_is_fixed_is_unpacked_in_warm_calls_too(framework: str) -> None:
+    require(framework)
+    seen: list[Any] = []
+
+    def work(x: Any, beside: Any) -> Any:
+        seen.append(beside)
+        return {"x": x, "n": arraybridge.fixed(3)}
+
+    fn = getattr(arraybridge, framework)(oom_recovery="split", output_type="numpy")(work)
+    x = np.arange(4.0)
+    for _ in range(3):
+        for beside in (arraybridge.fixed(2), [arraybridge.fixed(2)], {"a": (x, arraybridge.fixed(2))}):
+            found = fn(x, beside)
+            assert (found["x"].tolist(), found["n"]) == ([0.0, 1.0, 2.0, 3.0], 3)
+        assert seen[-3:-1] == [2, [2]]
+        assert seen[-1]["a"][1] == 2
+
+
+def test_a_batch_that_has_a_plan_is_split_where_it_does_not_fit() -> None:
     require("torch")
     rows: list[int] = []
 
@@ -163,7 +207,7 @@ def test_a_part_is_brought_by_a_plan_too() -> None:
         return x + 1
 
     fn = arraybridge.torch(oom_recovery="split", output_type="input", device="cpu")(work)
-    for _ in range(2):
+    for _ in range(3):
         rows.clear()
         found = fn(np.arange(4.0))
         assert type(found) is np.ndarray
