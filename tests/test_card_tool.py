@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -96,3 +99,32 @@ def test_every_benchmark_is_there(tmp_path: Path) -> None:
         assert set(one.needs_one_of) <= set(card_run.FRAMEWORKS)
         assert importlib.util.find_spec(one.command[1]) is not None
     assert sum(one.seconds for one in card_run.benchmarks_into(tmp_path)) <= card_run.LIMIT
+
+
+DEPS = ("torch>=2.11", "jax[cuda13]", "numba-cuda[cu13]")
+
+
+def test_both_ways_to_a_real_card_install_what_its_tests_need() -> None:
+    """`tox -e gpu`, and the wheels that tools/card.sh takes along where there is no network."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(TOOLS.parent / "tox.ini", encoding="utf-8")
+    online = tox["testenv:gpu"]
+    extras = {word.strip() for word in online["extras"].split(",")}
+    script = (TOOLS / "card.sh").read_text(encoding="utf-8")
+    (fetched,) = re.findall(r"pip download --dest WHEELS (.*)", script)
+    # nvidia-ml-py is the extra nvml; pytest-timeout is one of the extra test.
+    assert {"test", "nvml"} <= extras
+    assert {"test", "nvml"} <= set(re.findall(r"\w+", fetched.partition(".[")[2].partition("]")[0]))
+    # torch first: pip else takes the newest libraries for the others, and looks for a torch that suits them.
+    for package in DEPS:
+        assert package in online["deps"]
+        assert f'"{package}"' in fetched
+    assert fetched.startswith(f'"{DEPS[0]}" ')
+    assert online["deps"].index(DEPS[0]) < online["deps"].index(DEPS[1])
+    assert "cupy-cuda13x" in extras
+    assert '"cupy-cuda13x[ctk]"' in fetched
+    pyproject = tomllib.loads((TOOLS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    known = pyproject["project"]["optional-dependencies"]
+    assert any(one.startswith("pytest-timeout") for one in known["test"])
+    assert any(one.startswith("nvidia-ml-py") for one in known["nvml"])
+    assert "--no-index" in script

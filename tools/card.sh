@@ -6,13 +6,15 @@
 #   tools/card.sh --here tests         as above, with the Python that is there (PYTHON, else python3)
 #
 # WHEELS is a folder with wheels for the Python there. Fill it where there is a network, from the checkout, with
-#   pip download --dest WHEELS hatchling ".[torch,test,nvml]" "cupy-cuda13x[ctk]" "jax[cuda13]" "numba-cuda[cu13]"
+#   pip download --dest WHEELS "torch>=2.11" hatchling ".[test,nvml]" "cupy-cuda13x[ctk]" "jax[cuda13]" "numba-cuda[cu13]"
+# torch comes first: it takes one version alone of CUDA's libraries, and pip else tries one old torch after the other.
+# With its CUDA build all of it is 3.4 GB; an index that prefers torch's CPU build gives one that sees no card.
 # Results go to benchmarks/results/card-NAME/, with a summary of at most ten lines. Frameworks that are missing, or see no
 # card, are named. The exit code is 0 where all was run and passed, 1 where something failed, and 3 where nothing failed
 # and something was not run: a skip is no pass.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 2; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 2; }
 [ $# -ge 2 ] || usage
 wheels=$1 part=$2
 shift 2

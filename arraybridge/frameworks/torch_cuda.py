@@ -209,7 +209,8 @@ def from_interface(x: Any) -> torch.Tensor:
     address, is_read_only = interface["data"]
     interface["data"] = (address, False)
     stream = interface.pop("stream", None)
-    tensor = torch.as_tensor(_Interface({**interface, "version": 2}, x), device="cuda")
+    # On the card where the memory lies, which torch finds out; asked for "cuda" it would be the current one.
+    tensor = torch.as_tensor(_Interface({**interface, "version": 2}, x))
     if stream is not None:
         handle = 0 if stream == 1 else int(stream)  # 1 stands for the default stream
         _wait_for(tensor.device.index, handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.card.test_emulator import asked
+from tests.helpers import require
 
 pytestmark = pytest.mark.gpu
 
@@ -52,6 +53,34 @@ def test_the_second_card_alone_is_opened_for_work_on_it() -> None:
         OPEN,
     )
     assert said.splitlines() == ["False True", "21.0 1", "True 0", "False True"]
+
+
+@pytest.mark.parametrize("protocol", ["ForeignInterface", "ForeignDlpack"])
+def test_what_others_have_on_the_second_card_opens_no_other(protocol: str) -> None:
+    said = asked(
+        *IMPORTS,
+        f"from tests.gpu.test_ordering import {protocol}",
+        "x = arraybridge.convert_memory(np.arange(6.0), 'cupy', 1)",
+        f"y = arraybridge.convert_memory({protocol}(x), 'cupy')",
+        "print(arraybridge.device_of(y), arraybridge.to_numpy(y).sum())",
+        OPEN,
+    )
+    assert said.splitlines() == ["gpu:1 15.0", "False True"]
+
+
+def test_what_torch_has_on_the_second_card_opens_no_other() -> None:
+    require("torch")
+    said = asked(
+        *IMPORTS,
+        "import torch",
+        "x = torch.empty(8, device='cuda:1')",
+        OPEN,
+        "y = arraybridge.to_cupy(x)",
+        "print(arraybridge.device_of(y), arraybridge.device_of(arraybridge.to_torch(y)))",
+        "del x, y",
+        OPEN,
+    )
+    assert said.splitlines() == ["False True", "gpu:1 gpu:1", "False True"]
 
 
 def test_auto_opens_the_card_that_it_takes_and_no_other() -> None:

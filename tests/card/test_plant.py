@@ -7,11 +7,17 @@ import ast
 import pytest
 
 from tests.card import plant
+from tests.card.mistakes import MISTAKES, Mistake
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("mistake", plant.MISTAKES, ids=lambda mistake: mistake.file)
-def test_a_mistake_can_be_planted(mistake: plant.Mistake) -> None:
-    ast.parse(plant.planted(mistake, plant.ROOT / "arraybridge"))
-    assert all((plant.ROOT / test).exists() for test in mistake.tests)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.file)
+def test_a_mistake_can_be_planted(mistake: Mistake) -> None:
+    text = plant.planted(mistake, plant.ROOT / "arraybridge")
+    if mistake.file.endswith(".py"):
+        ast.parse(text)
+    for test in mistake.tests:
+        path, _, name = test.partition("::")
+        assert (plant.ROOT / path).exists()
+        assert f"def {name}(" in (plant.ROOT / path).read_text(encoding="utf-8") if name else True

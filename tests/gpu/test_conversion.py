@@ -112,6 +112,7 @@ def test_host_layouts_reach_the_card(target: str, layout: str) -> None:
         "empty": lambda: base[:0],
         "0-d": lambda: np.array(base[1, 1]),
     }[layout]()
+    assert type(array) is np.ndarray
     result = arraybridge.convert_memory(array, target, gpu_id=0)
     assert np.array_equal(off_card(target, result), array)
     assert off_card(target, result).shape == array.shape

@@ -10,6 +10,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import arraybridge
 from arraybridge import Pipeline, device_map
 from arraybridge.conversion import staging
 from arraybridge.frameworks import loans
+from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.parts import Mark, Pool, Streams
 from arraybridge.lines.lanes import Lane
 from arraybridge.types import Device
@@ -416,6 +418,98 @@ def test_what_jax_lends_or_borrows_is_read_before_it_is_written_to(source: str, 
         assert len(again) == 4
 
 
+class Lender(arraybridge.Framework):
+    """A framework that has no queues which others could tell to wait, as JAX. CuPy allocates for it."""
+
+    name = "lender"
+    modules = ("tests",)
+    dlpack_device = 2
+
+    class Array:
+        def __init__(self, memory: Any) -> None:
+            self.memory = memory
+
+        def __dlpack__(self, **options: Any) -> Any:
+            return self.memory.__dlpack__(**options)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            found: tuple[int, int] = self.memory.__dlpack_device__()
+            return found
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Lender.Array)
+
+    def host_view(self, x: Any) -> Any:
+        raise NotImplementedError
+
+    def from_host(self, view: Any, device: Device) -> Any:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("target", ["cupy", "torch"])
+def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target: str) -> None:
+    require(target)
+    adopt = arraybridge.framework(target).adopt
+    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
+    made = side()
+    x = late(3)
+    address = int(x.data.ptr)
+    with own_stream(target) as reader:
+        made.use()
+        lent = Lender.Array(x)
+        if target == "cupy":
+            reader.use()
+            reader.wait_event(made.record())
+        y = adopt(lent, Lender(), Device("gpu", 0))
+        z = y.copy() if target == "cupy" else y.clone()
+        del x, lent, y
+        gc.collect()
+    made.use()
+    assert not overwrite(address), "its memory was given away while it is still to be read"
+    made.synchronize()
+    reader.synchronize()
+    assert is_all(z, 3)
+    used = cupy.get_default_memory_pool().used_bytes()
+    loans.settle()
+    gc.collect()
+    assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "it is kept for good"
+
+
+@contextmanager
+def own_stream(framework: str) -> Iterator[Any]:
+    """A new stream of the first card, the framework's current one inside."""
+    if framework == "cupy":
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            yield stream
+    else:
+        torch = require("torch")
+        with torch.cuda.stream(torch.cuda.Stream(0)):
+            yield torch.cuda.current_stream(0)
+
+
+def test_what_another_thread_made_is_torchs_again_only_once_this_one_has_read_it() -> None:
+    """By record_stream: the other stream has to get there before the block is lent again."""
+    torch = require("torch")
+    queues = arraybridge.framework("torch").streams
+    assert queues is not None
+    arraybridge.free_memory("torch")
+    made, reader = torch.cuda.Stream(0), torch.cuda.Stream(0)
+    with torch.cuda.stream(made):
+        x = torch_late(3)
+        address = int(x.data_ptr())
+    reader.wait_stream(made)
+    with torch.cuda.stream(reader):
+        y = queues.take_over(x)
+        z = y.clone()
+        del x, y
+    with torch.cuda.stream(made):
+        again = torch_overwrite(address)
+        assert not (again and EMULATED in ("lazy", "guarded")), "nothing was read as yet"
+        made.synchronize()
+    reader.synchronize()
+    assert is_all(z, 3)
+
+
 def test_views_of_what_was_lent_keep_it() -> None:
     torch = require("torch")
     side()
@@ -593,6 +687,50 @@ def test_foreign_arrays_enter_torch_in_order_and_also_when_they_are_read_only() 
     assert cupy.cuda.get_current_stream() == stream
 
 
+class Foreign:
+    """An array of a library that is not known, by one protocol or the other."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+
+class ForeignInterface(Foreign):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.array.__cuda_array_interface__
+        return found
+
+
+class ForeignDlpack(Foreign):
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.array.device.id  # CuPy's own opens the current card
+
+
+@needs_two_cards
+@pytest.mark.parametrize("protocol", [ForeignInterface, ForeignDlpack])
+@pytest.mark.parametrize("target", ["cupy", "torch"])
+def test_foreign_arrays_stay_on_the_card_where_they_are(target: str, protocol: type[Foreign]) -> None:
+    require(target)
+    from arraybridge.frameworks.foreign import FOREIGN_HOST
+
+    with cupy.cuda.Device(1):
+        x = cupy.arange(6)
+        nothing = cupy.empty((0, 3))
+    framework = arraybridge.framework(target)
+    if target == "cupy":
+        y = arraybridge.convert_memory(protocol(x), "cupy", copy=False)
+        assert arraybridge.convert_memory(protocol(nothing), "cupy").shape == (0, 3)
+    else:
+        y = framework.adopt(protocol(x), FOREIGN_HOST, CPU)
+    assert arraybridge.device_of(y) == "gpu:1"
+    assert framework.address(y) == x.data.ptr
+    assert arraybridge.to_numpy(y).tolist() == list(range(6))
+    assert cupy.cuda.Device().id == 0
+
+
 # -- device_map and Pipeline ------------------------------------------------------------------------------
 
 
@@ -655,6 +793,20 @@ def test_a_pipeline_of_plain_functions_frees_nothing_early() -> None:
     for i, y in enumerate(Pipeline(double, shift, double).map(items)):
         assert is_all(y, 2 * (2 * i + 1)), i
         overwrite(0)
+
+
+def test_a_plain_function_that_enters_a_stream_finds_its_own_again() -> None:
+    """Also on the stream that the thread of a worker has been given."""
+
+    def double(x: Any) -> Any:
+        with cupy.cuda.Stream(non_blocking=True):
+            cupy.cuda.get_current_stream()
+        return (x + x).copy()
+
+    side()
+    items = (late(i) for i in range(12))
+    for i, y in enumerate(device_map(double, items, ["gpu:0"], per_device=2)):
+        assert is_all(y, 2 * i), i
 
 
 def test_a_result_may_be_dropped_while_others_are_on_their_way() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import jax  # noqa: F401
 import numpy as np
 from jax._src import xla_bridge
@@ -16,4 +18,13 @@ list(device_map(arraybridge.numpy(np.sum), items))
 Pipeline(np.negative, np.abs)(np.ones(8))
 with gpu_context(None):
     pass
+with suppress(arraybridge.DeviceNotFoundError), gpu_context(0):
+    pass
+with suppress(arraybridge.DeviceNotFoundError):
+    arraybridge.free_memory(gpu_id=0)
+arraybridge.devices("jax")
+arraybridge.gpu_available()
+arraybridge.least_used_gpu()
+arraybridge.memory_stats()
+arraybridge.free_memory()
 print("opened" if xla_bridge.backends_are_initialized() else "left alone")

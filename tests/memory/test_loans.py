@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 
+import arraybridge
 from arraybridge import free_memory
 from arraybridge.frameworks import loans
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.types import Device
 from tests.helpers import require
@@ -190,3 +194,58 @@ def test_what_tensorflow_was_lent_is_kept_until_its_queue_has_got_there() -> Non
     loans.release()
     gc.collect()
     assert seen() is None
+
+
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_frameworks_without_queues_keep_what_they_adopt_on_a_card(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On host memory that passes for a card's: torch lends from the card that is selected, and no other."""
+    module = require(name)
+    framework = arraybridge.framework(name)
+    done: list[str] = []
+
+    class Source(Framework):
+        """Where the memory comes from, which writes down what it is asked."""
+
+        name = "source"
+
+        def owns(self, x: Any) -> bool:
+            return False
+
+        def from_host(self, view: np.ndarray, device: Device) -> Any:
+            raise NotImplementedError
+
+        @contextmanager
+        def selected(self, device: Device) -> Iterator[None]:
+            done.append(f"selected {device}")
+            yield
+            done.append("left")
+
+        def settle(self, x: Any) -> None:
+            done.append("settled")
+
+    if name == "jax":
+        from arraybridge.frameworks import jax as room
+
+        monkeypatch.setattr(room, "jax_device", lambda device: module.devices("cpu")[0])
+    else:
+        from arraybridge.frameworks import tensorflow as other
+
+        monkeypatch.setattr(other, "_lend_to_tensorflow", _on_the_cpu(other._lend_to_tensorflow))
+    memory = arraybridge.aligned((16,), "float32")
+    memory[:] = np.arange(16)
+    seen = weakref.ref(memory)
+    lent = framework.adopt(memory, Source(), CARD)
+    assert done == (["selected gpu:0", "left"] if name == "jax" else ["settled"])
+    np.testing.assert_array_equal(np.asarray(lent), np.arange(16, dtype=np.float32))
+    del memory, lent
+    gc.collect()
+    assert seen() is not None, "its queue may still read it"
+    loans.settle()
+    gc.collect()
+    assert seen() is None
+
+
+def _on_the_cpu(lend: Callable[[Any, Any, Device], None]) -> Callable[[Any, Any, Device], None]:
+    return lambda x, lent, device: lend(x, lent, Device("cpu", 0))
