@@ -84,9 +84,8 @@ class Operation(Protocol):
     smooth: tuple[bool, ...]
     #: For each result whether the pullback may read its memory.
     read_again: tuple[bool, ...]
-    #: Whether it is what `pulled` gave, and then what there is to pull already, if anything.
+    #: Whether it is what `pulled` gave.
     is_pullback: bool
-    hint: Linear | None
     #: Whether the caller may run it again for the backward; set before `linearise`.
     repeats: bool
 
@@ -96,6 +95,10 @@ class Operation(Protocol):
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         """The results, and what to pull; None where `again` has to find it out."""
+        raise NotImplementedError
+
+    def recall(self, number: int) -> None:
+        """Take up what the forward of this pullback left under a number: what to pull, or random numbers."""
         raise NotImplementedError
 
     def again(self, arrays: Sequence[Any]) -> Linear:
@@ -300,8 +303,12 @@ class Autodiff(ABC):
         return None
 
     def random_state(self) -> Any:
-        """What decides the next random numbers, to be compared and replayed; None without such a thing."""
+        """What decides the next random numbers, to be compared, hashed and replayed; None without it."""
         return None
+
+    def drawing(self) -> AbstractContextManager[list[Any]]:
+        """A context that gives a list, empty as long as this thread draws no random numbers in it."""
+        return nullcontext(["nobody can tell"])
 
     def replayed(self, state: Any) -> AbstractContextManager[Any]:
         """A context in which the random numbers come again that followed ``state``."""

@@ -23,7 +23,7 @@ from arraybridge.frameworks.autodiff import (
     Span,
     no_forward_mode,
 )
-from arraybridge.frameworks.tokens import kept_by, token_of
+from arraybridge.frameworks.tokens import token_of
 
 __all__ = ["JaxAutodiff"]
 
@@ -332,7 +332,7 @@ def _bridge(operation: Operation, keep: bool, *arrays: Any) -> tuple[list[Any], 
     # JAX before 0.10 hands over Python's own floats.
     plain = [x if isinstance(x, jax.Array) else jnp.asarray(x, getattr(x, "dtype", None)) for x in arrays]
     if operation.is_pullback:
-        operation.hint = kept_by(int(np.asarray(plain.pop())[0]))
+        operation.recall(int(np.asarray(plain.pop())[0]))
     if not keep:
         return operation.run(plain), np.zeros(1, np.int32)
     results, linear = operation.linearise(plain)

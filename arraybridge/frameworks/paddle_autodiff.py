@@ -140,7 +140,7 @@ _checked: weakref.WeakSet[Body] = weakref.WeakSet()
 
 
 class _RandomState:
-    """One of Paddle's generator states, to be compared: its numbers are in its text alone."""
+    """One of Paddle's generator states, to be compared and hashed: its numbers are in its text alone."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -150,7 +150,8 @@ class _RandomState:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _RandomState) and self.numbers == other.numbers
 
-    __hash__ = None  # type: ignore[assignment]
+    def __hash__(self) -> int:
+        return hash(tuple(self.numbers))
 
 
 def _gradients(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
@@ -172,6 +173,11 @@ class TorchAutodiff(Autodiff):
         return (state, *(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()))
 
     @contextmanager
+    def drawing(self) -> Iterator[list[Any]]:
+        with _Drawing() as mode:
+            yield mode.found
+
+    @contextmanager
     def replayed(self, state: Any) -> Iterator[None]:
         now = self.random_state()
         _set_random_state(state)
@@ -195,6 +201,19 @@ class _NoGenerators(TorchFunctionMode):  # type: ignore[misc]  # torch is Any he
             *torch.cuda.default_generators,
         ):
             raise draws_again("torch", self.label, " from a torch.Generator", "leave generator= out")
+        return func(*args, **(kwargs or {}))
+
+
+class _Drawing(TorchDispatchMode):  # type: ignore[misc]  # torch is Any here
+    """Notices operations that draw random numbers, in this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.found.append(func)
         return func(*args, **(kwargs or {}))
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,16 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.tokens import kept_by
 from arraybridge.functions.convert import convert
-from arraybridge.functions.draws import Draws
+from arraybridge.functions.draws import Drawn, Draws, again, first
 from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
 
 __all__ = ["Bridge", "Pullback", "autodiff_of"]
 
 _NOWHERE: Span = (0, 0)
+#: Held while a function that a program of JAX called draws random numbers that have to come again.
+_drawing_here = threading.Lock()
+#: Seconds to wait for it: whoever waits inside of who holds it goes on, and is at worst refused.
+_PATIENCE = 10
 
 
 def autodiff_of(framework: Framework) -> Autodiff:
@@ -121,7 +126,6 @@ class Bridge:
     """An operation of the caller that the callee computes; `Operation` says what each method does."""
 
     is_pullback = False
-    hint: Linear | None = None
     repeats = False
 
     def __init__(
@@ -142,8 +146,8 @@ class Bridge:
         self.wanted = tuple(self.common.here.is_smooth(x) for x in arrays)
         self.smooth: tuple[bool, ...] = ()
         self.read_again: tuple[bool, ...] = ()
-        #: The state of random numbers that the function used when it ran, to use it again; None without any.
-        self.state: Any = None
+        #: The random numbers that the function drew when it ran, to draw them again; None without any.
+        self.drawn: Drawn | None = None
         self._empty: list[Any] = []
         self._places: list[int] = []
         self._spec: Structure | None = None
@@ -151,8 +155,7 @@ class Bridge:
     # -- values -----------------------------------------------------------------------------------
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        with self._random():
-            leaves, spec = self.body([self.common.enter(x) for x in arrays])
+        leaves, spec = self._drawing(self.body, [self.common.enter(x) for x in arrays])
         return self._results(leaves, spec, arrays, [])
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
@@ -162,6 +165,9 @@ class Bridge:
         spans = [None] if residuals is None else [self.common.there.span(x) for x in residuals]
         return self._results(leaves, linear.spec, arrays, spans), linear
 
+    def recall(self, number: int) -> None:
+        """Nothing: only a pullback has a forward whose number this could be."""
+
     def again(self, arrays: Sequence[Any]) -> Linear:
         self.repeats = True
         linear: Linear = self.common.then(self._linear, arrays)
@@ -170,24 +176,18 @@ class Bridge:
 
     def _linear(self, arrays: Sequence[Any]) -> Linear:
         common = self.common
-        with self._random():
-            return common.there.linearise(
-                self.body, [common.enter(x) for x in arrays], self.wanted, common.label
-            )
+        entered = [common.enter(x) for x in arrays]
+        linear: Linear = self._drawing(common.there.linearise, self.body, entered, self.wanted, self.label)
+        return linear
 
-    @contextmanager
-    def _random(self) -> Iterator[None]:
+    def _drawing(self, run: Callable[..., Any], *args: Any) -> Any:
+        """What ``run`` gives: the first time with whatever random numbers, then with the same ones."""
         there = self.common.there
-        known = there.repeatable(self.label) if self.repeats else nullcontext()
-        if self.state is not None:
-            with known, there.replayed(self.state):  # which restores the state that the other compares
-                yield
-            return
-        before = there.random_state()
-        with known:
-            yield
-        if before is not None and there.random_state() != before:
-            self.state = before
+        with there.repeatable(self.label) if self.repeats else nullcontext():
+            if self.drawn is not None:
+                return again(there, self.drawn, self.label, run, *args)
+            result, self.drawn = first(there, run, *args)
+            return result
 
     def _results(
         self, leaves: list[Any], spec: Any, arrays: Sequence[Any], spans: Sequence[Span | None]
@@ -290,21 +290,24 @@ class Bridge:
         """The leaves of the results, and a number under which the random numbers are remembered."""
         common = self.common
         entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
-        before = common.there.random_state()
-        if before is None:
+        if common.there.random_state() is None:
             return self._leaves(entered), 0
-        state = common.draws.of_run(number) or self.state
-        if state is None and keep:
-            state = common.draws.of_arguments(arrays)
-        if state is not None:
-            with common.there.replayed(state):
-                leaves = self._leaves(entered)
-        else:
-            state = before
-            leaves = self._leaves(entered)
-            if common.there.random_state() == before:
-                return leaves, 0
-        return leaves, common.draws.remember(state, arrays) if keep and not self.is_pullback else 0
+        # Programs that run in several threads do not disturb one another; see `draws.again`.
+        alone = (keep or self.is_pullback) and _drawing_here.acquire(timeout=_PATIENCE)
+        try:
+            drawn = common.draws.of_run(number) or self.drawn
+            if drawn is None and keep:
+                drawn = common.draws.of_arguments(arrays)
+            if drawn is not None:
+                leaves = again(common.there, drawn, self.label, self._leaves, entered)
+            else:
+                leaves, drawn = first(common.there, self._leaves, entered)
+        finally:
+            if alone:
+                _drawing_here.release()
+        if drawn is None or not keep or self.is_pullback:
+            return leaves, 0
+        return leaves, common.draws.remember(drawn, arrays)
 
     def _leaves(self, entered: list[Any]) -> list[Any]:
         return self.body(entered)[0]
@@ -320,12 +323,17 @@ class Pullback(Bridge):
         self, outer: Bridge, linear: Linear | None, present: tuple[bool, ...], takes: tuple[bool, ...]
     ) -> None:
         self.outer, self.common, self.label, self.flips = outer, outer.common, outer.label, outer.flips
-        self.state = outer.state
+        self.drawn = outer.drawn
         self.body = outer.common.there.pulled(outer.body, len(outer.wanted), takes, present)
-        self.hint = linear
+        self.hint: Linear | None = linear
         self.takes, self.present = takes, present
         self.wanted = (*outer.wanted, *(True for p in present if p))
         self.smooth = self.read_again = ()
+
+    def recall(self, number: int) -> None:
+        self.hint = kept_by(number)
+        if number < 0:  # JAX traced the forward
+            self.drawn = self.common.draws.of_run(number)
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         if self.hint is not None:

@@ -5,14 +5,94 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from arraybridge.errors import GradientError
+from arraybridge.frameworks.autodiff import Autodiff
 
-__all__ = ["Draws"]
+__all__ = ["Drawn", "Draws", "again", "first"]
+
+
+class Drawn(NamedTuple):
+    """The random numbers of a run: the state before it, and a hash of the one after, if that is known."""
+
+    before: Any
+    after: int | None
+
+
+class _Replays(threading.local):
+    """How many replays this thread has begun, and is in; those of all threads stand below."""
+
+    begun = inside = 0
+
+
+_mine, _lock = _Replays(), threading.Lock()
+_begun = _inside = 0
+
+
+def _of_others() -> tuple[int, int]:
+    with _lock:
+        return _begun - _mine.begun, _inside - _mine.inside
+
+
+@contextmanager
+def _replaying(there: Autodiff, state: Any) -> Iterator[None]:
+    global _begun, _inside
+    with _lock:
+        _begun, _inside = _begun + 1, _inside + 1
+        _mine.begun, _mine.inside = _mine.begun + 1, _mine.inside + 1
+    try:
+        with there.replayed(state):
+            yield
+    finally:
+        with _lock:
+            _inside, _mine.inside = _inside - 1, _mine.inside - 1
+
+
+def first(there: Autodiff, run: Callable[..., Any], *args: Any) -> tuple[Any, Drawn | None]:
+    """The result of a run, and the random numbers that it drew; None without any."""
+    before = there.random_state()
+    if before is None:
+        return run(*args), None
+    others = _of_others()
+    result = run(*args)
+    after = there.random_state()
+    if others[1] or _of_others()[0] != others[0]:
+        return result, Drawn(before, None)  # the state was another thread's meanwhile
+    return result, None if after == before else Drawn(before, hash(after))
+
+
+def again(there: Autodiff, drawn: Drawn, label: str, run: Callable[..., Any], *args: Any) -> Any:
+    """The result of a run with the random numbers of an earlier one.
+
+    A generator belongs to all threads. When another one draws from it during either run, the state after this
+    one is another than it should be, unless it drew as much during both.
+
+    Raises:
+        GradientError: another thread drew meanwhile.
+    """
+    before = hash(drawn.before)
+    with _replaying(there, drawn.before):
+        result = run(*args)
+        after = hash(there.random_state())
+    if after in (before, drawn.after):
+        return result
+    # What draws nothing itself is right whoever draws; now it is watched.
+    with _replaying(there, drawn.before), there.drawing() as drew:
+        result = run(*args)
+        after = hash(there.random_state())
+    if after == drawn.after or not drew:
+        return result
+    raise GradientError(
+        f"{label}(): it has to run once more for its backward (in jax.jit, under a checkpoint, for higher"
+        " orders), and its random numbers did not come again: another thread drew from the same generator"
+        " meanwhile. Pass what is random as an argument, or draw in one thread at a time",
+        reason="random numbers of several threads",
+    )
 
 
 class Draws:
@@ -28,11 +108,11 @@ class Draws:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count(-1, -1)  # those of tokens are positive
-        self._states: OrderedDict[int, tuple[Any, bytes]] = OrderedDict()
-        self._open: OrderedDict[bytes, Any] = OrderedDict()
+        self._states: OrderedDict[int, tuple[Drawn, bytes]] = OrderedDict()
+        self._open: OrderedDict[bytes, Drawn] = OrderedDict()
 
-    def of_run(self, number: int) -> Any:
-        """The state that the run of this number began with, for its pullback; None for 0.
+    def of_run(self, number: int) -> Drawn | None:
+        """What the run of this number drew, for its pullback; None for 0.
 
         Raises:
             GradientError: it is forgotten.
@@ -46,21 +126,21 @@ class Draws:
                     " its backward; pass what is random as an argument",
                     reason="random numbers are forgotten",
                 )
-            state, arguments = self._states[number]
+            drawn, arguments = self._states[number]
             self._open.pop(arguments, None)
-            return state
+            return drawn
 
-    def of_arguments(self, arrays: Sequence[np.ndarray]) -> Any:
-        """The state that a run of these arguments began with, if none of its pullbacks ran yet."""
+    def of_arguments(self, arrays: Sequence[np.ndarray]) -> Drawn | None:
+        """What a run of these arguments drew, if none of its pullbacks ran yet."""
         return self._open.get(_fingerprint(arrays)) if self._open else None
 
-    def remember(self, state: Any, arrays: Sequence[np.ndarray]) -> int:
-        """Keep the state that a run began with, which a pullback will follow; returns its number."""
+    def remember(self, drawn: Drawn, arrays: Sequence[np.ndarray]) -> int:
+        """Keep what a run drew, which a pullback will follow; returns its number."""
         arguments = _fingerprint(arrays)
         with self._lock:
             number = next(self._numbers)
-            self._states[number] = (state, arguments)
-            self._open[arguments] = state
+            self._states[number] = (drawn, arguments)
+            self._open[arguments] = drawn
             for known in (self._states, self._open):
                 if len(known) > self._MOST:
                     known.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -119,3 +120,162 @@ def test_seeds_that_are_numbers_draw_the_same_again(how: str) -> None:
 
     y, g = again(in_tf(body), how)
     np.testing.assert_allclose(g, y / X.reshape(y.shape), rtol=1e-5)
+
+
+# -- torch ------------------------------------------------------------------------------------------------
+
+ONES = jnp.ones(64)
+
+
+@in_torch
+def dropped(x: Any) -> Any:
+    return torch.nn.functional.dropout(x, 0.5)
+
+
+PULLED_ELSEWHERE: dict[str, Callable[[], Any]] = {
+    "traced, then pulled": lambda: jax.jit(lambda x: jax.vjp(dropped, x))(ONES),
+    "mapped, then pulled": lambda: jax.jit(lambda x: jax.vjp(jax.vmap(dropped), x))(ONES.reshape(4, 16)),
+    "a jaxpr": lambda: jax.vjp(jax.extend.core.jaxpr_as_fun(jax.make_jaxpr(dropped)(ONES)), ONES),
+    "converted closure": lambda: jax.vjp(lambda x: jax.closure_convert(dropped, x)[0](x), ONES),
+    "pulled in another program": lambda: jax.vjp(dropped, ONES),
+}
+
+
+@pytest.mark.parametrize("way", PULLED_ELSEWHERE)
+def test_a_pullback_draws_what_its_forward_drew(way: str) -> None:
+    import jax.extend
+
+    found = [PULLED_ELSEWHERE[way]() for _ in range(2)]
+    for results, pull in found:
+        pulled = jax.jit(pull) if way == "pulled in another program" else pull
+        (g,) = pulled(jax.tree.map(jnp.ones_like, results))
+        (y,) = jax.tree.leaves(results)
+        np.testing.assert_array_equal(g, y)
+        assert 0 < np.count_nonzero(y) < y.size
+
+
+def test_a_second_order_of_what_was_traced() -> None:
+    f = in_torch(lambda x: torch.nn.functional.dropout(x, 0.5) ** 2)
+    g, pull = jax.jit(lambda x: jax.vjp(jax.grad(lambda x: f(x).sum()), x))(ONES)
+    (second,) = pull(ONES)
+    np.testing.assert_array_equal(second, g)
+    assert 0 < np.count_nonzero(g) < g.size
+
+
+class Meddler:
+    """Another thread, which draws whenever it is told to."""
+
+    def __init__(self) -> None:
+        self._now, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._now.acquire()
+            torch.rand(3)
+            self._done.release()
+
+    def draw(self) -> None:
+        self._now.release()
+        assert self._done.acquire(timeout=60)
+
+
+MEDDLER = Meddler()
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "jit": lambda f: lambda x: jax.jit(jax.value_and_grad(lambda x: f(x).sum()))(x),
+    "checkpoint": lambda f: lambda x: jax.value_and_grad(jax.checkpoint(lambda x: f(x).sum()))(x),
+    "second order": lambda f: (
+        lambda x: jax.value_and_grad(lambda x: jax.grad(lambda x: f(x).sum())(x).sum())(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("when", ["first", "again"])
+def test_another_thread_that_draws_meanwhile_is_noticed(around: str, when: str) -> None:
+    runs: list[int] = []
+    meddled = 0 if when == "first" else 1
+
+    def body(x: Any) -> Any:
+        first = torch.rand(x.shape)
+        if not isinstance(first, torch._subclasses.FakeTensor):
+            if len(runs) == meddled:
+                MEDDLER.draw()
+            runs.append(1)
+        return x * x * first * torch.rand(x.shape)
+
+    if when == "again":  # once more, and it is right
+        value, g = AROUND[around](in_torch(body))(ONES)
+        np.testing.assert_allclose(g.sum(), value * (1 if around == "second order" else 2), rtol=1e-5)
+        return
+    # From a callback JAX gives it as an error of its own, with ours in the text.
+    with pytest.raises((GradientError, ValueError, RuntimeError), match="did not come again"):
+        jax.block_until_ready(AROUND[around](in_torch(body))(ONES))
+    assert len(runs) == 3
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_a_function_that_draws_nothing_does_not_mind_who_draws(around: str) -> None:
+    def body(x: Any) -> Any:
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            MEDDLER.draw()
+        return x**3
+
+    value, g = AROUND[around](in_torch(body))(ONES * 2)
+    np.testing.assert_allclose(g, 12 * ONES, rtol=1e-6)
+    np.testing.assert_allclose(value, 64 * (12 if around == "second order" else 8), rtol=1e-6)
+
+
+def test_a_run_while_another_thread_runs_again_is_not_trusted() -> None:
+    drawn, other = threading.Event(), threading.Event()
+    slow_runs: list[int] = []
+
+    def slow(x: Any) -> Any:
+        y = x * x * torch.rand(x.shape)
+        slow_runs.append(1)
+        if len(slow_runs) == 2:  # for the second order
+            drawn.set()
+            assert other.wait(60)
+        return y
+
+    found: list[Any] = []
+
+    def work() -> None:
+        g, pull = jax.vjp(jax.grad(lambda x: in_torch(slow)(x).sum()), ONES)
+        found.extend([g, *pull(ONES)])
+
+    # What this thread draws it draws from the state of the other one, which puts its own back.
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert drawn.wait(60)
+    _, pull = jax.vjp(jax.grad(lambda x: in_torch(lambda x: x * x * torch.rand(x.shape))(x).sum()), ONES)
+    other.set()
+    thread.join(60)
+    assert len(slow_runs) == 3
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+    with pytest.raises(GradientError, match="did not come again"):
+        pull(ONES)
+
+
+def test_programs_that_run_in_several_threads_draw_the_same_numbers_again() -> None:
+    def body(x: Any) -> Any:
+        return x * torch.stack([(torch.rand(()) > 0.5).float() for _ in range(x.numel())])
+
+    step = jax.jit(lambda x: jax.vjp(in_torch(body), x))
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        for i in range(5):
+            x = jnp.arange(1.0, 65.0) + 100 * k + 10000 * i
+            y, pull = step(x)
+            (g,) = pull(jnp.ones_like(y)) if k % 2 else jax.jit(lambda p, x: p(x))(pull, jnp.ones_like(y))
+            wrong.append(not np.allclose(y, g * x))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(0, 8, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(wrong) == 20
+    assert not any(wrong)
