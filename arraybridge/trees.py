@@ -88,7 +88,9 @@ def kind_of(value: Any) -> int:
 
 
 def _look(value: Any) -> int:
-    array = is_array(value)
+    if registry.find_owner(value) is not None:
+        return ARRAY  # torch.compile, should it trace this, cannot ask a tensor what it offers itself
+    array = registry.is_foreign_array(value)
     if array and not registry.offers_alone(value):
         return ARRAY
     if _is_registered(value):

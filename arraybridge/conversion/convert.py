@@ -143,7 +143,8 @@ def convert_memory(  # type: ignore[misc]
     tensor([[            0, 1099511627776]])
     """
     form: Any = None
-    if not open_logs or not trace.listening():
+    who = trace.listeners() if open_logs else None
+    if who is None:
         if (
             target_type is None
             and target is None
@@ -165,7 +166,7 @@ def convert_memory(  # type: ignore[misc]
             except plans.declined:
                 pass
     return _carefully(
-        _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device), form
+        _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device), form, who
     )
 
 
@@ -196,20 +197,25 @@ def _request(
     return Request(data, second, first, gpu_id, device, copy, dtype, grad)
 
 
-def _carefully(request: Request, form: Any) -> Any:
+def _carefully(request: Request, form: Any, who: trace.Listeners | None) -> Any:
     """Look at the array, choose its route, convert it, and keep what was decided for the next of its kind."""
-    if not trace.listening():
+    if who is None:
         route, run = decide(request)
         result = run()
         plans.keep(form, request, route, run)
         return result
+    logs, annotation = who
     registry.framework(request.target)  # so that its import is not timed
     registry.find_owner(request.data)
     started = time.perf_counter()
     route, run = decide(request)
-    with trace.annotated(f"{route.source} → {route.target}"):
+    if annotation is None:
         result = run()
-    trace.record(route, run, started)
+    else:
+        with annotation(f"{route.source} → {route.target}"):
+            result = run()
+    if logs:
+        trace.record(logs, route, run, started)
     return result
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from arraybridge.timeline.hotspots import HotSpots
 
 __all__ = [
+    "Listeners",
     "Span",
     "TraceLog",
-    "annotated",
     "everywhere",
-    "listening",
+    "listeners",
     "note",
     "open_logs",
     "span",
@@ -38,8 +38,10 @@ _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "
 #: Seconds between two readings of the memory, which go into the file that `TraceLog.save` writes.
 _READ_EVERY = 0.05
 
-# Where in an event these stand.
-_START, _ROUTE, _LAYOUT = map(Event._fields.index, ("start", "route", "layout"))
+# What is recorded of an event: the route of a conversion or None, start, seconds, name and number of the
+# thread, and the line; then, of a conversion, `events.steps` and `events.same_array`, and of all else kind,
+# name, device, bytes, reason, item and flow. `TraceLog.events` makes an `Event` of it.
+_ROUTE, _START, _SITE = 0, 1, 5
 
 # One for all logs, so that a log can be pickled. Reentrant: the collector may run a finaliser that converts.
 _adding = RLock()
@@ -78,7 +80,7 @@ class TraceLog:
             raise ValueError(f"limit={limit!r} must be at least 1 event")
         self.dropped = 0
         self._limit = limit
-        #: The fields of events, their start as `time.perf_counter` had it, and `events.steps` for layout.
+        #: What was recorded of each, with its start as `time.perf_counter` had it.
         self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
         self._records: list[Route] = []
         #: Records whose events are gone, while they themselves are still in the list.
@@ -101,8 +103,8 @@ class TraceLog:
         with _adding:
             kept = list(self._events)
         # Made here, where somebody wants them, and not while the time runs that is measured.
-        found = [self._made(one) for one in kept]
-        return sorted(found, key=events.began)
+        lines: dict[tuple[int, int], int] = {}
+        return sorted((self._made(one, lines) for one in kept), key=events.began)
 
     @property
     def total_bytes_copied(self) -> int:
@@ -120,10 +122,37 @@ class TraceLog:
     def __iter__(self) -> Iterator[Route]:
         return iter(self.records)
 
-    def _made(self, one: tuple[Any, ...]) -> Event:
-        event = Event(*one)
-        order = events.layout(*one[_LAYOUT]) if one[_LAYOUT] else ""
-        return event._replace(start=event.start - self._opened, layout=order)
+    def _made(self, one: tuple[Any, ...], lines: dict[tuple[int, int], int]) -> Event:
+        """The event; ``lines`` remembers the number of the line for each instruction."""
+        route, began, seconds, thread, number, at, *rest = one
+        steps = array = None
+        if route is None:
+            kind, name, device, nbytes, reason, item, flow = rest
+        else:
+            steps, array = rest
+            kind, name, device = "conversion", f"{route.source} → {route.target}", str(route.device)
+            nbytes, reason, item, flow = route.nbytes * route.copies, route.reason, None, ""
+        file, code, instruction, library = at
+        line = lines.get((id(code), instruction))
+        if line is None:
+            line = lines[id(code), instruction] = events.line_of(at)
+        order = events.layout(*steps) if steps else ""
+        return Event(
+            kind, name, began - self._opened, seconds, thread, device, file, line, nbytes, reason, library,
+            item, flow, number, route, order, array,
+        )  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        """With lines in place of code, which cannot be pickled."""
+        state = self.__dict__.copy()
+        with _adding:
+            kept = list(self._events)
+        state["_events"] = deque(maxlen=self._limit)
+        for one in kept:
+            file, _, _, library = at = one[_SITE]
+            plain = file, None, events.line_of(at), library
+            state["_events"].append((*one[:_SITE], plain, *one[_SITE + 1 :]))
+        return state
 
     # -- recording --------------------------------------------------------------------------------
 
@@ -131,7 +160,7 @@ class TraceLog:
         route = event[_ROUTE]
         with _adding:
             kept = self._events
-            if self._limit is not None and len(kept) == self._limit:
+            if len(kept) == self._limit:
                 self._forget(kept[0][_ROUTE])
             kept.append(event)
             if route is not None:
@@ -270,7 +299,7 @@ _annotation: ContextVar[Callable[[str], AbstractContextManager[Any]] | None] = C
 #: Logs that hear every thread of the process.
 _everywhere: list[TraceLog] = []
 #: The logs open anywhere, and the annotations that are on, by their id. While it is empty, nobody even asks
-#: whether one of them is open in their own thread or task (`listening`), and nothing is measured.
+#: whether one of them is open in their own thread or task (`listeners`), and nothing is measured.
 open_logs: dict[int, Any] = {}
 
 
@@ -337,38 +366,30 @@ def _annotating(profiler: str) -> Iterator[None]:
 set_annotating(_annotating)
 
 
-def listening() -> bool:
-    """Whether a trace is open in this thread or task, or an annotation is on."""
-    return bool(_current.get() or _everywhere or _annotation.get())
+#: The traces open in this thread or task, and what opens a span in a profiler, if an annotation is on.
+Listeners = tuple[tuple[TraceLog, ...], Callable[[str], AbstractContextManager[Any]] | None]
+
+
+def listeners() -> Listeners | None:
+    """Who listens in this thread or task; None where nobody does."""
+    logs, maker = _current.get(), _annotation.get()
+    if _everywhere:
+        logs = (*logs, *_everywhere)
+    return (logs, maker) if logs or maker is not None else None
 
 
 # -- what is told ------------------------------------------------------------------------------------
 
 
-def annotated(name: str) -> AbstractContextManager[Any]:
-    """A span in the profiler that `settings(annotate=…)` names, if any."""
-    maker = _annotation.get()
-    return nullcontext() if maker is None else maker(name)
-
-
-def record(route: Route, run: Run, began: float) -> None:
-    """Add a conversion that began at that time, and is done, to the traces of this thread or task."""
+def record(logs: tuple[TraceLog, ...], route: Route, run: Run, began: float) -> None:
+    """Add a conversion that began at that time, and is done. The route, which is nobody's yet, is kept."""
     seconds = time.perf_counter() - began
-    logs = (*_current.get(), *_everywhere)
-    if not logs:
-        return
-    at = events.site()
+    object.__setattr__(route, "seconds", seconds)
     steps, array = None, None
     if route.copies:
         steps, array = events.steps(run.source, run.data), events.same_array(run.data)
-    done = Route(
-        route.source, route.target, route.method, route.device, route.shares_memory, route.copies,
-        route.nbytes, route.reason, seconds,
-    )  # fmt: skip
     event = (
-        "conversion", f"{route.source} → {route.target}", began, seconds, current_thread().name,
-        str(route.device), at.file, at.line, route.nbytes * route.copies, route.reason, at.library, None, "",
-        get_ident(), done, steps, array,
+        route, began, seconds, current_thread().name, get_ident(), events.site(), steps, array,
     )  # fmt: skip
     for log in logs:
         log._add(event)
@@ -398,7 +419,7 @@ class Span:
         self.device = self.reason = self.flow = ""
         self.item: int | None = None
         self.nbytes = 0
-        self._at = events.site() if logs else events.Site("", 0)
+        self._at = events.site() if logs else None
         self._annotation = None if maker is None else maker(name)
         if self._annotation is not None:
             self._annotation.__enter__()
@@ -426,9 +447,8 @@ class Span:
         if not logs:
             return
         event = (
-            self.kind, self.name, self._began, seconds, current_thread().name, self.device, self._at.file,
-            self._at.line, self.nbytes, self.reason, self._at.library, self.item, self.flow, get_ident(),
-            None, None, None,
+            None, self._began, seconds, current_thread().name, get_ident(), self._at,
+            self.kind, self.name, self.device, self.nbytes, self.reason, self.item, self.flow,
         )  # fmt: skip
         for log in logs:
             log._add(event)
@@ -439,9 +459,11 @@ def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
 
     ``annotate=False`` is for work that other work of the same thread may interrupt, as a coroutine's.
     """
-    if not listening():
+    who = listeners()
+    if who is None:
         return None
-    return Span(kind, name, (*_current.get(), *_everywhere), _annotation.get() if annotate else None)
+    logs, maker = who
+    return Span(kind, name, logs, maker if annotate else None)
 
 
 def note(kind: str, reason: str, device: str = "") -> None:

@@ -66,10 +66,10 @@ def convert(
             except plans.declined:
                 pass
         return convert_memory(x, target)
-    if owner_name(x) == target:
-        if plain and not trace.open_logs:
-            return x  # as convert_memory does
-    elif being_compiled():
+    compiled = being_compiled()
+    if plain and owner_name(x) == target and (compiled or not trace.open_logs):
+        return x  # as convert_memory does, which would look who listens
+    if compiled:
         if not _untraced:
             _untraced.append((registry.framework("torch").running or Running()).untraced(convert_memory))
         return _untraced[0](x, target, grad=grad, gpu_id=gpu_id, device=device, dtype=dtype)

@@ -43,7 +43,7 @@ _LAST_PATIENCE = 20.0
 
 def here() -> Site | None:
     """The user's line that hands out work now; None where no trace would ask for it."""
-    return site() if open_logs and trace.listening() else None
+    return site() if open_logs and trace.listeners() else None
 
 
 class Span(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 import weakref
@@ -16,7 +17,7 @@ import numpy as np
 from arraybridge.errors import MemoryConversionError, outside
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
-from arraybridge.trees import arrays_of, source_of
+from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, source_of
 
 if TYPE_CHECKING:
     from arraybridge.conversion.routes import Route
@@ -29,6 +30,7 @@ __all__ = [
     "device_words",
     "handed_out",
     "layout",
+    "line_of",
     "same_array",
     "site",
     "source_line",
@@ -114,20 +116,30 @@ def began(event: Event) -> tuple[float, float]:
 # -- where -------------------------------------------------------------------------------------------
 
 
-class Site(NamedTuple):
-    """A line of the user's code, and the other library in between, if any."""
+#: A line of the user's code: its file, the code and the instruction in it, and the other library in between,
+#: if any. The line itself is found by `line_of` when somebody asks, since that takes the longer the later it
+#: stands in its function. Where there is no code any more, as in a log that was pickled, the line stands for
+#: the instruction.
+Site = tuple[str, CodeType | None, int, str]
 
-    file: str
-    line: int
-    library: str = ""
+
+def line_of(site: Site) -> int:
+    """The number of the line."""
+    _, code, at, _ = site
+    if code is None:
+        return at
+    for start, end, line in code.co_lines():
+        if start <= at < end and line is not None:
+            return line
+    return code.co_firstlineno
 
 
 #: Where the work of this thread was handed out, for lines of a worker thread in which no code of the user is.
 handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", default=None)
 
-_OURS, _USERS, _PYTHON = "arraybridge", "", "Python"
+_OURS, _USERS, _CELL, _PYTHON = "arraybridge", "", "a notebook's cell", "Python"
 _HERE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
-# File of a function → whose it is: one of the three, or the name of another library.
+# File of a function → whose it is: one of the four, or the name of another library.
 _owners: dict[str, str] = {}
 # Folders of installed packages that are the user's program all the same: `arraybridge trace -m package`.
 _own: list[str] = []
@@ -143,21 +155,25 @@ def site() -> Site:
     Frameworks and Python's own library are looked through. Where none of the user's code is on the stack, it
     is where the work was handed out to this thread, and where that is not known the innermost foreign line.
     """
-    innermost, _ = outside()
-    frame: FrameType | None = innermost
-    library = ""
+    frame: FrameType | None = sys._getframe(3)  # whoever asks has called three of ours
+    library, known = "", _owners
     while frame is not None:
-        owner = _owners.get(frame.f_code.co_filename)
+        file = frame.f_code.co_filename
+        owner = known.get(file)
         if owner is None:
-            owner = _owner(frame.f_code)
-        if owner == _USERS:
-            return Site(_label(frame.f_code.co_filename), frame.f_lineno, library)
+            owner = _owner(file)
         if owner == _OURS:
             library = ""  # what stands between two frames of ours was called by us
+        elif owner == _USERS:
+            return file, frame.f_code, frame.f_lasti, library
+        elif owner == _CELL:
+            return _cell(file), frame.f_code, frame.f_lasti, library
         elif owner != _PYTHON:
             library = library or owner
         frame = frame.f_back
-    return handed_out.get() or Site(innermost.f_code.co_filename, innermost.f_lineno, library)
+    innermost, _ = outside()
+    code = innermost.f_code
+    return handed_out.get() or (code.co_filename, code, innermost.f_lasti, library)
 
 
 def as_own(folder: str) -> None:
@@ -166,11 +182,13 @@ def as_own(folder: str) -> None:
     _owners.clear()
 
 
-def _owner(code: CodeType) -> str:
-    file = code.co_filename
+def _owner(file: str) -> str:
     if len(_owners) > 4096:  # a notebook's cells, say
         _owners.clear()
-    found = _owners[file] = _classified(file)
+    found = _classified(file)
+    if found == _USERS and ("ipython" in file or "ipykernel" in file):
+        found = _CELL
+    _owners[file] = found
     return found
 
 
@@ -199,10 +217,8 @@ def _looked_through() -> set[str]:
     return packages
 
 
-def _label(file: str) -> str:
-    """The file, or the cell of a notebook as its tracebacks call it."""
-    if "ipython" not in file and "ipykernel" not in file:
-        return file
+def _cell(file: str) -> str:
+    """The cell of a notebook as its tracebacks call it, by now: run again, it has another number."""
     module = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
     named = None if shell is None else shell.compile.format_code_name(file)
@@ -223,8 +239,29 @@ def source_line(file: str, line: int) -> str:
 # -- of which array ----------------------------------------------------------------------------------
 
 _numbers = count()
-# Identity of an array that is alive → a reference to it, and its number.
-_seen: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+
+class _Seen(weakref.ref[Any]):
+    """An array that is known, and its number."""
+
+    __slots__ = ("key", "number")
+
+    key: int
+    number: int
+
+
+# Identity of an array that is alive → what is known of it.
+_seen: dict[int, _Seen] = {}
+
+
+def _forget(gone: _Seen) -> None:
+    if _seen.get(gone.key) is gone:
+        del _seen[gone.key]
+
+
+# Where the memory of a NumPy array begins stands first in its C struct. It is read there, since
+# ``__array_interface__`` takes longer than all the rest of an event.
+_pointer, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
 
 
 def same_array(x: Any) -> tuple[Any, ...] | None:
@@ -232,25 +269,21 @@ def same_array(x: Any) -> tuple[Any, ...] | None:
 
     Views of one NumPy array that look at the same elements in the same order are the same.
     """
-    owner = x
-    while type(owner) is np.ndarray and type(owner.base) is np.ndarray:
-        owner = owner.base
-    key = id(owner)
-    found = _seen.get(key)
-    if found is None or found[0]() is not owner:
-
-        def forget(dead: weakref.ref[Any], key: int = key) -> None:
-            if key in _seen and _seen[key][0] is dead:
-                del _seen[key]
-
+    owner, ndarray = x, np.ndarray
+    if type(x) is ndarray:
+        while type(base := owner.base) is ndarray:
+            owner = base
+    found = _seen.get(id(owner))
+    if found is None or found() is not owner:
         try:
-            found = (weakref.ref(owner, forget), next(_numbers))
+            found = _Seen(owner, _forget)
         except TypeError:  # it takes no weak references
             return None
-        _seen[key] = found
+        found.key, found.number = id(owner), next(_numbers)
+        _seen[found.key] = found
     if owner is x:
-        return (found[1],)
-    return (found[1], x.__array_interface__["data"][0], x.shape, x.strides)
+        return (found.number,)
+    return (found.number, _pointer(id(x) + _HEAD).value, x.shape, x.strides)
 
 
 def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
@@ -281,7 +314,8 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> s
 
 def device_words(tree: Any) -> str:
     """The device of the first array in there, in words; ``""`` where there is none."""
-    for x in arrays_of(tree):
-        owner, data = source_of(x)
-        return str(owner.device_of(data))
+    for leaf in leaves_of(tree):
+        if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
+            owner, data = source_of(leaf)
+            return str(owner.device_of(data))
     return ""

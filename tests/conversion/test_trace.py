@@ -461,7 +461,7 @@ def test_a_log_that_stays_open_elsewhere_costs_nobody_the_fast_path() -> None:
     log = elsewhere.run(opened.__enter__)
     try:
         beside = functions_entered(lambda: arraybridge.convert_memory(x, "torch"))
-        assert [one for one in beside if one != "trace.py:listening"] == alone
+        assert [one for one in beside if one != "trace.py:listeners"] == alone
         assert len(log) == 0
         elsewhere.run(arraybridge.convert_memory, x, "torch")
         assert len(log) == 1

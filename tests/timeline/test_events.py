@@ -12,14 +12,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import Pipeline, TraceLog, convert_memory, device_map, prefetch, trace
+from arraybridge import Pipeline, TraceLog, convert_memory, device_map, prefetch, trace, trees
 from arraybridge.conversion import trace as trace_module
 from arraybridge.testing import inject_oom
 from arraybridge.timeline import events
@@ -224,6 +224,58 @@ def test_a_notebooks_cell_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert log.events[0].where == "In[7]:3"
 
 
+def frames() -> Iterator[FrameType]:
+    """Frames in calls of many forms, on one line and on several."""
+
+    def here(*values: Any, **named: Any) -> FrameType:
+        return sys._getframe(1)
+
+    yield here()
+    yield here(
+        1,
+        n=2,
+    )
+    yield from [here() for _ in range(2)]
+    yield from map(lambda _: here(3), "x")  # noqa: C417  # the frame of a lambda
+    if frame := here():
+        yield frame
+    try:
+        yield here()
+    finally:
+        yield here()
+    for _ in range(2):
+        yield (here)(
+            [
+                4,
+            ]
+        )
+
+
+def test_the_line_that_is_found_later_is_the_one_where_the_frame_was() -> None:
+    found = 0
+    for frame in frames():
+        line = events.line_of((__file__, frame.f_code, frame.f_lasti, ""))
+        assert line == frame.f_lineno
+        found += 1
+    assert found == 10
+    lines = [f"before_{n} = [{n},\n  {n}]" for n in range(2000)]
+    source = "\n".join([*lines, "convert_memory(", "  np.zeros(1),", "  'numpy')"])
+    with trace() as log:
+        exec(compile(source, "long.py", "exec"), {"np": np, "convert_memory": convert_memory})  # noqa: S102
+        exec(compile(source, "<string>", "exec"), {"np": np, "convert_memory": convert_memory})  # noqa: S102
+    assert [(e.file, e.line) for e in log.events] == [("long.py", 4001), ("<string>", 4001)]
+
+
+def test_what_was_found_of_one_code_is_not_taken_for_another() -> None:
+    """Equal code compares as equal, whatever its file."""
+    names = {"np": np, "convert_memory": convert_memory}
+    with trace() as log:
+        for n in range(20):
+            source = "\n" * (n % 2) + "convert_memory(np.zeros(1), 'numpy')"
+            exec(compile(source, f"{n}.py", "exec"), names)  # noqa: S102
+    assert [(e.file, e.line) for e in log.events] == [(f"{n}.py", 1 + n % 2) for n in range(20)]
+
+
 # ---- what each event says --------------------------------------------------------------------------------
 
 
@@ -392,7 +444,10 @@ def test_a_log_can_be_copied_and_pickled() -> None:
     require("torch")
     with trace() as log:
         convert_memory(np.zeros(3)[::-1], "torch")
-    for other in (pickle.loads(pickle.dumps(log)), copy.deepcopy(log)):
+        convert_memory(np.zeros(3), "torch")
+    again = pickle.loads(pickle.dumps(log))
+    for other in (again, pickle.loads(pickle.dumps(again)), copy.deepcopy(log)):
+        assert [e._replace(array=None) for e in other.events] == [e._replace(array=None) for e in log.events]
         assert other.records == log.records
         assert [e.line for e in other.events] == [e.line for e in log.events]
 
@@ -410,10 +465,13 @@ def test_nothing_is_recorded_when_no_trace_is_open() -> None:
     assert not [name for name in before if name.startswith("trace.py")]
 
 
-def test_torch_compile_is_left_alone() -> None:
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"dtype": "float32"}, {"output_type": "numpy"}])
+def test_torch_compile_is_left_alone(options: Any) -> None:
     torch = require("torch")
+    trees.kinds.clear()  # what is learnt at first sight of a type is learnt while torch traces
+    torch.compiler.reset()
 
-    @arraybridge.torch
+    @arraybridge.torch(**options)
     def double(x: Any) -> Any:
         return x * 2
 
