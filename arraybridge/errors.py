@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from types import FrameType
+from typing import ClassVar
 
 __all__ = [
     "ArrayNotSupportedError",
@@ -26,6 +27,7 @@ __all__ = [
     "UnknownFrameworkError",
     "nearest",
     "outside",
+    "page_of",
     "text_of",
     "told",
     "warn",
@@ -69,8 +71,17 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+def page_of(cls: type[MemoryConversionError]) -> str:
+    """Where the documentation explains errors of this class, ``""`` where it does not.
+
+    >>> page_of(GradientError)
+    'docs/troubleshooting.md#the-array-is-refused'
+    """
+    return f"docs/troubleshooting.md#{cls.section}" if cls.section else ""
+
+
 class MemoryConversionError(Exception):
-    """An array could not be converted.
+    """An array could not be converted. A note below the message names the page that explains it.
 
     Attributes:
         source_type: framework of the array, or ``""`` where it is not known.
@@ -78,6 +89,9 @@ class MemoryConversionError(Exception):
         method: the route that was tried: ``"view"``, ``"dlpack"``, ``"device"``, ``"host"`` or ``""``.
         reason: why it cannot be, without the advice.
     """
+
+    #: The section of the page on troubleshooting that explains errors of this class; "" where none does.
+    section: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -99,42 +113,62 @@ class MemoryConversionError(Exception):
         self.target_type = target_type
         self.method = method
         self.reason = reason or message
+        if self.section:
+            self.add_note(f"explained in {page_of(type(self))}")
 
 
 class FrameworkNotInstalledError(MemoryConversionError, ImportError):
     """The framework asked for is not installed, or its import failed."""
 
+    section = "something-is-missing"
+
 
 class DeviceNotFoundError(MemoryConversionError, ValueError):
     """The device asked for is not there; the message lists those that are."""
+
+    section = "something-is-missing"
 
 
 class DtypeNotSupportedError(MemoryConversionError, TypeError):
     """The target has no such dtype; pass ``dtype=`` to ask for a cast."""
 
+    section = "the-array-is-refused"
+
 
 class ArrayNotSupportedError(MemoryConversionError, TypeError, ValueError):
     """A masked, sparse, ragged, meta or traced array, or a rank that the target does not have."""
+
+    section = "the-array-is-refused"
 
 
 class CannotSplitError(MemoryConversionError, ValueError):
     """The arguments have no batch to split, or the results of the parts cannot be joined."""
 
+    section = "memory"
+
 
 class CopyRequiredError(MemoryConversionError, ValueError):
     """``copy=False`` was asked for where the bytes cannot be shared."""
+
+    section = "the-array-is-refused"
 
 
 class GradientError(MemoryConversionError, RuntimeError):
     """The tensor requires grad and would lose its graph; pass ``grad="detach"`` to let it."""
 
+    section = "the-array-is-refused"
+
 
 class SourceMismatchError(MemoryConversionError, TypeError, ValueError):
     """The array is not of the framework that was declared as its source."""
 
+    section = "the-array-is-refused"
+
 
 class UnknownArrayError(MemoryConversionError, TypeError, ValueError):
     """The object is no array of any known framework."""
+
+    section = "the-array-is-refused"
 
 
 class UnknownFrameworkError(MemoryConversionError, ValueError):
@@ -142,6 +176,8 @@ class UnknownFrameworkError(MemoryConversionError, ValueError):
 
     (Raised, with its list of names, by `arraybridge.frameworks.registry.framework_name`.)
     """
+
+    section = "the-call-is-wrong"
 
 
 class MissingGpuWarning(UserWarning):

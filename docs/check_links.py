@@ -4,7 +4,8 @@
     python docs/check_links.py docs/_build
 
 Every link to another page, to an anchor or to a file has to lead somewhere; pictures, scripts and styles have
-to be files of the build. What is wrong is printed; the exit code is 1 then.
+to be files of the build; and the reference has to show the form of a call that users write first. What is
+wrong is printed; the exit code is 1 then.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from urllib.parse import unquote, urlsplit
 
 #: Pages that Sphinx writes for itself; under _modules/ the source of each module.
 GENERATED = {"genindex.html", "search.html"}
+#: The first parameters of functions that take their arguments in several forms.
+FORMS = {
+    "arraybridge.convert_memory": ["data", "target", "gpu_id"],
+    "arraybridge.explain": ["data", "target", "gpu_id"],
+}
 
 
 class Page(HTMLParser):
@@ -26,18 +32,46 @@ class Page(HTMLParser):
         self.anchors: set[str] = set()
         self.links: list[str] = []
         self.loads: list[str] = []
+        #: Names of which the page has a signature, with the text of it.
+        self.signatures: dict[str, str] = {}
+        self._open = ""
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = {name: value for name, value in attrs if value}
         if "id" in values:
             self.anchors.add(values["id"])
+        if tag == "dt":
+            self._open = values.get("id", "")
         if tag == "a" and "href" in values:
             self.links.append(values["href"])
         if tag == "link" and values.get("rel") in ("stylesheet", "icon", "preload") and "href" in values:
             self.loads.append(values["href"])
         if tag in ("img", "script", "iframe") and "src" in values:
             self.loads.append(values["src"])
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.signatures[self._open] = self.signatures.get(self._open, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "dt":
+            self._open = ""
+
+
+def first_form(page: Page) -> list[str]:
+    """The signatures of a page that do not begin as users write the call first."""
+    wrong = []
+    for name, form in FORMS.items():
+        shown = " ".join(page.signatures.get(name, "").split())
+        parameters = [
+            part.partition("=")[0].partition(":")[0] for part in shown.partition("(")[2].split(", ")
+        ]
+        if shown and [one.strip() for one in parameters[: len(form)]] != form:
+            wrong.append(
+                f"shows {name}{shown[shown.index('(') :]}, which should begin with {', '.join(form)}"
+            )
+    return wrong
 
 
 def faults(folder: Path) -> list[str]:
@@ -51,6 +85,7 @@ def faults(folder: Path) -> list[str]:
         if path.name in GENERATED or name.parts[0] == "_modules":
             continue
         wrong += [f"{name} loads {url} from the network" for url in page.loads if urlsplit(url).netloc]
+        wrong += [f"{name} {fault}" for fault in first_form(page)]
         for url in page.links + page.loads:
             parts = urlsplit(url)
             if parts.scheme or parts.netloc:

@@ -211,6 +211,19 @@ def _fill_in(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] = re.sub(r"<!-- machine: (\S+) -->", lambda m: _taken_on(m[1]), source[0])
 
 
+# `convert_memory` takes its arguments in several forms; the reference shows the one that users write first.
+_OPTIONS = (
+    "copy: bool | None = None, dtype: Any = None, grad: Grad = 'error', device: DeviceLike | None = None"
+)
+_FORM = f"(data: Any, target: FrameworkLike, gpu_id: GpuId = None, *, {_OPTIONS})"
+_FORMS = {"arraybridge.convert_memory": (_FORM, "Any"), "arraybridge.explain": (_FORM, "Route")}
+
+
+def _first_form(app: Sphinx, what: str, name: str, *_: object) -> tuple[str, str] | None:
+    return _FORMS.get(name)
+
+
 def setup(app: Sphinx) -> None:
-    """Let Sphinx call `_fill_in` for each page that it reads."""
+    """Let Sphinx call `_fill_in` for each page that it reads, and `_first_form` for each signature."""
     app.connect("source-read", _fill_in)
+    app.connect("autodoc-process-signature", _first_form, priority=100)  # the first that answers is heard

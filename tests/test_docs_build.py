@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import convert_memory
+from arraybridge import MemoryConversionError, UnknownArrayError, convert_memory
 from tests.helpers import require
 
 CHECKOUT = Path(__file__).parent.parent
@@ -50,6 +50,17 @@ def test_the_link_check_finds_what_leads_nowhere(tmp_path: Path) -> None:
         "index.html points to gone.html, which is not there",
         "index.html points to other.html#gone, which has no such anchor",
     ]
+
+
+def test_the_link_check_minds_which_signature_the_reference_shows(tmp_path: Path) -> None:
+    shown = """<dt class="sig" id="arraybridge.convert_memory"><span>convert_memory</span>(<em>data</em>,
+        <em>{}</em>, <em>gpu_id=None</em>)<a href="#arraybridge.convert_memory">¶</a></dt>"""
+    (tmp_path / "api.html").write_text(shown.format("target"), encoding="utf-8")
+    assert check_links(tmp_path).returncode == 0
+    (tmp_path / "api.html").write_text(shown.format("source_type=None"), encoding="utf-8")
+    done = check_links(tmp_path)
+    assert done.returncode == 1
+    assert "shows arraybridge.convert_memory(data, source_type=None" in done.stdout
 
 
 def test_the_table_of_pairs_on_its_page_is_that_of_the_readme() -> None:
@@ -174,3 +185,27 @@ def test_the_page_on_troubleshooting_has_the_message_as_it_comes(words: str) -> 
     came = " ".join(f"{type(caught.value).__name__}: {caught.value}".split())
     wanted = ".*".join(re.escape(part.strip()) for part in heading.split("…"))
     assert re.match(wanted, came), f"{came!r} is not explained by {heading!r}"
+
+
+def _classes(base: type[MemoryConversionError]) -> list[type[MemoryConversionError]]:
+    return [base, *(cls for child in base.__subclasses__() for cls in _classes(child))]
+
+
+def test_each_error_names_the_section_that_has_it_as_a_heading() -> None:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    headed = set()
+    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        anchor = part.partition("\n")[0].lower().replace(" ", "-")
+        headed |= {(name, anchor) for name in re.findall(r"^### `(\w+)\b", part, flags=re.MULTILINE)}
+    classes = [cls for cls in _classes(MemoryConversionError) if cls.__module__.startswith("arraybridge.")]
+    named = {(cls.__name__, cls.section) for cls in classes if cls.section}
+    assert named == {one for one in headed if one[0] in {cls.__name__ for cls in classes}}
+    assert len(named) == 12
+
+
+def test_an_error_tells_its_page_below_its_message() -> None:
+    with pytest.raises(UnknownArrayError) as caught:
+        convert_memory([1], "numpy")
+    assert "troubleshooting" not in str(caught.value)
+    assert caught.value.__notes__ == ["explained in docs/troubleshooting.md#the-array-is-refused"]
+    assert not hasattr(MemoryConversionError("of no section"), "__notes__")

@@ -61,7 +61,8 @@ def test_errors_survive_pickling(cls: type[MemoryConversionError]) -> None:
         assert str(twin) == "what; why; what to do"
         got = (twin.source_type, twin.target_type, twin.method, twin.reason)
         assert got == ("numpy", "jax", "dlpack", "why")
-        assert twin.__notes__ == ["at tree['a']"]
+        assert twin.__notes__ == error.__notes__
+        assert twin.__notes__[-1] == "at tree['a']"
 
 
 @pytest.mark.parametrize("cls", [cls for cls in BASES if issubclass(cls, MemoryConversionError)])
