@@ -298,8 +298,8 @@ class Autodiff(ABC):
         """Whether somebody but the one who asks holds ``x``, or its memory; True where nobody can tell."""
         return True
 
-    def version(self, x: Any) -> int | None:
-        """A number that changes whenever ``x`` is written to; None where nobody counts."""
+    def version(self, x: Any) -> Any:
+        """What equals itself as long as nobody writes to ``x``; None where that cannot be told."""
         return None
 
     def random_state(self) -> Any:
@@ -373,7 +373,7 @@ def written_beside(framework: str, label: str) -> GradientError:
     return GradientError(
         f"{label}(): it has to run once more for the backward (in jax.jit, under a checkpoint, for higher"
         " orders), and an array that it was called with has been written to meanwhile, by the function itself"
-        " or by somebody else; write to a copy, x.clone()",
+        " or by somebody else; write to a copy, x.clone(), or pass a copy, tf.identity(v)",
         target_type=framework,
         reason="an argument is written to",
     )

@@ -183,8 +183,26 @@ class TensorflowAutodiff(Autodiff):
                 shapes.append((tuple(x.shape), x.dtype.name))
         return leaves, spec, shapes
 
+    def version(self, x: Any) -> _Value | None:
+        return _Value(x) if isinstance(x, tf.Variable) else None
+
     def is_held(self, x: Any) -> bool:
         return sys.getrefcount(x) > HELD_BY_ONE
+
+
+class _Value:
+    """What a variable holds now, to be compared with later: nobody counts what is written to it."""
+
+    def __init__(self, variable: Any) -> None:
+        with tf.init_scope():  # for a value also while a graph is made, and beside the tapes
+            self.value = variable.read_value()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Value) or self.value.shape != other.value.shape:
+            return False
+        return self.value.numpy().tobytes() == other.value.numpy().tobytes()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _drawing_in(kind: str) -> str:

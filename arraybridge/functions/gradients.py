@@ -261,7 +261,7 @@ class UserBody:
         """The arrays that are fixed, of the callee."""
         return [self.fixed[i] for i in self.others]
 
-    def _versions(self) -> list[int | None]:
+    def _versions(self) -> list[Any]:
         there = autodiff_of(framework_of(self.runner.name))
         return [there.version(x) for x in self.beside()]
 

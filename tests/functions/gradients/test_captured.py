@@ -123,3 +123,31 @@ def test_a_trainable_variable_that_another_framework_reads_is_refused() -> None:
     for f in readers:
         with tf.GradientTape(), pytest.raises(GradientError, match="functional_call"):
             f(x)
+
+
+@pytest.mark.parametrize("writer", ["the function", "somebody"])
+def test_a_variable_beside_is_not_read_again_after_a_write(writer: str) -> None:
+    v = tf.Variable([2.0, 3.0], trainable=False)
+
+    @in_tf
+    def scale(x: Any, v: Any) -> Any:
+        y = x**3 * v
+        if writer == "the function":
+            v.assign_add([1.0, 1.0])
+        return y
+
+    x = torch.tensor([1.0, 5.0], requires_grad=True)
+    (g,) = torch.autograd.grad(scale(x, v).sum(), x, create_graph=True)
+    np.testing.assert_allclose(g.detach(), [6, 225])
+    if writer == "somebody":
+        v.assign([100.0, 100.0])
+    with pytest.raises(GradientError, match="written to meanwhile"):
+        torch.autograd.grad(g.sum(), x)
+
+
+def test_a_variable_beside_that_nobody_writes_to_is_an_input_like_others() -> None:
+    v = tf.Variable([2.0, 3.0], trainable=False)
+    f = in_tf(lambda x, v: x**3 * v)
+    second = jax.grad(lambda x: jax.grad(lambda x: f(x, v).sum())(x).sum())
+    for run in (second, jax.jit(second)):
+        np.testing.assert_allclose(run(jnp.array([1.0, 5.0])), [12, 90])
