@@ -293,7 +293,7 @@ def visible_devices(framework: Framework) -> tuple[Device, ...]:
 def open_devices(framework: Framework) -> tuple[Device, ...]:
     """The framework's devices; none where asking would open its accelerators, which nobody uses as yet."""
     asking_opens = framework.pool is not None and framework.pool.asking_opens()
-    return () if asking_opens else framework.devices()
+    return () if asking_opens else visible_devices(framework)
 
 
 def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:

@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 
-__all__ = ["Card", "cards", "driver", "free_memory", "is_awake", "pci_address"]
+__all__ = ["Card", "card_at", "cards", "driver", "free_memory", "is_awake", "pci_address"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ def pci_address(domain: int, bus: int, slot: int) -> str:
 # Numbers of CUdevice_attribute.
 _CAPABILITY = (75, 76)
 _PCI = (50, 33, 34)  # domain, bus, slot
+# The one of CUpointer_attribute.
+_DEVICE_ORDINAL = 9
 
 
 @cache
@@ -86,6 +88,18 @@ def cards() -> tuple[Card, ...]:
         except (OSError, subprocess.SubprocessError, ValueError):
             pass  # it could not be started here: this process asks
     return _ask(known)
+
+
+def card_at(address: int) -> int | None:
+    """The number of the card on which memory lies; None where the driver does not know. Opens none.
+
+    The runtime's question for it, which frameworks ask, opens the current card.
+    """
+    known, found = driver(), ctypes.c_int()
+    if known is None or not address:
+        return None
+    failed = known.cuPointerGetAttribute(ctypes.byref(found), _DEVICE_ORDINAL, ctypes.c_ulonglong(address))
+    return None if failed else found.value
 
 
 def _ask(known: ctypes.CDLL) -> tuple[Card, ...]:

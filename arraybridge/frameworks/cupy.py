@@ -24,9 +24,6 @@ __all__ = ["CupyFramework"]
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
 
-# CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-_DEVICE_ORDINAL = 9
-
 
 class CupyFramework(Framework):
     name = "cupy"
@@ -112,8 +109,9 @@ class CupyFramework(Framework):
 
     def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
+            card = cards.card_at(x.__cuda_array_interface__["data"][0])
             # Ordered after the stream that the interface names. From any but the current card CuPy copies.
-            with _on_card(_card_at(x.__cuda_array_interface__["data"][0])):
+            with _on_card(cupy.cuda.runtime.getDevice() if card is None else card):
                 return cupy.asarray(x)
         if source.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
             with _on_card(int(x.__dlpack_device__()[1])):
@@ -450,18 +448,6 @@ def _on_card(index: int) -> Iterator[None]:
         driver.cuCtxPopCurrent_v2(ctypes.byref(left))
         if runtime.getDevice() != before:
             runtime.setDevice(before)
-
-
-def _card_at(address: int) -> int:
-    """The card on which memory lies; the current one where CUDA does not know it. Opens none."""
-    runtime, found = cupy.cuda.runtime, ctypes.c_int()
-    driver = None if runtime.is_hip else cards.driver()
-    # The runtime's own question opens the current card.
-    if driver is None or driver.cuPointerGetAttribute(
-        ctypes.byref(found), _DEVICE_ORDINAL, ctypes.c_ulonglong(address)
-    ):
-        return int(runtime.getDevice())
-    return found.value
 
 
 def _has_context(index: int) -> bool:

@@ -25,9 +25,10 @@ class TorchPool(Pool):
         return torch.device("cpu") if kind == "cpu" else torch.device(kind, device.index)
 
     def is_started(self) -> bool:
-        return torch.cuda.is_initialized() or (
-            torch.accelerator.is_available() and not torch.cuda.is_available()
-        )
+        # CUDA's driver is woken by the question whether there is a card, and this process could not be forked
+        # any more: only builds for other accelerators are asked.
+        has_others = torch.version.cuda is None and torch.version.hip is None
+        return torch.cuda.is_initialized() or (has_others and torch.accelerator.is_available())
 
     def _opened(self, device: Device | None = None) -> list[int]:
         """Numbers of the cards to ask, of which none is opened by asking."""
@@ -209,8 +210,9 @@ def from_interface(x: Any) -> torch.Tensor:
     address, is_read_only = interface["data"]
     interface["data"] = (address, False)
     stream = interface.pop("stream", None)
-    # On the card where the memory lies, which torch finds out; asked for "cuda" it would be the current one.
-    tensor = torch.as_tensor(_Interface({**interface, "version": 2}, x))
+    card = cards.card_at(address)
+    device = "cuda" if card is None else f"cuda:{card}"  # without a number the current one
+    tensor = torch.as_tensor(_Interface({**interface, "version": 2}, x), device=device)
     if stream is not None:
         handle = 0 if stream == 1 else int(stream)  # 1 stands for the default stream
         _wait_for(tensor.device.index, handle)

@@ -23,6 +23,8 @@ IMPORTS = ("import numpy as np, cupy, arraybridge", "from tests.card import book
         "arraybridge.free_memory()",
         "arraybridge.convert_memory(np.zeros(3), 'numpy', 'numpy')",
         "arraybridge.set_device('gpu:1'); arraybridge.get_device()",
+        "list(arraybridge.device_map(np.sum, [np.ones(3)] * 2, ['cpu']))",
+        "arraybridge.Pipeline(np.negative, np.abs)(np.ones(4))",
     ],
 )
 def test_a_question_opens_no_card_and_wakes_no_driver(question: str) -> None:
@@ -81,6 +83,24 @@ def test_what_torch_has_on_the_second_card_opens_no_other() -> None:
         OPEN,
     )
     assert said.splitlines() == ["False True", "gpu:1 gpu:1", "False True"]
+
+
+def test_a_question_of_torch_opens_no_card_and_auto_one() -> None:
+    require("torch")
+    said = asked(
+        *IMPORTS,
+        "import torch",
+        "from arraybridge.frameworks import cards",
+        "arraybridge.devices('torch'); arraybridge.free_memory(); arraybridge.memory_stats()",
+        "list(arraybridge.device_map(np.sum, [np.ones(3)] * 2, ['cpu']))",
+        "with arraybridge.memory_peak(): arraybridge.Pipeline(np.negative, np.abs)(np.ones(4))",
+        "print(cards.is_awake())",
+        OPEN,
+        "x = arraybridge.convert_memory(np.zeros(3), 'torch', gpu_id='auto')",
+        "print(x.device)",
+        OPEN,
+    )
+    assert said.splitlines() == ["False", "False False", "cuda:0", "True False"]
 
 
 def test_auto_opens_the_card_that_it_takes_and_no_other() -> None:

@@ -390,6 +390,19 @@ def test_what_is_lent_on_a_card_that_is_not_the_current_one(target: str) -> None
     assert is_all(y, 3)
 
 
+@needs_two_cards
+@pytest.mark.parametrize("source", ["cupy", "torch"])
+def test_what_jax_borrows_on_a_card_that_is_not_the_current_one(source: str) -> None:
+    require(source)
+    require("jax")
+    needs_kernels_of("XLA")
+    x = arraybridge.convert_memory(np.arange(6, dtype=np.float32), source, gpu_id=1)
+    y = arraybridge.convert_memory(x, "jax", copy=False)
+    assert arraybridge.device_of(y) == "gpu:1"
+    assert arraybridge.to_numpy(y).tolist() == list(range(6))
+    assert cupy.cuda.Device().id == 0
+
+
 @pytest.mark.parametrize("target", ["cupy", "torch", "jax"])
 @pytest.mark.parametrize("source", ["cupy", "torch", "jax"])
 def test_what_jax_lends_or_borrows_is_read_before_it_is_written_to(source: str, target: str) -> None:
@@ -724,7 +737,10 @@ def test_foreign_arrays_stay_on_the_card_where_they_are(target: str, protocol: t
         y = arraybridge.convert_memory(protocol(x), "cupy", copy=False)
         assert arraybridge.convert_memory(protocol(nothing), "cupy").shape == (0, 3)
     else:
-        y = framework.adopt(protocol(x), FOREIGN_HOST, CPU)
+        torch = require("torch")
+        with torch.device("cpu"):  # where torch would put what names no device
+            y = framework.adopt(protocol(x), FOREIGN_HOST, CPU)
+            assert tuple(framework.adopt(protocol(nothing), FOREIGN_HOST, CPU).shape) == (0, 3)
     assert arraybridge.device_of(y) == "gpu:1"
     assert framework.address(y) == x.data.ptr
     assert arraybridge.to_numpy(y).tolist() == list(range(6))
