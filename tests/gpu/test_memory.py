@@ -150,7 +150,7 @@ def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
     if not hasattr(torch.cuda, "host_memory_stats"):
         pytest.skip("this torch tells nothing of its pinned memory")
     assert framework.pinning.is_counted
-    torch.empty(1, pin_memory=True)  # before the first there are no numbers
+    torch.cuda.init()  # before that there are no numbers
     free_memory()
     before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     block = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
