@@ -338,6 +338,16 @@ def torch_overwrite(address: int) -> bool:
     return int(x.data_ptr()) == address
 
 
+def test_a_torch_function_that_fetches_its_input_finds_it_there() -> None:
+    torch = require("torch")
+    seen: list[Any] = []
+    f = arraybridge.torch(lambda x: seen.append(x.cpu()))
+    with torch.cuda.stream(torch.cuda.Stream(0)):
+        for value in (3, 5):
+            f(torch_late(value))
+            assert seen[-1].tolist() == [value] * N
+
+
 @pytest.mark.parametrize("how", ["shared", "copied", "to the other card", "decorated"])
 @pytest.mark.parametrize("target", ["cupy", "torch"])
 def test_what_was_lent_is_read_before_its_owner_uses_it_again(target: str, how: str) -> None:
