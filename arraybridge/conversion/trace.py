@@ -143,10 +143,10 @@ class TraceLog:
         )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        """With lines in place of code, which cannot be pickled."""
-        state = self.__dict__.copy()
+        """With lines in place of code, which cannot be pickled; and as it is now, since others may go on."""
         with _adding:
-            kept = list(self._events)
+            state, kept = self.__dict__.copy(), list(self._events)
+            state["_records"], state["_memory"] = self._records.copy(), self._memory.copy()
         state["_events"] = deque(maxlen=self._limit)
         for one in kept:
             file, _, _, library = at = one[_SITE]

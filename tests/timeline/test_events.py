@@ -452,6 +452,16 @@ def test_a_log_can_be_copied_and_pickled() -> None:
         assert [e.line for e in other.events] == [e.line for e in log.events]
 
 
+def test_a_copy_of_a_log_that_is_open_stays_as_it_is() -> None:
+    with trace(limit=5) as log:
+        convert_memory(np.zeros(1), "numpy")
+        twins = [copy.copy(log), copy.deepcopy(log)]
+        for _ in range(10):
+            convert_memory(np.zeros(1), "numpy")
+    for twin in twins:
+        assert (len(twin.events), len(twin.records), twin.dropped) == (1, 1, 0)
+
+
 def test_nothing_is_recorded_when_no_trace_is_open() -> None:
     from tests.counting import functions_entered
 
