@@ -194,6 +194,7 @@ class _Journey:
             target.supports(self.cast, target.shape(self.data))
             return self._end(method, 0, "", itself)  # the cast makes the copy
         if self.request.copy:
+            target.check_copy(self.data)
             return self._end(method, 1, "copy=True was asked for", target.copy)
         return self._end("same", 0, "it is there already", itself)
 

@@ -242,9 +242,15 @@ class TorchFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
+    def check_copy(self, x: torch.Tensor) -> None:
+        self._check_bounds(x)
+
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         strided = x.layout is torch.strided and not x.is_nested
         self._check_bounds(x)
+        if strided and x.itemsize == 1 and x.dtype not in _DTYPES.values() and not x.is_quantized:
+            # uint1 to uint7, and the like, have no kernel that copies.
+            return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format) if strided else x.clone()
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
