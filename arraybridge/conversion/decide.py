@@ -23,7 +23,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
-from arraybridge.frameworks.parts import Fallback, Pool, itself
+from arraybridge.frameworks.parts import Fallback, Pool, Running, itself
 from arraybridge.trees import source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
@@ -194,7 +194,7 @@ class _Journey:
             target.supports(self.cast, target.shape(self.data))
             return self._end(method, 0, "", itself)  # the cast makes the copy
         if self.request.copy:
-            target.check_copy(self.data)
+            (target.running or Running()).check_copy(self.data)
             return self._end(method, 1, "copy=True was asked for", target.copy)
         return self._end("same", 0, "it is there already", itself)
 

@@ -225,13 +225,6 @@ class Framework(ABC):
         """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
         return self.from_host(hostmemory.fresh(self.host_view(x)), self.device_of(x))
 
-    def check_copy(self, x: Any) -> None:
-        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave it.
-
-        Raises:
-            MemoryConversionError: or a subclass.
-        """
-
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
         values = self.host_view(x).astype(hostmemory.np_dtype(dtype))

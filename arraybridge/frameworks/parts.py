@@ -281,6 +281,13 @@ class Running:
     #: Whether `array_namespace` is the whole array API.
     conforms: ClassVar[bool] = False
 
+    def check_copy(self, x: Any) -> None:
+        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave.
+
+        Raises:
+            MemoryConversionError: or a subclass.
+        """
+
     def array_namespace(self) -> Any:
         """The module of the Python array API for its arrays; None where there is none."""
         return None

@@ -58,7 +58,7 @@ class TensorflowFramework(Framework):
         self.fast = TensorflowFast()
         self.pool = TensorflowPool()
         self.pickling = TensorflowPickling()
-        self.running = TensorflowRunning()
+        self.running = TensorflowRunning(self)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
@@ -154,9 +154,6 @@ class TensorflowFramework(Framework):
             tf.test.experimental.sync_devices()
 
     # -- values -----------------------------------------------------------------------------------
-
-    def check_copy(self, x: Any) -> None:
-        self.check(x)
 
     def copy(self, x: Any) -> Any:
         self.check(x)
@@ -296,6 +293,9 @@ class TensorflowPool(Pool):
 
 
 class TensorflowRunning(Running):
+    def __init__(self, framework: TensorflowFramework) -> None:
+        self.check_copy = framework.check  # type: ignore[method-assign]
+
     def array_namespace(self) -> Any:
         # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
         from arraybridge.frameworks import tensorflow_namespace

@@ -71,7 +71,7 @@ class TorchFramework(Framework):
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
         self.fast = TorchFast()
         self.pickling = TorchPickling()
-        self.running = TorchRunning()
+        self.running = TorchRunning(self)
         self.pool = torch_cuda.TorchPool()
         if self.dlpack_device is not None:
             self.streams = torch_cuda.TorchStreams()
@@ -110,7 +110,7 @@ class TorchFramework(Framework):
                 f" {x.nbytes} bytes first, or make a new tensor",
             )
 
-    def _check_bounds(self, x: torch.Tensor) -> None:
+    def check_bounds(self, x: torch.Tensor) -> None:
         try:
             whole = x.untyped_storage().nbytes() == x.nbytes
         except RuntimeError:  # a sparse tensor, or one that stands for others
@@ -242,19 +242,16 @@ class TorchFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
-    def check_copy(self, x: torch.Tensor) -> None:
-        self._check_bounds(x)
-
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         strided = x.layout is torch.strided and not x.is_nested
-        self._check_bounds(x)
+        self.check_bounds(x)
         if strided and x.itemsize == 1 and x.dtype not in _DTYPES.values() and not x.is_quantized:
             # uint1 to uint7, and the like, have no kernel that copies.
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format) if strided else x.clone()
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
-        self._check_bounds(x)
+        self.check_bounds(x)
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
             x = x.clone()  # see cannot_view: a cast of it ends the process
         return x.to(_DTYPES[dtype])
@@ -384,6 +381,9 @@ class TorchPickling(Pickling):
 
 
 class TorchRunning(Running):
+    def __init__(self, framework: TorchFramework) -> None:
+        self.check_copy = framework.check_bounds  # type: ignore[method-assign]
+
     def condition(self, x: torch.Tensor) -> tuple[Any, ...]:
         memory = x.untyped_storage()
         clean = x.is_leaf and x.grad is None and not x.__dict__  # of any other than a leaf, .grad warns
