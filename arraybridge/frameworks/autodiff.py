@@ -306,9 +306,9 @@ class Autodiff(ABC):
         """What decides the next random numbers, to be compared, hashed and replayed; None without it."""
         return None
 
-    def drawing(self) -> AbstractContextManager[list[Any]]:
-        """A context that gives a list, empty as long as this thread draws no random numbers in it."""
-        return nullcontext(["nobody can tell"])
+    def drawing(self) -> AbstractContextManager[list[Any] | None]:
+        """A context with a list, empty as long as this thread draws no random numbers; None: who knows."""
+        return nullcontext()
 
     def replayed(self, state: Any) -> AbstractContextManager[Any]:
         """A context in which the random numbers come again that followed ``state``."""

@@ -86,7 +86,7 @@ class JaxAutodiff(Autodiff):
             outs[:] = [leaves, spec]
             return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
 
-        with _traced_apart():
+        with _traced_apart(1):
             results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
         leaves, spec = outs
         linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results])
@@ -112,7 +112,7 @@ class JaxAutodiff(Autodiff):
                 )
                 return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
 
-            with _traced_apart():
+            with _traced_apart(2):
                 results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
             given = iter(arrays[count:])
             cotangents = [next(given) if p else None for p in present]
@@ -126,8 +126,9 @@ class JaxAutodiff(Autodiff):
 
 #: Functions under `jax.jit` are traced again where another framework differentiates them: a program of theirs
 #: that was made without, under torch.no_grad(), say, has what they capture as constants, unseen by anybody.
-_traced_apart: Callable[[], AbstractContextManager[Any]] = (
-    partial(jax.make_user_context(False), True) if hasattr(jax, "make_user_context") else nullcontext
+#: And once more for a pullback, where random numbers of functions inside would be others.
+_traced_apart: Callable[[int], AbstractContextManager[Any]] = (
+    jax.make_user_context(0) if hasattr(jax, "make_user_context") else nullcontext
 )
 
 
@@ -311,7 +312,7 @@ def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callabl
             )
 
         known: list[Any] = []
-        with _traced_apart():
+        with _traced_apart(1):
             results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
         return results, aux, pullback, _Known(*known)
 

@@ -12,7 +12,16 @@ import numpy as np
 
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.autodiff import Autodiff, Body, Linear, Shape, Span, captured, overlap
+from arraybridge.frameworks.autodiff import (
+    Autodiff,
+    Body,
+    Linear,
+    Shape,
+    Span,
+    captured,
+    draws_again,
+    overlap,
+)
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.tokens import kept_by
@@ -23,6 +32,8 @@ from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
 __all__ = ["Bridge", "Pullback", "autodiff_of"]
 
 _NOWHERE: Span = (0, 0)
+#: Whether a function runs again that draws no random numbers itself, and whose inner functions may.
+_runs_again: contextvars.ContextVar[bool] = contextvars.ContextVar("runs_again", default=False)
 #: Held while a function that a program of JAX called draws random numbers that have to come again.
 _drawing_here = threading.Lock()
 #: Seconds to wait for it: whoever waits inside of who holds it goes on, and is at worst refused.
@@ -142,6 +153,8 @@ class Bridge:
         #: Arrays of the callee that the body reads besides its arguments, whenever it runs.
         self.beside = beside
         self.common = _Common(callee, caller, bring, label, arrays[0])
+        #: Whether nothing can give it the random numbers that it drew before: its caller runs again.
+        self.must_not_draw = self.repeats = _runs_again.get()
         self.flips = self.common.there.transposes != self.common.here.transposes
         self.wanted = tuple(self.common.here.is_smooth(x) for x in arrays)
         self.smooth: tuple[bool, ...] = ()
@@ -186,8 +199,17 @@ class Bridge:
         with there.repeatable(self.label) if self.repeats else nullcontext():
             if self.drawn is not None:
                 return again(there, self.drawn, self.label, run, *args)
-            result, self.drawn = first(there, run, *args)
+            result, self.drawn = first(there, self._watched, run, *args)
             return result
+
+    def _watched(self, run: Callable[..., Any], *args: Any) -> Any:
+        if not self.must_not_draw:
+            return run(*args)
+        with self.common.there.drawing() as drew:
+            result = run(*args)
+        if drew:
+            raise draws_again(self.common.callee.name, self.label, " inside of another function")
+        return result
 
     def _results(
         self, leaves: list[Any], spec: Any, arrays: Sequence[Any], spans: Sequence[Span | None]
@@ -301,7 +323,7 @@ class Bridge:
             if drawn is not None:
                 leaves = again(common.there, drawn, self.label, self._leaves, entered)
             else:
-                leaves, drawn = first(common.there, self._leaves, entered)
+                leaves, drawn = first(common.there, self._watched, self._leaves, entered)
         finally:
             if alone:
                 _drawing_here.release()
@@ -311,6 +333,17 @@ class Bridge:
 
     def _leaves(self, entered: list[Any]) -> list[Any]:
         return self.body(entered)[0]
+
+
+def _running_again(body: Body) -> Body:
+    def run(arrays: list[Any]) -> tuple[list[Any], Any]:
+        token = _runs_again.set(True)
+        try:
+            return body(arrays)
+        finally:
+            _runs_again.reset(token)
+
+    return run
 
 
 class Pullback(Bridge):
@@ -324,7 +357,10 @@ class Pullback(Bridge):
     ) -> None:
         self.outer, self.common, self.label, self.flips = outer, outer.common, outer.label, outer.flips
         self.drawn = outer.drawn
+        self.must_not_draw = outer.must_not_draw
         self.body = outer.common.there.pulled(outer.body, len(outer.wanted), takes, present)
+        if self.common.there.random_state() is None:
+            self.body = _running_again(self.body)
         self.hint: Linear | None = linear
         self.takes, self.present = takes, present
         self.wanted = (*outer.wanted, *(True for p in present if p))

@@ -85,7 +85,7 @@ def again(there: Autodiff, drawn: Drawn, label: str, run: Callable[..., Any], *a
     with _replaying(there, drawn.before), there.drawing() as drew:
         result = run(*args)
         after = hash(there.random_state())
-    if after == drawn.after or not drew:
+    if after == drawn.after or drew == []:
         return result
     raise GradientError(
         f"{label}(): it has to run once more for its backward (in jax.jit, under a checkpoint, for higher"

@@ -281,3 +281,34 @@ def test_programs_that_run_in_several_threads_draw_the_same_numbers_again() -> N
         thread.join(120)
     assert len(wrong) == 20
     assert not any(wrong)
+
+
+@pytest.mark.parametrize("middle", ["jax", "jitted", "tensorflow"])
+@pytest.mark.parametrize("inner", ["torch", "Keras"])
+def test_what_an_inner_function_drew_is_not_drawn_anew_for_a_higher_order(middle: str, inner: str) -> None:
+    if middle == "tensorflow" and inner == "Keras":
+        pytest.skip("one framework")
+    draw = dropped if inner == "torch" else in_tf(DRAWING["Dropout of Keras"])
+    fixed = (in_torch if inner == "torch" else in_tf)(lambda x: x * 3)
+
+    def outer(function: Any) -> Any:
+        def body(x: Any) -> Any:
+            return function(x) * x
+
+        return {
+            "jax": arraybridge.jax(grad="flow")(body),
+            "jitted": arraybridge.jax(grad="flow")(jax.jit(body)),
+            "tensorflow": in_tf(body),
+        }[middle]
+
+    if (middle, inner) != ("jitted", "Keras"):  # refused at once there
+        x = torch.from_numpy(X.copy()).requires_grad_()
+        y = outer(draw)(x)
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        np.testing.assert_allclose(g.detach(), 2 * y.detach() / x.detach(), rtol=1e-5)
+        with pytest.raises((GradientError, ValueError, RuntimeError), match="cannot draw again"):
+            torch.autograd.grad(g.sum(), x)
+    x = torch.from_numpy(X.copy()).requires_grad_()
+    (g,) = torch.autograd.grad(outer(fixed)(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(g.sum(), x)
+    np.testing.assert_allclose(second, np.full_like(X, 6), rtol=1e-6)
