@@ -62,7 +62,7 @@ def rows(tree: Any, axis: int) -> int | None:
 
 def plain(tree: Any) -> Any:
     """The tree with what was marked as `fixed` in its place; the very object where nothing was."""
-    return map_arrays(tree, _value, also=fixed)
+    return tree if kinds.get(type(tree)) == ARRAY else map_arrays(tree, _value, also=fixed)
 
 
 def _value(x: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from arraybridge.conversion.trace import open_logs
@@ -24,7 +24,6 @@ from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.runner import Runner, framework_of
 from arraybridge.memory.recovery import run_with_oom_recovery
-from arraybridge.placement import decorated
 from arraybridge.trees import ARRAY, Structure, arrays_of, flattened, kind_of, kinds, prefix, source_of
 from arraybridge.types import TypeMemo
 
@@ -45,17 +44,15 @@ def _owner(leaf: Any) -> Framework | None:
     return _owners.keep(cls, None if owner is None or owner.autodiff is None else owner)
 
 
-def for_other_threads(functions: Iterable[Callable[..., Any]], items: Iterator[Any]) -> Iterator[Any]:
-    """Items for functions that other threads run, where tapes and tracers of this thread do not follow.
+def for_other_threads(items: Iterator[Any]) -> Iterator[Any]:
+    """Items for functions that gradients flow through, and that other threads run.
+
+    Tapes and tracers of this thread do not follow there.
 
     Raises:
-        GradientError: later, for an item that one of them follows, if gradients flow through a function.
+        GradientError: later, for an item that one of them follows.
     """
-    return (
-        map(_for_other_threads, items)
-        if any(getattr(decorated(fn), "_flows", False) for fn in functions)
-        else items
-    )
+    return map(_for_other_threads, items)
 
 
 def _for_other_threads(item: Any) -> Any:

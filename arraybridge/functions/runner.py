@@ -106,9 +106,7 @@ class Runner(Declaration):
             return self._home_by_plans(self.body(*values), first)
         result, failure = attempted(self.body, values, {}, sys.exception())
         if failure is None:
-            if self.splits and kinds.get(type(result)) != ARRAY:
-                result = batches.plain(result)
-            return self._home_by_plans(result, first)
+            return self._home_by_plans(batches.plain(result) if self.splits else result, first)
         del brought, values  # nothing of an attempt stays until the next
         call = Call()
         call.first = first

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from arraybridge.batches import extent, joined, part, plain
+from arraybridge.batches import joined, part, plain
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.line import Line, Shown, Station, here
 from arraybridge.lines.report import PipelineReport, StageReport
-from arraybridge.placement import placement
+from arraybridge.placement import flows, placement
 from arraybridge.timeline.events import Site
 from arraybridge.trees import arrays_of, source_of
 
@@ -87,6 +87,7 @@ class Pipeline:
         self.queue_size = queue_size
         self.axis = axis
         self._stations = [self._station(i) for i in range(len(stages))]
+        self._flows = any(map(flows, stages))
         self._last: Line | None = None
 
     def __call__(self, batch: Any) -> Any:
@@ -108,9 +109,9 @@ class Pipeline:
         """
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))
-        bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         if count == 1:
             return plain(next(self._run(iter([plain(batch)]), here())))
+        bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
         results = list(self._run(parts, here()))
         return joined(results, self.axis, given=batch, noun="microbatch")
@@ -138,10 +139,12 @@ class Pipeline:
     # -- running ----------------------------------------------------------------------------------
 
     def _run(self, source: Iterator[Any], at: Site | None) -> Iterator[Any]:
-        from arraybridge.functions.gradients import for_other_threads  # what an import need not load
+        if self._flows:
+            from arraybridge.functions.gradients import for_other_threads  # what an import need not load
 
+            source = for_other_threads(source)
         line = self._last = Line(self._stations, limit=len(self.stages) * (self.queue_size + 1), at=at)
-        yield from line.run(for_other_threads(self.stages, source))
+        yield from line.run(source)
 
     def _station(self, i: int) -> Station:
         stage, label = self.stages[i], name_of(self.stages[i])
@@ -170,24 +173,24 @@ class Pipeline:
                 "there is no array in the batch, so that it cannot be split; pass single items to"
                 " pipeline.map(items)"
             )
+        counts = []
         for x in arrays:
             framework, array = source_of(x)
             framework.check(array)
-        counts = [extent(x, self.axis) for x in arrays]
-        for x, count in zip(arrays, counts, strict=True):
-            if count is None:
-                framework, array = source_of(x)
+            shape = framework.shape(array)
+            if not -len(shape) <= self.axis < len(shape):
                 raise ValueError(
-                    f"an array of shape {framework.shape(array)} has no axis {self.axis} to split along; pass"
+                    f"an array of shape {shape} has no axis {self.axis} to split along; pass"
                     " axis= to Pipeline, mark it as fixed(array) to give the whole of it to every part, or"
                     " send single items through pipeline.map(items)"
                 )
+            counts.append(shape[self.axis])
         if len(set(counts)) > 1:
             raise ValueError(
                 f"the arrays of a batch have {counts} rows along axis {self.axis}; all must have as many, but"
                 " for those that are marked as fixed(array)"
             )
-        return counts[0] or 0
+        return counts[0]
 
     # -- what it looks like -----------------------------------------------------------------------
 

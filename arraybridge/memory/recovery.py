@@ -128,7 +128,7 @@ def recovered(
         tried = _rehearsed(fn, call.rows()) if call is not None and faults else fn
         result, failure = attempted(tried, *whole, before)
         if failure is None:
-            return result if not splits or kinds.get(type(result)) == ARRAY else batches.plain(result)
+            return batches.plain(result) if splits else result
     if call is None:
         call = _Call(fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,9 @@ import arraybridge
 from arraybridge.conversion import plans
 from arraybridge.functions import runner
 from tests.counting import functions_entered
-from tests.helpers import require
+from tests.helpers import require, run_python
+
+HERE = Path(__file__).parent
 
 
 class Pair(NamedTuple):
@@ -213,3 +216,27 @@ def test_a_batch_that_has_a_plan_is_split_where_it_does_not_fit() -> None:
         assert type(found) is np.ndarray
         assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
         assert rows == [4, 4, 2, 2]
+
+
+# ---- how many functions of the package a warm call enters ------------------------------------------------
+
+
+def test_a_call_that_may_be_split_enters_few_functions() -> None:
+    """In a process of its own, since a recovery asks every framework that is loaded."""
+    require("torch")
+    done = run_python(str(HERE / "scripts" / "functions_of_a_split.py"))
+    without_trouble, with_one_failure = map(int, done.stdout.split())
+    assert without_trouble <= 24, done.stdout
+    assert with_one_failure <= 55, done.stdout
+
+
+def test_a_pipeline_of_one_part_enters_few_functions_in_the_thread_that_calls() -> None:
+    require("torch")
+    pipeline = arraybridge.Pipeline(
+        arraybridge.torch(lambda x: x + 1), arraybridge.numpy(lambda x: x * 2), microbatches=1
+    )
+    x = np.ones((8, 4), np.float32)
+    for _ in range(3):
+        pipeline(x)
+    entered = functions_entered(lambda: pipeline(x))
+    assert len(entered) <= 38, entered
