@@ -1,4 +1,4 @@
-"""Prints how many functions of the package a split call enters, warm: without trouble, and with one failure."""
+"""Prints how many functions of the package a warm split call enters: undisturbed, and with one failure."""
 
 from __future__ import annotations
 
