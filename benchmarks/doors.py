@@ -221,7 +221,7 @@ def worker(connection: Connection, peer: str, rounds: int) -> None:
     counts = {
         name: {who: calls_per_batch(call, BATCH) for who, call in of.items()} for name, of in calls.items()
     }
-    # Round by round through all doors, so that a busy minute hits a few rounds of each and not all of one; and
+    # Round by round through all doors, so that a busy minute hits a few rounds of each, not all of one; and
     # there and back, since a door after one of another kind finds Python's code specialised for that.
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in calls}
     for turn in range(rounds):
