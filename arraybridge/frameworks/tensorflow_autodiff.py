@@ -11,9 +11,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, forwardprop_util
-from tensorflow.python.framework import (  # pyright: ignore[reportAttributeAccessIssue]
-    op_callbacks,
-    op_def_registry,
+from tensorflow.python.framework import (
+    op_callbacks,  # pyright: ignore[reportAttributeAccessIssue]
+    op_def_registry,  # pyright: ignore[reportAttributeAccessIssue]
 )
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
