@@ -285,7 +285,7 @@ class Runner(Declaration):
                 named[name] = new
         if call.first is None or self.strict:
             self._refuse_what_is_no_array(args, kwargs)
-        if self.planned and call.first is not None:
+        if self.planned and call.first is not None and not being_compiled():
             known = plans.plain.get(self.name) if self.into == self.name else plans.forms.get(self.into)
             if known is not _ready.get(self.into) and framework_of(self.name).streams is None:
                 _ready[self.into] = known

@@ -790,6 +790,15 @@ def test_torch_compile_around_a_torch_function_makes_one_graph(options: Any) -> 
     assert torch.allclose(weights.grad, 2 * torch.cos(torch.ones(3)))
 
 
+def test_torch_compile_looks_at_no_plan_of_another_call() -> None:
+    torch = require("torch")
+    tf = require("tensorflow")
+    convert_memory(np.ones(3, np.float32), "torch", dtype=tf.float32)  # whose dtypes it cannot hash
+    f = arraybridge.torch(device="cpu")(lambda x: torch.sin(x))
+    x = torch.ones(3)
+    assert torch.equal(compiled(lambda x: f(x) * 2, fullgraph=True)(x), torch.sin(x) * 2)
+
+
 def test_torch_compile_comes_before_all_else() -> None:
     """What the library learns at first sight of a type, it may have to learn while torch traces."""
     require("torch")
