@@ -289,7 +289,7 @@ def test_programs_that_run_in_several_threads_draw_the_same_numbers_again() -> N
 )
 def test_what_an_inner_function_drew_is_not_drawn_anew_for_a_higher_order(middle: str, inner: str) -> None:
     if (middle, inner) == ("jitted", "torch") and not hasattr(jax, "make_user_context"):
-        pytest.skip("this JAX cannot trace a function apart, which docs/gradients.md says: What is not noticed")
+        pytest.skip("this JAX cannot trace it apart: docs/gradients.md, What is not noticed")
     draw = dropped if inner == "torch" else in_tf(DRAWING["Dropout of Keras"])
     fixed = (in_torch if inner == "torch" else in_tf)(lambda x: x * 3)
 
