@@ -80,7 +80,7 @@ class TorchAutodiff(Autodiff):
         # An operation's forward runs without grad mode, in which torch neither follows what it computes nor
         # refuses to give it away as numbers.
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), _Captures():
                 yield
         except (RuntimeError, BufferError) as error:
             if isinstance(error, GradientError) or not any(said in str(error) for said in _GIVEN_AWAY):
@@ -185,6 +185,19 @@ class TorchAutodiff(Autodiff):
             yield
         finally:
             _set_random_state(now)
+
+
+class _Captures(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
+    """Gives away copies of tensors, since nobody notices what is written to them before the backward."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _GIVING_AWAY:
+            args = (args[0].clone(), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+#: Ways to the memory of a tensor; each calls the next ones with such a copy, outside of the mode.
+_GIVING_AWAY = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch._C._to_dlpack)
 
 
 class _NoGenerators(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
@@ -301,7 +314,9 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
     def forward(frame: _Frame, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # Somebody hooks into what is saved: torch.utils.checkpoint, say, which drops it to compute it again.
         hooked = _saving_hooks is None or _saving_hooks(False) is not None
-        frame.operation.repeats = frame.operation.repeats or hooked
+        # torch.utils.checkpoint(use_reentrant=True) ran it without a graph; this is its backward.
+        again = hooked or torch._C._current_graph_task_id() != -1
+        frame.operation.repeats = frame.operation.repeats or again
         results, linear = frame.operation.linearise(arrays)
         kept: Any = linear
         tensors: list[torch.Tensor] = []

@@ -218,12 +218,26 @@ class Bridge:
         owns, is_smooth = common.callee.owns, common.there.is_smooth
         self.smooth = tuple(owns(x) and is_smooth(x) for x in found)
         if not common.caller.mutable:
-            return [common.leave(x) for x in found]
+            return self._kept(found, [common.here.span(x) for x in arrays])
         # Where results can be written to, they lie apart from the arguments and from one another.
         known = [*map(common.here.span, arrays), *map(common.there.span, self.beside)]
         results = common.apart(found, known, fresh=True)
         self.read_again = tuple(overlap(common.here.span(x), spans) for x in results)
         return results
+
+    def _kept(self, found: list[Any], arguments: list[Span | None]) -> list[Any]:
+        """Results for a caller whose arrays never change: copies of what the function may write to later.
+
+        That is memory which it holds, and which is no argument: its state, as of batch normalisation. What
+        has a graph is held by that.
+        """
+        callee, there = self.common.callee, self.common.there
+        for i in range(len(found)):
+            x, found[i] = found[i], None  # so that nobody holds it but `x`
+            state = callee.mutable and callee.owns(x) and not callee.requires_grad(x)
+            held = state and not overlap(there.span(x), arguments) and there.is_held(x)
+            found[i] = self.common.leave(callee.copy(x) if held else x)
+        return found
 
     def _laid_out(self, leaves: list[Any], spec: Any) -> list[Any]:
         """The arrays among the leaves; what `assemble` puts around them is remembered."""

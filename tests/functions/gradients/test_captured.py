@@ -151,3 +151,50 @@ def test_a_variable_beside_that_nobody_writes_to_is_an_input_like_others() -> No
     second = jax.grad(lambda x: jax.grad(lambda x: f(x, v).sum())(x).sum())
     for run in (second, jax.jit(second)):
         np.testing.assert_allclose(run(jnp.array([1.0, 5.0])), [12, 90])
+
+
+#: Functions of JAX and TensorFlow that read a tensor which torch may write to.
+BUFFER = torch.zeros(64)
+OF_A_BUFFER: dict[str, Callable[[Any], Any]] = {
+    "to_jax": in_jax(lambda x: x * arraybridge.to_jax(BUFFER)),
+    "from_dlpack": in_jax(lambda x: x * jax.dlpack.from_dlpack(BUFFER)),
+    "jnp.asarray": in_jax(lambda x: x * jnp.asarray(BUFFER.numpy())),
+    "tensorflow": in_tf(lambda x: x * BUFFER),
+    "to_tensorflow": in_tf(lambda x: x * arraybridge.to_tensorflow(BUFFER)),
+    "numpy": in_tf(lambda x: x * np.asarray(BUFFER)),
+}
+
+
+@pytest.mark.parametrize("reader", OF_A_BUFFER)
+def test_writing_to_a_captured_buffer_before_the_backward_changes_nothing(reader: str) -> None:
+    x = torch.ones(64, requires_grad=True)
+    with torch.no_grad():
+        BUFFER.fill_(3)
+    y = OF_A_BUFFER[reader](x)
+    BUFFER.mul_(10)
+    (g,) = torch.autograd.grad(y.sum(), x)
+    assert g.tolist() == [3] * 64
+
+
+@pytest.mark.parametrize("caller", ["jax", "tensorflow"])
+def test_a_state_that_a_function_returns_and_writes_to_later_is_that_of_its_call(caller: str) -> None:
+    state = torch.zeros(64)
+
+    @in_torch
+    def step(x: Any) -> Any:
+        state.mul_(0.5).add_(x.detach())
+        return x * 2, state, state.view(8, 8)
+
+    def total(x: Any) -> Any:
+        (_, first, _), (_, second, square) = step(x), step(x + 1)
+        return (x * first + x * second)[0] + 0 * square[0, 0]
+
+    if caller == "jax":
+        found = jax.grad(total)(jnp.ones(64))
+    else:
+        x = tf.ones(64)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = total(x)
+        found = tape.gradient(y, x)
+    np.testing.assert_array_equal(np.asarray(found), [3.5] + [0] * 63)

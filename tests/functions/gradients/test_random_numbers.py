@@ -25,18 +25,21 @@ in_torch = arraybridge.torch(grad="flow")
 X = np.arange(1, 17, dtype=np.float32)
 
 
+WAYS = ["jit", "vmap", "checkpoint", "checkpoint of torch", "reentrant checkpoint of torch", "second order"]
+
+
 def again(f: Callable[..., Any], how: str) -> tuple[np.ndarray, np.ndarray]:
     """What a function gives, and the gradient of its sum, where it has to run twice for that."""
-    if how in ("checkpoint of torch", "second order"):
+    if how in ("checkpoint of torch", "reentrant checkpoint of torch", "second order"):
         x = torch.from_numpy(X.copy()).requires_grad_()
         if how == "second order":
             y = f(x)
             (g,) = torch.autograd.grad((y * x).sum() / 2, x, create_graph=True)
             torch.autograd.grad(g.sum(), x)
             return y.detach().numpy(), g.detach().numpy() / X
-        y = torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)
-        (g,) = torch.autograd.grad(y.sum(), x)
-        return y.detach().numpy(), g.numpy()
+        y = torch.utils.checkpoint.checkpoint(f, x, use_reentrant=how.startswith("reentrant"))
+        y.sum().backward()
+        return y.detach().numpy(), x.grad.numpy()
     run = {"jit": jax.jit, "vmap": jax.vmap, "checkpoint": jax.checkpoint}[how](lambda x: f(x))
     x = jnp.array(X).reshape((2, 8) if how == "vmap" else (16,))
     y, pull = jax.vjp(run, x)
@@ -95,7 +98,7 @@ def drawing_functions() -> dict[str, Callable[[Any], Any]]:
 DRAWING = drawing_functions()
 
 
-@pytest.mark.parametrize("how", ["jit", "vmap", "checkpoint", "checkpoint of torch", "second order"])
+@pytest.mark.parametrize("how", WAYS)
 @pytest.mark.parametrize("name", DRAWING)
 def test_what_tensorflow_cannot_draw_again_is_refused(name: str, how: str) -> None:
     with pytest.raises(GradientError, match="cannot draw again"):
@@ -108,7 +111,7 @@ def test_what_runs_once_may_draw(name: str) -> None:
     np.testing.assert_allclose(pull(jnp.ones_like(y))[0], y / X, rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["jit", "vmap", "checkpoint", "checkpoint of torch", "second order"])
+@pytest.mark.parametrize("how", WAYS)
 def test_seeds_that_are_numbers_draw_the_same_again(how: str) -> None:
     batches = keras.layers.BatchNormalization(center=False, scale=False)
     batches.build((None, 1))
