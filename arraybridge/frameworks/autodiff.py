@@ -7,6 +7,7 @@ pass then goes through. Neither knows the other; `arraybridge.functions.gradient
 
 from __future__ import annotations
 
+import contextvars
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -29,9 +30,13 @@ __all__ = [
     "draws_again",
     "no_forward_mode",
     "overlap",
+    "runs_again",
     "writes_to_argument",
     "written_beside",
 ]
+
+#: Whether a function runs again that draws no random numbers itself, and whose inner functions may.
+runs_again: contextvars.ContextVar[bool] = contextvars.ContextVar("runs_again", default=False)
 
 #: First address and end of an array's memory.
 Span = tuple[int, int]

@@ -22,6 +22,7 @@ from arraybridge.frameworks.autodiff import (
     Operation,
     Span,
     no_forward_mode,
+    runs_again,
 )
 from arraybridge.frameworks.tokens import token_of
 
@@ -86,7 +87,7 @@ class JaxAutodiff(Autodiff):
             outs[:] = [leaves, spec]
             return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
 
-        with _traced_apart(1):
+        with _traced_apart(1 + runs_again.get()):
             results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
         leaves, spec = outs
         linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results])
@@ -126,7 +127,7 @@ class JaxAutodiff(Autodiff):
 
 #: Functions under `jax.jit` are traced again where another framework differentiates them: a program of theirs
 #: that was made without, under torch.no_grad(), say, has what they capture as constants, unseen by anybody.
-#: And once more for a pullback, where random numbers of functions inside would be others.
+#: And once more where it runs again, for a pullback, and random numbers of functions inside would be others.
 _traced_apart: Callable[[int], AbstractContextManager[Any]] = (
     jax.make_user_context(0) if hasattr(jax, "make_user_context") else nullcontext
 )
@@ -260,7 +261,7 @@ def _compiled(body: Any, arrays: list[Any], wanted: tuple[bool, ...]) -> Linear 
     rest = [x for x, w in zip(arrays, wanted, strict=True) if not w]
     others = [body.fixed[i] for i in body.others]
     values = [body.fixed[i] for i in numbers]
-    key = (body.spec.key(), tuple(body.live), wanted, tuple(numbers), tuple(fixed))
+    key = (body.spec.key(), tuple(body.live), wanted, tuple(numbers), tuple(fixed), runs_again.get())
     try:
         program = body.programs.get(key)
     except TypeError:  # a key or a field that cannot be hashed
@@ -312,7 +313,7 @@ def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callabl
             )
 
         known: list[Any] = []
-        with _traced_apart(1):
+        with _traced_apart(1 + runs_again.get()):
             results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
         return results, aux, pullback, _Known(*known)
 

@@ -21,6 +21,7 @@ from arraybridge.frameworks.autodiff import (
     captured,
     draws_again,
     overlap,
+    runs_again,
 )
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
@@ -32,8 +33,6 @@ from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
 __all__ = ["Bridge", "Pullback", "autodiff_of"]
 
 _NOWHERE: Span = (0, 0)
-#: Whether a function runs again that draws no random numbers itself, and whose inner functions may.
-_runs_again: contextvars.ContextVar[bool] = contextvars.ContextVar("runs_again", default=False)
 #: Held while a function that a program of JAX called draws random numbers that have to come again.
 _drawing_here = threading.Lock()
 #: Seconds to wait for it: whoever waits inside of who holds it goes on, and is at worst refused.
@@ -154,7 +153,7 @@ class Bridge:
         self.beside = beside
         self.common = _Common(callee, caller, bring, label, arrays[0])
         #: Whether nothing can give it the random numbers that it drew before: its caller runs again.
-        self.must_not_draw = self.repeats = _runs_again.get()
+        self.must_not_draw = self.repeats = runs_again.get()
         self.flips = self.common.there.transposes != self.common.here.transposes
         self.wanted = tuple(self.common.here.is_smooth(x) for x in arrays)
         self.smooth: tuple[bool, ...] = ()
@@ -183,7 +182,10 @@ class Bridge:
 
     def again(self, arrays: Sequence[Any]) -> Linear:
         self.repeats = True
-        linear: Linear = self.common.then(self._linear, arrays)
+        run = self._linear
+        if self.common.there.random_state() is None:
+            run = _running_again(run)
+        linear: Linear = self.common.then(run, arrays)
         linear.leaves = []
         return linear
 
@@ -349,13 +351,13 @@ class Bridge:
         return self.body(entered)[0]
 
 
-def _running_again(body: Body) -> Body:
-    def run(arrays: list[Any]) -> tuple[list[Any], Any]:
-        token = _runs_again.set(True)
+def _running_again(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def run(arrays: Any) -> Any:
+        token = runs_again.set(True)
         try:
-            return body(arrays)
+            return function(arrays)
         finally:
-            _runs_again.reset(token)
+            runs_again.reset(token)
 
     return run
 

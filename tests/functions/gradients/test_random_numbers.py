@@ -317,3 +317,28 @@ def test_what_an_inner_function_drew_is_not_drawn_anew_for_a_higher_order(middle
     (g,) = torch.autograd.grad(outer(fixed)(x).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(g.sum(), x)
     np.testing.assert_allclose(second, np.full_like(X, 6), rtol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="JAX gives a program from its cache")
+@pytest.mark.parametrize("middle", ["jax", "jitted", "tensorflow"])
+def test_what_an_inner_function_drew_is_not_drawn_anew_where_what_is_saved_is_copied(middle: str) -> None:
+    def outer(function: Any) -> Any:
+        def body(x: Any) -> Any:
+            return function(x) * x
+
+        in_jax = arraybridge.jax(grad="flow")
+        return {"jax": in_jax(body), "jitted": in_jax(jax.jit(body)), "tensorflow": in_tf(body)}[middle]
+
+    def saved(function: Any) -> tuple[Any, Any]:
+        x = torch.from_numpy(X.copy()).requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+            return x, outer(function)(x).sum()
+
+    x, y = saved(dropped)
+    for _ in range(2):
+        with pytest.raises((GradientError, ValueError, RuntimeError), match="cannot draw again"):
+            torch.autograd.grad(y, x, retain_graph=True)
+    x, y = saved(in_torch(lambda x: x * 3))
+    for _ in range(2):
+        (g,) = torch.autograd.grad(y, x, retain_graph=True)
+        np.testing.assert_allclose(g, 6 * X, rtol=1e-6)
