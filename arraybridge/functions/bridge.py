@@ -33,6 +33,8 @@ from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
 __all__ = ["Bridge", "Pullback", "autodiff_of"]
 
 _NOWHERE: Span = (0, 0)
+#: Whether a function runs that its caller may run again, and the functions inside of it with it.
+_may_repeat: contextvars.ContextVar[bool] = contextvars.ContextVar("may_repeat", default=False)
 #: Held while a function that a program of JAX called draws random numbers that have to come again.
 _drawing_here = threading.Lock()
 #: Seconds to wait for it: whoever waits inside of who holds it goes on, and is at worst refused.
@@ -153,7 +155,8 @@ class Bridge:
         self.beside = beside
         self.common = _Common(callee, caller, bring, label, arrays[0])
         #: Whether nothing can give it the random numbers that it drew before: its caller runs again.
-        self.must_not_draw = self.repeats = runs_again.get()
+        self.must_not_draw = runs_again.get()
+        self.repeats = self.must_not_draw or _may_repeat.get()
         self.flips = self.common.there.transposes != self.common.here.transposes
         self.wanted = tuple(self.common.here.is_smooth(x) for x in arrays)
         self.smooth: tuple[bool, ...] = ()
@@ -198,11 +201,15 @@ class Bridge:
     def _drawing(self, run: Callable[..., Any], *args: Any) -> Any:
         """What ``run`` gives: the first time with whatever random numbers, then with the same ones."""
         there = self.common.there
-        with there.repeatable(self.label) if self.repeats else nullcontext():
-            if self.drawn is not None:
-                return again(there, self.drawn, self.label, run, *args)
-            result, self.drawn = first(there, self._watched, run, *args)
-            return result
+        token = _may_repeat.set(self.repeats)
+        try:
+            with there.repeatable(self.label) if self.repeats else nullcontext():
+                if self.drawn is not None:
+                    return again(there, self.drawn, self.label, run, *args)
+                result, self.drawn = first(there, self._watched, run, *args)
+                return result
+        finally:
+            _may_repeat.reset(token)
 
     def _watched(self, run: Callable[..., Any], *args: Any) -> Any:
         if not self.must_not_draw:

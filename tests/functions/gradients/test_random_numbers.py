@@ -342,3 +342,27 @@ def test_what_an_inner_function_drew_is_not_drawn_anew_where_what_is_saved_is_co
     for _ in range(2):
         (g,) = torch.autograd.grad(y, x, retain_graph=True)
         np.testing.assert_allclose(g, 6 * X, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["checkpoint of torch", "reentrant checkpoint of torch", "second order"])
+@pytest.mark.parametrize("inner", ["Dropout of Keras", "generator"])
+def test_what_an_inner_function_cannot_draw_again_is_refused(inner: str, how: str) -> None:
+    generator = torch.Generator()
+    draw = (
+        in_torch(lambda x: x * torch.rand(16, generator=generator))
+        if inner == "generator"
+        else in_tf(DRAWING[inner])
+    )
+    with pytest.raises(GradientError, match="cannot draw again"):
+        again(arraybridge.jax(grad="flow")(lambda x: draw(x) * x), how)
+
+
+def test_what_is_inside_of_a_function_of_torch_is_not_drawn_anew_for_a_higher_order() -> None:
+    draw = in_tf(DRAWING["Dropout of Keras"])
+    f = in_torch(lambda x: draw(x) * x)
+
+    def total(x: Any) -> Any:
+        return f(x).sum()
+
+    with pytest.raises((GradientError, ValueError, RuntimeError), match="cannot draw again"):
+        jax.grad(lambda x: jax.grad(total)(x).sum())(jnp.array(X))
