@@ -185,7 +185,7 @@ class Bridge:
 
     def again(self, arrays: Sequence[Any]) -> Linear:
         self.repeats = True
-        run = self._linear
+        run: Callable[[Any], Any] = self._linear
         if self.common.there.random_state() is None:
             run = _running_again(run)
         linear: Linear = self.common.then(run, arrays)
