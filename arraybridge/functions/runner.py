@@ -163,6 +163,11 @@ class Runner(Declaration):
                     return None
         except plans.declined:
             return None
+        except Exception:
+            # Memory may run out here too, which each framework says in its own way: the recovery knows them.
+            if not self.recovers:
+                raise
+            return None
         return None if first is None else (values, first)
 
     def _home_by_plans(self, result: Any, first: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 import arraybridge
 from arraybridge.conversion import plans
 from arraybridge.functions import runner
+from arraybridge.functions.runner import framework_of
 from tests.counting import functions_entered
 from tests.helpers import require, run_python
 
@@ -216,6 +217,39 @@ def test_a_batch_that_has_a_plan_is_split_where_it_does_not_fit() -> None:
         assert type(found) is np.ndarray
         assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
         assert rows == [4, 4, 2, 2]
+
+
+class _PlugInError(Exception):
+    """What a framework of somebody else's may raise where memory runs out."""
+
+
+@pytest.mark.parametrize("kind", [MemoryError, _PlugInError])
+@pytest.mark.parametrize("recovery", [True, "split"])
+def test_memory_that_runs_out_in_a_planned_conversion_is_recovered_from(
+    recovery: Any, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numpy = framework_of("numpy")
+    cast, failures, sizes = numpy.cast, [0], []
+
+    def scarce(x: Any, dtype: str) -> Any:
+        sizes.append(len(x))
+        if failures[0] or (recovery == "split" and len(x) > 2):
+            failures[0] = max(0, failures[0] - 1)
+            raise kind("no memory")
+        return cast(x, dtype)
+
+    fn = arraybridge.numpy(dtype="float64", oom_recovery=recovery)(lambda x: x + 1)
+    for _ in range(2):
+        fn(np.arange(4, dtype=np.float32))  # from now on its arrays have a plan
+    monkeypatch.setattr(numpy, "cast", scarce)
+    monkeypatch.setattr(numpy, "is_oom", lambda error: isinstance(error, kind))
+    for _ in range(2):
+        failures[0] = 2 if recovery is True else 0
+        sizes.clear()
+        found = fn(np.arange(4, dtype=np.float32))
+        assert found.dtype == np.float64
+        assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert sizes[-2:] == ([4, 4] if recovery is True else [2, 2])
 
 
 # ---- how many functions of the package a warm call enters ------------------------------------------------
