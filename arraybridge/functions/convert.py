@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.convert import Grad, convert_memory
 from arraybridge.frameworks import registry
@@ -27,8 +29,11 @@ def _owner_name(x: Any) -> str:
 
 def owner_name(x: Any) -> str:
     """As `_owner_name`, remembered by type."""
-    name = _names.get(type(x))
-    return _names.keep(type(x), _owner_name(x)) if name is None else name
+    cls = type(x)
+    if cls is np.ndarray:
+        return "numpy"  # not asked: torch.compile would hand over the tensor with which it traces NumPy
+    name = _names.get(cls)
+    return _names.keep(cls, _owner_name(x)) if name is None else name
 
 
 def being_compiled() -> bool:

@@ -34,6 +34,7 @@ from arraybridge import (
     memory_types,
 )
 from arraybridge.frameworks.parts import Streams
+from arraybridge.functions.convert import _names
 from tests.functions import cases
 from tests.functions.cases import (
     FRAMEWORKS,
@@ -805,6 +806,21 @@ def test_torch_compile_comes_before_all_else() -> None:
     done = run_script("compile_first.py", env={"PYTHONWARNINGS": ""})
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[3.0, 3.0]\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"grad": "detach"}, {"contract": lambda _: True}])
+def test_torch_compile_converts_numpy_arrays_too(options: Any) -> None:
+    """It traces NumPy with tensors, which are not to be taken for what came in, nor remembered as such."""
+    torch = require("torch")
+    _names.clear()
+    f = arraybridge.torch(**options)(lambda x: x * 2)
+    x = np.arange(3, dtype=np.float32)
+    found = compiled(lambda x: f(x))(x)
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == [0.0, 2.0, 4.0]
+    afterwards = arraybridge.torch(grad="detach")(lambda x: x + 1)(x)
+    assert isinstance(afterwards, torch.Tensor)
+    assert afterwards.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_torch_compile_inside() -> None:
