@@ -245,8 +245,9 @@ class TorchFramework(Framework):
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         strided = x.layout is torch.strided and not x.is_nested
         self.check_bounds(x)
-        if strided and x.itemsize == 1 and x.dtype not in _DTYPES.values() and not x.is_quantized:
-            # uint1 to uint7, and the like, have no kernel that copies.
+        plain = not x.requires_grad and not x.is_quantized
+        if strided and plain and x.itemsize == 1 and x.dtype not in _DTYPES.values():
+            # uint1 to uint7, and the like, have no kernel that copies. (What requires grad is no such one.)
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format) if strided else x.clone()
 

@@ -416,3 +416,14 @@ def test_facts_may_be_forgotten_while_they_are_looked_up(monkeypatch: pytest.Mon
     plans.forms.clear()
     assert convert_memory(np.arange(3.0), "numpy", copy=True).tolist() == [0.0, 1.0, 2.0]
     assert convert_memory(np.arange(3.0), "numpy").tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_copy_of_four_bit_floats_keeps_its_graph() -> None:
+    torch = require("torch")
+    dtype = getattr(torch, "float4_e2m1fn_x2", None)
+    if dtype is None:
+        pytest.skip("this torch has no floats of four bits")
+    x = torch.arange(4, dtype=torch.uint8).view(dtype).requires_grad_()
+    copied = arraybridge.convert_memory(x, "torch", copy=True)
+    assert copied.requires_grad
+    assert copied.detach().view(torch.uint8).tolist() == [0, 1, 2, 3]
