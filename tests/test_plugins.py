@@ -34,6 +34,7 @@ from arraybridge import (
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Pool
 from tests import matrix_data as data
+from tests.cards import CardArray, CardFramework
 from tests.helpers import registry_kept, require, run_python
 
 PLUGIN = Path(__file__).parent / "plugin"
@@ -318,6 +319,14 @@ def test_two_frameworks_of_one_package() -> None:
     assert detect_memory_type(Samples(np.zeros(1))) == "samples"
 
 
+def test_modules_may_be_named_in_full() -> None:
+    class InFull(SamplesFramework):
+        modules = ("tests.test_plugins",)
+
+    register(InFull())
+    assert detect_memory_type(Samples(np.zeros(1))) == "samples"
+
+
 @pytest.mark.parametrize("thing", [None, "samples", SamplesFramework, Samples, object(), np, 3])
 def test_registering_nonsense_is_a_type_error(thing: Any) -> None:
     with pytest.raises(TypeError, match="Framework"):
@@ -335,14 +344,6 @@ def test_a_framework_needs_a_name() -> None:
 # ---- accelerators: two frameworks with two devices each, which share their memory ------------------------
 
 
-class Card:
-    """An array on a card: values that only its framework may read, and the number of the card."""
-
-    def __init__(self, values: np.ndarray[Any, Any], index: int) -> None:
-        self.values = values
-        self.index = index
-
-
 class CardPool(Pool):
     """The free memory of two cards."""
 
@@ -353,86 +354,51 @@ class CardPool(Pool):
         return self.free[device.index]
 
 
-class CardFramework(arraybridge.Framework):
-    """What the arrays of a framework with two cards would need; counts what was done."""
+class PluginCards(CardFramework):
+    """What the arrays of a framework with two cards would need."""
 
-    array: type[Card]
+    has_host = True
 
     def __init__(self) -> None:
-        self.done: list[str] = []
+        super().__init__()
         self.pool: CardPool = CardPool()
 
-    def owns(self, x: Any) -> bool:
-        return type(x) is self.array
-
-    def dtype_name(self, x: Card) -> str:
-        return x.values.dtype.name
-
-    def shape(self, x: Card) -> tuple[int, ...]:
-        return x.values.shape
-
-    def strides(self, x: Card) -> tuple[int, ...]:
-        return x.values.strides
-
-    def nbytes(self, x: Card) -> int:
-        return x.values.nbytes
-
-    def device_of(self, x: Card) -> Device:
-        return Device("cpu") if x.index < 0 else Device("gpu", x.index)
-
-    def devices(self) -> tuple[Device, ...]:
-        return (Device("cpu"), Device("gpu", 0), Device("gpu", 1))
-
-    def host_view(self, x: Card) -> np.ndarray[Any, Any]:
-        assert x.index < 0, "the host cannot look into a card"
-        return x.values
-
-    def to_host(self, x: Card) -> np.ndarray[Any, Any]:
-        self.done.append("to host")
-        return x.values.copy()
-
-    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Card:
-        if device.kind == "cpu":
-            return self.array(view, -1)
-        self.done.append(f"to {device}")
-        return self.array(view.copy(), device.index)
-
-    def to_device(self, x: Card, device: Device) -> Card:
+    def to_device(self, x: CardArray, device: Device) -> CardArray:
         self.done.append(f"{self.device_of(x)} to {device}")
         return self.array(x.values.copy(), -1 if device.kind == "cpu" else device.index)
 
-    def adopt(self, x: Card, source: arraybridge.Framework, device: Device) -> Card:
+    def adopt(self, x: CardArray, source: arraybridge.Framework, device: Device) -> CardArray:
         self.done.append(f"adopt from {source.name}")
-        return self.array(x.values, x.index)
+        return self.array(x.values, x.card)
 
-    def copy(self, x: Card) -> Card:
+    def copy(self, x: CardArray) -> CardArray:
         self.done.append("copy")
-        return self.array(x.values.copy(), x.index)
+        return self.array(x.values.copy(), x.card)
 
-    def cast(self, x: Card, dtype: str) -> Card:
-        return self.array(x.values.astype(dtype), x.index)
+    def cast(self, x: CardArray, dtype: str) -> CardArray:
+        return self.array(x.values.astype(dtype), x.card)
 
 
-class RedCard(Card):
+class RedCard(CardArray):
     __module__ = "redcards"
 
 
-class BlueCard(Card):
+class BlueCard(CardArray):
     __module__ = "bluecards"
 
 
-class LoneCard(Card):
+class LoneCard(CardArray):
     __module__ = "lonecards"
 
 
-class Red(CardFramework):
+class Red(PluginCards):
     name = "red"
     modules = ("redcards",)
     array = RedCard
     dlpack_device = 99
 
 
-class Blue(CardFramework):
+class Blue(PluginCards):
     name = "blue"
     modules = ("bluecards",)
     array = BlueCard
@@ -442,7 +408,7 @@ class Blue(CardFramework):
         return "blue wants no negative strides" if any(step < 0 for step in strides) else ""
 
 
-class Lone(CardFramework):
+class Lone(PluginCards):
     """Cards that no other framework reaches, and no arrays on the host."""
 
     name = "lone"
@@ -450,11 +416,9 @@ class Lone(CardFramework):
     array = LoneCard
     has_host = False
 
-    def devices(self) -> tuple[Device, ...]:
-        return (Device("gpu", 0), Device("gpu", 1))
-
-    def default_device(self) -> Device:
-        return Device("gpu", 1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.current = 1
 
 
 @pytest.fixture
@@ -540,7 +504,7 @@ def test_two_frameworks_share_the_memory_of_a_card(red: Red) -> None:
         other = convert_memory(card, "blue", copy=False)
         assert type(other) is BlueCard
         assert other.values is card.values
-        assert other.index == 1
+        assert other.card == 1
     assert done_by("blue") == ["adopt from red"] * 2
     assert red.done == []
     back = convert_memory(other, "red", 1)
@@ -576,14 +540,14 @@ def test_from_one_card_to_another(red: Red) -> None:
     card = RedCard(values(), 0)
     check_route(explain(card, "red", 1), "device gpu:1 1")
     moved = convert_memory(card, "red", 1)
-    assert moved.index == 1
+    assert moved.card == 1
     assert moved.values.tolist() == values().tolist()
     assert red.done == ["gpu:0 to gpu:1"]
     with pytest.raises(CopyRequiredError):
         convert_memory(card, "red", 1, copy=False)
     check_route(explain(card, "blue", 1), "device gpu:1 1")
     other = convert_memory(card, "blue", 1)
-    assert (type(other), other.index) == (BlueCard, 1)
+    assert (type(other), other.card) == (BlueCard, 1)
     assert not np.shares_memory(other.values, card.values)
     assert done_by("blue") == ["adopt from red", "gpu:0 to gpu:1"]
 
@@ -595,7 +559,7 @@ def test_between_cards_that_share_nothing(red: Red) -> None:
     assert type(there) is LoneCard
     assert there.values.tolist() == values().tolist()
     check_route(explain(there, "lone", 0), "host gpu:0 2")
-    assert convert_memory(there, "lone", 0).index == 0
+    assert convert_memory(there, "lone", 0).card == 0
     check_route(explain(there, "red"), "host cpu 1")
     check_route(explain(there, "red", 1), "host gpu:1 2")
     assert device_of(convert_memory(there, "red")) == "cpu"
@@ -604,12 +568,12 @@ def test_between_cards_that_share_nothing(red: Red) -> None:
 def test_to_cpu_and_to_gpu_on_cards(red: Red) -> None:
     card = RedCard(values(), 0)
     assert arraybridge.to_gpu(card) is card
-    assert arraybridge.to_gpu(card, 1).index == 1
-    assert arraybridge.to_gpu(card, "auto").index == 1
+    assert arraybridge.to_gpu(card, 1).card == 1
+    assert arraybridge.to_gpu(card, "auto").card == 1
     home = arraybridge.to_cpu(card)
     assert type(home) is RedCard
-    assert home.index == -1
-    assert arraybridge.to_gpu(home, 1).index == 1
+    assert home.card == -1
+    assert arraybridge.to_gpu(home, 1).card == 1
     assert arraybridge.to_cpu(home) is home
     with pytest.raises(DeviceNotFoundError, match="to_numpy"):
         arraybridge.to_cpu(LoneCard(values(), 0))
@@ -633,6 +597,6 @@ def test_casts_on_cards(red: Red) -> None:
 def test_trees_and_traces_with_cards(red: Red) -> None:
     with trace() as log:
         tree = convert_tree({"a": values(), "b": (RedCard(values(), 0), 1)}, "red", 1)
-    assert [tree["a"].index, tree["b"][0].index, tree["b"][1]] == [1, 1, 1]
+    assert [tree["a"].card, tree["b"][0].card, tree["b"][1]] == [1, 1, 1]
     assert log.total_bytes_copied == 96
     assert [str(record.device) for record in log.records] == ["gpu:1", "gpu:1"]

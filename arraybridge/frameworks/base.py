@@ -34,7 +34,7 @@ class Framework(ABC):
 
     Class attributes:
         name: how users name the framework.
-        modules: root modules in which the types of its arrays are defined; an object whose class
+        modules: packages in which the types of its arrays are defined; an object whose class
             comes from none of them is never asked for.
         facts: what may be asked of it before it is imported, where that is more than name and modules.
         alignment: bytes to which memory must be aligned before the framework can view it; 0: it views none,

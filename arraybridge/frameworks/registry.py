@@ -73,8 +73,8 @@ def register(framework: Framework) -> Framework:
         raise TypeError(f"{type(framework).__name__} needs a class attribute 'name', a string")
     with _lock:
         _instances[framework.name] = framework
-        for root in facts(framework.name).modules:
-            known = _ROOTS.setdefault(root, [])
+        for module in facts(framework.name).modules:
+            known = _ROOTS.setdefault(module.partition(".")[0], [])
             if framework.name not in known:
                 known.append(framework.name)
         _forget()

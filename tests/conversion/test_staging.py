@@ -22,8 +22,9 @@ from arraybridge.conversion.ring import StagingRing
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.types import Device
+from tests.cards import CardArray
 from tests.helpers import registry_kept, require
-from tests.memory.fake import FakeArray, FakeFramework, HostedFake
+from tests.memory.fake import FakeFramework, HostedFake
 
 MIB = 1 << 20
 GPU = Device("gpu", 0)
@@ -69,7 +70,7 @@ def same_bytes(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-def there_and_back(x: np.ndarray) -> tuple[FakeArray, np.ndarray]:
+def there_and_back(x: np.ndarray) -> tuple[CardArray, np.ndarray]:
     there = convert_memory(x, "fake", gpu_id=0)
     return there, convert_memory(there, "numpy")
 
@@ -108,10 +109,10 @@ def test_bytes_arrive(fake: FakeFramework, size: int, buffers: int) -> None:
     source = random(size)
     ring = StagingRing(fake, chunk=100, buffers=buffers)
     assert fake.most_pinned == ring.nbytes == 100 * buffers
-    target = FakeArray(np.zeros(size, np.uint8), 0)
+    target = CardArray(np.zeros(size, np.uint8), 0)
     ring.send(source, target, fake.pinning)
     assert fake.unfinished == 0
-    np.testing.assert_array_equal(target.host, source)
+    np.testing.assert_array_equal(target.values, source)
     back = np.zeros(size, np.uint8)
     ring.fetch(target, back, fake.pinning)
     assert fake.unfinished == 0
@@ -133,7 +134,7 @@ def test_an_error_on_the_way_leaves_nothing_running(
         return enqueue(*arguments)
 
     monkeypatch.setattr(fake.pinning, "enqueue_copy", fail)
-    target = FakeArray(np.zeros(200, np.uint8), 0)
+    target = CardArray(np.zeros(200, np.uint8), 0)
     with pytest.raises(RuntimeError, match="bus"):
         ring.send(np.ones(200, np.uint8), target, fake.pinning)
     assert fake.unfinished == 0
@@ -143,7 +144,7 @@ def test_an_error_on_the_way_leaves_nothing_running(
     assert fake.unfinished == 0
     monkeypatch.setattr(fake.pinning, "enqueue_copy", enqueue)
     ring.send(np.ones(200, np.uint8), target, fake.pinning)
-    assert target.host.all()
+    assert target.values.all()
 
 
 def test_no_card_no_ring() -> None:
@@ -191,7 +192,7 @@ def test_every_dtype_arrives(fake: FakeFramework, dtype: str) -> None:
     there, back = there_and_back(x)
     assert there.shape == x.shape
     assert there.dtype == x.dtype
-    assert same_bytes(there.host, x)
+    assert same_bytes(there.values, x)
     assert same_bytes(back, x)
     assert fake.queued[0] > 80
 
@@ -202,10 +203,10 @@ def test_what_is_not_packed_or_not_native_goes_by_the_plain_call(fake: FakeFrame
     for odd in (x[:, ::2], x.T, x[::-1], x.view(">f8"), x[:, 1:]):
         queued = list(fake.queued)
         there, back = there_and_back(odd)
-        np.testing.assert_array_equal(there.host.view(np.uint8), odd.view(odd.dtype).copy().view(np.uint8))
+        np.testing.assert_array_equal(there.values.view(np.uint8), odd.view(odd.dtype).copy().view(np.uint8))
         np.testing.assert_array_equal(back.view(np.uint8), odd.copy().view(np.uint8))
         assert fake.queued[0] == queued[0]
-    transposed = FakeArray(x.T, 0)
+    transposed = CardArray(x.T, 0)
     queued = list(fake.queued)
     np.testing.assert_array_equal(convert_memory(transposed, "numpy"), x.T)
     assert fake.queued == queued
@@ -228,7 +229,7 @@ def test_a_result_is_memory_of_its_own(fake: FakeFramework) -> None:
     assert back.flags.c_contiguous
     back[:] = 0
     assert same_bytes(again, x)
-    assert same_bytes(there.host, x)
+    assert same_bytes(there.values, x)
     assert not any(np.shares_memory(again, buffer) for buffer in staging._rings[fake]._buffers)
 
 
@@ -247,7 +248,7 @@ def test_by_way_of_the_host_to_another_framework(
     monkeypatch.setattr(FakeFramework, "dtypes", frozenset({"int64"}))
     cast = convert_memory(x, "fake", gpu_id=0, dtype="int64")
     assert cast.dtype == "int64"
-    np.testing.assert_array_equal(cast.host, x)
+    np.testing.assert_array_equal(cast.values, x)
     assert fake.queued[0] - queued[0] == 16 + 32
 
 
@@ -291,7 +292,7 @@ def test_a_ring_that_is_slower_is_dropped(fake: FakeFramework, caplog: pytest.Lo
 def test_a_ring_may_win_one_way(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
     to_host = fake.to_host
 
-    def quick(x: FakeArray) -> np.ndarray:
+    def quick(x: CardArray) -> np.ndarray:
         result, fake.now = to_host(x), fake.now - x.nbytes / MIB
         return result
 
@@ -542,7 +543,7 @@ def test_threads(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
             for _ in range(8):
                 x = rng.integers(0, 256, MIB + int(rng.integers(0, 1 << 17)), np.uint8)
                 there, back = there_and_back(x)
-                if not same_bytes(there.host, x):
+                if not same_bytes(there.values, x):
                     wrong.append("to the card")
                 if not same_bytes(back, x):
                     wrong.append("to the host")
@@ -575,13 +576,13 @@ def test_threads(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- one framework, two places -------------------------------------------------------------------------
 
 
-class GraphArray(FakeArray):
+class GraphArray(CardArray):
     """An array that is more than its values."""
 
 
 def test_within_one_framework(hosted: FakeFramework) -> None:
     settle_verdict(hosted)
-    x = FakeArray(random(MIB), -1)
+    x = CardArray(random(MIB), -1)
     queued = list(hosted.queued)
     there = convert_memory(x, "fake", gpu_id=1)
     assert hosted.queued == queued  # card 1 has not proven itself
@@ -589,18 +590,18 @@ def test_within_one_framework(hosted: FakeFramework) -> None:
     assert there.card == 0
     back = convert_memory(there, "fake", device="cpu")
     assert back.card == -1
-    assert same_bytes(back.host, x.host)
-    assert not np.shares_memory(back.host, x.host)
+    assert same_bytes(back.values, x.values)
+    assert not np.shares_memory(back.values, x.values)
     assert [now - before for now, before in zip(hosted.queued, queued, strict=True)] == [16, 16]
     # What is no plain array, or not packed, goes as it always did, and so does what goes from card to card.
     queued = list(hosted.queued)
-    for odd in (GraphArray(random(MIB), -1), FakeArray(random(2 * MIB)[::2], -1)):
+    for odd in (GraphArray(random(MIB), -1), CardArray(random(2 * MIB)[::2], -1)):
         there = convert_memory(odd, "fake", gpu_id=0)
-        assert same_bytes(there.host, odd.host.copy())
+        assert same_bytes(there.values, odd.values.copy())
     graph = GraphArray(random(MIB), 0)
-    assert same_bytes(convert_memory(graph, "fake", device="cpu").host, graph.host)
-    assert same_bytes(convert_memory(graph, "numpy"), graph.host)
-    assert convert_memory(FakeArray(random(MIB), 0), "fake", gpu_id=1).card == 1
+    assert same_bytes(convert_memory(graph, "fake", device="cpu").values, graph.values)
+    assert same_bytes(convert_memory(graph, "numpy"), graph.values)
+    assert convert_memory(CardArray(random(MIB), 0), "fake", gpu_id=1).card == 1
     assert hosted.queued == queued
 
 

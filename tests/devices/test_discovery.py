@@ -10,36 +10,25 @@ import arraybridge
 from arraybridge import Device, devices
 from arraybridge.devices import discovery
 from arraybridge.frameworks import cards as cards_module
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import Card
 from arraybridge.frameworks.parts import Pool
+from tests.cards import CardFramework
 from tests.helpers import require, run_script
 
 FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30, (9, 0))
 SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30, (8, 6))
 
 
-class Cards(Framework):
-    """A framework of the tests, whose devices and cards are what a test says."""
+class Cards(CardFramework):
+    """Devices and cards are what a test says."""
 
-    name = "cards"
-    modules = ("tests",)
+    has_host = True
 
     def __init__(self, told: dict[str, str]) -> None:
-        self.told = told
+        super().__init__()
+        self.cards = tuple(map(Device.parse, told))
         self.pool = ToldPool(told)
-
-    def owns(self, x: Any) -> bool:
-        return False
-
-    def host_view(self, x: Any) -> Any:
-        raise NotImplementedError
-
-    def from_host(self, view: Any, device: Device) -> Any:
-        raise NotImplementedError
-
-    def devices(self) -> tuple[Device, ...]:
-        return (CPU, *map(Device.parse, self.told))
 
 
 class ToldPool(Pool):

@@ -3,76 +3,30 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
-
-import numpy as np
 
 from arraybridge import Device
-from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.parts import Mark, Streams
-
-CARDS = (Device("gpu", 0), Device("gpu", 1))
-
-
-class Array:
-    """Values that a card of the tests holds."""
-
-    def __init__(self, values: np.ndarray, device: Device = CARDS[0]) -> None:
-        self.values = values
-        self.device = device
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    def __getitem__(self, key: Any) -> Array:
-        return Array(self.values[key], self.device)
+from tests.cards import CardArray, CardFramework
 
 
-class StreamFramework(Framework):
+class StreamFramework(CardFramework):
     """A framework with two cards, each thread's marks in the order in which they were set and waited for."""
 
     name = "streams"
-    modules = ("tests",)
+    has_host = True
 
     def __init__(self) -> None:
+        super().__init__()
         self.log: list[tuple[str, str, int]] = []
         self.count = 0
-        self.done = False
-        self.taken_over: list[Array] = []
+        self.is_done = False
+        self.taken_over: list[CardArray] = []
         self.lock = threading.Lock()
         self.streams = NotedStreams(self)
 
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, Array)
-
-    def host_view(self, x: Any) -> Any:
-        raise NotImplementedError
-
-    def to_host(self, x: Array) -> np.ndarray:
-        return x.values.copy()
-
-    def from_host(self, view: np.ndarray, device: Device) -> Array:
-        return Array(view.copy(), device)
-
-    def shape(self, x: Array) -> tuple[int, ...]:
-        return x.values.shape
-
-    def dtype_name(self, x: Array) -> str:
-        return x.values.dtype.name
-
-    def nbytes(self, x: Array) -> int:
-        return x.values.nbytes
-
-    def devices(self) -> tuple[Device, ...]:
-        return (CPU, *CARDS)
-
-    def device_of(self, x: Array) -> Device:
-        return x.device
-
-    def concatenate(self, parts: list[Array], axis: int) -> Array:
+    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
         assert all(any(part is known for known in self.taken_over) for part in parts)
-        return Array(np.concatenate([part.values for part in parts], axis), parts[0].device)
+        return super().concatenate(parts, axis)
 
 
 class NotedStreams(Streams):
@@ -98,9 +52,9 @@ class NotedStreams(Streams):
             device,
             lambda: self._note("wait", number),
             lambda: self._note("synchronize", number),
-            lambda: self.owner.done,
+            lambda: self.owner.is_done,
         )
 
-    def take_over(self, x: Array) -> Array:
+    def take_over(self, x: CardArray) -> CardArray:
         self.owner.taken_over.append(x)
         return x

@@ -11,22 +11,16 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.parts import Mark, Pool, Streams
 from arraybridge.lines.lanes import Lane
 from arraybridge.types import Device
+from tests.cards import CardArray, CardFramework
 from tests.helpers import registry_kept
 
 pytestmark = pytest.mark.usefixtures("no_real_card")
 
 CARD = Device("gpu", 0)
-
-
-class Item:
-    """What the queued work reads."""
-
-    def __init__(self, device: Device = CARD) -> None:
-        self.device = device
 
 
 class Queue(Streams):
@@ -55,23 +49,10 @@ class Opened(Pool):
         return self.is_opened
 
 
-class Lender(Framework):
-    """Owns the items, and has no queues, as JAX."""
+class Lender(CardFramework):
+    """Owns the arrays, and has no queues, as JAX."""
 
     name = "lender"
-    modules = ("tests",)
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, Item)
-
-    def device_of(self, x: Item) -> Device:
-        return x.device
-
-    def host_view(self, x: Any) -> np.ndarray[Any, Any]:
-        raise NotImplementedError
-
-    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Any:
-        raise NotImplementedError
 
 
 class Reader(Lender):
@@ -80,6 +61,7 @@ class Reader(Lender):
     name = "reader"
 
     def __init__(self, is_opened: bool = True) -> None:
+        super().__init__()
         self.streams: Queue = Queue()
         self.pool = Opened(is_opened)
 
@@ -102,7 +84,7 @@ def queue(lender: Lender) -> Queue:
 
 def held(lane: Lane, device: Device = CARD) -> weakref.ref[Any]:
     """Hand the lane an item that nobody else keeps."""
-    item = Item(device)
+    item = CardArray(np.zeros(1), -1 if device == CPU else device.index)
     lane.hold([item])
     gc.collect()
     return weakref.ref(item)

@@ -13,9 +13,10 @@ import pytest
 
 import arraybridge
 from arraybridge import Device, prefetch
+from tests.cards import CardArray
 from tests.helpers import require
 from tests.lines.conftest import our_threads
-from tests.lines.streams import CARDS, Array, StreamFramework
+from tests.lines.streams import StreamFramework
 
 
 class OwnError(Exception):
@@ -110,7 +111,7 @@ def test_reading_and_converting_go_on_at_the_same_time(framework: StreamFramewor
     meeting = threading.Barrier(2, timeout=20)
     plain = framework.from_host
 
-    def from_host(view: np.ndarray, device: Device) -> Array:
+    def from_host(view: np.ndarray, device: Device) -> CardArray:
         if view[0] == 0:
             meeting.wait()  # item 0 is converted while item 1 is read
         return plain(view, device)
@@ -128,7 +129,7 @@ def test_reading_and_converting_go_on_at_the_same_time(framework: StreamFramewor
 
 def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: StreamFramework) -> None:
     for x in prefetch([np.full(2, float(i)) for i in range(4)], "streams", device="gpu:1"):
-        assert x.device == CARDS[1]
+        assert x.card == 1
     converting = [(what, n) for name, what, n in framework.log if name == "arraybridge-1-0"]
     assert converting[0] == ("stream", 1)
     marks = [n for what, n in converting if what == "mark"]

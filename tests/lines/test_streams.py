@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from arraybridge import Pipeline, device_map
-from arraybridge.frameworks.base import CPU
 from arraybridge.lines.lanes import Lane
-from tests.lines.streams import CARDS, Array, StreamFramework
+from tests.cards import CardArray
+from tests.lines.streams import StreamFramework
 
 
 def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFramework) -> None:
-    def first(x: Array) -> Array:
-        return Array(x.values * 2, CARDS[0])
+    def first(x: CardArray) -> CardArray:
+        return CardArray(x.values * 2, 0)
 
-    def second(x: Array) -> Array:
-        return Array(x.values + 1, CARDS[1])
+    def second(x: CardArray) -> CardArray:
+        return CardArray(x.values + 1, 1)
 
     x = np.arange(12.0)
-    result = Pipeline(first, second, microbatches=3)(Array(x))
+    result = Pipeline(first, second, microbatches=3)(CardArray(x))
     np.testing.assert_array_equal(result.values, x * 2 + 1)
     threads = {name: [e for e in framework.log if e[0] == name] for name in {e[0] for e in framework.log}}
     assert set(threads) == {"MainThread", "arraybridge-0-0", "arraybridge-1-0"}
@@ -39,14 +39,14 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFrame
 
 @pytest.mark.usefixtures("no_real_card")
 def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: StreamFramework) -> None:
-    lane, item = Lane(2), Array(np.zeros(1))
+    lane, item = Lane(2), CardArray(np.zeros(1))
     for _ in range(2):
         lane.hold(item)
     assert not [e for e in framework.log if e[1] == "synchronize"]  # nobody waits for the card yet
     lane.hold(item)
     assert [n for _, what, n in framework.log if what == "synchronize"] == [1]  # for the oldest alone
     assert len(lane._held) == 2
-    framework.done = True
+    framework.is_done = True
     lane.hold(item)
     assert len(lane._held) == 0
 
@@ -55,7 +55,7 @@ def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: Strea
 def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFramework) -> None:
     lane = Lane(5)
     for _ in range(2):
-        lane.hold({"x": Array(np.zeros(1), CARDS[1])})
+        lane.hold({"x": CardArray(np.zeros(1), 1)})
     lane.close()
     assert [n for _, what, n in framework.log if what == "synchronize"] == [1, 2]
 
@@ -63,13 +63,13 @@ def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFrame
 def test_each_worker_of_device_map_has_a_stream_on_its_card(framework: StreamFramework) -> None:
     barrier = threading.Barrier(4, timeout=10)
 
-    def double(x: Array) -> Array:
+    def double(x: CardArray) -> CardArray:
         barrier.wait()
-        return Array(x.values * 2, x.device)
+        return CardArray(x.values * 2, x.card)
 
-    items = [Array(np.full(2, i), CPU) for i in range(8)]
+    items = [CardArray(np.full(2, i), -1) for i in range(8)]
     results = list(device_map(double, items, ["gpu:0", "gpu:1"], per_device=2))
     assert [int(r.values[0]) for r in results] == [2 * i for i in range(8)]
-    assert {r.device for r in results} == set(CARDS)
+    assert {r.card for r in results} == {0, 1}
     taken = [(name, number) for name, what, number in framework.log if what == "stream"]
     assert sorted(taken) == [(f"arraybridge-0-{w}", w // 2) for w in range(4)]

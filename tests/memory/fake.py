@@ -7,39 +7,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.parts import Pinning, Pool, Usage
 from arraybridge.types import Device
+from tests.cards import CardArray, CardFramework
 
 
-class FakeArray:
-    """An array on a card."""
-
-    def __init__(self, host: np.ndarray, card: int) -> None:
-        self.host = host
-        self.card = card
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.host.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self.host.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.host.nbytes
-
-
-class FakeFramework(Framework):
+class FakeFramework(CardFramework):
     """Two cards; copies on its queue happen late, in a thread, as those on a bus do.
 
     Attributes:
@@ -53,10 +32,9 @@ class FakeFramework(Framework):
     """
 
     name = "fake"
-    modules = ("tests.memory.fake",)
-    has_host = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = 0.0
         self.plain_seconds = (0.0, 1.0)
         self.queued_seconds = (0.0, 0.1)
@@ -68,7 +46,6 @@ class FakeFramework(Framework):
         #: Addresses and sizes of what it has pinned.
         self.locked: list[tuple[int, int]] = []
         self._lock = threading.Lock()
-        self.current = 0
         self.used = [100, 0]
         self.cached = [50, 30]
         self.peak = [500, 0]
@@ -81,18 +58,6 @@ class FakeFramework(Framework):
         self.pool = FakePool(self)
         self.pinning = FakePinning(self)
 
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, FakeArray)
-
-    def device_of(self, x: FakeArray) -> Device:
-        return Device("gpu", x.card)
-
-    def host_view(self, x: FakeArray) -> np.ndarray:
-        raise NotImplementedError
-
-    def strides(self, x: FakeArray) -> tuple[int, ...]:
-        return x.host.strides
-
     def clock(self) -> float:
         return self.now
 
@@ -101,56 +66,22 @@ class FakeFramework(Framework):
             counts[way] += 1
             self.now += seconds[0] + seconds[1] * nbytes / (1 << 20)
 
-    def to_host(self, x: FakeArray) -> np.ndarray:
+    def to_host(self, x: CardArray) -> np.ndarray:
         self._spend(self.plain, 1, x.nbytes, self.plain_seconds)
         time.sleep(self.plain_delay)
-        return x.host.copy()
+        return super().to_host(x)
 
-    def from_host(self, view: np.ndarray, device: Device) -> FakeArray:
-        self._spend(self.plain, 0, view.nbytes, self.plain_seconds)
-        time.sleep(self.plain_delay)
-        return FakeArray(view.copy(), device.index)
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> FakeArray:
-        return FakeArray(np.empty(shape, dtype), device.index)
-
-    def devices(self) -> tuple[Device, ...]:
-        return (Device("gpu", 0), Device("gpu", 1))
-
-    def default_device(self) -> Device:
-        return Device("gpu", self.current)
-
-    def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return self._selected(device.index)
-
-    @contextmanager
-    def _selected(self, index: int) -> Iterator[None]:
-        before, self.current = self.current, index
-        try:
-            yield
-        finally:
-            self.current = before
+    def from_host(self, view: np.ndarray, device: Device) -> CardArray:
+        if device != CPU:
+            self._spend(self.plain, 0, view.nbytes, self.plain_seconds)
+            time.sleep(self.plain_delay)
+        return super().from_host(view, device)
 
 
 class HostedFake(FakeFramework):
-    """The same, with arrays on the host as well: those of card -1."""
+    """The same, with arrays on the host as well."""
 
     has_host = True
-
-    def device_of(self, x: FakeArray) -> Device:
-        return CPU if x.card < 0 else super().device_of(x)
-
-    def devices(self) -> tuple[Device, ...]:
-        return (CPU, *super().devices())
-
-    def host_view(self, x: FakeArray) -> np.ndarray:
-        return x.host
-
-    def from_host(self, view: np.ndarray, device: Device) -> FakeArray:
-        return FakeArray(view, -1) if device == CPU else super().from_host(view, device)
-
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> FakeArray:
-        return FakeArray(np.empty(shape, dtype), -1 if device == CPU else device.index)
 
 
 class FakePool(Pool):
@@ -195,11 +126,11 @@ class FakePinning(Pinning):
     def is_pinned(self, memory: np.ndarray) -> bool:
         return any(start <= hostmemory.address(memory) < start + size for start, size in self.owner.locked)
 
-    def can_stage(self, x: FakeArray) -> bool:
-        return type(x) is FakeArray
+    def can_stage(self, x: CardArray) -> bool:
+        return type(x) is CardArray
 
-    def enqueue_copy(self, host: np.ndarray, x: FakeArray, offset: int, to_host: bool) -> Callable[[], None]:
-        place = x.host.reshape(-1).view(np.uint8)[offset : offset + host.size]
+    def enqueue_copy(self, host: np.ndarray, x: CardArray, offset: int, to_host: bool) -> Callable[[], None]:
+        place = x.values.reshape(-1).view(np.uint8)[offset : offset + host.size]
         if to_host in self.owner.fail:
             raise RuntimeError("the bus is gone")
         self.owner._spend(self.owner.queued, to_host, host.size, self.owner.queued_seconds)
@@ -220,5 +151,5 @@ class FakePinning(Pinning):
         bus.start()
         return bus.join
 
-    def own_bytes(self, x: FakeArray) -> np.ndarray | None:
-        return x.host.reshape(-1).view(np.uint8) if x.host.flags.c_contiguous else None
+    def own_bytes(self, x: CardArray) -> np.ndarray | None:
+        return x.values.reshape(-1).view(np.uint8) if x.values.flags.c_contiguous else None

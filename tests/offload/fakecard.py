@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.parts import Pool
 from arraybridge.offload.machine import Card, Machine
 from arraybridge.offload.run import Offload
 from arraybridge.types import Device
+from tests.cards import CARDS, CardArray, CardFramework
 from tests.helpers import require
-
-GPU = Device("gpu", 0)
 
 
 class Clock:
@@ -31,47 +29,15 @@ class Clock:
         self.now += seconds
 
 
-class CardArray:
-    """An array on the fake card. Its values are NumPy's, to be reached by its own framework alone."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.values.dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
-
-    def __add__(self, other: Any) -> CardArray:
-        return CardArray(self.values + (other.values if isinstance(other, CardArray) else other))
-
-    def __mul__(self, other: Any) -> CardArray:
-        return CardArray(self.values * (other.values if isinstance(other, CardArray) else other))
-
-    def __getitem__(self, key: Any) -> CardArray:
-        return CardArray(self.values[key])
-
-    def sum(self) -> CardArray:
-        return CardArray(np.asarray(self.values.sum()))
-
-
 class CardMemoryError(RuntimeError):
     """The fake card is full."""
 
 
-class FakeCard(Framework):
+class FakeCard(CardFramework):
     """Both directions take a latency and a time for each byte, and a launch takes a time of its own."""
 
     name = "fakecard"
-    modules = ("tests",)
-    has_host = False
+    cards = CARDS[:1]
 
     def __init__(
         self,
@@ -82,6 +48,7 @@ class FakeCard(Framework):
         launch: float = 10e-6,
         memory: int = 0,
     ) -> None:
+        super().__init__()
         self.clock = clock
         self.latency, self.bandwidth, self.launch, self.memory = latency, bandwidth, launch, memory
         self.pool = CardPool(self)
@@ -93,34 +60,15 @@ class FakeCard(Framework):
         self.moved.append((where, nbytes))
         self.clock.sleep(self.latency + nbytes / self.bandwidth)
 
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, CardArray)
-
-    def device_of(self, x: CardArray) -> Device:
-        return GPU
-
-    def devices(self) -> tuple[Device, ...]:
-        return (GPU,)
-
-    def default_device(self) -> Device:
-        return GPU
-
-    def host_view(self, x: CardArray) -> np.ndarray:
-        raise NotImplementedError("it has no host arrays")
-
     def to_host(self, x: CardArray) -> np.ndarray:
         self.travel("host", x.nbytes)
         return x.values
 
     def from_host(self, view: np.ndarray, device: Device) -> CardArray:
-        assert device != CPU
         if self.rows is not None and view.shape and view.shape[0] > self.rows:
             raise CardMemoryError(f"{view.shape[0]} rows do not fit")
         self.travel("card", view.nbytes)
         return CardArray(view)  # nobody writes to it, and 64 MiB are quickly moved this way
-
-    def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
-        return CardArray(np.concatenate([part.values for part in parts], axis))
 
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, CardMemoryError)

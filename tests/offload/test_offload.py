@@ -29,8 +29,9 @@ from arraybridge.offload.run import Offload
 from arraybridge.placement import worker_device
 from arraybridge.testing import inject_oom
 from arraybridge.types import Device
+from tests.cards import CardArray
 from tests.helpers import require, run_script
-from tests.offload.fakecard import CardArray, Clock, FakeCard, Pretended, Work, offload, running_on
+from tests.offload.fakecard import Clock, FakeCard, Pretended, Work, offload, running_on
 
 KIB, MIB = 1 << 10, 1 << 20
 

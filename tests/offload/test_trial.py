@@ -15,8 +15,9 @@ from arraybridge import array_namespace
 from arraybridge.offload.decorator import stay_on_gpu
 from arraybridge.offload.machine import Machine
 from arraybridge.offload.trial import Rounding, difference
+from tests.cards import CardArray
 from tests.helpers import require
-from tests.offload.fakecard import CardArray, Clock, FakeCard, offload, running_on
+from tests.offload.fakecard import Clock, FakeCard, offload, running_on
 
 
 class Pair(NamedTuple):
