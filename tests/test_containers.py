@@ -416,21 +416,21 @@ def test_a_foreign_array_is_cut() -> None:
         np.zeros(8, np.dtype([("a", "i1"), ("b", "i8")], align=True)),
         np.ma.masked_array(np.arange(8.0).astype(">f4"), [0, 1] * 4, fill_value=-7),
         np.ma.masked_array(np.arange(8), fill_value=3),
+        np.arange(8).astype("m8[s]"),
+        np.array(list("abcdefgh"), dtype=object),
     ],
-    ids=["f8", "i2", "recarray", "structured", "masked", "no mask"],
+    ids=["f8", "i2", "recarray", "structured", "masked", "no mask", "times", "objects"],
 )
 def test_numpys_own_are_kept(x: Any) -> None:
-    result = by_splitting(lambda part: part, x)
-    assert type(result) is type(x)
-    assert result.dtype == x.dtype
-    assert result.dtype.byteorder == x.dtype.byteorder
-    assert result.tolist() == x.tolist()
-    if isinstance(x, np.ma.MaskedArray):
-        assert result.fill_value == x.fill_value
-        np.testing.assert_array_equal(np.ma.getmaskarray(result), np.ma.getmaskarray(x))
-    else:
-        piped = by_pipeline(lambda part: part, x) if x.dtype.names is None else result
-        assert (type(piped), piped.dtype) == (type(x), x.dtype)
+    for way in (by_splitting, by_pipeline):
+        result = way(lambda part: part, x)
+        assert type(result) is type(x)
+        assert result.dtype == x.dtype
+        assert result.dtype.byteorder == x.dtype.byteorder
+        assert result.tolist() == x.tolist()
+        if isinstance(x, np.ma.MaskedArray):
+            assert result.fill_value == x.fill_value
+            np.testing.assert_array_equal(np.ma.getmaskarray(result), np.ma.getmaskarray(x))
 
 
 # -- objects that offer a protocol themselves, where their class does not ------------------------------
