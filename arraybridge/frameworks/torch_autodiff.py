@@ -281,9 +281,9 @@ def _refuse_captured(outputs: list[torch.Tensor], inputs: list[torch.Tensor], la
         if node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in known:
-            found.append(leaf)
+        # A function of the user's own may keep something under the same name.
+        if node.name() == "torch::autograd::AccumulateGrad" and id(node.variable) not in known:
+            found.append(node.variable)
         waiting.extend(n for n, _ in node.next_functions if n is not None)
     if found:
         shape = "×".join(map(str, found[0].shape)) or "one number"

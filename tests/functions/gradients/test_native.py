@@ -708,6 +708,22 @@ def test_captured_trainable_parameters_are_refused() -> None:
         jax.grad(lambda x: model(x).sum())(x)
 
 
+def test_what_a_function_of_ones_own_keeps_is_no_parameter() -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.variable = "anything"  # as torch calls the tensor of a leaf
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, cotangent: Any) -> Any:
+            return 2 * ctx.saved_tensors[0] * cotangent
+
+    square = arraybridge.torch(grad="flow")(lambda x: Square.apply(x).sum())
+    assert jax.grad(square)(np.float32([1, 2, 3])).tolist() == [2, 4, 6]
+
+
 def test_captured_trainable_variables_are_refused() -> None:
     w = tf.Variable(X)
     f = arraybridge.tensorflow(grad="flow")(lambda x: x * w)
