@@ -54,6 +54,8 @@ class Linear(ABC):
     leaves: list[Any]
     #: The structure to put the leaves in, as the body gave it.
     spec: Any
+    #: The smooth ones among the results, where it keeps them.
+    outputs: Sequence[Any] = ()
     #: Whether each array that `pull` returns is one that nobody else can hold.
     fresh: bool = False
 
@@ -299,9 +301,20 @@ class Autodiff(ABC):
         """
         return nullcontext()
 
+    def alike(self, x: Any) -> Any:
+        """``x`` for a function that runs more than once: what it or somebody else writes to is not ``x``.
+
+        Only where that costs nothing; other frameworks have a `version`.
+        """
+        return x
+
     def is_held(self, x: Any) -> bool:
         """Whether somebody but the one who asks holds ``x``, or its memory; True where nobody can tell."""
         return True
+
+    def is_kept(self, x: Any, ours: int) -> bool:
+        """Whether the function holds its result ``x``, which has a graph, and to which we hold ``ours``."""
+        return False
 
     def version(self, x: Any) -> Any:
         """What equals itself as long as nobody writes to ``x``; None where that cannot be told."""

@@ -54,6 +54,9 @@ class MlxAutodiff(Autodiff):
     def conjugate(self, x: Any) -> Any:
         return mx.conj(x) if x.dtype == mx.complex64 else x
 
+    def alike(self, x: Any) -> Any:
+        return x[...]  # a write in place (``x += 1``) gives the object that it is made to other memory
+
     # -- as the caller -----------------------------------------------------------------------------
 
     def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
@@ -63,10 +66,15 @@ class MlxAutodiff(Autodiff):
         results, linear = operation.linearise(arrays)
         if not any(operation.wanted) or not any(operation.smooth):
             return results
+        several = sum(operation.smooth) > 1
+        arrived: set[int] = set()
 
         def pullback(xs: Any, cotangents: Any, _: Any) -> list[Any]:
-            xs = _listed(xs)
-            found = self.pull_back(operation, xs, _listed(cotangents), linear, xs)
+            xs, given = _listed(xs), _listed(cotangents)
+            if several:
+                given = [c if i in arrived else None for i, c in enumerate(given)]
+                arrived.clear()
+            found = self.pull_back(operation, xs, given, linear, xs)
             return [mx.zeros_like(x) if g is None else g for x, g in zip(xs, found, strict=True)]
 
         def refuse(*_: Any) -> Any:
@@ -75,13 +83,16 @@ class MlxAutodiff(Autodiff):
         call = mx.custom_function(lambda *_: results)
         call.vjp(pullback)
         call.jvp(refuse)
-        return list(call(*arrays))
+        found = list(call(*arrays))
+        if several:
+            found = [_arriving(y, i, arrived) if operation.smooth[i] else y for i, y in enumerate(found)]
+        return found
 
     # -- as the callee -----------------------------------------------------------------------------
 
     def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
         state = self.random_state()
-        leaves, spec = body(arrays)
+        leaves, spec = body(list(map(self.alike, arrays)))
         found = [x for x in leaves if isinstance(x, mx.array)]
         drew = self.random_state() != state
         if any(map(self.is_differentiated, found)):
@@ -110,7 +121,9 @@ class MlxAutodiff(Autodiff):
 
         def smooth(*inputs: Any) -> list[Any]:
             given = iter(inputs)
-            leaves, _ = body([next(given) if t else x for x, t in zip(arrays, takes, strict=True)])
+            leaves, _ = body(
+                [next(given) if t else self.alike(x) for x, t in zip(arrays, takes, strict=True)]
+            )
             results = [x for x in leaves if isinstance(x, mx.array) and self.is_smooth(x)]
             return [y for y, c in zip(results, cotangents, strict=True) if c is not None]
 
@@ -148,6 +161,21 @@ def _set_random_state(state: tuple[bytes]) -> None:
 def _listed(xs: Any) -> list[Any]:
     """MLX hands over a lone array by itself."""
     return [xs] if isinstance(xs, mx.array) else list(xs)
+
+
+def _arriving(y: Any, i: int, arrived: set[int]) -> Any:
+    """One of several results, which says when it gets a cotangent; one that is not used gets zeros otherwise.
+
+    Zeros times an infinite derivative would be no number.
+    """
+
+    def pullback(_: Any, cotangent: Any, __: Any) -> Any:
+        arrived.add(i)
+        return cotangent
+
+    same = mx.custom_function(lambda y: y)
+    same.vjp(pullback)
+    return same(y)
 
 
 class _Pullback(Linear):

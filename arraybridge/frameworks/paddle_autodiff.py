@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from paddle.autograd import PyLayer
 
 from arraybridge.errors import GradientError
 from arraybridge.frameworks.autodiff import (
+    HELD_BY_ONE,
     Autodiff,
     Body,
     Linear,
@@ -68,6 +70,12 @@ class PaddleAutodiff(Autodiff):
         followed = map(_viewed, found)
         return [next(followed) if s else y for y, s in zip(results, operation.smooth, strict=True)]
 
+    @contextmanager
+    def noticing(self, label: str) -> Iterator[None]:
+        # The function runs under `no_grad`, in which Paddle follows nothing that it computes.
+        with paddle.enable_grad():
+            yield
+
     # -- as the callee -----------------------------------------------------------------------------
 
     def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
@@ -102,6 +110,12 @@ class PaddleAutodiff(Autodiff):
 
         _checked.add(pullback)
         return pullback
+
+    def version(self, x: Any) -> int:
+        return int(x.inplace_version)
+
+    def is_kept(self, x: Any, ours: int) -> bool:
+        return sys.getrefcount(x) > HELD_BY_ONE + ours
 
     def random_state(self) -> Any:
         return tuple(map(_RandomState, paddle.get_rng_state()))

@@ -73,7 +73,8 @@ class TensorflowAutodiff(Autodiff):
         if not all(isinstance(x, (_EAGER, tf.Variable)) for x in arrays):
             raise GradientError(
                 f"{label}(): a function of another framework cannot become part of a tf.function, in which"
-                " tensors have no values; call it outside, or inside by tf.py_function(fn, inp, Tout)",
+                " tensors have no values; call it outside, or inside by tf.py_function(fn, inp, Tout); for a"
+                " jacobian pass experimental_use_pfor=False",
                 source_type="tensorflow",
                 reason="tf.function",
             )
@@ -89,15 +90,29 @@ class TensorflowAutodiff(Autodiff):
 
         def call(*xs: Any) -> Any:
             results, linear = operation.linearise(xs)
-            return results, lambda *cotangents: self.pull_back(operation, xs, cotangents, linear, xs)
+            places = [y.device for y in results]
+
+            def pull(*cotangents: Any) -> list[Any]:
+                several = sum(operation.smooth) > 1
+                given = [
+                    _at(c, place) if s and c is not None and (not several or hasattr(c, _ARRIVED)) else None
+                    for c, s, place in zip(cotangents, operation.smooth, places, strict=True)
+                ]
+                self.refuse_call([*xs, *(c for c in given if c is not None)], operation.label)
+                return self.pull_back(operation, xs, given, linear, xs)
+
+            return results, pull
 
         try:
-            return list(tf.custom_gradient(call)(*arrays))
+            found = list(tf.custom_gradient(call)(*arrays))
         except TypeError as error:
             if "keyword argument 'variables'" not in str(error):
                 raise
             what = "it reads a trainable tf.Variable, of the framework that differentiates"
             raise captured("tensorflow", f"{operation.label}(): {what}") from error
+        if any(operation.wanted) and sum(operation.smooth) > 1:
+            found = [_arriving(y) if s else y for y, s in zip(found, operation.smooth, strict=True)]
+        return found
 
     def dense(self, cotangent: Any) -> Any:
         return tf.convert_to_tensor(cotangent)  # tf.gather gives slices
@@ -113,15 +128,17 @@ class TensorflowAutodiff(Autodiff):
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
             leaves, spec = body(arrays)
+            outputs = self._outputs(leaves)
         linear = _Tape()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
-        linear.outputs = self._outputs(leaves)
+        linear.outputs = outputs
         variables = tape.watched_variables()
         if variables or _is_taped(linear.outputs):
             raise _captured(label, variables)
         return linear
 
     def _outputs(self, leaves: list[Any]) -> list[Any]:
+        # Called where the tape of the function sees it.
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, (tf.Variable, tf.IndexedSlices)):
                 leaves[i] = tf.convert_to_tensor(leaf)
@@ -161,6 +178,7 @@ class TensorflowAutodiff(Autodiff):
 
         def probe(*xs: Any) -> list[Any]:
             leaves, spec = body(list(xs))
+            self._outputs(leaves)
             found[:] = [leaves, spec]
             return [x for x in leaves if isinstance(x, tf.Tensor)]
 
@@ -268,6 +286,34 @@ def _not_foretold(label: str, why: str) -> GradientError:
         target_type="tensorflow",
         reason="shapes cannot be foretold",
     )
+
+
+def _at(cotangent: Any, place: str) -> Any:
+    """A cotangent where its result is; TensorFlow's own operations take them from any device."""
+    cotangent = tf.convert_to_tensor(cotangent)
+    if cotangent.device in (place, ""):
+        return cotangent
+    with tf.device(place):
+        return tf.identity(cotangent)
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
+def _arriving(y: Any) -> Any:
+    """One of several results, whose cotangent is marked.
+
+    Where a result is not used, a tape hands over zeros in its place; these are not marked. Zeros times an
+    infinite derivative would be no number.
+    """
+
+    def pull(cotangent: Any) -> Any:
+        found = tf.identity(cotangent)
+        setattr(found, _ARRIVED, True)
+        return found
+
+    return y, pull
+
+
+_ARRIVED = "_arraybridge_arrived"
 
 
 def _distinct(arrays: list[Any]) -> list[Any]:

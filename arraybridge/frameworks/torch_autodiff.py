@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -108,7 +109,8 @@ class TorchAutodiff(Autodiff):
         linear = _Graph()
         linear.leaves, linear.spec, linear.inputs = leaves, spec, inputs
         linear.outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
-        _refuse_captured(linear.outputs, inputs, label)
+        if body not in _checked:
+            _refuse_captured(linear.outputs, inputs, label)
         return linear
 
     def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
@@ -124,6 +126,7 @@ class TorchAutodiff(Autodiff):
                 taken = [x for x, t in zip(inputs, takes, strict=True) if t]
                 return _gradients(outputs, taken, arrays[count:], create_graph=True), None
 
+        _checked.add(pullback)
         return pullback
 
     def foretell(
@@ -163,6 +166,12 @@ class TorchAutodiff(Autodiff):
             or torch._C._storage_Use_Count(storage._cdata) > 2  # the tensor and `storage`
         )
 
+    def is_kept(self, x: torch.Tensor, ours: int) -> bool:
+        if sys.getrefcount(x) > HELD_BY_ONE + ours:
+            return True
+        base = x._base  # of a view
+        return base is not None and sys.getrefcount(base) > HELD_BY_ONE
+
     def repeatable(self, label: str) -> AbstractContextManager[Any]:
         return _NoGenerators(label)
 
@@ -185,6 +194,10 @@ class TorchAutodiff(Autodiff):
             yield
         finally:
             _set_random_state(now)
+
+
+#: Pullbacks of functions that were looked into; they have leaves of their own, which look foreign.
+_checked: weakref.WeakSet[Body] = weakref.WeakSet()
 
 
 class _Captures(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here

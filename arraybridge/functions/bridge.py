@@ -166,6 +166,7 @@ class Bridge:
         self._empty: list[Any] = []
         self._places: list[int] = []
         self._spec: Structure | None = None
+        self._outputs: Sequence[Any] = ()  # of what is linearised just now
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -176,9 +177,13 @@ class Bridge:
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         linear = self._linear(arrays)
         leaves, linear.leaves = linear.leaves, []
+        self._outputs = linear.outputs
         residuals = linear.residuals() if self.common.caller.mutable else None
         spans = [None] if residuals is None else [self.common.there.span(x) for x in residuals]
-        return self._results(leaves, linear.spec, arrays, spans), linear
+        try:
+            return self._results(leaves, linear.spec, arrays, spans), linear
+        finally:
+            self._outputs = ()
 
     def recall(self, number: int) -> None:
         """Nothing: only a pullback has a forward whose number this could be."""
@@ -226,27 +231,32 @@ class Bridge:
         common, found = self.common, self._laid_out(leaves, spec)
         owns, is_smooth = common.callee.owns, common.there.is_smooth
         self.smooth = tuple(owns(x) and is_smooth(x) for x in found)
+        arguments = [common.here.span(x) for x in arrays]
+        if common.callee.mutable:
+            self._copy_state(found, arguments)
         if not common.caller.mutable:
-            return self._kept(found, [common.here.span(x) for x in arrays])
+            return [common.leave(x) for x in found]
         # Where results can be written to, they lie apart from the arguments and from one another.
-        known = [*map(common.here.span, arrays), *map(common.there.span, self.beside)]
+        known = [*arguments, *map(common.there.span, self.beside)]
         results = common.apart(found, known, fresh=True)
         self.read_again = tuple(overlap(common.here.span(x), spans) for x in results)
         return results
 
-    def _kept(self, found: list[Any], arguments: list[Span | None]) -> list[Any]:
-        """Results for a caller whose arrays never change: copies of what the function may write to later.
+    def _copy_state(self, found: list[Any], arguments: list[Span | None]) -> None:
+        """Put copies in place of what the function may write to later, in a call of which nobody tells.
 
-        That is memory which it holds, and which is no argument: its state, as of batch normalisation. What
-        has a graph is held by that.
+        That is memory which it holds, and which is no argument: its state, as of batch normalisation.
         """
         callee, there = self.common.callee, self.common.there
         for i in range(len(found)):
-            x, found[i] = found[i], None  # so that nobody holds it but `x`
-            state = callee.mutable and callee.owns(x) and not callee.requires_grad(x)
-            held = state and not overlap(there.span(x), arguments) and there.is_held(x)
-            found[i] = self.common.leave(callee.copy(x) if held else x)
-        return found
+            x, found[i] = found[i], None  # so that nobody else holds it
+            state = callee.owns(x) and not overlap(there.span(x), arguments)
+            if state and callee.requires_grad(x):
+                ours = sum(y is x for y in (*found, *self._outputs))
+                state = there.is_kept(x, ours)
+            elif state:
+                state = there.is_held(x)
+            found[i] = callee.copy(callee.detach(x) if callee.requires_grad(x) else x) if state else x
 
     def _laid_out(self, leaves: list[Any], spec: Any) -> list[Any]:
         """The arrays among the leaves; what `assemble` puts around them is remembered."""

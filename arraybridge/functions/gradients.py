@@ -247,12 +247,16 @@ class UserBody:
             if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
                 self.others.append(i)
                 self.fixed[i] = _fixed(runner, leaf, call)
+        self.alike = autodiff_of(framework_of(runner.name)).alike
         self.versions = self._versions()
 
     def __call__(self, arrays: list[Any]) -> tuple[list[Any], Any]:
         if self.versions and self._versions() != self.versions:
             raise written_beside(self.runner.name, self.runner.label)
-        return self.run(self.fixed, arrays)
+        fixed = list(self.fixed)
+        for i in self.others:
+            fixed[i] = self.alike(fixed[i])
+        return self.run(fixed, arrays)
 
     def beside(self) -> list[Any]:
         """The arrays that are fixed, of the callee."""
@@ -285,6 +289,7 @@ def _fixed(runner: FlowRunner, leaf: Any, call: Call) -> Any:
             leaf = data = owner.detach(data)
         if owner.mutable:
             leaf = owner.copy(data)
-    leaf = runner._array(leaf, call)
-    autodiff_of(framework_of(runner.name)).admit(leaf, runner.label)
+    there = autodiff_of(framework_of(runner.name))
+    leaf = there.alike(runner._array(leaf, call))
+    there.admit(leaf, runner.label)
     return leaf
