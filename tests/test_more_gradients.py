@@ -137,6 +137,18 @@ def test_an_argument_that_is_not_used_gets_zeros(caller: str) -> None:
     assert not found[1].any()
 
 
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_a_result_that_is_not_used_adds_nothing(caller: str, callee: str) -> None:
+    xp = namespace(callee)
+    namespace(caller)
+    # The derivative of the second one is infinite at zero: zero times it would be no number.
+    f = flowing(callee, lambda x: (x * 2, xp.sqrt(x)))
+    zero_and_four = np.array([0, 4], np.float32)
+    np.testing.assert_array_equal(grad(caller, lambda x: f(x)[0], zero_and_four)[0], [2, 2])
+    used = grad(caller, lambda x: f(x)[1] + x * 0, zero_and_four + 4)[0]
+    np.testing.assert_allclose(used, [4**-0.5 / 2, 8**-0.5 / 2], rtol=1e-6)
+
+
 # -- Paddle -----------------------------------------------------------------------------------------------
 
 
@@ -244,6 +256,44 @@ def test_paddle_captured_parameters_and_written_arguments_are_refused() -> None:
         flowing("paddle", lambda x: x.detach().scale_(2.0) * x)(tensors("torch", X)[0])
 
 
+def test_paddle_what_stands_beside_is_not_read_again_after_a_write() -> None:
+    paddle, torch = needed("paddle"), namespace("torch")
+    w = paddle.to_tensor(Y)
+    (x,) = tensors("torch", X)
+    (g,) = torch.autograd.grad(flowing("paddle", lambda x, w: x**3 * w)(x, w).sum(), x, create_graph=True)
+    np.testing.assert_allclose(g.detach().numpy(), 3 * X**2 * Y, rtol=1e-5)
+    w.add_(paddle.ones([2, 3]))
+    with pytest.raises(GradientError, match="written to meanwhile"):
+        torch.autograd.grad(g.sum(), x)
+
+
+def test_paddle_a_captured_tensor_that_is_converted_is_refused() -> None:
+    namespace("torch")
+    (w,) = tensors("paddle", Y)
+    (x,) = tensors("paddle", X)
+    for read in (lambda: w, lambda: w * 2, lambda: flowing("torch", lambda w: w * 2)(w)):
+        with pytest.raises(GradientError, match="detach"):
+            flowing("torch", lambda x, read=read: x * arraybridge.to_torch(read()))(x)
+
+
+@pytest.mark.parametrize("caller", ["torch", "jax"])
+def test_paddle_a_state_that_a_function_writes_to_later(caller: str) -> None:
+    paddle = needed("paddle")
+    state = paddle.zeros([2, 3])
+
+    def step(x: Any) -> Any:
+        state.detach().scale_(0.5).add_(x.detach())
+        return x * 2, state
+
+    f = flowing("paddle", step)
+
+    def total(x: Any) -> Any:
+        (_, first), (_, second) = f(x), f(x + 1)
+        return x * first + x * second
+
+    np.testing.assert_allclose(grad(caller, total, X)[0], X + (X / 2 + X + 1), rtol=1e-5)
+
+
 # -- MLX --------------------------------------------------------------------------------------------------
 
 
@@ -294,6 +344,41 @@ def test_mlx_a_result_that_is_an_argument_and_is_written_to() -> None:
     y.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_mlx_a_function_that_writes_to_its_arguments(order: int) -> None:
+    mx = needed("mlx")
+    beside = mx.array(Y)
+
+    def powers(x: Any, n: Any, y: Any) -> Any:
+        x += 1
+        n += 1
+        y[0] = 3
+        return x**3 * n * y
+
+    f = flowing("mlx", powers)
+    numbers = namespace("torch").ones(2, 3, dtype=namespace("torch").int32)
+    found = grad("torch", lambda x: f(x, numbers, beside), X, order=order)[0]
+    y = np.concatenate([np.full((1, 3), 3), Y[1:]])
+    wanted = 3 * (X + 1) ** 2 if order == 1 else 6 * (X + 1)
+    np.testing.assert_allclose(found, wanted * 2 * y, rtol=1e-5)
+    assert numbers.eq(1).all()
+
+
+@pytest.mark.parametrize("how", ["an element", "all of it"])
+def test_mlx_an_array_beside_that_is_written_to_before_the_backward(how: str) -> None:
+    mx = needed("mlx")
+    namespace("torch")
+    y = mx.array(Y)
+    (x,) = tensors("torch", X)
+    total = flowing("mlx", lambda x, y: x * x * y)(x, y).sum()
+    if how == "an element":
+        y[0] = 100
+    else:
+        y += 100
+    total.backward()
+    np.testing.assert_allclose(x.grad.numpy(), 2 * X * Y, rtol=1e-6)
 
 
 # -- both as callees ---------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
@@ -139,7 +140,8 @@ class TorchAutodiff(Autodiff):
                 self.replayed(self.random_state()),
                 self.repeatable(label) if any(wanted) else nullcontext(),
                 torch.enable_grad(),
-                FakeTensorMode(allow_non_fake_inputs=True),
+                FakeTensorMode(allow_non_fake_inputs=True) as mode,
+                _Untouched(mode),
             ):
                 fakes = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in arrays]
                 inputs = [x.requires_grad_() for x, w in zip(fakes, wanted, strict=True) if w]
@@ -211,6 +213,33 @@ class _Captures(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
 
 #: Ways to the memory of a tensor; each calls the next ones with such a copy, outside of the mode.
 _GIVING_AWAY = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch._C._to_dlpack)
+
+
+class _Untouched(TorchDispatchMode):  # type: ignore[misc]  # torch is Any here
+    """Lets a function that runs without values write to tensors without values alone.
+
+    torch would compute what has values beforehand, and write to a buffer, half of what the function does.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.mode = mode
+        self.written: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        writes = func._schema.is_mutable
+
+        def stand_in(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor) or self.mode.is_our_fake(x):
+                return x
+            if writes:
+                self.written.append(x)
+            elif not any(x is y for y in self.written):
+                return x
+            return self.mode.from_tensor(x)
+
+        args, kwargs = tree_map(stand_in, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 class _NoGenerators(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here

@@ -198,3 +198,23 @@ def test_a_state_that_a_function_returns_and_writes_to_later_is_that_of_its_call
             y = total(x)
         found = tape.gradient(y, x)
     np.testing.assert_array_equal(np.asarray(found), [3.5] + [0] * 63)
+
+
+def test_foretelling_shapes_leaves_the_state_of_a_torch_function_alone() -> None:
+    norm, state = torch.nn.BatchNorm1d(2, affine=False), torch.ones(2)
+
+    @in_torch
+    def step(x: Any) -> Any:
+        view = state[:1]
+        state.mul_(0.5)
+        view.add_(1)
+        return norm(x)
+
+    x = jnp.asarray(np.random.default_rng(0).random((8, 2)), jnp.float32)
+    program = jax.jit(step).lower(x)
+    assert state.tolist() == [1, 1]
+    assert norm.num_batches_tracked.item() == 0
+    jax.block_until_ready(program.compile()(x))
+    assert state.tolist() == [1.5, 0.5]
+    assert norm.num_batches_tracked.item() == 1
+    np.testing.assert_allclose(norm.running_mean, 0.1 * np.asarray(x).mean(0), rtol=1e-5)
