@@ -28,6 +28,7 @@ __all__ = [
     "Span",
     "captured",
     "draws_again",
+    "is_kept",
     "no_forward_mode",
     "overlap",
     "runs_again",
@@ -54,8 +55,6 @@ class Linear(ABC):
     leaves: list[Any]
     #: The structure to put the leaves in, as the body gave it.
     spec: Any
-    #: The smooth ones among the results, where it keeps them.
-    outputs: Sequence[Any] = ()
     #: Whether each array that `pull` returns is one that nobody else can hold.
     fresh: bool = False
 
@@ -312,10 +311,6 @@ class Autodiff(ABC):
         """Whether somebody but the one who asks holds ``x``, or its memory; True where nobody can tell."""
         return True
 
-    def is_kept(self, x: Any, ours: int) -> bool:
-        """Whether the function holds its result ``x``, which has a graph, and to which we hold ``ours``."""
-        return False
-
     def version(self, x: Any) -> Any:
         """What equals itself as long as nobody writes to ``x``; None where that cannot be told."""
         return None
@@ -404,6 +399,11 @@ def _references(x: Any) -> int:
 def _held_by_one() -> int:
     x = object()
     return _references(x)
+
+
+def is_kept(x: Any, leaves: list[Any]) -> bool:
+    """Whether anybody else than whoever asks holds ``x``, which is among the results of a function."""
+    return sys.getrefcount(x) > HELD_BY_ONE + sum(y is x for y in leaves)
 
 
 #: What `sys.getrefcount` says in `Autodiff.is_held` of an object that only the one who asks holds.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from paddle.autograd import PyLayer
 
 from arraybridge.errors import GradientError
 from arraybridge.frameworks.autodiff import (
-    HELD_BY_ONE,
     Autodiff,
     Body,
     Linear,
@@ -21,6 +19,7 @@ from arraybridge.frameworks.autodiff import (
     Span,
     captured,
     draws_again,
+    is_kept,
     writes_to_argument,
 )
 
@@ -84,6 +83,12 @@ class PaddleAutodiff(Autodiff):
             inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
             before = [x.inplace_version for x in arrays]
             leaves, spec = body(arrays)
+            for i in range(len(leaves)):  # `enumerate` would hold them, too
+                x = leaves[i]
+                graph = isinstance(x, paddle.Tensor) and not x.stop_gradient
+                # State, which the function may write to later.
+                if graph and is_kept(x, leaves) and not any(x is y for y in arrays):
+                    leaves[i] = x.clone()
         if before != [x.inplace_version for x in arrays]:
             raise writes_to_argument("paddle", label, "x.clone()")
         linear = _Graph()
@@ -113,9 +118,6 @@ class PaddleAutodiff(Autodiff):
 
     def version(self, x: Any) -> int:
         return int(x.inplace_version)
-
-    def is_kept(self, x: Any, ours: int) -> bool:
-        return sys.getrefcount(x) > HELD_BY_ONE + ours
 
     def random_state(self) -> Any:
         return tuple(map(_RandomState, paddle.get_rng_state()))

@@ -24,6 +24,7 @@ from arraybridge.frameworks.autodiff import (
     Span,
     captured,
     draws_again,
+    is_kept,
     no_forward_mode,
     writes_to_argument,
 )
@@ -105,6 +106,12 @@ class TorchAutodiff(Autodiff):
             inputs = [x.requires_grad_() for x, w in zip(arrays, wanted, strict=True) if w]
             before = [x._version for x in arrays]
             leaves, spec = body(arrays)
+            for i in range(len(leaves)):  # `enumerate` would hold them, too
+                x = leaves[i]
+                graph = isinstance(x, torch.Tensor) and x.grad_fn is not None
+                # State, which the function may write to later, or detach.
+                if graph and (is_kept(x, leaves) or _is_kept_base(x, [*arrays, *leaves])):
+                    leaves[i] = x.clone()
         if before != [x._version for x in arrays]:
             raise writes_to_argument("torch", label, "x.clone()")
         linear = _Graph()
@@ -168,12 +175,6 @@ class TorchAutodiff(Autodiff):
             or torch._C._storage_Use_Count(storage._cdata) > 2  # the tensor and `storage`
         )
 
-    def is_kept(self, x: torch.Tensor, ours: int) -> bool:
-        if sys.getrefcount(x) > HELD_BY_ONE + ours:
-            return True
-        base = x._base  # of a view
-        return base is not None and sys.getrefcount(base) > HELD_BY_ONE
-
     def repeatable(self, label: str) -> AbstractContextManager[Any]:
         return _NoGenerators(label)
 
@@ -196,6 +197,19 @@ class TorchAutodiff(Autodiff):
             yield
         finally:
             _set_random_state(now)
+
+
+def _is_kept_base(x: torch.Tensor, known: list[Any]) -> bool:
+    """Whether ``x`` is a view of a tensor that somebody holds, and that is none of those known."""
+    return _holders_of_base(x) > _ONE_HOLDER and not any(x._base is y for y in known)
+
+
+def _holders_of_base(x: torch.Tensor) -> int:
+    base = x._base
+    return 0 if base is None else sys.getrefcount(base)
+
+
+_ONE_HOLDER = _holders_of_base(torch.zeros(1).view(1))
 
 
 #: Pullbacks of functions that were looked into; they have leaves of their own, which look foreign.

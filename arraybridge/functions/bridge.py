@@ -166,7 +166,6 @@ class Bridge:
         self._empty: list[Any] = []
         self._places: list[int] = []
         self._spec: Structure | None = None
-        self._outputs: Sequence[Any] = ()  # of what is linearised just now
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -177,13 +176,9 @@ class Bridge:
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         linear = self._linear(arrays)
         leaves, linear.leaves = linear.leaves, []
-        self._outputs = linear.outputs
         residuals = linear.residuals() if self.common.caller.mutable else None
         spans = [None] if residuals is None else [self.common.there.span(x) for x in residuals]
-        try:
-            return self._results(leaves, linear.spec, arrays, spans), linear
-        finally:
-            self._outputs = ()
+        return self._results(leaves, linear.spec, arrays, spans), linear
 
     def recall(self, number: int) -> None:
         """Nothing: only a pullback has a forward whose number this could be."""
@@ -245,18 +240,14 @@ class Bridge:
     def _copy_state(self, found: list[Any], arguments: list[Span | None]) -> None:
         """Put copies in place of what the function may write to later, in a call of which nobody tells.
 
-        That is memory which it holds, and which is no argument: its state, as of batch normalisation.
+        That is memory which it holds, and which is no argument: its state, as of batch normalisation. Where
+        that has a graph, `linearise` did so.
         """
         callee, there = self.common.callee, self.common.there
         for i in range(len(found)):
-            x, found[i] = found[i], None  # so that nobody else holds it
-            state = callee.owns(x) and not overlap(there.span(x), arguments)
-            if state and callee.requires_grad(x):
-                ours = sum(y is x for y in (*found, *self._outputs))
-                state = there.is_kept(x, ours)
-            elif state:
-                state = there.is_held(x)
-            found[i] = callee.copy(callee.detach(x) if callee.requires_grad(x) else x) if state else x
+            x, found[i] = found[i], None  # so that nobody holds it but `x`
+            state = callee.owns(x) and not callee.requires_grad(x) and not overlap(there.span(x), arguments)
+            found[i] = callee.copy(x) if state and there.is_held(x) else x
 
     def _laid_out(self, leaves: list[Any], spec: Any) -> list[Any]:
         """The arrays among the leaves; what `assemble` puts around them is remembered."""
