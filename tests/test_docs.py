@@ -40,6 +40,9 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
     if page.stem == "dask":
         # Where there are cards, cluster() would want dask-cuda.
         monkeypatch.setattr(cards, "cards", lambda: ())
+        from tests.dask.patience import let_workers_end
+
+        let_workers_end()
     document = sybil.Sybil(parsers=[PythonCodeBlockParser()]).parse(page)
     examples = list(document.examples())
     assert examples or "```python" not in page.read_text(encoding="utf-8")

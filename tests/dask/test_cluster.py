@@ -503,7 +503,7 @@ def test_arrays_arrive_whether_or_not_the_workers_are_prepared() -> None:
     """Dask's own form or pickle before, ours after; nobody misunderstands the other."""
     for name in ("torch", "jax", "pyclesperanto"):
         require(name)
-    done = run_python(str(Path(__file__).parent / "scripts" / "started_otherwise.py"), timeout=200)
+    done = run_python(str(Path(__file__).parent / "scripts" / "started_otherwise.py"), timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "all arrived"
 
@@ -512,6 +512,6 @@ def test_what_a_worker_finds_when_it_imports_the_script() -> None:
     """The script that starts the cluster imports JAX at its top, and so does each worker, first of all."""
     require("jax")
     script = Path(__file__).parent / "scripts" / "imports_jax_first.py"
-    done = run_python(str(script), timeout=120)
+    done = run_python(str(script), timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["['True']"]

@@ -6,6 +6,7 @@ import jax
 from distributed import Client
 
 from arraybridge.dask import cluster
+from tests.dask.patience import let_workers_end
 
 
 def wide() -> str:
@@ -13,6 +14,7 @@ def wide() -> str:
 
 
 if __name__ == "__main__":
+    let_workers_end()
     started = cluster(
         1, cards=False, env={"JAX_ENABLE_X64": "1"}, threads_per_worker=1, dashboard_address="127.0.0.1:0"
     )

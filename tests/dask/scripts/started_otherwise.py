@@ -9,6 +9,7 @@ from distributed import Client, LocalCluster
 
 import arraybridge
 import arraybridge.dask as abd
+from tests.dask.patience import let_workers_end
 
 
 class Box:
@@ -52,4 +53,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    let_workers_end()
     main()
