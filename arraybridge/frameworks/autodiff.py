@@ -122,10 +122,13 @@ class Operation(Protocol):
         """Shape and dtype of each result, from those of the arguments; ``keep`` as in `on_host`."""
         raise NotImplementedError
 
-    def on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
+    def on_host(
+        self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool] = ()
+    ) -> tuple[list[np.ndarray], int]:
         """`run` on NumPy arrays, for callers that trace: results as foretold, and a number.
 
         ``keep`` says that a pullback will follow; it is given the number, to draw the same random numbers.
+        A pullback is told for which arguments somebody asks; for the others there are zeros.
         """
         raise NotImplementedError
 

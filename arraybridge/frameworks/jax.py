@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from typing import Any
 
@@ -32,6 +32,29 @@ __all__ = ["JaxFramework"]
 
 # jax.enable_x64 is thread-local as a context manager; older releases have it in jax.experimental.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
+
+#: What a thread may set for itself and changes results, as context managers; the values are read below.
+_SETTINGS: tuple[Callable[[Any], AbstractContextManager[Any]], ...] = (
+    _x64,
+    jax.default_device,
+    jax.default_matmul_precision,
+    jax.default_prng_impl,
+    jax.threefry_partitionable,
+    jax.numpy_dtype_promotion,
+)
+
+
+def _thread_settings() -> tuple[Any, ...]:
+    config = jax.config
+    return (
+        config.jax_enable_x64,
+        config.jax_default_device,
+        config.jax_default_matmul_precision,
+        config.jax_default_prng_impl,
+        config.jax_threefry_partitionable,
+        config.jax_numpy_dtype_promotion,
+    )
+
 
 # The public from_dlpack spends 25 µs, most of it on a stream question that fails on the CPU and on
 # canonicalising the dtype, which narrows 64-bit dtypes where x64 is off; the import itself takes 3.
@@ -301,11 +324,14 @@ class JaxRunning(Running):
         return jnp
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        wide, device = bool(jax.config.jax_enable_x64), jax.config.jax_default_device
+        then = _thread_settings()
 
         @contextmanager
         def same() -> Iterator[None]:
-            with _x64(wide), jax.default_device(device):
+            with ExitStack() as stack:
+                for setting, was, now in zip(_SETTINGS, then, _thread_settings(), strict=True):
+                    if was != now:
+                        stack.enter_context(setting(was))
                 yield
 
         return same

@@ -65,7 +65,7 @@ class JaxAutodiff(Autodiff):
 
     def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
         try:
-            results, _ = _bridge(operation, False, *arrays)
+            results, _ = _bridge(operation, None, *arrays)
         except TypeError as error:
             if "forward-mode" in str(error) and not isinstance(error, GradientError):
                 raise no_forward_mode(operation.label) from error
@@ -276,8 +276,8 @@ def _compiled(body: Any, arrays: list[Any], wanted: tuple[bool, ...]) -> Linear 
         if static is None:
             try:
                 return _linear(program(smooth, rest, others, values))
-            except (TypeError, ValueError, jax.errors.JAXTypeError):
-                # A number that the function wants to know while it is traced (static_argnums).
+            except (TypeError, ValueError, OverflowError, jax.errors.JAXTypeError):
+                # A number that the function wants to know while it is traced (static_argnums), of any size.
                 static = body.programs[exact] = jax.jit(_forward(body, wanted, []))
         return _linear(static(smooth, rest, others, []))
     return _linear(program(smooth, rest, others, values))
@@ -323,20 +323,27 @@ def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callabl
 # -- the operation ---------------------------------------------------------------------------------------
 
 
+#: For each argument whether a backward pass asks for its gradient; None where there is none yet.
+_Needed = tuple[bool, ...] | None
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _bridge(operation: Operation, keep: bool, *arrays: Any) -> tuple[list[Any], Any]:
+def _bridge(operation: Operation, needed: _Needed, *arrays: Any) -> tuple[list[Any], Any]:
     """An operation of another framework in JAX: its results, and a number for its pullback to know it by.
 
     Values are passed as they are where there are any, and through a callback where JAX traces.
     """
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        return _called_back(operation, keep, arrays)
+        return _called_back(operation, needed is not None, arrays)
+    if operation.is_pullback:
+        arrays = arrays[:-1]  # which gradients are asked for is known here
     # JAX before 0.10 hands over Python's own floats.
     plain = [x if isinstance(x, jax.Array) else jnp.asarray(x, getattr(x, "dtype", None)) for x in arrays]
     if operation.is_pullback:
         operation.recall(int(np.asarray(plain.pop())[0]))
-    if not keep:
+    if needed is None:
         return operation.run(plain), np.zeros(1, np.int32)
+    operation.wanted = tuple(w and n for w, n in zip(operation.wanted, needed, strict=False))
     results, linear = operation.linearise(plain)
     return results, _adopted(token_of(linear))
 
@@ -346,21 +353,20 @@ def _adopted(token: Any) -> jax.Array:
     return jax.dlpack.from_dlpack(hostmemory.HostCapsule(token.__dlpack__()))
 
 
-def _forward_rule(operation: Operation, keep: bool, *given: Any) -> tuple[Any, Any]:
+def _forward_rule(operation: Operation, needed: _Needed, *given: Any) -> tuple[Any, Any]:
     arrays = [x.value for x in given]
-    # A tracer may be followed by a transformation further out.
-    operation.wanted = tuple(
-        wanted and (x.perturbed or isinstance(x.value, jax.core.Tracer))
-        for wanted, x in zip(operation.wanted, given, strict=False)
-    )
-    results, number = _bridge(operation, True, *arrays)
-    takes = tuple(w and x.perturbed for w, x in zip(operation.wanted, given, strict=False))
-    return (results, number), (arrays, number, _Known(takes))
+    # Transformations within one another each come here, for arguments of their own.
+    needed = tuple(n or x.perturbed for n, x in zip(needed or (False,) * len(given), given, strict=True))
+    results, number = _bridge(operation, needed, *arrays)
+    # As an array: what is static, JAX takes from whichever trace of a program (`jax.jit`) came last.
+    asked = np.array([w and x.perturbed for w, x in zip(operation.wanted, given, strict=False)])
+    return (results, number), (arrays, number, asked)
 
 
-def _backward_rule(operation: Operation, keep: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    arrays, number, known = residuals
-    (takes,) = known.facts
+def _backward_rule(operation: Operation, needed: _Needed, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+    arrays, number, asked = residuals
+    known = not isinstance(asked, jax.core.Tracer)
+    takes = tuple(map(bool, np.asarray(asked))) if known else operation.wanted
     given = [
         None if isinstance(c, jax.custom_derivatives.SymbolicZero) or not s else c
         for c, s in zip(cotangents[0], operation.smooth, strict=True)
@@ -371,9 +377,9 @@ def _backward_rule(operation: Operation, keep: bool, residuals: Any, cotangents:
         return (None,) * len(arrays)
     if operation.flips:
         there = [AUTODIFF.conjugate(c) for c in there]
-    inputs = arrays[: len(takes)]  # without the number of the pullback that this may be
+    inputs = arrays[: len(takes)]  # without what the pullback that this may be is given besides
     pullback = operation.pulled(None, present, takes)
-    results, _ = _bridge(pullback, False, *inputs, *there, number)
+    results, _ = _bridge(pullback, None, *inputs, *there, number, asked)
     found = iter(pullback.assemble(results))
     gradients = [next(found) if t else None for t in takes]
     if operation.flips:
@@ -386,7 +392,7 @@ _bridge.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 def _called_back(operation: Operation, keep: bool, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
     """The operation where JAX traces: shapes are foretold, values come by a callback through the host."""
-    inputs = arrays[:-1] if operation.is_pullback else arrays
+    inputs = arrays[:-2] if operation.is_pullback else arrays
     shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in inputs], keep)
     for _, dtype in shapes:
         if dtype in _WIDE:
@@ -396,8 +402,9 @@ def _called_back(operation: Operation, keep: bool, arrays: Sequence[Any]) -> tup
     # JAX's own functions may not be called in here: they can wait for the thread that this occupies.
     def on_host(*values: Any) -> tuple[list[np.ndarray], np.ndarray]:
         views = [np.asarray(x) for x in values]
+        asked = views.pop().tolist() if operation.is_pullback else ()
         number = int(views.pop()[0]) if operation.is_pullback else 0
-        results, number = operation.on_host(views, keep, number)
+        results, number = operation.on_host(views, keep, number, asked)
         for result, (shape, dtype) in zip(results, shapes, strict=True):
             if result.shape != shape or result.dtype.name != dtype:
                 raise GradientError(

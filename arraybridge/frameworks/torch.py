@@ -289,6 +289,17 @@ def _has_storage(x: torch.Tensor) -> bool:
         return False
 
 
+#: Devices whose operations can be cast by themselves.
+_AUTOCASTS = ("cpu", "cuda")
+
+
+def _autocasts() -> list[torch.dtype | None]:
+    """The dtype that this thread casts to by itself, for each of these devices; None where it does not."""
+    return [
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in _AUTOCASTS
+    ]
+
+
 def _is_cut_off(x: torch.Tensor) -> bool:
     """Whether elements lie beyond the end of the storage, which was resized under the tensor."""
     if not x.numel():
@@ -404,21 +415,17 @@ class TorchRunning(Running):
         return namespace
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-        casts = [
-            (kind, torch.get_autocast_dtype(kind))
-            for kind in ("cpu", "cuda")
-            if torch.is_autocast_enabled(kind)
-        ]
+        grad, inference, casts = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasts()
 
         @contextmanager
         def same() -> Iterator[None]:
             with ExitStack() as stack:
-                if inference:
-                    stack.enter_context(torch.inference_mode())
+                if inference != torch.is_inference_mode_enabled():
+                    stack.enter_context(torch.inference_mode(inference))
                 stack.enter_context(torch.set_grad_enabled(grad))
-                for kind, dtype in casts:
-                    stack.enter_context(torch.autocast(kind, dtype))
+                for kind, was, now in zip(_AUTOCASTS, casts, _autocasts(), strict=True):
+                    if was != now:
+                        stack.enter_context(torch.autocast(kind, was, enabled=was is not None))
                 yield
 
         return same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -29,6 +30,7 @@ from arraybridge.frameworks.tokens import kept_by
 from arraybridge.functions.convert import convert
 from arraybridge.functions.draws import Drawn, Draws, again, first
 from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
+from arraybridge.types import Device
 
 __all__ = ["Bridge", "Pullback", "autodiff_of"]
 
@@ -58,13 +60,13 @@ def autodiff_of(framework: Framework) -> Autodiff:
 class _Common:
     """What an operation and its pullbacks share."""
 
-    def __init__(
-        self, callee: Framework, caller: Framework, bring: Callable[[Any], Any], label: str, first: Any
-    ) -> None:
+    #: Where results and gradients go: known once there are values.
+    home: Device
+
+    def __init__(self, callee: Framework, caller: Framework, bring: Callable[[Any], Any], label: str) -> None:
         self.callee, self.caller, self.label = callee, caller, label
         self.there, self.here = autodiff_of(callee), autodiff_of(caller)
         self.bring = bring
-        self.home = caller.device_of(first)
         # In force now, and again in the backward, which may run in a thread that knows nothing of them.
         self.context = contextvars.copy_context()
         self.settings = (callee.running or Running()).thread_settings()
@@ -85,6 +87,11 @@ class _Common:
         x = self.bring(x)
         self.there.admit(x, self.label)
         return x
+
+    def entered(self, arrays: Sequence[Any]) -> list[Any]:
+        """The arguments of an operation, as arrays of the callee; results go to where the first one is."""
+        self.home = self.caller.device_of(arrays[0])
+        return [self.enter(x) for x in arrays]
 
     def leave(self, x: Any) -> Any:
         """A result or gradient as a plain array of the caller, where the caller's first array is."""
@@ -139,6 +146,7 @@ class Bridge:
 
     is_pullback = False
     repeats = False
+    touches: Sequence[bool] = ()
 
     def __init__(
         self,
@@ -153,7 +161,7 @@ class Bridge:
         self.body, self.label = body, label
         #: Arrays of the callee that the body reads besides its arguments, whenever it runs.
         self.beside = beside
-        self.common = _Common(callee, caller, bring, label, arrays[0])
+        self.common = _Common(callee, caller, bring, label)
         #: Whether nothing can give it the random numbers that it drew before: its caller runs again.
         self.must_not_draw = runs_again.get()
         self.repeats = self.must_not_draw or _may_repeat.get()
@@ -170,7 +178,7 @@ class Bridge:
     # -- values -----------------------------------------------------------------------------------
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        leaves, spec = self._drawing(self.body, [self.common.enter(x) for x in arrays])
+        leaves, spec = self._drawing(self.body, self.common.entered(arrays))
         return self._results(leaves, spec, arrays, [])
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
@@ -194,7 +202,7 @@ class Bridge:
 
     def _linear(self, arrays: Sequence[Any]) -> Linear:
         common = self.common
-        entered = [common.enter(x) for x in arrays]
+        entered = common.entered(arrays)
         linear: Linear = self._drawing(common.there.linearise, self.body, entered, self.wanted, self.label)
         return linear
 
@@ -323,21 +331,27 @@ class Bridge:
         self.smooth = tuple(there.is_smooth(x) for x in arrays)
         return found
 
-    def on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
-        result: tuple[list[np.ndarray], int] = self.common.then(self._on_host, arrays, keep, number)
+    def on_host(
+        self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool] = ()
+    ) -> tuple[list[np.ndarray], int]:
+        result: tuple[list[np.ndarray], int] = self.common.then(self._on_host, arrays, keep, number, asked)
         return result
 
-    def _on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
+    def _on_host(
+        self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool]
+    ) -> tuple[list[np.ndarray], int]:
         common = self.common
-        leaves, number = self._drawn(arrays, keep, number)
+        leaves, number = self._drawn(arrays, keep, number, asked)
         return [common.to_numpy(leaves[i]) for i in self._places], number
 
-    def _drawn(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[Any], int]:
+    def _drawn(
+        self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool]
+    ) -> tuple[list[Any], int]:
         """The leaves of the results, and a number under which the random numbers are remembered."""
         common = self.common
         entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
         if common.there.random_state() is None:
-            return self._leaves(entered), 0
+            return self._leaves(entered, asked), 0
         # Programs that run in several threads do not disturb one another; see `draws.again`.
         alone = (keep or self.is_pullback) and _drawing_here.acquire(timeout=_PATIENCE)
         try:
@@ -345,9 +359,9 @@ class Bridge:
             if drawn is None and keep:
                 drawn = common.draws.of_arguments(arrays)
             if drawn is not None:
-                leaves = again(common.there, drawn, self.label, self._leaves, entered)
+                leaves = again(common.there, drawn, self.label, self._leaves, entered, asked)
             else:
-                leaves, drawn = first(common.there, self._watched, self._leaves, entered)
+                leaves, drawn = first(common.there, self._watched, self._leaves, entered, asked)
         finally:
             if alone:
                 _drawing_here.release()
@@ -355,7 +369,7 @@ class Bridge:
             return leaves, 0
         return leaves, common.draws.remember(drawn, arrays)
 
-    def _leaves(self, entered: list[Any]) -> list[Any]:
+    def _leaves(self, entered: list[Any], _asked: Sequence[bool]) -> list[Any]:
         return self.body(entered)[0]
 
 
@@ -387,6 +401,8 @@ class Pullback(Bridge):
             self.body = _running_again(self.body)
         self.hint: Linear | None = linear
         self.takes, self.present = takes, present
+        #: What this differentiates with regard to, and what its forward does where that is a pullback, too.
+        self.touches = [a or b for a, b in itertools.zip_longest(takes, outer.touches, fillvalue=False)]
         self.wanted = (*outer.wanted, *(True for p in present if p))
         self.smooth = self.read_again = ()
 
@@ -435,22 +451,29 @@ class Pullback(Bridge):
         self.smooth = self.read_again = (True,) * count
         return [shape for shape, takes in zip(shapes, self.takes, strict=False) if takes]
 
-    def _leaves(self, entered: list[Any]) -> list[Any]:
+    def _leaves(self, entered: list[Any], asked: Sequence[bool]) -> list[Any]:
         # As `body`, but for that nobody differentiates it again.
-        count = len(self.takes)
-        linear = self.common.there.linearise(self.outer.body, entered[:count], self.takes, self.label)
-        return linear.pull(self._cotangents(entered))
+        touches = tuple(a or b for a, b in itertools.zip_longest(asked, self.outer.touches, fillvalue=False))
+        linear = self.common.there.linearise(self.outer.body, entered[: len(asked)], touches, self.label)
+        return self._spread(linear.pull(self._cotangents(entered)), touches)
 
-    def _on_host(self, arrays: Sequence[np.ndarray], keep: bool, number: int) -> tuple[list[np.ndarray], int]:
+    def _spread(self, gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        """The gradients that were taken, of those that were wanted."""
+        found = iter(gradients)
+        return self._taken([next(found) if w else None for w in wanted])
+
+    def _on_host(
+        self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool]
+    ) -> tuple[list[np.ndarray], int]:
         common, linear = self.common, kept_by(number)
+        asked = [t and a for t, a in zip(self.takes, asked, strict=True)]
         if linear is None:
-            found, _ = self._drawn(arrays, keep, number)
+            found, _ = self._drawn(arrays, keep, min(number, 0), asked)
         else:
             entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
-            pulled = iter(linear.pull(self._cotangents(entered)))
-            found = self._taken([next(pulled) if wanted else None for wanted in self.outer.wanted])
+            found = self._spread(linear.pull(self._cotangents(entered)), self.outer.wanted)
         likes = self._taken(arrays[: len(self.takes)])
         return [
-            np.zeros_like(like) if x is None else common.to_numpy(x)
-            for x, like in zip(found, likes, strict=True)
+            np.zeros_like(like) if x is None or not a else common.to_numpy(x)
+            for x, like, a in zip(found, likes, self._taken(asked), strict=True)
         ], min(number, 0)  # a token is that of `outer`; random numbers remain

@@ -394,3 +394,61 @@ def test_a_method_of_a_keras_layer() -> None:
     gx, gs = tape.gradient(total, [x, layer.scale])
     np.testing.assert_allclose(gx, np.cos(X) * 2, rtol=1e-6)
     np.testing.assert_allclose(gs, [np.sin(X).sum()], rtol=1e-6)
+
+
+# -- arguments that are differentiated at one level and not at another --------------------------------------
+
+
+def of_three(a: Any, b: Any, c: Any, sin: Callable[..., Any]) -> Any:
+    return a**2 * b**3 * sin(c)
+
+
+THREE = {
+    "torch": arraybridge.torch(grad="flow")(lambda a, b, c: of_three(a, b, c, torch.sin)),
+    "tensorflow": arraybridge.tensorflow(grad="flow")(lambda a, b, c: of_three(a, b, c, tf.sin)),
+}
+AROUND: dict[str, Callable[..., Any]] = {
+    "eager": lambda f: f,
+    "jit": lambda f: jax.jit(f),
+    "checkpoint": lambda f: jax.checkpoint(f),
+    "vmap": lambda f: lambda *xs: jax.vmap(f)(*(x[None] for x in xs))[0],
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("callee", ["torch", "tensorflow"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (2, 0, 1), (0, 2, 0)])
+def test_jax_differentiates_with_regard_to_one_argument_after_another(
+    around: str, callee: str, order: tuple[int, ...]
+) -> None:
+    values = tuple(map(jnp.float32, (1.5, 0.5, 0.3)))
+    found, wanted = THREE[callee], lambda a, b, c: of_three(a, b, c, jnp.sin)
+    for i in order:
+        found, wanted = jax.grad(found, i), jax.grad(wanted, i)
+    np.testing.assert_allclose(AROUND[around](found)(*values), wanted(*values), rtol=1e-5)
+
+
+def test_a_jacobian_of_a_gradient_in_jax() -> None:
+    a, b = jnp.array([2.0, 3.0]), jnp.array([5.0, 7.0])
+    product = arraybridge.torch(grad="flow")(lambda a, b: (a**2 * b**3).sum())
+    np.testing.assert_allclose(jax.jacrev(jax.grad(product))(a, b), np.diag(2 * np.asarray(b) ** 3))
+    across = jax.jacrev(jax.grad(product), 1)(a, b)
+    np.testing.assert_allclose(across, np.diag(6 * np.asarray(a * b**2)))
+
+
+def test_a_program_of_jax_that_is_differentiated_by_parts() -> None:
+    a, b = jnp.array([2.0, 3.0]), jnp.array([5.0, 7.0])
+    product = arraybridge.torch(grad="flow")(lambda a, b: (a**2 * b**3).sum())
+    by_a, by_b = 2 * np.asarray(a * b**3), 3 * np.asarray(a**2 * b**2)
+    traced = jax.make_jaxpr(product)(a, b)
+    programs: list[Callable[..., Any]] = [
+        jax.jit(product),
+        lambda *xs: jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *xs)[0],
+    ]
+    for program in programs:
+        for i in (0, 1, 0):
+            np.testing.assert_allclose(jax.grad(program, i)(a, b), (by_a, by_b)[i])
+        # Both forwards are traced before either pullback.
+        both = jax.grad(lambda x, y, f=program: f(x, b) + f(a, y), (0, 1))
+        for found, wanted in zip(both(a, b), (by_a, by_b), strict=True):
+            np.testing.assert_allclose(found, wanted)
