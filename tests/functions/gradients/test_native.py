@@ -588,6 +588,48 @@ def test_a_jitted_callee_is_compiled_once_for_each_structure() -> None:
     assert len(traced) == 2
 
 
+def test_a_static_number_of_any_size() -> None:
+    from functools import partial
+
+    f = arraybridge.jax(grad="flow")(partial(jax.jit, static_argnums=1)(lambda x, n: x * (n % 7)))
+    x = tensor()
+    f(x, 2**40).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
+
+
+@pytest.mark.parametrize("setting", ["threefry_partitionable", "default_prng_impl"])
+def test_settings_of_jax_that_change_numbers_hold_where_it_runs_again(setting: str) -> None:
+    def noisy(x: Any) -> Any:
+        return (x**3 * jax.random.uniform(jax.random.PRNGKey(0), x.shape)).sum()
+
+    f, x = arraybridge.jax(grad="flow")(noisy), tensor()
+    with getattr(jax, setting)(False if setting == "threefry_partitionable" else "rbg"):
+        y, wanted = f(x), 6 * X * np.asarray(jax.random.uniform(jax.random.PRNGKey(0), X.shape))
+    (first,) = torch.autograd.grad(y, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    np.testing.assert_allclose(second.numpy(), wanted, rtol=1e-5)
+
+
+def test_what_torch_casts_by_itself_is_as_it_was_in_the_forward() -> None:
+    f = arraybridge.torch(grad="flow")(lambda x, y: (x @ y.T).float().sum())
+    x, y = jnp.asarray(X), jnp.asarray(X + 1)
+    wanted = np.asarray(y).sum(0)
+    _, pull = jax.vjp(f, x, y)
+    program = jax.jit(jax.grad(f))
+    program(x, y)
+    with torch.autocast("cpu", torch.bfloat16):
+        np.testing.assert_allclose(pull(jnp.float32(1))[0][0], wanted, rtol=1e-6)
+        np.testing.assert_allclose(program(x, y)[0], wanted, rtol=1e-6)
+
+
+def test_gradients_of_jax_are_where_its_arrays_are() -> None:
+    f = arraybridge.torch(grad="flow")(lambda x: x**2)
+    device = jax.devices()[-1]
+    x = jax.device_put(jnp.array(X), device)
+    y, pull = jax.vjp(f, x)
+    assert y.devices() == pull(y)[0].devices() == {device}
+
+
 def test_static_arguments_of_jit() -> None:
     from functools import partial
 
