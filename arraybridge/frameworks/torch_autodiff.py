@@ -142,13 +142,14 @@ class TorchAutodiff(Autodiff):
     ) -> tuple[list[Any], Any, list[Shape]]:
         from torch._subclasses.fake_tensor import FakeTensorMode
 
+        without_values = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             with (
                 self.replayed(self.random_state()),
                 self.repeatable(label) if any(wanted) else nullcontext(),
                 torch.enable_grad(),
-                FakeTensorMode(allow_non_fake_inputs=True) as mode,
-                _Untouched(mode),
+                without_values,
+                _Untouched(without_values),
             ):
                 fakes = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in arrays]
                 inputs = [x.requires_grad_() for x, w in zip(fakes, wanted, strict=True) if w]
@@ -160,6 +161,9 @@ class TorchAutodiff(Autodiff):
                 " calls of further frameworks cannot be foretold; call the function outside of jax.jit",
                 reason="shapes cannot be foretold",
             ) from error
+        finally:
+            # A tensor that the function keeps, in a cache, would write nothing where it is written from later.
+            without_values.allow_non_fake_inputs = False
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
         if inputs:
             _refuse_captured([x for x in found if self.is_smooth(x)], inputs, label)

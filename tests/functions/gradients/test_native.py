@@ -630,6 +630,25 @@ def test_gradients_of_jax_are_where_its_arrays_are() -> None:
     assert y.devices() == pull(y)[0].devices() == {device}
 
 
+def test_what_is_kept_of_the_run_without_values_is_never_computed_with() -> None:
+    kept: list[Any] = []
+
+    def body(x: Any) -> Any:
+        if not kept:
+            kept.append(torch.arange(4.0))
+        weights = torch.zeros_like(x)
+        weights.add_(kept[0])
+        return (x**2 * weights).sum()
+
+    gradient = jax.grad(arraybridge.torch(grad="flow")(body))
+    with pytest.raises(Exception, match="FakeTensor"):
+        jax.block_until_ready(jax.jit(gradient)(jnp.array(X)))
+    kept.clear()
+    wanted = 2 * X * np.arange(4)
+    np.testing.assert_allclose(gradient(jnp.array(X)), wanted)
+    np.testing.assert_allclose(jax.jit(gradient)(jnp.array(X)), wanted)
+
+
 def test_static_arguments_of_jit() -> None:
     from functools import partial
 
