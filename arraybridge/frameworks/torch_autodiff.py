@@ -162,7 +162,7 @@ class TorchAutodiff(Autodiff):
                 reason="shapes cannot be foretold",
             ) from error
         finally:
-            # A tensor that the function keeps, in a cache, would write nothing where it is written from later.
+            # A tensor that the function keeps, in a cache, writes nothing where it is read later.
             without_values.allow_non_fake_inputs = False
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
         if inputs:
