@@ -441,10 +441,9 @@ def test_a_program_of_jax_that_is_differentiated_by_parts() -> None:
     product = arraybridge.torch(grad="flow")(lambda a, b: (a**2 * b**3).sum())
     by_a, by_b = 2 * np.asarray(a * b**3), 3 * np.asarray(a**2 * b**2)
     traced = jax.make_jaxpr(product)(a, b)
-    programs: list[Callable[..., Any]] = [
-        jax.jit(product),
-        lambda *xs: jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *xs)[0],
-    ]
+    programs: list[Callable[..., Any]] = [jax.jit(product)]
+    if jax.__version_info__ >= (0, 10):  # others assert that a rule always gives the same gradients
+        programs.append(lambda *xs: jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *xs)[0])
     for program in programs:
         for i in (0, 1, 0):
             np.testing.assert_allclose(jax.grad(program, i)(a, b), (by_a, by_b)[i])
