@@ -270,10 +270,13 @@ class Autodiff(ABC):
         """
 
     @abstractmethod
-    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+    def pulled(
+        self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...], whole: bool = False
+    ) -> Body:
         """The pullback of ``body`` as a function of its ``count`` arguments and of the cotangents present.
 
         It returns a gradient or None for each argument that ``takes`` names; it is differentiable in turn.
+        ``whole``: zeros in place of None.
         """
 
     def foretell(

@@ -104,7 +104,9 @@ class JaxAutodiff(Autodiff):
         jax.block_until_ready(jax.tree_util.tree_leaves(pullback))
         return linear
 
-    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+    def pulled(
+        self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...], whole: bool = False
+    ) -> Body:
         def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
             def smooth(*inputs: Any) -> list[Any]:
                 given = iter(inputs)

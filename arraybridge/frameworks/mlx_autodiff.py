@@ -106,7 +106,9 @@ class MlxAutodiff(Autodiff):
         linear.leaves, linear.spec = leaves, spec
         return linear
 
-    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+    def pulled(
+        self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...], whole: bool = False
+    ) -> Body:
         def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
             given = iter(arrays[count:])
             cotangents = [next(given) if p else None for p in present]

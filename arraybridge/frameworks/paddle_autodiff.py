@@ -101,7 +101,9 @@ class PaddleAutodiff(Autodiff):
     def _outputs(self, leaves: list[Any]) -> list[Any]:
         return [x for x in leaves if isinstance(x, paddle.Tensor) and self.is_smooth(x)]
 
-    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+    def pulled(
+        self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...], whole: bool = False
+    ) -> Body:
         def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
             with paddle.enable_grad():
                 inputs = [
@@ -111,7 +113,10 @@ class PaddleAutodiff(Autodiff):
                 leaves, _ = body(inputs)
                 outputs = [x for x, p in zip(self._outputs(leaves), present, strict=True) if p]
                 taken = [x for x, t in zip(inputs, takes, strict=True) if t]
-                return _gradients(outputs, taken, arrays[count:], create_graph=True), None
+                found = _gradients(outputs, taken, arrays[count:], create_graph=True)
+            if whole:
+                found = [paddle.zeros_like(x) if g is None else g for x, g in zip(taken, found, strict=True)]
+            return found, None
 
         _checked.add(pullback)
         return pullback

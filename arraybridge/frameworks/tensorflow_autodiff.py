@@ -144,7 +144,9 @@ class TensorflowAutodiff(Autodiff):
                 leaves[i] = tf.convert_to_tensor(leaf)
         return [x for x in leaves if isinstance(x, tf.Tensor) and self.is_smooth(x)]
 
-    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+    def pulled(
+        self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...], whole: bool = False
+    ) -> Body:
         def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
             inputs = _distinct(arrays)[:count]
             taken = [x for x, t in zip(inputs, takes, strict=True) if t]
@@ -152,7 +154,10 @@ class TensorflowAutodiff(Autodiff):
                 tape.watch(taken)
                 leaves, _ = body(inputs)
                 outputs = [x for x, p in zip(self._outputs(leaves), present, strict=True) if p]
-            return _gradients(tape, outputs, taken, arrays[count:]), None
+            found = _gradients(tape, outputs, taken, arrays[count:])
+            if whole:
+                found = [tf.zeros_like(x) if g is None else g for x, g in zip(taken, found, strict=True)]
+            return found, None
 
         return pullback
 

@@ -121,7 +121,9 @@ class TorchAutodiff(Autodiff):
             _refuse_captured(linear.outputs, inputs, label)
         return linear
 
-    def pulled(self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...]) -> Body:
+    def pulled(
+        self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...], whole: bool = False
+    ) -> Body:
         def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
             with torch.inference_mode(False), torch.enable_grad():
                 inputs = [
@@ -132,7 +134,10 @@ class TorchAutodiff(Autodiff):
                 outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
                 outputs = [x for x, p in zip(outputs, present, strict=True) if p]
                 taken = [x for x, t in zip(inputs, takes, strict=True) if t]
-                return _gradients(outputs, taken, arrays[count:], create_graph=True), None
+                found = _gradients(outputs, taken, arrays[count:], create_graph=True)
+            if whole:
+                found = [torch.zeros_like(x) if g is None else g for x, g in zip(taken, found, strict=True)]
+            return found, None
 
         _checked.add(pullback)
         return pullback

@@ -396,15 +396,20 @@ class Pullback(Bridge):
         self.outer, self.common, self.label, self.flips = outer, outer.common, outer.label, outer.flips
         self.drawn = outer.drawn
         self.must_not_draw = outer.must_not_draw
-        self.body = outer.common.there.pulled(outer.body, len(outer.wanted), takes, present)
-        if self.common.there.random_state() is None:
-            self.body = _running_again(self.body)
         self.hint: Linear | None = linear
         self.takes, self.present = takes, present
+        self.body = self._pulled()
         #: What this differentiates with regard to, and what its forward does where that is a pullback, too.
         self.touches = [a or b for a, b in itertools.zip_longest(takes, outer.touches, fillvalue=False)]
         self.wanted = (*outer.wanted, *(True for p in present if p))
         self.smooth = self.read_again = ()
+
+    def _pulled(self, *, whole: bool = False) -> Body:
+        outer, there = self.outer, self.common.there
+        given = outer.body, len(outer.wanted), self.takes, self.present
+        # A plug-in need not know `whole` where JAX does not trace.
+        body = there.pulled(*given, whole=True) if whole else there.pulled(*given)
+        return _running_again(body) if there.random_state() is None else body
 
     def recall(self, number: int) -> None:
         self.hint = kept_by(number)
@@ -449,6 +454,8 @@ class Pullback(Bridge):
         count = sum(self.takes)
         self._empty, self._places, self._spec = [None] * count, list(range(count)), None
         self.smooth = self.read_again = (True,) * count
+        # What calls this has an array for each gradient, and gives a cotangent for each.
+        self.body = self._pulled(whole=True)
         return [shape for shape, takes in zip(shapes, self.takes, strict=False) if takes]
 
     def _leaves(self, entered: list[Any], asked: Sequence[bool]) -> list[Any]:

@@ -451,3 +451,13 @@ def test_a_program_of_jax_that_is_differentiated_by_parts() -> None:
         both = jax.grad(lambda x, y, f=program: f(x, b) + f(a, y), (0, 1))
         for found, wanted in zip(both(a, b), (by_a, by_b), strict=True):
             np.testing.assert_allclose(found, wanted)
+
+
+@pytest.mark.parametrize("around", ["jit", "checkpoint"])
+@pytest.mark.parametrize("callee", ["torch", "tensorflow"])
+def test_a_result_used_by_jax_that_depends_on_one_argument_alone(around: str, callee: str) -> None:
+    sin = {"torch": torch, "tensorflow": tf}[callee].sin
+    apart = getattr(arraybridge, callee)(grad="flow")(lambda a, b: (sin(a), b**2))
+    found = jax.grad(lambda a, b: jax.grad(lambda a, b: apart(a, b)[0] * b, 1)(a, b))
+    given = jnp.float32(0.3), jnp.float32(2)
+    np.testing.assert_allclose(AROUND[around](found)(*given), np.cos(0.3), rtol=1e-6)
