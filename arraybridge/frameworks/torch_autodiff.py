@@ -361,10 +361,12 @@ def _refuse_captured(outputs: list[torch.Tensor], inputs: list[torch.Tensor], la
 class _Frame:
     """What the forward of one call leaves for `_Bridge.setup_context`."""
 
-    __slots__ = ("kept", "operation")
+    __slots__ = ("hooked", "kept", "operation")
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
+        #: Whether somebody hooks into what is saved: torch.utils.checkpoint, say, which computes it again.
+        self.hooked = False
         self.kept: list[torch.Tensor] | None = None
 
 
@@ -377,8 +379,7 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
 
     @staticmethod
     def forward(frame: _Frame, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # Somebody hooks into what is saved: torch.utils.checkpoint, say, which drops it to compute it again.
-        hooked = _saving_hooks is None or _saving_hooks(False) is not None
+        frame.hooked = hooked = _saving_hooks is None or _saving_hooks(False) is not None
         # torch.utils.checkpoint(use_reentrant=True) ran it without a graph; this is its backward.
         again = hooked or torch._C._current_graph_task_id() != -1
         frame.operation.repeats = frame.operation.repeats or again
@@ -396,7 +397,9 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
         operation = frame.operation
         kept = frame.kept
         ctx.operation, ctx.count = operation, len(arrays)
-        results = [y for y, again in zip(output, operation.read_again, strict=True) if again]
+        # A checkpoint counts what is saved, and memory may be shared in one run and not in the next.
+        again = (True,) * len(output) if frame.hooked else operation.read_again
+        results = [y for y, read in zip(output, again, strict=True) if read]
         ctx.results = len(results)
         ctx.save_for_backward(*arrays, *results, *kept)
         ctx.mark_non_differentiable(*(y for y, s in zip(output, operation.smooth, strict=True) if not s))
