@@ -285,8 +285,11 @@ def _children(tree: Any) -> Iterable[Any]:
 
 def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
     """The arrays in nested containers, and leaves of the types ``also`` (``np.generic``: NumPy's scalars)."""
-    if kinds.get(type(tree)) == ARRAY:
+    kind = kinds.get(type(tree))
+    if kind == ARRAY:
         return [tree]
+    if kind == LEAF and not also:
+        return []
     return [
         leaf
         for leaf in leaves_of(tree)

@@ -88,8 +88,9 @@ class Lane:
         marks = _readers(item)
         if marks:
             self._held.keep(item, lambda: all(m.is_done() for m in marks), lambda: _wait_for(marks))
-        self._held.release()
-        self._held.settle(self._depth)
+        if self._held:
+            self._held.release()
+            self._held.settle(self._depth)
 
     def close(self) -> None:
         """Wait for what is queued, before its inputs go."""

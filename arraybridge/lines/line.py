@@ -265,13 +265,11 @@ class Line:
                     stack.enter_context(station.enter(w, lane))
                 stack.callback(lane.close)
                 work = station.works[w]
-                while True:
-                    asked = time.perf_counter()
-                    taken = self._take(s)
-                    if taken is None:
-                        return
+                asked = time.perf_counter()
+                taken = self._take(s)
+                while taken is not None:
                     number, item, marks = taken
-                    del taken
+                    taken = None  # a thread that works holds what it works on, and nothing else
                     start = time.perf_counter()
                     lane.receive(marks)
                     result = self._told(s, w, number, item) if open_logs else work(item)
@@ -279,10 +277,12 @@ class Line:
                     lane.hold(item)
                     end = time.perf_counter()
                     del item, marks
-                    if not self._hand_on(s, number, result, made):
-                        return
-                    del result, made
-                    self._count(self._clocks[s], number, asked, start, end)
+                    with self._lock:  # held once: whom the result wakes would fight for it with this thread
+                        if not self._hand_on(s, number, result, made):
+                            return
+                        del result, made
+                        asked = self._count(self._clocks[s], number, asked, start, end)
+                        taken = self._take(s)
         except BaseException as error:  # noqa: BLE001  # whatever ends the work goes to the caller
             self._fail(error, station.where(number, w) if number >= 0 else "")
 
@@ -351,14 +351,15 @@ class Line:
             self._filled[s + 1].notify()
             return True
 
-    def _count(self, clock: Clock, number: int, asked: float, start: float, end: float) -> None:
+    def _count(self, clock: Clock, number: int, asked: float, start: float, end: float) -> float:
+        """Add an item to the clock; the time it is now."""
         now = time.perf_counter()
-        with self._lock:
-            clock.items += 1
-            clock.busy += end - start
-            clock.starved += start - asked
-            clock.blocked += now - end
-            clock.spans.append(Span(number, start - self.began, end - self.began))
+        clock.items += 1
+        clock.busy += end - start
+        clock.starved += start - asked
+        clock.blocked += now - end
+        clock.spans.append(Span(number, start - self.began, end - self.began))
+        return now
 
 
 #: Lines some of whose threads may be alive; each thread holds its line.
