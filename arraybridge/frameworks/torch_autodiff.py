@@ -110,7 +110,11 @@ class TorchAutodiff(Autodiff):
                 x = leaves[i]
                 graph = isinstance(x, torch.Tensor) and x.grad_fn is not None
                 # State, which the function may write to later, or detach.
-                if graph and (is_kept(x, leaves) or _is_kept_base(x, [*arrays, *leaves])):
+                if graph and (
+                    is_kept(x, leaves)
+                    or _is_kept_base(x, [*arrays, *leaves])
+                    or _is_shared(x, arrays, leaves)
+                ):
                     leaves[i] = x.clone()
         if before != [x._version for x in arrays]:
             raise writes_to_argument("torch", label, "x.clone()")
@@ -219,6 +223,35 @@ def _holders_of_base(x: torch.Tensor) -> int:
 
 
 _ONE_HOLDER = _holders_of_base(torch.zeros(1).view(1))
+
+
+def _is_shared(x: torch.Tensor, arguments: list[Any], leaves: list[Any]) -> bool:
+    """Whether more than its graph and other results hold the memory of a result, and no argument does.
+
+    Whoever keeps ``x.detach()``, ``x.data``, a view or its NumPy array holds the storage, and not ``x``.
+    """
+    if x.layout is not torch.strided or _is_wrapped(x):
+        return False
+    storage, base = x.untyped_storage(), x._base
+    others = torch._C._storage_Use_Count(storage._cdata) - 2 - (base is not None)  # `storage`, `x`, its base
+    if others:
+        node = type(x.grad_fn if base is None else base.grad_fn)  # asked itself, it would unpack the result
+        others -= any(hasattr(node, name) for name in _SAVING_RESULTS)
+    if others < 1:
+        return False
+    start = storage.data_ptr()
+    if any(_start(y) == start for y in arguments):
+        return False
+    results = {id(y): y for y in leaves if isinstance(y, torch.Tensor) and y is not x and y is not base}
+    return others > sum(_start(y) == start for y in results.values())
+
+
+def _start(x: torch.Tensor) -> int:
+    return int(x.untyped_storage().data_ptr()) if x.layout is torch.strided else -1
+
+
+#: Where a node of the graph has one of these, it is the result that the node made, in the same memory.
+_SAVING_RESULTS = ("_saved_result", "_saved_output")
 
 
 #: Pullbacks of functions that were looked into; they have leaves of their own, which look foreign.

@@ -200,6 +200,61 @@ def test_a_state_that_a_function_returns_and_writes_to_later_is_that_of_its_call
     np.testing.assert_array_equal(np.asarray(found), [3.5] + [0] * 63)
 
 
+def _and_a_part(y: Any) -> Any:
+    return y, y[:8]
+
+
+#: What a function may keep of a result, to write to it later.
+KEPT: dict[str, Any] = {
+    "detach": lambda y: y.detach(),
+    "data": lambda y: y.data,
+    "NumPy": lambda y: torch.from_numpy(y.detach().numpy()),
+    "view": lambda y: y.view(8, 8)[1:],
+    "view of detach": lambda y: y.detach()[8:],
+}
+#: Results: the memory of some is also held by their graph, by their base or by one another.
+MADE: dict[str, Any] = {
+    "x * 2": lambda x: x * 2,
+    "exp": torch.exp,
+    "a view of softmax": lambda x: x.softmax(0)[:],
+    "in place": lambda x: (x * 2).tanh_(),
+    "one and a part of it": lambda x: _and_a_part(x * 2),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_result_is_not_changed_by_what_its_function_keeps_of_it(made: str, kept: str) -> None:
+    held: list[Any] = []
+
+    @in_torch
+    def f(x: Any) -> Any:
+        y = MADE[made](x)
+        held.append(KEPT[kept](y[0] if isinstance(y, tuple) else y))
+        return y
+
+    # The backward is torch's own: an error where its graph saved what is written to.
+    y, _ = jax.vjp(lambda x: jax.tree_util.tree_leaves(f(x))[0], jnp.arange(64, dtype=jnp.float32) / 64)
+    before = np.array(y)
+    with torch.no_grad():
+        held[0].fill_(77)
+    np.testing.assert_array_equal(y, before)
+
+
+@pytest.mark.parametrize("made", [name for name in MADE if "part" not in name])
+def test_a_result_that_its_function_lets_go_is_shared(made: str) -> None:
+    places: list[int] = []
+
+    @in_torch
+    def f(x: Any) -> Any:
+        y = MADE[made](x)
+        places.append(y.data_ptr())
+        return y
+
+    y, _ = jax.vjp(f, jnp.ones(64))
+    assert y.unsafe_buffer_pointer() == places[0]
+
+
 def test_foretelling_shapes_leaves_the_state_of_a_torch_function_alone() -> None:
     norm, state = torch.nn.BatchNorm1d(2, affine=False), torch.ones(2)
 
