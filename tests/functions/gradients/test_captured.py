@@ -176,6 +176,17 @@ def test_writing_to_a_captured_buffer_before_the_backward_changes_nothing(reader
     assert g.tolist() == [3] * 64
 
 
+def _gradient_at_ones(total: Callable[[Any], Any], caller: str) -> Any:
+    """The gradient of the sum of ``total``, by JAX or by a tape."""
+    if caller == "jax":
+        return np.asarray(jax.grad(lambda x: total(x).sum())(jnp.ones(64)))
+    x = tf.ones(64)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = total(x)
+    return np.asarray(tape.gradient(y, x))
+
+
 @pytest.mark.parametrize("caller", ["jax", "tensorflow"])
 def test_a_state_that_a_function_returns_and_writes_to_later_is_that_of_its_call(caller: str) -> None:
     state = torch.zeros(64)
@@ -189,15 +200,24 @@ def test_a_state_that_a_function_returns_and_writes_to_later_is_that_of_its_call
         (_, first, _), (_, second, square) = step(x), step(x + 1)
         return (x * first + x * second)[0] + 0 * square[0, 0]
 
-    if caller == "jax":
-        found = jax.grad(total)(jnp.ones(64))
-    else:
-        x = tf.ones(64)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = total(x)
-        found = tape.gradient(y, x)
-    np.testing.assert_array_equal(np.asarray(found), [3.5] + [0] * 63)
+    np.testing.assert_array_equal(_gradient_at_ones(total, caller), [3.5] + [0] * 63)
+
+
+@pytest.mark.parametrize("caller", ["jax", "tensorflow"])
+@pytest.mark.parametrize("view", [False, True])
+def test_a_state_with_a_graph_that_a_function_writes_to_later(caller: str, view: bool) -> None:
+    state = torch.zeros(64)
+
+    @in_torch
+    def step(x: Any) -> Any:
+        state.detach_().mul_(0.5).add_(x)
+        return state.view(64) if view else state
+
+    def total(x: Any) -> Any:
+        return step(x) * x + step(x + 1) * x
+
+    # y = a x + b x with a = x and b = c / 2 + x + 1, where c is the value of a, and a number.
+    np.testing.assert_array_equal(_gradient_at_ones(total, caller), np.full(64, (1 + 1) + (2.5 + 1)))
 
 
 def _and_a_part(y: Any) -> Any:

@@ -127,28 +127,3 @@ def test_slices_and_variables_as_results() -> None:
     trainable = tf.Variable(X)
     with pytest.raises(GradientError, match=r"trainable tf\.Variable"):
         in_tf(lambda x: (x * 3, trainable))(torch.tensor(X, requires_grad=True))
-
-
-@pytest.mark.parametrize("caller", ["jax", "tensorflow"])
-@pytest.mark.parametrize("view", [False, True])
-def test_a_state_with_a_graph_that_a_function_writes_to_later(caller: str, view: bool) -> None:
-    state = torch.zeros(64)
-
-    @in_torch
-    def step(x: Any) -> Any:
-        state.detach_().mul_(0.5).add_(x)
-        return state.view(64) if view else state
-
-    def total(x: Any) -> Any:
-        return step(x) * x + step(x + 1) * x
-
-    if caller == "jax":
-        found = jax.grad(lambda x: total(x).sum())(jnp.ones(64))
-    else:
-        x = tf.ones(64)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = total(x)
-        found = tape.gradient(y, x)
-    # y = a x + b x with a = x and b = c / 2 + x + 1, where c is the value of a, and a number.
-    np.testing.assert_array_equal(np.asarray(found), np.full(64, (1 + 1) + (2.5 + 1)))
