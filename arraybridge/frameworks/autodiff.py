@@ -29,10 +29,12 @@ __all__ = [
     "captured",
     "draws_again",
     "is_kept",
+    "kept_among",
     "no_forward_mode",
     "overlap",
     "runs_again",
     "writes_to_argument",
+    "writes_to_cotangent",
     "written_beside",
 ]
 
@@ -55,6 +57,8 @@ class Linear(ABC):
     leaves: list[Any]
     #: The structure to put the leaves in, as the body gave it.
     spec: Any
+    #: Places in `leaves` of what the function keeps, in a framework where nobody writes to arrays.
+    kept: frozenset[int] = frozenset()
     #: Whether each array that `pull` returns is one that nobody else can hold.
     fresh: bool = False
 
@@ -377,6 +381,16 @@ def draws_again(framework: str, label: str, what: str = "", instead: str = "") -
     )
 
 
+def writes_to_cotangent(framework: str, instead: str) -> GradientError:
+    """The error for a rule or hook of a backward that writes to memory which is the caller's."""
+    return GradientError(
+        f"a backward pass of {framework}, in a hook or a rule of one's own, has written to the gradient that"
+        f" it was given, whose memory is the caller's; write to a copy, {instead}",
+        target_type=framework,
+        reason="a cotangent is written to",
+    )
+
+
 def writes_to_argument(framework: str, label: str, instead: str) -> GradientError:
     """The error for a function that writes to memory which is the caller's."""
     return GradientError(
@@ -407,9 +421,19 @@ def _held_by_one() -> int:
     return _references(x)
 
 
-def is_kept(x: Any, leaves: list[Any]) -> bool:
-    """Whether anybody else than whoever asks holds ``x``, which is among the results of a function."""
-    return sys.getrefcount(x) > HELD_BY_ONE + sum(y is x for y in leaves)
+def is_kept(x: Any, lists: Sequence[list[Any]]) -> bool:
+    """Whether anybody else than whoever asks, and these lists, holds ``x``."""
+    return sys.getrefcount(x) > HELD_BY_ONE + sum(y is x for known in lists for y in known)
+
+
+def kept_among(leaves: list[Any], *lists: list[Any]) -> frozenset[int]:
+    """The places of what anybody else than ``leaves`` and ``lists`` holds."""
+    found = set()
+    for i in range(len(leaves)):  # `enumerate` would hold them, too
+        x = leaves[i]
+        if hasattr(x, "dtype") and is_kept(x, [leaves, *lists]):
+            found.add(i)
+    return frozenset(found)
 
 
 #: What `sys.getrefcount` says in `Autodiff.is_held` of an object that only the one who asks holds.

@@ -21,6 +21,7 @@ from arraybridge.frameworks.autodiff import (
     Linear,
     Operation,
     Span,
+    kept_among,
     no_forward_mode,
     runs_again,
 )
@@ -89,11 +90,13 @@ class JaxAutodiff(Autodiff):
 
         with _traced_apart(1 + runs_again.get()):
             results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
-        leaves, spec = outs
         linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results])
         found = iter(results)
-        linear.leaves = [next(found) if _is_array(x) and _is_smooth(x.dtype) else _value(x) for x in leaves]
-        linear.spec = spec
+        linear.leaves = [next(found) if _is_array(x) and _is_smooth(x.dtype) else _value(x) for x in outs[0]]
+        linear.spec = outs[1]
+        outs.clear()  # tracers, which hold the results, too
+        residuals = linear.residuals()  # the pullback holds each once, too
+        linear.kept = kept_among(linear.leaves, results, residuals, residuals)
         if any(isinstance(x, jax.core.Tracer) for x in linear.leaves):
             raise GradientError(
                 f"{label}(): it depends on a traced array of JAX that is none of its arguments; pass it",
@@ -101,7 +104,7 @@ class JaxAutodiff(Autodiff):
                 reason="captured tracer",
             )
         # Else they may be computed from the caller's memory while the caller writes to it.
-        jax.block_until_ready(jax.tree_util.tree_leaves(pullback))
+        jax.block_until_ready(residuals)
         return linear
 
     def pulled(
@@ -362,16 +365,17 @@ def _forward_rule(operation: Operation, needed: _Needed, *given: Any) -> tuple[A
     results, number = _bridge(operation, needed, *arrays)
     # As an array: what is static, JAX takes from whichever trace of a program (`jax.jit`) came last.
     asked = np.array([w and x.perturbed for w, x in zip(operation.wanted, given, strict=False)])
-    return (results, number), (arrays, number, asked)
+    dtypes = _Known(*(y.dtype for y in results))
+    return (results, number), (arrays, number, asked, dtypes)
 
 
 def _backward_rule(operation: Operation, needed: _Needed, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    arrays, number, asked = residuals
+    arrays, number, asked, dtypes = residuals
     known = not isinstance(asked, jax.core.Tracer)
     takes = tuple(map(bool, np.asarray(asked))) if known else operation.wanted
     given = [
-        None if isinstance(c, jax.custom_derivatives.SymbolicZero) or not s else c
-        for c, s in zip(cotangents[0], operation.smooth, strict=True)
+        None if isinstance(c, jax.custom_derivatives.SymbolicZero) or not s else _cotangent(c, dtype)
+        for c, s, dtype in zip(cotangents[0], operation.smooth, dtypes.facts, strict=True)
     ]
     present = tuple(c is not None for c, s in zip(given, operation.smooth, strict=True) if s)
     there = [c for c in given if c is not None]
@@ -389,6 +393,10 @@ def _backward_rule(operation: Operation, needed: _Needed, residuals: Any, cotang
     return (*gradients, *(None for _ in range(len(arrays) - len(takes))))
 
 
+def _cotangent(x: Any, dtype: Any) -> Any:
+    return x if isinstance(x, jax.Array) else jnp.asarray(x, dtype)  # a number of Python's: ``pullback(1.0)``
+
+
 _bridge.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
@@ -399,6 +407,13 @@ def _called_back(operation: Operation, keep: bool, arrays: Sequence[Any]) -> tup
     for _, dtype in shapes:
         if dtype in _WIDE:
             _refuse_wide(dtype, operation.label)
+        if dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
+            raise GradientError(
+                f"{operation.label}(): inside jax.jit JAX has no {dtype} while x64 is off, and a result has"
+                " it; cast it to int32, or enable x64",
+                source_type="jax",
+                reason=f"{dtype} while x64 is off",
+            )
     expected = [jax.ShapeDtypeStruct(shape, hostmemory.np_dtype(dtype)) for shape, dtype in shapes]
 
     # JAX's own functions may not be called in here: they can wait for the thread that this occupies.

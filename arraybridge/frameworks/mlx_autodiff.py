@@ -19,6 +19,7 @@ from arraybridge.frameworks.autodiff import (
     Operation,
     Span,
     draws_again,
+    kept_among,
     no_forward_mode,
 )
 
@@ -93,6 +94,7 @@ class MlxAutodiff(Autodiff):
     def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
         state = self.random_state()
         leaves, spec = body(list(map(self.alike, arrays)))
+        kept = kept_among(leaves)
         found = [x for x in leaves if isinstance(x, mx.array)]
         drew = self.random_state() != state
         if any(map(self.is_differentiated, found)):
@@ -103,7 +105,7 @@ class MlxAutodiff(Autodiff):
                 reason="captured array",
             )
         linear = _Pullback(self, body, arrays, wanted, state if drew else None)
-        linear.leaves, linear.spec = leaves, spec
+        linear.leaves, linear.spec, linear.kept = leaves, spec, kept
         return linear
 
     def pulled(

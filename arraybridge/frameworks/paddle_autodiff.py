@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,7 +88,7 @@ class PaddleAutodiff(Autodiff):
                 x = leaves[i]
                 graph = isinstance(x, paddle.Tensor) and not x.stop_gradient
                 # State, which the function may write to later.
-                if graph and is_kept(x, leaves) and not any(x is y for y in arrays):
+                if graph and is_kept(x, [leaves]) and not any(x is y for y in arrays):
                     leaves[i] = x.clone()
         if before != [x.inplace_version for x in arrays]:
             raise writes_to_argument("paddle", label, "x.clone()")
@@ -183,15 +184,38 @@ def _gradients(
     ]
     if not pairs or not inputs:
         return [None] * len(inputs)
-    found: list[Any] = paddle.grad(
-        [y for y, _ in pairs],
-        inputs,
-        [c for _, c in pairs],
-        retain_graph=True,
-        create_graph=create_graph,
-        allow_unused=True,
-    )
+    if getattr(_engine, "runs", False):
+        raise GradientError(
+            "a backward pass of Paddle has come to another one, through a function of another framework that"
+            " calls one of Paddle, which would end the process; call that one directly",
+            target_type="paddle",
+            reason="a backward within a backward",
+        )
+    with _one_at_a_time, _running():
+        found: list[Any] = paddle.grad(
+            [y for y, _ in pairs],
+            inputs,
+            [c for _, c in pairs],
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
     return found
+
+
+#: In several threads at once, as in a backward within a backward, Paddle's engine ends the process.
+_one_at_a_time = threading.Lock()
+_engine = threading.local()
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    before = getattr(_engine, "runs", False)
+    _engine.runs = True
+    try:
+        yield
+    finally:
+        _engine.runs = before
 
 
 class _Graph(Linear):
@@ -307,7 +331,8 @@ class _Bridge(PyLayer):  # type: ignore[misc]  # paddle is Any here
                 reason="an argument was written to before the backward",
             )
         cotangents = [next(followed) if s else None for s in operation.smooth]
-        return call.anchored(AUTODIFF.pull_back(operation, arrays, cotangents, call.linear, arrays))
+        with _running():
+            return call.anchored(AUTODIFF.pull_back(operation, arrays, cotangents, call.linear, arrays))
 
 
 AUTODIFF = PaddleAutodiff()

@@ -27,6 +27,7 @@ from arraybridge.frameworks.autodiff import (
     Span,
     captured,
     draws_again,
+    kept_among,
     no_forward_mode,
 )
 
@@ -70,6 +71,14 @@ class TensorflowAutodiff(Autodiff):
         return tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
 
     def refuse_call(self, arrays: Sequence[Any], label: str) -> None:
+        for x in arrays:
+            if not isinstance(x, (tf.Tensor, tf.Variable)):
+                raise GradientError(
+                    f"{label}(): a {type(x).__name__} is no single array, and gradients cannot flow through"
+                    " it; pass its parts, as x.values, or tf.convert_to_tensor(x)",
+                    source_type="tensorflow",
+                    reason=f"a {type(x).__name__}",
+                )
         if not all(isinstance(x, (_EAGER, tf.Variable)) for x in arrays):
             raise GradientError(
                 f"{label}(): a function of another framework cannot become part of a tf.function, in which"
@@ -128,10 +137,11 @@ class TensorflowAutodiff(Autodiff):
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
             leaves, spec = body(arrays)
+            kept = kept_among(leaves)
             outputs = self._outputs(leaves)
         linear = _Tape()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
-        linear.outputs = outputs
+        linear.outputs, linear.kept = outputs, kept
         variables = tape.watched_variables()
         if variables or _is_taped(linear.outputs):
             raise _captured(label, variables)
@@ -262,7 +272,19 @@ def _drawing_among(nodes: Iterable[Any]) -> str:
 
 
 #: Operations that draw from a state which they are given; all others have two seeds as attributes, zeros too.
-_OF_A_STATE = ("Rng", "NonDeterministicInts", "StatefulStandard", "StatefulTruncated", "StatefulUniform")
+_OF_A_STATE = (
+    "Rng",
+    "NonDeterministicInts",
+    "StatefulRandom",
+    "StatefulStandard",
+    "StatefulTruncated",
+    "StatefulUniform",
+    # Of tf.data, which may shuffle, and which another run takes on from where this one left it.
+    "Iterator",
+    "OneShotIterator",
+    "ReduceDataset",
+    "DatasetToSingleElement",
+)
 #: Those that have the attributes and draw nothing; cuDNN's would for a dropout, which Keras never has.
 _ONLY_NAMED_SEEDS = ("ComputeAccidentalHits", "Cudnn")
 #: Keras draws by stateless operations, with seeds from a variable of integers that it counts up.

@@ -9,9 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
@@ -23,12 +20,13 @@ from arraybridge.frameworks.autodiff import (
     Shape,
     Span,
     captured,
-    draws_again,
     is_kept,
     no_forward_mode,
     writes_to_argument,
+    writes_to_cotangent,
 )
 from arraybridge.frameworks.tokens import kept_by, token_of
+from arraybridge.frameworks.torch_modes import Captures, Drawing, NoGenerators, NoMemory, Untouched
 
 __all__ = ["TorchAutodiff"]
 
@@ -83,7 +81,7 @@ class TorchAutodiff(Autodiff):
         # An operation's forward runs without grad mode, in which torch neither follows what it computes nor
         # refuses to give it away as numbers.
         try:
-            with torch.enable_grad(), _Captures():
+            with torch.enable_grad(), Captures(label):
                 yield
         except (RuntimeError, BufferError) as error:
             if isinstance(error, GradientError) or not any(said in str(error) for said in _GIVEN_AWAY):
@@ -111,7 +109,8 @@ class TorchAutodiff(Autodiff):
                 graph = isinstance(x, torch.Tensor) and x.grad_fn is not None
                 # State, which the function may write to later, or detach.
                 if graph and (
-                    is_kept(x, leaves)
+                    is_kept(x, [leaves])
+                    or weakref.getweakrefcount(x)
                     or _is_kept_base(x, [*arrays, *leaves])
                     or _is_shared(x, arrays, leaves)
                 ):
@@ -122,7 +121,7 @@ class TorchAutodiff(Autodiff):
         linear.leaves, linear.spec, linear.inputs = leaves, spec, inputs
         linear.outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
         if body not in _checked:
-            _refuse_captured(linear.outputs, inputs, label)
+            _refuse_captured(linear.outputs, arrays, label)
         return linear
 
     def pulled(
@@ -158,7 +157,8 @@ class TorchAutodiff(Autodiff):
                 self.repeatable(label) if any(wanted) else nullcontext(),
                 torch.enable_grad(),
                 without_values,
-                _Untouched(without_values),
+                Untouched(without_values),
+                NoMemory(label, without_values),
             ):
                 fakes = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in arrays]
                 inputs = [x.requires_grad_() for x, w in zip(fakes, wanted, strict=True) if w]
@@ -175,21 +175,17 @@ class TorchAutodiff(Autodiff):
             without_values.allow_non_fake_inputs = False
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
         if inputs:
-            _refuse_captured([x for x in found if self.is_smooth(x)], inputs, label)
+            _refuse_captured([x for x in found if self.is_smooth(x)], fakes, label)
         return leaves, spec, [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in found]
 
     def version(self, x: torch.Tensor) -> int | None:
         return None if x.is_inference() else int(x._version)
 
     def is_held(self, x: torch.Tensor) -> bool:
-        storage = x.untyped_storage()
-        return (
-            sys.getrefcount(x) > HELD_BY_ONE
-            or torch._C._storage_Use_Count(storage._cdata) > 2  # the tensor and `storage`
-        )
+        return sys.getrefcount(x) > HELD_BY_ONE or _other_users(x) > 0
 
     def repeatable(self, label: str) -> AbstractContextManager[Any]:
-        return _NoGenerators(label)
+        return NoGenerators(label)
 
     def random_state(self) -> Any:
         state = torch.default_generator.get_state().numpy().tobytes()
@@ -199,7 +195,7 @@ class TorchAutodiff(Autodiff):
 
     @contextmanager
     def drawing(self) -> Iterator[list[Any]]:
-        with _Drawing() as mode:
+        with Drawing() as mode:
             yield mode.found
 
     @contextmanager
@@ -232,18 +228,41 @@ def _is_shared(x: torch.Tensor, arguments: list[Any], leaves: list[Any]) -> bool
     """
     if x.layout is not torch.strided or _is_wrapped(x):
         return False
-    storage, base = x.untyped_storage(), x._base
-    others = torch._C._storage_Use_Count(storage._cdata) - 2 - (base is not None)  # `storage`, `x`, its base
+    base = x._base
+    others = _other_users(x) - (base is not None)
     if others:
         node = type(x.grad_fn if base is None else base.grad_fn)  # asked itself, it would unpack the result
         others -= any(hasattr(node, name) for name in _SAVING_RESULTS)
     if others < 1:
         return False
-    start = storage.data_ptr()
+    start = _start(x)
     if any(_start(y) == start for y in arguments):
         return False
     results = {id(y): y for y in leaves if isinstance(y, torch.Tensor) and y is not x and y is not base}
     return others > sum(_start(y) == start for y in results.values())
+
+
+def _other_users(x: torch.Tensor) -> int:
+    """How many besides ``x`` hold its memory; many where that is not torch's, as of ``torch.from_numpy``."""
+    storage = x.untyped_storage()
+    if not storage.resizable():
+        return _MANY
+    # torch gives the same object for the same storage, if somebody has it.
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 2 + (_references(storage) > _OWN_REFERENCES)
+
+
+def _references(storage: Any) -> int:
+    return sys.getrefcount(storage)
+
+
+def _own_references() -> int:
+    x = torch.zeros(1)
+    storage = x.untyped_storage()
+    return _references(storage)
+
+
+_MANY = 1_000_000
+_OWN_REFERENCES = _own_references()
 
 
 def _start(x: torch.Tensor) -> int:
@@ -256,76 +275,6 @@ _SAVING_RESULTS = ("_saved_result", "_saved_output")
 
 #: Pullbacks of functions that were looked into; they have leaves of their own, which look foreign.
 _checked: weakref.WeakSet[Body] = weakref.WeakSet()
-
-
-class _Captures(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
-    """Gives away copies of tensors, since nobody notices what is written to them before the backward."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _GIVING_AWAY:
-            args = (args[0].clone(), *args[1:])
-        return func(*args, **(kwargs or {}))
-
-
-#: Ways to the memory of a tensor; each calls the next ones with such a copy, outside of the mode.
-_GIVING_AWAY = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch._C._to_dlpack)
-
-
-class _Untouched(TorchDispatchMode):  # type: ignore[misc]  # torch is Any here
-    """Lets a function that runs without values write to tensors without values alone.
-
-    torch would compute what has values beforehand, and write to a buffer, half of what the function does.
-    """
-
-    def __init__(self, mode: Any) -> None:
-        super().__init__()
-        self.mode = mode
-        self.written: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        writes = func._schema.is_mutable
-
-        def stand_in(x: Any) -> Any:
-            if not isinstance(x, torch.Tensor) or self.mode.is_our_fake(x):
-                return x
-            if writes:
-                self.written.append(x)
-            elif not any(x is y for y in self.written):
-                return x
-            return self.mode.from_tensor(x)
-
-        args, kwargs = tree_map(stand_in, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
-class _NoGenerators(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
-    """Refuses draws from a generator of the user's own, whose state nobody here knows."""
-
-    def __init__(self, label: str) -> None:
-        super().__init__()
-        self.label = label
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        generator = (kwargs or {}).get("generator")
-        if generator is not None and generator not in (
-            torch.default_generator,
-            *torch.cuda.default_generators,
-        ):
-            raise draws_again("torch", self.label, " from a torch.Generator", "leave generator= out")
-        return func(*args, **(kwargs or {}))
-
-
-class _Drawing(TorchDispatchMode):  # type: ignore[misc]  # torch is Any here
-    """Notices operations that draw random numbers, in this thread."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.found.append(func)
-        return func(*args, **(kwargs or {}))
 
 
 def _set_random_state(state: tuple[bytes, ...]) -> None:
@@ -364,8 +313,12 @@ class _Graph(Linear):
     outputs: list[torch.Tensor]
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
+        before = [c is None or AUTODIFF.version(c) for c in cotangents]
         with torch.inference_mode(False):
-            return _gradients(self.outputs, self.inputs, cotangents, create_graph=False)
+            found = _gradients(self.outputs, self.inputs, cotangents, create_graph=False)
+        if before != [c is None or AUTODIFF.version(c) for c in cotangents]:
+            raise writes_to_cotangent("torch", "g * 2 in place of g.mul_(2)")
+        return found
 
 
 def _refuse_captured(outputs: list[torch.Tensor], inputs: list[torch.Tensor], label: str) -> None:
@@ -416,10 +369,15 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
         # torch.utils.checkpoint(use_reentrant=True) ran it without a graph; this is its backward.
         again = hooked or torch._C._current_graph_task_id() != -1
         frame.operation.repeats = frame.operation.repeats or again
-        results, linear = frame.operation.linearise(arrays)
+        # What is saved by somebody else is not looked at for writes: nothing that is kept lies in its memory.
+        results, linear = frame.operation.linearise([x.clone() for x in arrays] if hooked else arrays)
         kept: Any = linear
         tensors: list[torch.Tensor] = []
         if linear is not None and hooked:
+            results = [
+                y.clone() if again else y
+                for y, again in zip(results, frame.operation.read_again, strict=True)
+            ]
             kept, tensors = frame.operation.unloaded(linear)
         frame.kept = [*tensors, torch.from_numpy(token_of(kept))]
         return tuple(results)
@@ -430,6 +388,7 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
         operation = frame.operation
         kept = frame.kept
         ctx.operation, ctx.count = operation, len(arrays)
+        ctx.places = None if frame.hooked else _places(arrays)
         # A checkpoint counts what is saved, and memory may be shared in one run and not in the next.
         again = (True,) * len(output) if frame.hooked else operation.read_again
         results = [y for y, read in zip(output, again, strict=True) if read]
@@ -448,6 +407,8 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
         linear: Any = kept_by(int(kept[-1]))
         if callable(linear):
             linear = linear(kept[:-1])
+        if ctx.places is not None and ctx.places != _places(arrays):
+            linear = None  # `share_memory_` moved them, and freed the memory that it would read
         return (None, *AUTODIFF.pull_back(operation, arrays, cotangents, linear, [*arrays, *results]))
 
     @staticmethod
@@ -463,6 +424,10 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
             target_type="torch",
             reason="torch's vmap",
         )
+
+
+def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [0 if _is_wrapped(x) else x.data_ptr() for x in tensors]
 
 
 AUTODIFF = TorchAutodiff()

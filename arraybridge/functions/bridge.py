@@ -11,134 +11,33 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
-    Autodiff,
     Body,
     Linear,
     Shape,
     Span,
-    captured,
     draws_again,
+    kept_among,
     overlap,
     runs_again,
 )
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.tokens import kept_by
 from arraybridge.functions.convert import convert
-from arraybridge.functions.draws import Drawn, Draws, again, first
+from arraybridge.functions.crossing import Crossing
+from arraybridge.functions.draws import Drawn, again, first
 from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
-from arraybridge.types import Device
 
-__all__ = ["Bridge", "Pullback", "autodiff_of"]
+__all__ = ["Bridge", "Pullback"]
 
-_NOWHERE: Span = (0, 0)
 #: Whether a function runs that its caller may run again, and the functions inside of it with it.
 _may_repeat: contextvars.ContextVar[bool] = contextvars.ContextVar("may_repeat", default=False)
 #: Held while a function that a program of JAX called draws random numbers that have to come again.
 _drawing_here = threading.Lock()
 #: Seconds to wait for it: whoever waits inside of who holds it goes on, and is at worst refused.
 _PATIENCE = 10
-
-
-def autodiff_of(framework: Framework) -> Autodiff:
-    """The derivatives of a framework.
-
-    Raises:
-        GradientError: it has none.
-    """
-    if framework.autodiff is None:
-        raise GradientError(
-            f"{framework.name} has no derivatives that another framework could go through",
-            target_type=framework.name,
-        )
-    return framework.autodiff
-
-
-class _Common:
-    """What an operation and its pullbacks share."""
-
-    #: Where results and gradients go: known once there are values.
-    home: Device
-
-    def __init__(self, callee: Framework, caller: Framework, bring: Callable[[Any], Any], label: str) -> None:
-        self.callee, self.caller, self.label = callee, caller, label
-        self.there, self.here = autodiff_of(callee), autodiff_of(caller)
-        self.bring = bring
-        # In force now, and again in the backward, which may run in a thread that knows nothing of them.
-        self.context = contextvars.copy_context()
-        self.settings = (callee.running or Running()).thread_settings()
-        self.draws = Draws()
-
-    def then(self, run: Callable[..., Any], *args: Any) -> Any:
-        """Call ``run`` as if it were when the operation was called."""
-        return self.context.copy().run(self._under_settings, run, args)
-
-    def _under_settings(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        with self.settings():
-            return run(*args)
-
-    def enter(self, x: Any) -> Any:
-        """A plain array of the caller (or of NumPy) as one of the callee."""
-        if self.caller.requires_grad(x):
-            x = self.caller.detach(x)
-        x = self.bring(x)
-        self.there.admit(x, self.label)
-        return x
-
-    def entered(self, arrays: Sequence[Any]) -> list[Any]:
-        """The arguments of an operation, as arrays of the callee; results go to where the first one is."""
-        self.home = self.caller.device_of(arrays[0])
-        return [self.enter(x) for x in arrays]
-
-    def leave(self, x: Any) -> Any:
-        """A result or gradient as a plain array of the caller, where the caller's first array is."""
-        owner, held = source_of(x)
-        if owner is not self.callee:
-            self._refuse_captured(owner, held)
-        elif owner.requires_grad(held):
-            x = held = owner.detach(held)
-        there = owner.device_of(held)
-        same = there.kind == self.home.kind and there.index == self.home.index
-        x = convert(x, self.caller.name) if same else convert(x, self.caller.name, device=self.home)
-        self.here.admit(x, self.label)
-        return x
-
-    def apart(self, found: list[Any], spans: list[Span | None], *, fresh: bool) -> list[Any]:
-        """Arrays of the callee as ones of the caller that share no memory with one another or with ``spans``.
-
-        Nor with anything that somebody else holds, unless they are ``fresh``. ``found`` is used up.
-        """
-        for i in range(len(found)):
-            x, found[i] = found[i], None  # so that nobody holds it but `x`
-            if x is None:
-                continue
-            held = not fresh and self.there.is_held(x)
-            new = self.leave(x)
-            span = self.here.span(new)
-            if held or overlap(span, spans):
-                new = self.caller.copy(new)
-                span = self.here.span(new)
-            spans.append(span or _NOWHERE)  # a copy, if it is not known
-            found[i] = new
-        return found
-
-    def to_numpy(self, x: Any) -> np.ndarray:
-        owner, held = source_of(x)
-        if owner is not self.callee:
-            self._refuse_captured(owner, held)
-        elif owner.requires_grad(held):
-            x = owner.detach(held)
-        result: np.ndarray = convert(x, "numpy")
-        return result
-
-    def _refuse_captured(self, owner: Framework, result: Any) -> None:
-        autodiff = owner.autodiff
-        if owner.requires_grad(result) or (autodiff is not None and autodiff.is_differentiated(result)):
-            what = f"it returns an array of {owner.name} that is being differentiated"
-            raise captured(owner.name, f"{self.label}(): {what}")
 
 
 class Bridge:
@@ -161,7 +60,7 @@ class Bridge:
         self.body, self.label = body, label
         #: Arrays of the callee that the body reads besides its arguments, whenever it runs.
         self.beside = beside
-        self.common = _Common(callee, caller, bring, label)
+        self.common = Crossing(callee, caller, bring, label)
         #: Whether nothing can give it the random numbers that it drew before: its caller runs again.
         self.must_not_draw = runs_again.get()
         self.repeats = self.must_not_draw or _may_repeat.get()
@@ -179,14 +78,17 @@ class Bridge:
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         leaves, spec = self._drawing(self.body, self.common.entered(arrays))
-        return self._results(leaves, spec, arrays, [])
+        return self._results(leaves, spec, arrays, [], self._kept_among(leaves))
+
+    def _kept_among(self, leaves: list[Any]) -> frozenset[int]:
+        return frozenset() if self.common.callee.mutable else kept_among(leaves)
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         linear = self._linear(arrays)
         leaves, linear.leaves = linear.leaves, []
         residuals = linear.residuals() if self.common.caller.mutable else None
         spans = [None] if residuals is None else [self.common.there.span(x) for x in residuals]
-        return self._results(leaves, linear.spec, arrays, spans), linear
+        return self._results(leaves, linear.spec, arrays, spans, linear.kept), linear
 
     def recall(self, number: int) -> None:
         """Nothing: only a pullback has a forward whose number this could be."""
@@ -229,19 +131,23 @@ class Bridge:
         return result
 
     def _results(
-        self, leaves: list[Any], spec: Any, arrays: Sequence[Any], spans: Sequence[Span | None]
+        self,
+        leaves: list[Any],
+        spec: Any,
+        arrays: Sequence[Any],
+        spans: Sequence[Span | None],
+        kept: frozenset[int],
     ) -> list[Any]:
         common, found = self.common, self._laid_out(leaves, spec)
         owns, is_smooth = common.callee.owns, common.there.is_smooth
         self.smooth = tuple(owns(x) and is_smooth(x) for x in found)
         arguments = [common.here.span(x) for x in arrays]
-        if common.callee.mutable:
-            self._copy_state(found, arguments)
+        self._copy_state(found, arguments)
         if not common.caller.mutable:
             return [common.leave(x) for x in found]
         # Where results can be written to, they lie apart from the arguments and from one another.
         known = [*arguments, *map(common.there.span, self.beside)]
-        results = common.apart(found, known, fresh=True)
+        results = common.apart(found, known, kept=[i in kept for i in self._places])
         self.read_again = tuple(overlap(common.here.span(x), spans) for x in results)
         return results
 
@@ -254,8 +160,13 @@ class Bridge:
         callee, there = self.common.callee, self.common.there
         for i in range(len(found)):
             x, found[i] = found[i], None  # so that nobody holds it but `x`
-            state = callee.owns(x) and not callee.requires_grad(x) and not overlap(there.span(x), arguments)
-            found[i] = callee.copy(x) if state and there.is_held(x) else x
+            if callee.owns(x):
+                state = callee.mutable and not callee.requires_grad(x)
+                state = state and not overlap(there.span(x), arguments) and there.is_held(x)
+                found[i] = callee.copy(x) if state else x
+            else:  # of a third framework, as NumPy: nobody knows who holds it
+                owner, held = source_of(x)
+                found[i] = owner.copy(held) if owner.mutable and not owner.requires_grad(held) else x
 
     def _laid_out(self, leaves: list[Any], spec: Any) -> list[Any]:
         """The arrays among the leaves; what `assemble` puts around them is remembered."""
@@ -289,7 +200,8 @@ class Bridge:
         spans = [common.here.span(x) for x in known]
         spans += [common.here.span(x) for x in cotangents if x is not None]
         spans += [common.there.span(x) for x in linear.residuals() or ()]
-        found = iter(common.apart(linear.pull(given), spans, fresh=linear.fresh))
+        gradients = linear.pull(given)
+        found = iter(common.apart(gradients, spans, kept=[False] * len(gradients) if linear.fresh else None))
         return [next(found) if wanted else None for wanted in self.wanted]
 
     def pulled(
@@ -325,11 +237,14 @@ class Bridge:
 
     def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
         there = self.common.there
+        for shape, dtype in shapes:
+            self.common.callee.supports(dtype, shape)
         wanted = self.wanted if keep else (False,) * len(self.wanted)
         leaves, spec, found = there.foretell(self.body, shapes, wanted, self.label)
-        arrays = self._laid_out(leaves, spec)
-        self.smooth = tuple(there.is_smooth(x) for x in arrays)
-        return found
+        arrays, given = self._laid_out(leaves, spec), iter(found)
+        owns = self.common.callee.owns
+        self.smooth = tuple(owns(x) and there.is_smooth(x) for x in arrays)
+        return [next(given) if owns(x) else _shape_of(x) for x in arrays]
 
     def on_host(
         self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool] = ()
@@ -371,6 +286,11 @@ class Bridge:
 
     def _leaves(self, entered: list[Any], _asked: Sequence[bool]) -> list[Any]:
         return self.body(entered)[0]
+
+
+def _shape_of(x: Any) -> Shape:
+    owner, held = source_of(x)
+    return owner.shape(held), owner.dtype_name(held)
 
 
 def _running_again(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -445,10 +365,15 @@ class Pullback(Bridge):
         return [g for g, takes in zip(gradients, self.takes, strict=True) if takes]
 
     def _results(
-        self, leaves: list[Any], spec: Any, arrays: Sequence[Any], spans: Sequence[Span | None]
+        self,
+        leaves: list[Any],
+        spec: Any,
+        arrays: Sequence[Any],
+        spans: Sequence[Span | None],
+        kept: frozenset[int],
     ) -> list[Any]:
         found = self._laid_out(leaves, spec)
-        return self.common.apart(found, [self.common.here.span(x) for x in arrays], fresh=False)
+        return self.common.apart(found, [self.common.here.span(x) for x in arrays])
 
     def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
         count = sum(self.takes)

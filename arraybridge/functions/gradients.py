@@ -17,8 +17,9 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import written_beside
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
-from arraybridge.functions.bridge import Bridge, autodiff_of
+from arraybridge.functions.bridge import Bridge
 from arraybridge.functions.convert import being_compiled
+from arraybridge.functions.crossing import autodiff_of
 from arraybridge.functions.declaration import Call
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions

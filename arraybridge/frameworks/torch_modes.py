@@ -1,0 +1,120 @@
+"""Modes of torch in which a function runs that gradients flow through: what they notice and refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from arraybridge.errors import GradientError
+from arraybridge.frameworks.autodiff import captured, draws_again
+
+__all__ = ["Captures", "Drawing", "NoGenerators", "NoMemory", "Untouched"]
+
+
+class Captures(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
+    """Gives away copies of tensors, since nobody notices what is written to them before the backward.
+
+    And no numbers of what requires grad, which torch does but for arrays.
+    """
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self.label = label
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _GIVING_AWAY:
+            args = (args[0].clone(), *args[1:])
+        elif func in _GIVING_NUMBERS and args[0].requires_grad:
+            raise captured(
+                "torch",
+                f"{self.label}(): it reads the numbers of a tensor that requires grad; or .detach() it",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+#: Ways to the memory of a tensor; each calls the next ones with such a copy, outside of the mode.
+_GIVING_NUMBERS = (
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.__float__,
+    torch.Tensor.__complex__,
+)
+_GIVING_AWAY = (torch.Tensor.numpy, torch.Tensor.__array__, torch.Tensor.__dlpack__, torch._C._to_dlpack)
+
+
+class NoMemory(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
+    """Refuses to give away the memory of tensors without values, which have none."""
+
+    def __init__(self, label: str, mode: Any) -> None:
+        super().__init__()
+        self.label, self.mode = label, mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _GIVING_AWAY and self.mode.is_our_fake(args[0]):
+            raise GradientError(
+                f"{self.label}(): inside jax.jit its shapes have to be foretold, and it gives the memory of a"
+                " tensor away, which has no values there; call the function outside of jax.jit",
+                reason="shapes cannot be foretold",
+            )
+        return func(*args, **(kwargs or {}))
+
+
+class Untouched(TorchDispatchMode):  # type: ignore[misc]  # torch is Any here
+    """Lets a function that runs without values write to tensors without values alone.
+
+    torch would compute what has values beforehand, and write to a buffer, half of what the function does.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.mode = mode
+        self.written: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        writes = func._schema.is_mutable
+
+        def stand_in(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor) or self.mode.is_our_fake(x):
+                return x
+            if writes:
+                self.written.append(x)
+            elif not any(x is y for y in self.written):
+                return x
+            return self.mode.from_tensor(x)
+
+        args, kwargs = tree_map(stand_in, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class NoGenerators(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
+    """Refuses draws from a generator of the user's own, whose state nobody here knows."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__()
+        self.label = label
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        generator = (kwargs or {}).get("generator")
+        if generator is not None and generator not in (
+            torch.default_generator,
+            *torch.cuda.default_generators,
+        ):
+            raise draws_again("torch", self.label, " from a torch.Generator", "leave generator= out")
+        return func(*args, **(kwargs or {}))
+
+
+class Drawing(TorchDispatchMode):  # type: ignore[misc]  # torch is Any here
+    """Notices operations that draw random numbers, in this thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.found.append(func)
+        return func(*args, **(kwargs or {}))
