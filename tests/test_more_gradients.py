@@ -440,3 +440,30 @@ def test_arrays_of_two_frameworks_are_refused() -> None:
     require("jax")
     with pytest.raises(GradientError, match="paddle and torch"):
         f(tensors("paddle", X)[0], tensors("torch", X)[0])
+
+
+@pytest.mark.parametrize("callee", ["torch", "jax"])
+def test_paddle_a_backward_within_a_backward_is_refused(callee: str) -> None:
+    paddle = needed("paddle")
+    inner = flowing("paddle", lambda x, y: x * x * y)
+    outer = flowing(callee, lambda x, y: inner(x, y) * y * x)
+    x, y = tensors("paddle", np.ones(3, np.float32), np.ones(3, np.float32))
+    with pytest.raises(OSError, match="a backward pass of Paddle has come to another one"):
+        paddle.grad(outer(x, y).sum(), [x, y])
+    # The engine is free again.
+    torch = require("torch")
+    a, b = (torch.ones(3, requires_grad=True) for _ in "ab")
+    (g,) = torch.autograd.grad(inner(a, b).sum(), [a])
+    assert g.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("caller", ["torch", "paddle"])
+def test_a_result_that_a_function_of_mlx_keeps_is_copied(caller: str) -> None:
+    mx = needed("mlx")
+    table = mx.full((64,), 3.0)
+    f = flowing("mlx", lambda x: (x * table, table))
+    (x,) = tensors(caller, np.ones(64, np.float32))
+    for _ in range(2):
+        y, kept = f(x)
+        assert y.tolist() == [3] * 64
+        kept.detach()[:] = 7

@@ -191,7 +191,7 @@ def _gradients(
             target_type="paddle",
             reason="a backward within a backward",
         )
-    with _one_at_a_time, _running():
+    with _running():
         found: list[Any] = paddle.grad(
             [y for y, _ in pairs],
             inputs,
@@ -203,8 +203,7 @@ def _gradients(
     return found
 
 
-#: In several threads at once, as in a backward within a backward, Paddle's engine ends the process.
-_one_at_a_time = threading.Lock()
+#: A backward within a backward ends the process.
 _engine = threading.local()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from tensorflow.python.eager import context, forwardprop_util
 from tensorflow.python.framework import (
     op_callbacks,  # pyright: ignore[reportAttributeAccessIssue]
     op_def_registry,  # pyright: ignore[reportAttributeAccessIssue]
+    ops,  # pyright: ignore[reportAttributeAccessIssue]
 )
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
@@ -136,12 +138,14 @@ class TensorflowAutodiff(Autodiff):
         inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            leaves, spec = body(arrays)
-            kept = kept_among(leaves)
-            outputs = self._outputs(leaves)
+            with _following(inputs, label) as followed:
+                leaves, spec = body(arrays)
+                kept = kept_among(leaves)
+                outputs = self._outputs(leaves)
         linear = _Tape()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
         linear.outputs, linear.kept = outputs, kept
+        _remember(followed, linear)
         variables = tape.watched_variables()
         if variables or _is_taped(linear.outputs):
             raise _captured(label, variables)
@@ -360,6 +364,51 @@ def _gradients(tape: Any, outputs: list[Any], inputs: list[Any], cotangents: lis
         return [None] * len(inputs)
     found = tape.gradient([y for y, _ in pairs], inputs, output_gradients=[c for _, c in pairs])
     return [None if g is None else tf.convert_to_tensor(g) for g in found]
+
+
+#: The tensors that functions have computed of what is differentiated, by their numbers, which are not used
+#: again: as long as a backward may come to them.
+_followed: set[int] = set()
+
+
+@contextmanager
+def _following(inputs: list[Any], label: str) -> Iterator[set[int]]:
+    """The numbers of what is computed of the inputs in here.
+
+    Raises:
+        GradientError: inside of it, where something is computed of what an earlier call computed of its own.
+            To a new tape that is a constant, and its share of the gradient would be missing.
+    """
+    own = {x._id for x in inputs}
+    begin = ops.uid()  # what a function inside of this one computes meanwhile is no concern of ours
+
+    def watch(kind: Any, given: Any, _: Any, outputs: Any, *__: Any, **___: Any) -> None:
+        numbers = [x._id for x in given if isinstance(x, _EAGER)]
+        made = [x._id for x in outputs if isinstance(x, _EAGER) and AUTODIFF.is_smooth(x)]
+        if not made or kind in _CONSTANT:
+            return
+        if any(number < begin and number in _followed and number not in own for number in numbers):
+            what = "it reads a tensor that an earlier call computed of what is differentiated"
+            raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
+        if not own.isdisjoint(numbers):
+            own.update(made)
+
+    op_callbacks.add_op_callback(watch)
+    try:
+        yield own
+    finally:
+        op_callbacks.remove_op_callback(watch)
+
+
+#: Operations whose results are constants to a tape, named by either.
+_CONSTANT = frozenset(
+    name for kind in ("StopGradient", "ZerosLike", "OnesLike") for name in (kind, kind.encode())
+)
+
+
+def _remember(numbers: set[int], linear: Linear) -> None:
+    _followed.update(numbers)
+    weakref.finalize(linear, _followed.difference_update, numbers).atexit = False
 
 
 class _Tape(Linear):

@@ -220,6 +220,56 @@ def test_a_state_with_a_graph_that_a_function_writes_to_later(caller: str, view:
     np.testing.assert_array_equal(_gradient_at_ones(total, caller), np.full(64, (1 + 1) + (2.5 + 1)))
 
 
+class Cell:
+    """A recurrent cell of TensorFlow with a state of its own."""
+
+    def __init__(self, stop: bool) -> None:
+        self.h, self.stop = tf.zeros(64), stop
+
+    def step(self, x: Any) -> Any:
+        h = tf.stop_gradient(self.h) if self.stop else self.h
+        self.h = h * x + x
+        return self.h
+
+
+@pytest.mark.parametrize("caller", ["jax", "torch"])
+def test_a_state_that_tensorflow_computed_in_an_earlier_call(caller: str) -> None:
+    def gradient(stop: bool) -> Any:
+        step = in_tf(Cell(stop).step)
+        if caller == "jax":
+            return jax.grad(lambda x: (step(x) + step(x)).sum())(jnp.full(64, 3.0))
+        x = torch.full((64,), 3.0, requires_grad=True)
+        (step(x) + step(x)).sum().backward()
+        return x.grad
+
+    with pytest.raises(GradientError, match="an earlier call"):
+        gradient(stop=False)
+    # x + (h x + x) with h = 3, a number.
+    np.testing.assert_array_equal(gradient(stop=True), np.full(64, 1 + 4))
+
+
+def test_a_state_of_tensorflow_whose_backward_is_done_is_a_number() -> None:
+    cell = Cell(stop=False)
+    step = in_tf(cell.step)
+    for state in (0, 3, 12):  # 3 h + 3
+        x = torch.full((64,), 3.0, requires_grad=True)
+        step(x).sum().backward()
+        np.testing.assert_array_equal(x.grad, np.full(64, state + 1))
+
+
+def test_a_function_of_tensorflow_that_differentiates_one_inside() -> None:
+    inner = in_tf(lambda a: a * a * a)
+
+    @in_tf
+    def outer(x: Any) -> Any:
+        g = tf.constant(np.asarray(jax.grad(lambda a: inner(a).sum())(jnp.full(64, 2.0))))
+        return x * g
+
+    x = torch.ones(64, requires_grad=True)
+    outer(x).sum().backward()
+    np.testing.assert_array_equal(x.grad, np.full(64, 12))
+
+
 def _and_a_part(y: Any) -> Any:
     return y, y[:8]
 
