@@ -382,7 +382,9 @@ def _following(inputs: list[Any], label: str) -> Iterator[set[int]]:
     own = {x._id for x in inputs}
     begin = ops.uid()  # what a function inside of this one computes meanwhile is no concern of ours
 
-    def watch(kind: Any, given: Any, _: Any, outputs: Any, *__: Any, **___: Any) -> None:
+    def watch(kind: Any, given: Any, _: Any, outputs: Any, *__: Any, graph: Any = None, **___: Any) -> None:
+        if graph is not None:  # it is traced, for a program that is one operation here
+            return
         numbers = [x._id for x in given if isinstance(x, _EAGER)]
         made = [x._id for x in outputs if isinstance(x, _EAGER) and AUTODIFF.is_smooth(x)]
         if not made or kind in _CONSTANT:
