@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -136,16 +137,18 @@ class TensorflowAutodiff(Autodiff):
     def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
         arrays = _distinct(arrays)
         inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
+        waiting = list(_waiting)
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            with _following(inputs, label) as followed:
+            with _constants(waiting) as constants:
                 leaves, spec = body(arrays)
                 kept = kept_among(leaves)
                 outputs = self._outputs(leaves)
         linear = _Tape()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
         linear.outputs, linear.kept = outputs, kept
-        _remember(followed, linear)
+        _refuse_earlier(waiting, constants, label)
+        _waiting.add(linear)
         variables = tape.watched_variables()
         if variables or _is_taped(linear.outputs):
             raise _captured(label, variables)
@@ -366,51 +369,47 @@ def _gradients(tape: Any, outputs: list[Any], inputs: list[Any], cotangents: lis
     return [None if g is None else tf.convert_to_tensor(g) for g in found]
 
 
-#: The tensors that functions have computed of what is differentiated, by their numbers, which are not used
-#: again: as long as a backward may come to them.
-_followed: set[int] = set()
+#: The tapes of functions whose backward may still come.
+_waiting: weakref.WeakSet[_Tape] = weakref.WeakSet()
+#: Operations that need no gradient of what they are given, named by either.
+_READING_VALUES = frozenset(
+    name for kind in ("StopGradient", "ZerosLike", "OnesLike", "Shape") for name in (kind, kind.encode())
+)
+#: Held by who asks them: a tape is entered by one thread at a time.
+_asking = threading.Lock()
 
 
 @contextmanager
-def _following(inputs: list[Any], label: str) -> Iterator[set[int]]:
-    """The numbers of what is computed of the inputs in here.
+def _constants(waiting: list[_Tape]) -> Iterator[list[Any]]:
+    """The tensors from before that something is computed of in here; none where no tape waits."""
+    found: dict[int, Any] = {}
+    begin = ops.uid()
 
-    Raises:
-        GradientError: inside of it, where something is computed of what an earlier call computed of its own.
-            To a new tape that is a constant, and its share of the gradient would be missing.
-    """
-    own = {x._id for x in inputs}
-    begin = ops.uid()  # what a function inside of this one computes meanwhile is no concern of ours
+    def watch(kind: Any, given: Any, *_: Any, graph: Any = None, **__: Any) -> None:
+        # What is traced is for a program, which is one operation here.
+        if graph is None and kind not in _READING_VALUES:
+            found.update((x._id, x) for x in given if isinstance(x, _EAGER) and x._id < begin)
 
-    def watch(kind: Any, given: Any, _: Any, outputs: Any, *__: Any, graph: Any = None, **___: Any) -> None:
-        if graph is not None:  # it is traced, for a program that is one operation here
-            return
-        numbers = [x._id for x in given if isinstance(x, _EAGER)]
-        made = [x._id for x in outputs if isinstance(x, _EAGER) and AUTODIFF.is_smooth(x)]
-        if not made or kind in _CONSTANT:
-            return
-        if any(number < begin and number in _followed and number not in own for number in numbers):
-            what = "it reads a tensor that an earlier call computed of what is differentiated"
-            raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
-        if not own.isdisjoint(numbers):
-            own.update(made)
-
+    constants: list[Any] = []
+    if not waiting:
+        yield constants
+        return
     op_callbacks.add_op_callback(watch)
     try:
-        yield own
+        yield constants
     finally:
         op_callbacks.remove_op_callback(watch)
+    constants += found.values()
 
 
-#: Operations whose results are constants to a tape, named by either.
-_CONSTANT = frozenset(
-    name for kind in ("StopGradient", "ZerosLike", "OnesLike") for name in (kind, kind.encode())
-)
-
-
-def _remember(numbers: set[int], linear: Linear) -> None:
-    _followed.update(numbers)
-    weakref.finalize(linear, _followed.difference_update, numbers).atexit = False
+def _refuse_earlier(waiting: list[_Tape], constants: list[Any], label: str) -> None:
+    """Refuse what an earlier call computed of what is differentiated, which is a constant to a new tape."""
+    for linear in waiting if constants else ():
+        with _asking, linear.tape:
+            follows = bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop(constants))
+        if follows:
+            what = "it reads a tensor that an earlier call computed of what is differentiated"
+            raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
 
 
 class _Tape(Linear):
