@@ -19,7 +19,6 @@ import numpy as np
 from arraybridge.errors import GradientError
 
 __all__ = [
-    "HELD_BY_ONE",
     "Autodiff",
     "Body",
     "Linear",
@@ -28,6 +27,7 @@ __all__ = [
     "Span",
     "captured",
     "draws_again",
+    "held_by_one",
     "is_kept",
     "kept_among",
     "no_forward_mode",
@@ -416,14 +416,18 @@ def _references(x: Any) -> int:
     return sys.getrefcount(x)
 
 
-def _held_by_one() -> int:
+def held_by_one() -> int:
+    """What `sys.getrefcount` says in `Autodiff.is_held` of an object that only the one who asks holds.
+
+    Asked each time: torch.compile, once it was used, has Python hold arguments once more.
+    """
     x = object()
     return _references(x)
 
 
 def is_kept(x: Any, lists: Sequence[list[Any]]) -> bool:
     """Whether anybody else than whoever asks, and these lists, holds ``x``."""
-    return sys.getrefcount(x) > HELD_BY_ONE + sum(y is x for known in lists for y in known)
+    return sys.getrefcount(x) > held_by_one() + sum(y is x for known in lists for y in known)
 
 
 def kept_among(leaves: list[Any], *lists: list[Any]) -> frozenset[int]:
@@ -434,7 +438,3 @@ def kept_among(leaves: list[Any], *lists: list[Any]) -> frozenset[int]:
         if hasattr(x, "dtype") and is_kept(x, [leaves, *lists]):
             found.add(i)
     return frozenset(found)
-
-
-#: What `sys.getrefcount` says in `Autodiff.is_held` of an object that only the one who asks holds.
-HELD_BY_ONE = _held_by_one()

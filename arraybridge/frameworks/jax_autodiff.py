@@ -15,12 +15,12 @@ import numpy as np
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
-    HELD_BY_ONE,
     Autodiff,
     Body,
     Linear,
     Operation,
     Span,
+    held_by_one,
     kept_among,
     no_forward_mode,
     runs_again,
@@ -127,7 +127,7 @@ class JaxAutodiff(Autodiff):
         return pullback
 
     def is_held(self, x: Any) -> bool:
-        return sys.getrefcount(x) > HELD_BY_ONE
+        return sys.getrefcount(x) > held_by_one()
 
 
 #: Functions under `jax.jit` are traced again where another framework differentiates them: a program of theirs

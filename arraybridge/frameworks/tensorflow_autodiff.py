@@ -21,7 +21,6 @@ from tensorflow.python.framework import (
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
-    HELD_BY_ONE,
     Autodiff,
     Body,
     Linear,
@@ -30,6 +29,7 @@ from arraybridge.frameworks.autodiff import (
     Span,
     captured,
     draws_again,
+    held_by_one,
     kept_among,
     no_forward_mode,
 )
@@ -147,11 +147,11 @@ class TensorflowAutodiff(Autodiff):
         linear = _Tape()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
         linear.outputs, linear.kept = outputs, kept
-        _refuse_earlier(waiting, constants, label)
-        _waiting.add(linear)
         variables = tape.watched_variables()
         if variables or _is_taped(linear.outputs):
             raise _captured(label, variables)
+        _refuse_earlier(waiting, constants, label)
+        _waiting.add(linear)
         return linear
 
     def _outputs(self, leaves: list[Any]) -> list[Any]:
@@ -227,7 +227,7 @@ class TensorflowAutodiff(Autodiff):
         return _Value(x) if isinstance(x, tf.Variable) else None
 
     def is_held(self, x: Any) -> bool:
-        return sys.getrefcount(x) > HELD_BY_ONE
+        return sys.getrefcount(x) > held_by_one()
 
 
 class _Value:

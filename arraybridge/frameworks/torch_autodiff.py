@@ -12,7 +12,6 @@ import torch
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
-    HELD_BY_ONE,
     Autodiff,
     Body,
     Linear,
@@ -20,6 +19,7 @@ from arraybridge.frameworks.autodiff import (
     Shape,
     Span,
     captured,
+    held_by_one,
     is_kept,
     no_forward_mode,
     writes_to_argument,
@@ -182,7 +182,7 @@ class TorchAutodiff(Autodiff):
         return None if x.is_inference() else int(x._version)
 
     def is_held(self, x: torch.Tensor) -> bool:
-        return sys.getrefcount(x) > HELD_BY_ONE or _other_users(x) > 0
+        return sys.getrefcount(x) > held_by_one() or _other_users(x) > 0
 
     def repeatable(self, label: str) -> AbstractContextManager[Any]:
         return NoGenerators(label)
@@ -248,17 +248,13 @@ def _other_users(x: torch.Tensor) -> int:
     if not storage.resizable():
         return _MANY
     # torch gives the same object for the same storage, if somebody has it.
-    return int(torch._C._storage_Use_Count(storage._cdata)) - 2 + (_references(storage) > _OWN_REFERENCES)
-
-
-def _references(storage: Any) -> int:
-    return sys.getrefcount(storage)
+    return int(torch._C._storage_Use_Count(storage._cdata)) - 2 + (sys.getrefcount(storage) > _OWN_REFERENCES)
 
 
 def _own_references() -> int:
     x = torch.zeros(1)
     storage = x.untyped_storage()
-    return _references(storage)
+    return sys.getrefcount(storage)
 
 
 _MANY = 1_000_000
