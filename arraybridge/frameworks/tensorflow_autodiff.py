@@ -75,14 +75,15 @@ class TensorflowAutodiff(Autodiff):
 
     def refuse_call(self, arrays: Sequence[Any], label: str) -> None:
         for x in arrays:
-            if not isinstance(x, (tf.Tensor, tf.Variable)):
+            if isinstance(x, (_EAGER, tf.Variable)):
+                continue
+            if not isinstance(x, tf.Tensor):
                 raise GradientError(
                     f"{label}(): a {type(x).__name__} is no single array, and gradients cannot flow through"
                     " it; pass its parts, as x.values, or tf.convert_to_tensor(x)",
                     source_type="tensorflow",
                     reason=f"a {type(x).__name__}",
                 )
-        if not all(isinstance(x, (_EAGER, tf.Variable)) for x in arrays):
             raise GradientError(
                 f"{label}(): a function of another framework cannot become part of a tf.function, in which"
                 " tensors have no values; call it outside, or inside by tf.py_function(fn, inp, Tout); for a"
