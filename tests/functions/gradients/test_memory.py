@@ -187,45 +187,48 @@ PACKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+def gradient_of_cube(callee: str, meanwhile: Callable[[Any, Any], None]) -> Any:
+    """With something done to argument and result between forward and backward."""
+    x0 = torch.arange(64.0).requires_grad_()
+    x = x0.clone()
+    y = CALLEES[callee](x)
+    with torch.no_grad():
+        meanwhile(x, y)
+    y.sum().backward()
+    return x0.grad
+
+
+def write_to_both(x: Any, y: Any) -> None:
+    x.mul_(10)
+    y.zero_()
+
+
 @pytest.mark.parametrize("pack", PACKS)
 @pytest.mark.parametrize("callee", CALLEES)
 def test_a_hook_that_saves_copies_sees_the_values_of_the_forward(callee: str, pack: str) -> None:
-    x0 = torch.arange(64.0).requires_grad_()
-    x = x0 * 1
+    # With "nothing" it is the user's own hook that would give what was written to.
     with torch.autograd.graph.saved_tensors_hooks(PACKS[pack], lambda t: t):
-        y = CALLEES[callee](x)
-    if pack != "nothing":  # there, it is the user's own hook that gives what was written to
-        with torch.no_grad():
-            x.mul_(10)
-            y.zero_()
-    y.sum().backward()
-    np.testing.assert_array_equal(x0.grad, 3 * np.arange(64.0) ** 2)
+        found = gradient_of_cube(callee, (lambda x, y: None) if pack == "nothing" else write_to_both)
+    np.testing.assert_array_equal(found, 3 * np.arange(64.0) ** 2)
 
 
 @pytest.mark.parametrize("callee", CALLEES)
 def test_what_torch_allows_to_be_written_to_after_it_was_saved(callee: str) -> None:
     with torch.autograd.graph.allow_mutation_on_saved_tensors():
-        x0 = torch.arange(64.0).requires_grad_()
-        x = x0.clone()
-        x.mul_(1)
-        y = CALLEES[callee](x)
-        with torch.no_grad():
-            x.mul_(10)
-            y.zero_()
-        y.sum().backward()
-    np.testing.assert_array_equal(x0.grad, 3 * np.arange(64.0) ** 2)
+        found = gradient_of_cube(callee, write_to_both)
+    np.testing.assert_array_equal(found, 3 * np.arange(64.0) ** 2)
 
 
 @pytest.mark.parametrize("callee", CALLEES)
 def test_an_argument_that_moves_to_shared_memory_before_the_backward(callee: str) -> None:
-    x0 = torch.arange(64.0).requires_grad_()
-    x = x0.clone()
-    y = CALLEES[callee](x)
-    x.detach().share_memory_()
-    junk = [torch.full((64,), 7.0) for _ in range(200)]
-    y.sum().backward()
-    np.testing.assert_array_equal(x0.grad, 3 * np.arange(64.0) ** 2)
-    del junk
+    junk: list[Any] = []
+
+    def move(x: Any, y: Any) -> None:
+        x.detach().share_memory_()
+        junk.extend(torch.full((64,), 7.0) for _ in range(200))
+
+    found = gradient_of_cube(callee, move)
+    np.testing.assert_array_equal(found, 3 * np.arange(64.0) ** 2)
 
 
 @pytest.mark.parametrize("under", ["eager", "jit"])

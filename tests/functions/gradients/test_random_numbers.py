@@ -56,6 +56,8 @@ def drawing_functions() -> dict[str, Callable[[Any], Any]]:
     noise = keras.layers.GaussianNoise(0.5)
     one = tf.constant([[0]], tf.int64)
     box = tf.constant([[[0.0, 0.0, 1.0, 1.0]]])
+    generator = tf.random.Generator.from_seed(1)
+    shuffled = tf.data.Dataset.range(16).shuffle(16).batch(16)
 
     def pooled(pool: Any) -> Callable[[Any], Any]:
         def function(x: Any) -> Any:
@@ -91,6 +93,11 @@ def drawing_functions() -> dict[str, Callable[[Any], Any]]:
         "poisson": lambda x: x * tf.random.poisson(x.shape, 3.0),
         "gamma": lambda x: x * tf.random.gamma(x.shape, 3.0),
         "truncated": lambda x: x * tf.random.truncated_normal(x.shape),
+        "binomial": lambda x: x * tf.cast(generator.binomial(x.shape, 9.0, 0.5), tf.float32),
+        "shuffled data": lambda x: x * tf.cast(shuffled.get_single_element()[: x.shape[0]], tf.float32),
+        "reduced data": lambda x: (
+            x * tf.cast(shuffled.reduce(0, lambda _, row: tf.cast(row[0], tf.int32)), tf.float32)
+        ),
         "categorical": lambda x: x * tf.cast(tf.random.categorical(tf.zeros((1, 5)), 1)[0], tf.float32),
     }
 
