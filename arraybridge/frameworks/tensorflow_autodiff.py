@@ -62,10 +62,11 @@ class TensorflowAutodiff(Autodiff):
 
     def span(self, x: Any) -> Span | None:
         try:
-            start = np.asarray(memoryview(x)).__array_interface__["data"][0]
+            view = memoryview(x)
+            start = np.asarray(view).__array_interface__["data"][0]
         except (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError):
             return None  # on a card, or of a dtype that NumPy does not have
-        return start, start + x.dtype.size * int(np.prod(x.shape))
+        return start, start + view.nbytes
 
     def conjugate(self, x: Any) -> Any:
         return tf.math.conj(x) if x.dtype.is_complex else x
@@ -101,28 +102,14 @@ class TensorflowAutodiff(Autodiff):
             wanted and _followed_how([x]) != 0 for wanted, x in zip(operation.wanted, arrays, strict=True)
         )
 
-        def call(*xs: Any) -> Any:
-            results, linear = operation.linearise(xs)
-            places = [y.device for y in results]
-
-            def pull(*cotangents: Any) -> list[Any]:
-                several = sum(operation.smooth) > 1
-                given = [
-                    _at(c, place) if s and c is not None and (not several or hasattr(c, _ARRIVED)) else None
-                    for c, s, place in zip(cotangents, operation.smooth, places, strict=True)
-                ]
-                self.refuse_call([*xs, *(c for c in given if c is not None)], operation.label)
-                return self.pull_back(operation, xs, given, linear, xs)
-
-            return results, pull
-
         try:
-            found = list(tf.custom_gradient(call)(*arrays))
+            results = _through(*arrays, here=self, operation=operation)
         except TypeError as error:
             if "keyword argument 'variables'" not in str(error):
                 raise
             what = "it reads a trainable tf.Variable, of the framework that differentiates"
             raise captured("tensorflow", f"{operation.label}(): {what}") from error
+        found = list(results) if isinstance(results, (list, tuple)) else [results]
         if any(operation.wanted) and sum(operation.smooth) > 1:
             found = [_arriving(y) if s else y for y, s in zip(found, operation.smooth, strict=True)]
         return found
@@ -229,6 +216,24 @@ class TensorflowAutodiff(Autodiff):
 
     def is_held(self, x: Any) -> bool:
         return sys.getrefcount(x) > held_by_one()
+
+
+@tf.custom_gradient  # once for all calls, since it takes the signature apart
+def _through(*xs: Any, here: TensorflowAutodiff, operation: Operation) -> Any:
+    """The results of an operation, the only one by itself, and what TensorFlow pulls back with."""
+    results, linear = operation.linearise(xs)
+    places = [y.device for y in results]
+
+    def pull(*cotangents: Any) -> list[Any]:
+        several = sum(operation.smooth) > 1
+        given = [
+            _at(c, place) if s and c is not None and (not several or hasattr(c, _ARRIVED)) else None
+            for c, s, place in zip(cotangents, operation.smooth, places, strict=True)
+        ]
+        here.refuse_call([*xs, *(c for c in given if c is not None)], operation.label)
+        return here.pull_back(operation, xs, given, linear, xs)
+
+    return results[0] if len(results) == 1 else results, pull
 
 
 class _Value:
