@@ -90,9 +90,20 @@ def run_with_oom_recovery(
         raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
-    return cast(
-        "R", recovered(fn, args, kwargs, max_retries, gpu_id, split, split_axis, min_split, before_retry)
-    )
+    failure: Exception | None = None
+    if not faults and (
+        split is False or split is None
+    ):  # the usual call, without the way through `recovered`
+        result, failure = attempted(fn, args, kwargs, sys.exception())
+        if failure is None:
+            return cast("R", result)
+    try:
+        found = recovered(
+            fn, args, kwargs, max_retries, gpu_id, split, split_axis, min_split, before_retry, failure
+        )
+    finally:
+        del failure  # whose traceback holds this frame
+    return cast("R", found)
 
 
 def recovered(
