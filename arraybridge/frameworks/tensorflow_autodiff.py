@@ -218,7 +218,7 @@ class TensorflowAutodiff(Autodiff):
         return sys.getrefcount(x) > held_by_one()
 
 
-@tf.custom_gradient  # once for all calls, since it takes the signature apart
+@tf.custom_gradient  # type: ignore[untyped-decorator]  # once for all: it takes signatures apart
 def _through(*xs: Any, here: TensorflowAutodiff, operation: Operation) -> Any:
     """The results of an operation, the only one by itself, and what TensorFlow pulls back with."""
     results, linear = operation.linearise(xs)
