@@ -90,7 +90,7 @@ class JaxAutodiff(Autodiff):
 
         with _traced_apart(1 + runs_again.get()):
             results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
-        linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results])
+        linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results], _places(results))
         found = iter(results)
         linear.leaves = [next(found) if _is_array(x) and _is_smooth(x.dtype) else _value(x) for x in outs[0]]
         linear.spec = outs[1]
@@ -121,7 +121,7 @@ class JaxAutodiff(Autodiff):
             with _traced_apart(2):
                 results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
             given = iter(arrays[count:])
-            cotangents = [next(given) if p else None for p in present]
+            cotangents = _placed([next(given) if p else None for p in present], _places(results))
             return _pulled_back(pull, cotangents, [(x.shape, x.dtype) for x in results]), None
 
         return pullback
@@ -163,13 +163,36 @@ def _value(x: Any) -> Any:
     return jax.lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x
 
 
+def _places(arrays: Sequence[Any]) -> list[Any]:
+    """The sharding of each array, which says on which devices it is; None where it has no value yet."""
+    return [getattr(_primal(x), "sharding", None) for x in arrays]
+
+
+def _primal(x: Any) -> Any:
+    """The value that JAX differentiates at; None where it traces a program (`jax.jit`)."""
+    while isinstance(x, jax.core.Tracer):
+        x = getattr(x, "primal", None)
+    return x
+
+
+def _placed(arrays: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    """The arrays where others were, with which JAX computes on the same devices alone."""
+    return [
+        x if place is None or here in (place, None) else jax.device_put(x, place)
+        for x, here, place in zip(arrays, _places(arrays), places, strict=True)
+    ]
+
+
 class _Pullback(Linear):
     """A function of JAX at a point: its pullback, a pytree whose leaves are the residuals."""
 
-    def __init__(self, pullback: Any, results: list[Any], *, compiled: bool = False) -> None:
-        self._pullback, self._results, self.fresh = pullback, results, compiled
+    def __init__(
+        self, pullback: Any, results: list[Any], places: list[Any], *, compiled: bool = False
+    ) -> None:
+        self._pullback, self._results, self._places, self.fresh = pullback, results, places, compiled
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
+        cotangents = _placed(cotangents, self._places)
         if self.fresh:
             return list(_pull_compiled(self._pullback, cotangents, tuple(self._results)))
         return _pulled_back(self._pullback, cotangents, self._results)
@@ -178,9 +201,12 @@ class _Pullback(Linear):
         return jax.tree_util.tree_leaves(self._pullback)
 
     def rebuild(self) -> Callable[[list[Any]], Linear]:
-        treedef = jax.tree_util.tree_structure(self._pullback)
-        results, compiled = self._results, self.fresh
-        return lambda leaves: _Pullback(treedef.unflatten(leaves), results, compiled=compiled)
+        residuals, treedef = jax.tree_util.tree_flatten(self._pullback)
+        results, places, compiled = self._results, self._places, self.fresh
+        theirs = _places(residuals)
+        return lambda leaves: _Pullback(
+            treedef.unflatten(_placed(leaves, theirs)), results, places, compiled=compiled
+        )
 
 
 @partial(jax.jit, static_argnums=2)
@@ -291,7 +317,7 @@ def _compiled(body: Any, arrays: list[Any], wanted: tuple[bool, ...]) -> Linear 
 def _linear(found: Any) -> Linear:
     results, aux, pullback, known = found
     spec, is_smooth = known.facts
-    linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results], compiled=True)
+    linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results], _places(results), compiled=True)
     first, second = iter(results), iter(aux)
     linear.leaves = [next(first) if s else next(second) for s in is_smooth]
     linear.spec = spec

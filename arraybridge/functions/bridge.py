@@ -339,8 +339,13 @@ class Pullback(Bridge):
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         if self.hint is not None:
             return self._hinted(arrays)
-        found: list[Any] = self.common.then(super().run, arrays)
+        found: list[Any] = self.common.then(self._computed, arrays)
         return found
+
+    def _computed(self, arrays: Sequence[Any]) -> list[Any]:
+        leaves, spec = self._drawing(self.body, self.common.entered(arrays))
+        found = self._laid_out(leaves, spec)
+        return self.common.apart(found, [self.common.here.span(x) for x in arrays])
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         # Its own pullback is found out if somebody asks for it.
@@ -363,17 +368,6 @@ class Pullback(Bridge):
 
     def _taken(self, gradients: Sequence[Any]) -> list[Any]:
         return [g for g, takes in zip(gradients, self.takes, strict=True) if takes]
-
-    def _results(
-        self,
-        leaves: list[Any],
-        spec: Any,
-        arrays: Sequence[Any],
-        spans: Sequence[Span | None],
-        kept: frozenset[int],
-    ) -> list[Any]:
-        found = self._laid_out(leaves, spec)
-        return self.common.apart(found, [self.common.here.span(x) for x in arrays])
 
     def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
         count = sum(self.takes)

@@ -649,6 +649,33 @@ def test_gradients_of_jax_are_where_its_arrays_are() -> None:
     assert y.devices() == pull(y)[0].devices() == {device}
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("where", ["another device", "all devices"])
+def test_a_function_of_jax_that_computes_on_other_devices(where: str, jitted: bool) -> None:
+    devices = jax.devices()
+    axis = jax.sharding.PartitionSpec("i")
+    place = devices[-1]
+    if where == "all devices":
+        place = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(devices), ("i",)), axis)
+    cube: Any = jax.jit(lambda x: x**3) if jitted else lambda x: x**3
+    f = arraybridge.jax(grad="flow")(lambda x: cube(jax.device_put(x, place)))
+    values = np.arange(8, dtype=np.float32)
+
+    x = torch.from_numpy(values).requires_grad_()
+    (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    np.testing.assert_array_equal(g.detach(), 3 * values**2)
+    np.testing.assert_array_equal(h, 6 * values)
+    torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False).sum().backward()
+    np.testing.assert_array_equal(x.grad, 3 * values**2)
+
+    v = tf.constant(values)
+    with tf.GradientTape() as tape:
+        tape.watch(v)
+        y = f(v)
+    np.testing.assert_array_equal(tape.gradient(y, v), 3 * values**2)
+
+
 def test_what_is_kept_of_the_run_without_values_is_never_computed_with() -> None:
     kept: list[Any] = []
 
