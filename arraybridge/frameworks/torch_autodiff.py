@@ -288,7 +288,12 @@ def _has_tangent(x: torch.Tensor) -> bool:
 def _gradients(
     outputs: list[Any], inputs: list[Any], cotangents: list[Any], *, create_graph: bool
 ) -> list[Any]:
-    pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if c is not None and y.requires_grad]
+    # A result may be on another card than the caller's arrays, where its cotangent comes from.
+    pairs = [
+        (y, c.to(y.device))
+        for y, c in zip(outputs, cotangents, strict=True)
+        if c is not None and y.requires_grad
+    ]
     if not pairs or not inputs:
         return [None] * len(inputs)
     found = torch.autograd.grad(

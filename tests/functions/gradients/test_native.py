@@ -676,6 +676,16 @@ def test_a_function_of_jax_that_computes_on_other_devices(where: str, jitted: bo
     np.testing.assert_array_equal(tape.gradient(y, v), 3 * values**2)
 
 
+def test_a_cotangent_of_torch_goes_where_its_result_is() -> None:
+    # "meta" stands for another card: torch refuses a cotangent of another device there, too.
+    there = arraybridge.framework("torch").autodiff
+    x = torch.ones(3, device="meta")
+    linear = there.linearise(lambda xs: ([xs[0] * 2], None), [x], (True,), "f")
+    with pytest.raises(RuntimeError, match="device"):
+        torch.autograd.grad(linear.leaves[0], linear.inputs, torch.ones(3), retain_graph=True)
+    assert linear.pull([torch.ones(3)])[0].device.type == "meta"
+
+
 def test_what_is_kept_of_the_run_without_values_is_never_computed_with() -> None:
     kept: list[Any] = []
 
