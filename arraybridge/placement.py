@@ -17,7 +17,6 @@ __all__ = [
     "chosen_device",
     "decorated",
     "default_device",
-    "flows",
     "only_card",
     "placement",
     "worker_device",
@@ -108,11 +107,6 @@ def placement(fn: Any) -> Placement | None:
     """
     found = decorated(fn)
     return None if found is None else found._placement
-
-
-def flows(fn: Any) -> bool:
-    """Whether gradients flow through it: its decorator says ``grad="flow"``."""
-    return bool(getattr(decorated(fn), "_flows", False))
 
 
 def decorated(fn: Any) -> Any:

@@ -24,19 +24,23 @@ from arraybridge.types import TypeMemo
 
 __all__ = [
     "ARRAY",
+    "CONTAINERS",
+    "COPYING",
     "LEAF",
-    "Structure",
+    "Node",
     "TREE",
     "arrays_of",
-    "flattened",
     "is_array",
+    "is_named_tuple",
     "kind_of",
     "kinds",
     "leaves_of",
     "map_arrays",
     "note",
+    "opened",
     "outline",
     "prefix",
+    "remade",
     "source_of",
     "together",
 ]
@@ -56,7 +60,7 @@ _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), slice, range),
     *(FunctionType, BuiltinFunctionType, MethodType),
 )
-_CONTAINERS = (dict, list, tuple, OrderedDict, defaultdict, deque)
+CONTAINERS = (dict, list, tuple, OrderedDict, defaultdict, deque)
 _BASES = (dict, list, tuple, deque)
 # What the class of a container may raise that does not let itself be copied or filled.
 _REFUSALS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
@@ -75,7 +79,7 @@ def kind_of(value: Any) -> int:
     if kind is None:
         if cls in _PLAIN or isinstance(value, (np.generic, type)):
             kind = LEAF
-        elif cls in _CONTAINERS:
+        elif cls in CONTAINERS:
             kind = TREE
         else:
             kind = _look(value)
@@ -135,7 +139,7 @@ def source_of(x: Any) -> tuple[Framework, Any]:
 # -- one container -------------------------------------------------------------------------------------
 
 
-class _Node:
+class Node:
     """A container, opened: what it holds, and what else tells it from others of its type."""
 
     __slots__ = ("children", "extra", "make", "names", "tree")
@@ -157,34 +161,38 @@ class _Node:
 
     def with_children(self, children: Sequence[Any]) -> Any:
         """A container like this one, of other things."""
-        try:
-            return self.make(self.tree, children)
-        except _REFUSALS as error:
-            cls = type(self.tree).__qualname__
-            raise ArrayNotSupportedError(
-                f"a container of type {cls} cannot be rebuilt with other arrays ({error}); pass a plain one,"
-                " or register its class with optree.register_pytree_node(..., namespace='arraybridge')",
-                reason=f"{cls} cannot be rebuilt",
-            ) from error
+        return remade(type(self.tree), self.make, self.tree, children)
 
 
-def _opened(tree: Any) -> _Node:
+def remade(cls: type, make: Callable[[Any, Sequence[Any]], Any], like: Any, children: Sequence[Any]) -> Any:
+    try:
+        return make(like, children)
+    except _REFUSALS as error:
+        name = cls.__qualname__
+        raise ArrayNotSupportedError(
+            f"a container of type {name} cannot be rebuilt with other arrays ({error}); pass a plain one,"
+            " or register its class with optree.register_pytree_node(..., namespace='arraybridge')",
+            reason=f"{name} cannot be rebuilt",
+        ) from error
+
+
+def opened(tree: Any) -> Node:
     """The container, opened; as an empty one where it is none."""
     cls = type(tree)
-    if cls not in _CONTAINERS and not _is_named_tuple(tree) and _is_registered(tree):
+    if cls not in CONTAINERS and not is_named_tuple(tree) and _is_registered(tree):
         return _registered_node(tree)
     if isinstance(tree, dict):
         keys = list(tree)
         values = list(tree.values()) if cls is dict else [tree[key] for key in keys]
-        return _Node(tree, values, lambda i: f"[{keys[i]!r}]", _make_dict, keys)
+        return Node(tree, values, lambda i: f"[{keys[i]!r}]", _make_dict, keys)
     if isinstance(tree, tuple):
-        fields = getattr(cls, "_fields", None) if _is_named_tuple(tree) else None
-        return _Node(tree, tree, lambda i: f"[{i}]" if fields is None else f".{fields[i]}", _make_tuple)
+        fields = getattr(cls, "_fields", None) if is_named_tuple(tree) else None
+        return Node(tree, tree, lambda i: f"[{i}]" if fields is None else f".{fields[i]}", _make_tuple)
     if isinstance(tree, deque):
-        return _Node(tree, list(tree), lambda i: f"[{i}]", _make_deque, tree.maxlen)
+        return Node(tree, list(tree), lambda i: f"[{i}]", _make_deque, tree.maxlen)
     if isinstance(tree, list):
-        return _Node(tree, tree, lambda i: f"[{i}]", _make_list)
-    return _Node(tree, (), str, lambda tree, _: tree)  # its class is not registered any more
+        return Node(tree, tree, lambda i: f"[{i}]", _make_list)
+    return Node(tree, (), str, lambda *_: tree)  # its class is not registered any more
 
 
 def _make_dict(like: dict[Any, Any], values: Sequence[Any]) -> Any:
@@ -219,16 +227,20 @@ def _make_deque(like: deque[Any], values: Sequence[Any]) -> Any:
     return made
 
 
+#: What makes a container by a copy of another one, and keeps what it has besides.
+COPYING = (_make_dict, _make_list, _make_tuple, _make_deque)
+
+
 def _rebuilt(tree: Any) -> int:
     """`TREE`; `_OPEN` where the class refuses to be rebuilt; `LEAF` where that says nothing of others."""
     if not tree:
         return LEAF
-    node = _opened(tree)
+    node = opened(tree)
     try:
         made = node.make(tree, list(node.children))
         if type(made) is not type(tree) or made is tree:
             return _OPEN
-        again = _opened(made)
+        again = opened(made)
     except _REFUSALS:
         return _OPEN
     # What sets its values in a way of its own, as one that wraps dicts, may keep those of others.
@@ -238,7 +250,7 @@ def _rebuilt(tree: Any) -> int:
     return TREE if same else LEAF
 
 
-def _is_named_tuple(x: Any) -> bool:
+def is_named_tuple(x: Any) -> bool:
     return isinstance(x, tuple) and hasattr(type(x), "_fields")
 
 
@@ -249,7 +261,7 @@ def _is_registered(x: Any) -> bool:
     return not optree.tree_is_leaf(x, none_is_leaf=True, namespace=_NAMESPACE)
 
 
-def _registered_node(tree: Any) -> _Node:
+def _registered_node(tree: Any) -> Node:
     import optree
 
     one = optree.tree_flatten_one_level(tree, none_is_leaf=True, namespace=_NAMESPACE)
@@ -258,7 +270,7 @@ def _registered_node(tree: Any) -> _Node:
         return str(one.path_entry_type(one.entries[i], one.type, one.kind).codify(""))
 
     unflatten, metadata = one.unflatten_func, one.metadata
-    return _Node(tree, one.children, name, lambda _, values: unflatten(metadata, values), metadata)
+    return Node(tree, one.children, name, lambda _, values: unflatten(metadata, values), metadata)
 
 
 # -- going through it ----------------------------------------------------------------------------------
@@ -280,7 +292,7 @@ def _children(tree: Any) -> Iterable[Any]:
     cls = type(tree)
     if cls is dict:
         return list(tree.values())
-    return tree if cls is tuple or cls is list else _opened(tree).children
+    return tree if cls is tuple or cls is list else opened(tree).children
 
 
 def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
@@ -346,13 +358,13 @@ def map_arrays(
 
 def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, trail: list[str]) -> Any:
     cls = type(tree)
-    node: _Node | None = None
+    node: Node | None = None
     if cls is list or cls is tuple:  # most containers, of which nothing else has to be found out
         children = tree
     elif cls is dict:
         children = list(tree.values())
     else:
-        node = _opened(tree)
+        node = opened(tree)
         children = node.children
     changed: list[Any] | None = None
     for i, child in enumerate(children):
@@ -362,7 +374,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, trail: list[str]
         try:
             new = _mapped(child, change, also, trail) if kind == TREE else change(child)
         except (MemoryConversionError, ValueError):
-            trail.append((node or _opened(tree)).names(i))
+            trail.append((node or opened(tree)).names(i))
             raise
         if new is not child:
             if changed is None:
@@ -397,10 +409,10 @@ def together(
         sorts.append(kinds.get(type(tree)) or kind_of(tree))  # noqa: PERF401  # enters no function
     if TREE not in sorts:
         return join(trees, where)
-    root = _opened(first)
+    root = opened(first)
     rows: list[Sequence[Any]] = []
     for number, (tree, sort) in enumerate(zip(trees, sorts, strict=True)):
-        children = _children_like(root, _opened(tree)) if sort == sorts[0] else None
+        children = _children_like(root, opened(tree)) if sort == sorts[0] else None
         if children is None:
             place = f" at {where}" if where else ""
             raise CannotSplitError(
@@ -417,7 +429,7 @@ def together(
     )
 
 
-def _children_like(root: _Node, node: _Node) -> Sequence[Any] | None:
+def _children_like(root: Node, node: Node) -> Sequence[Any] | None:
     """The children of ``node`` in the order of those of ``root``; None where the two do not agree."""
     if type(root.tree) is not type(node.tree) or len(root.children) != len(node.children):
         return None
@@ -445,51 +457,3 @@ def outline(tree: Any) -> str:
     if isinstance(tree, (list, tuple, deque)):
         return f"{article} {name} of {len(tree)}"
     return f"{article} {name}"
-
-
-# -- a container without its arrays -------------------------------------------------------------------
-
-
-class Structure:
-    """A container without what it holds, to be filled again; of a leaf, nothing but the place of one."""
-
-    __slots__ = ("_children", "_extra", "_like", "_make", "_type")
-
-    def __init__(self, node: _Node | None, children: Sequence[Structure]) -> None:
-        self._children = children
-        if node is None:
-            return
-        self._type, self._make, self._extra = type(node.tree), node.make, node.extra
-        plain = self._type is list or self._type is tuple
-        self._like = node.tree[:0] if plain else node.with_children([None] * len(children))
-
-    def filled(self, leaves: Iterator[Any]) -> Any:
-        """The container with the next of these leaves, in the order of `leaves_of`."""
-        if self is _PLACE:
-            return next(leaves)
-        children = [child.filled(leaves) for child in self._children]
-        return tuple(children) if self._type is tuple else self._make(self._like, children)
-
-    def key(self) -> Any:
-        """What tells it from other structures, to be hashed if all that it knows of its containers can be."""
-        if self is _PLACE:
-            return None
-        extra = tuple(self._extra) if isinstance(self._extra, list) else self._extra
-        return (self._type, extra, tuple(child.key() for child in self._children))
-
-
-_PLACE = Structure(None, ())
-
-
-def flattened(tree: Any) -> tuple[list[Any], Structure]:
-    """The leaves of a container, arrays and all else, and what to fill with such leaves again."""
-    leaves: list[Any] = []
-    return leaves, _flattened(tree, leaves)
-
-
-def _flattened(tree: Any, leaves: list[Any]) -> Structure:
-    if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
-        leaves.append(tree)
-        return _PLACE
-    node = _opened(tree)
-    return Structure(node, [_flattened(child, leaves) for child in node.children])

@@ -28,7 +28,7 @@ PACKAGE = "arraybridge"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "types", "options", "show"}),
     frozenset({"frameworks"}),
-    frozenset({"placement", "trees", "batches"}),
+    frozenset({"placement", "trees", "structure", "batches"}),
     frozenset({"timeline"}),
     frozenset({"conversion"}),
     frozenset({"memory"}),

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,6 +28,7 @@ __all__ = [
     "everywhere",
     "listeners",
     "note",
+    "listen_in",
     "open_logs",
     "span",
     "trace",
@@ -301,6 +302,12 @@ _everywhere: list[TraceLog] = []
 #: The logs open anywhere, and the annotations that are on, by their id. While it is empty, nobody even asks
 #: whether one of them is open in their own thread or task (`listeners`), and nothing is measured.
 open_logs: dict[int, Any] = {}
+
+
+def listen_in(context: Context) -> None:
+    """Let the logs of this thread or task hear what will run in a context that was copied before."""
+    logs = [log for log in context.get(_current, ()) if id(log) in open_logs]
+    context.run(_current.set, tuple(dict.fromkeys((*_current.get(), *logs))))
 
 
 @contextmanager

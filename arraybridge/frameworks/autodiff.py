@@ -122,8 +122,11 @@ class Operation(Protocol):
         """
         raise NotImplementedError
 
-    def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
-        """Shape and dtype of each result, from those of the arguments; ``keep`` as in `on_host`."""
+    def foretell(self, shapes: Sequence[Shape], needed: Sequence[bool]) -> list[Shape]:
+        """Shape and dtype of each result, from those of the arguments.
+
+        ``needed``: for which arguments a pullback may be asked later; for none where none will follow.
+        """
         raise NotImplementedError
 
     def on_host(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,16 +24,24 @@ from arraybridge.frameworks.autodiff import (
     no_forward_mode,
     runs_again,
 )
+from arraybridge.frameworks.jax_pullback import (
+    Known,
+    Pullback,
+    is_array,
+    is_smooth,
+    linear_of_jitted,
+    placed,
+    places_of,
+    pulled_back,
+    traced_apart,
+    value_of,
+)
 from arraybridge.frameworks.tokens import token_of
 
 __all__ = ["JaxAutodiff"]
 
 _WIDE = frozenset(("float64", "complex128"))
 _Jitted = type(jax.jit(lambda: None))
-#: Arguments of a compiled function that are no arrays: passed on as numbers, or fixed in the program.
-_NUMBERS = (int, float, complex, bool)
-_FIXED = (str, bytes, type(None))
-_MOST_PROGRAMS = 256
 
 
 class JaxAutodiff(Autodiff):
@@ -44,7 +51,7 @@ class JaxAutodiff(Autodiff):
         return isinstance(x, jax.core.Tracer)
 
     def is_smooth(self, x: Any) -> bool:
-        return _is_smooth(x.dtype)
+        return is_smooth(x.dtype)
 
     def span(self, x: Any) -> Span | None:
         if not isinstance(x, jax.Array):
@@ -77,7 +84,7 @@ class JaxAutodiff(Autodiff):
 
     def linearise(self, body: Any, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
         if isinstance(getattr(body, "fn", None), _Jitted) and not body.own:
-            found = _compiled(body, arrays, wanted)
+            found = linear_of_jitted(body, arrays, wanted)
             if found is not None:
                 return found
         outs: list[Any] = []
@@ -86,17 +93,21 @@ class JaxAutodiff(Autodiff):
             given = iter(inputs)
             leaves, spec = body([next(given) if w else x for x, w in zip(arrays, wanted, strict=True)])
             outs[:] = [leaves, spec]
-            return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
+            return [x for x in leaves if is_array(x) and is_smooth(x.dtype)]
 
-        with _traced_apart(1 + runs_again.get()):
+        with traced_apart(1 + runs_again.get()):
             results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
-        linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results], _places(results))
+        linear = Pullback(pullback, [(x.shape, x.dtype) for x in results], places_of(results))
         found = iter(results)
-        linear.leaves = [next(found) if _is_array(x) and _is_smooth(x.dtype) else _value(x) for x in outs[0]]
+        linear.leaves = [next(found) if is_array(x) and is_smooth(x.dtype) else value_of(x) for x in outs[0]]
         linear.spec = outs[1]
+        constant = frozenset(
+            i for i, x in enumerate(outs[0]) if is_array(x) and not isinstance(x, jax.core.Tracer)
+        )
         outs.clear()  # tracers, which hold the results, too
         residuals = linear.residuals()  # the pullback holds each once, too
-        linear.kept = kept_among(linear.leaves, results, residuals, residuals)
+        # What does not depend on an argument may be memory of something that the function keeps.
+        linear.kept = constant | kept_among(linear.leaves, results, residuals, residuals)
         if any(isinstance(x, jax.core.Tracer) for x in linear.leaves):
             raise GradientError(
                 f"{label}(): it depends on a traced array of JAX that is none of its arguments; pass it",
@@ -116,35 +127,18 @@ class JaxAutodiff(Autodiff):
                 leaves, _ = body(
                     [next(given) if t else x for x, t in zip(arrays[:count], takes, strict=True)]
                 )
-                return [x for x in leaves if _is_array(x) and _is_smooth(x.dtype)]
+                return [x for x in leaves if is_array(x) and is_smooth(x.dtype)]
 
-            with _traced_apart(2):
+            with traced_apart(2):
                 results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
             given = iter(arrays[count:])
-            cotangents = _placed([next(given) if p else None for p in present], _places(results))
-            return _pulled_back(pull, cotangents, [(x.shape, x.dtype) for x in results]), None
+            cotangents = placed([next(given) if p else None for p in present], places_of(results))
+            return pulled_back(pull, cotangents, [(x.shape, x.dtype) for x in results]), None
 
         return pullback
 
     def is_held(self, x: Any) -> bool:
         return sys.getrefcount(x) > held_by_one()
-
-
-#: Functions under `jax.jit` are traced again where another framework differentiates them: a program of theirs
-#: that was made without, under torch.no_grad(), say, has what they capture as constants, unseen by anybody.
-#: And once more where it runs again, for a pullback, and random numbers of functions inside would be others.
-_traced_apart: Callable[[int], AbstractContextManager[Any]] = (
-    jax.make_user_context(0) if hasattr(jax, "make_user_context") else nullcontext
-)
-
-
-@cache
-def _is_smooth(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.inexact))
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array)
 
 
 def _refuse_wide(dtype: str, label: str) -> None:
@@ -156,199 +150,6 @@ def _refuse_wide(dtype: str, label: str) -> None:
             target_type="jax",
             reason=f"{dtype} while x64 is off",
         )
-
-
-def _value(x: Any) -> Any:
-    """A result that needs no derivative, without the tracers of `jax.vjp` around it."""
-    return jax.lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x
-
-
-def _places(arrays: Sequence[Any]) -> list[Any]:
-    """The sharding of each array, which says on which devices it is; None where it has no value yet."""
-    return [getattr(_primal(x), "sharding", None) for x in arrays]
-
-
-def _primal(x: Any) -> Any:
-    """The value that JAX differentiates at; None where it traces a program (`jax.jit`)."""
-    while isinstance(x, jax.core.Tracer):
-        x = getattr(x, "primal", None)
-    return x
-
-
-def _placed(arrays: Sequence[Any], places: Sequence[Any]) -> list[Any]:
-    """The arrays where others were, with which JAX computes on the same devices alone."""
-    return [
-        x if place is None or here in (place, None) else jax.device_put(x, place)
-        for x, here, place in zip(arrays, _places(arrays), places, strict=True)
-    ]
-
-
-class _Pullback(Linear):
-    """A function of JAX at a point: its pullback, a pytree whose leaves are the residuals."""
-
-    def __init__(
-        self, pullback: Any, results: list[Any], places: list[Any], *, compiled: bool = False
-    ) -> None:
-        self._pullback, self._results, self._places, self.fresh = pullback, results, places, compiled
-
-    def pull(self, cotangents: list[Any]) -> list[Any]:
-        cotangents = _placed(cotangents, self._places)
-        if self.fresh:
-            return list(_pull_compiled(self._pullback, cotangents, tuple(self._results)))
-        return _pulled_back(self._pullback, cotangents, self._results)
-
-    def residuals(self) -> list[Any]:
-        return jax.tree_util.tree_leaves(self._pullback)
-
-    def rebuild(self) -> Callable[[list[Any]], Linear]:
-        residuals, treedef = jax.tree_util.tree_flatten(self._pullback)
-        results, places, compiled = self._results, self._places, self.fresh
-        theirs = _places(residuals)
-        return lambda leaves: _Pullback(
-            treedef.unflatten(_placed(leaves, theirs)), results, places, compiled=compiled
-        )
-
-
-@partial(jax.jit, static_argnums=2)
-def _pull_compiled(pullback: Any, cotangents: list[Any], results: tuple[Any, ...]) -> Any:
-    return _pulled_back(pullback, cotangents, results)
-
-
-def _pulled_back(pullback: Any, cotangents: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-    """The gradients; where there is no cotangent, by zeros, which JAX need not compute with if it knows."""
-    if all(c is not None for c in cotangents):
-        return list(pullback(list(cotangents)))
-    zero = _symbolic_zero()
-    try:
-        return list(pullback(_with_zeros(cotangents, results, zero)))
-    except _NO_SYMBOLS:
-        # jax.lax.scan does not take them for what it stacks, in JAX 0.10.
-        if zero is jnp.zeros:
-            raise
-        return list(pullback(_with_zeros(cotangents, results, jnp.zeros)))
-
-
-def _with_zeros(
-    cotangents: Sequence[Any], results: Sequence[Any], zero: Callable[[tuple[int, ...], Any], Any]
-) -> list[Any]:
-    return [
-        c if c is not None else zero(shape, dtype)
-        for c, (shape, dtype) in zip(cotangents, results, strict=True)
-    ]
-
-
-#: What JAX raises where it does not take a symbolic zero.
-_NO_SYMBOLS = (TypeError, ValueError, AttributeError, AssertionError)
-
-
-@cache
-def _symbolic_zero() -> Callable[[tuple[int, ...], Any], Any]:
-    """What stands for a cotangent of zeros: that of JAX itself where its pullbacks take it, else an array."""
-    from jax.interpreters import ad
-
-    def symbolic(shape: tuple[int, ...], dtype: Any) -> Any:
-        return ad.Zero(jax.core.ShapedArray(shape, dtype))
-
-    try:
-        _, pullback = jax.vjp(lambda x: (x, x), jnp.float32(1))
-        pullback((jnp.float32(1), symbolic((), np.dtype(np.float32))))
-    except _NO_SYMBOLS:
-        return jnp.zeros
-    return symbolic
-
-
-# -- what is compiled ----------------------------------------------------------------------------------
-
-
-@jax.tree_util.register_static
-class _Known:
-    """What is known of a compiled program's results while it is traced."""
-
-    def __init__(self, *facts: Any) -> None:
-        self.facts = facts
-
-    def __hash__(self) -> int:
-        return hash(self.facts)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and vars(self) == vars(other)
-
-
-def _compiled(body: Any, arrays: list[Any], wanted: tuple[bool, ...]) -> Linear | None:
-    """The linear form of a function under `jax.jit`, by two programs that are compiled once a structure.
-
-    None where an argument is an object that the programs could not be told apart by.
-    """
-    numbers, fixed = [], []
-    for i, leaf in enumerate(body.fixed):
-        cls = type(leaf)
-        if cls in _NUMBERS:
-            numbers.append(i)
-        elif cls in _FIXED:
-            fixed.append((i, leaf))
-        elif i not in body.others:
-            return None
-    smooth = [x for x, w in zip(arrays, wanted, strict=True) if w]
-    rest = [x for x, w in zip(arrays, wanted, strict=True) if not w]
-    others = [body.fixed[i] for i in body.others]
-    values = [body.fixed[i] for i in numbers]
-    key = (body.spec.key(), tuple(body.live), wanted, tuple(numbers), tuple(fixed), runs_again.get())
-    try:
-        program = body.programs.get(key)
-    except TypeError:  # a key or a field that cannot be hashed
-        return None
-    if program is None:
-        if len(body.programs) >= _MOST_PROGRAMS:
-            body.programs.clear()
-        program = body.programs[key] = jax.jit(_forward(body, wanted, numbers))
-    if values:
-        exact = (*key, *map(repr, values), "static")
-        static = body.programs.get(exact)
-        if static is None:
-            try:
-                return _linear(program(smooth, rest, others, values))
-            except (TypeError, ValueError, OverflowError, jax.errors.JAXTypeError):
-                # A number that the function wants to know while it is traced (static_argnums), of any size.
-                static = body.programs[exact] = jax.jit(_forward(body, wanted, []))
-        return _linear(static(smooth, rest, others, []))
-    return _linear(program(smooth, rest, others, values))
-
-
-def _linear(found: Any) -> Linear:
-    results, aux, pullback, known = found
-    spec, is_smooth = known.facts
-    linear = _Pullback(pullback, [(x.shape, x.dtype) for x in results], _places(results), compiled=True)
-    first, second = iter(results), iter(aux)
-    linear.leaves = [next(first) if s else next(second) for s in is_smooth]
-    linear.spec = spec
-    return linear
-
-
-def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callable[..., Any]:
-    run, places = body.emptied().run, body.others
-    fixed = [None if i in numbers or i in places else leaf for i, leaf in enumerate(body.fixed)]
-
-    def forward(smooth: list[Any], rest: list[Any], others: list[Any], values: list[Any]) -> Any:
-        template = list(fixed)
-        for i, x in zip((*places, *numbers), (*others, *values), strict=True):
-            template[i] = x
-
-        def function(*inputs: Any) -> Any:
-            first, second = iter(inputs), iter(rest)
-            leaves, spec = run(template, [next(first) if w else next(second) for w in wanted])
-            is_smooth = tuple(_is_array(x) and _is_smooth(x.dtype) for x in leaves)
-            known[:] = [spec, is_smooth]
-            return (
-                [x for x, s in zip(leaves, is_smooth, strict=True) if s],
-                [x for x, s in zip(leaves, is_smooth, strict=True) if not s],
-            )
-
-        known: list[Any] = []
-        with _traced_apart(1 + runs_again.get()):
-            results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
-        return results, aux, pullback, _Known(*known)
-
-    return forward
 
 
 # -- the operation ---------------------------------------------------------------------------------------
@@ -365,7 +166,7 @@ def _bridge(operation: Operation, needed: _Needed, *arrays: Any) -> tuple[list[A
     Values are passed as they are where there are any, and through a callback where JAX traces.
     """
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        return _called_back(operation, needed is not None, arrays)
+        return _called_back(operation, needed, arrays)
     if operation.is_pullback:
         arrays = arrays[:-1]  # which gradients are asked for is known here
     # JAX before 0.10 hands over Python's own floats.
@@ -391,7 +192,7 @@ def _forward_rule(operation: Operation, needed: _Needed, *given: Any) -> tuple[A
     results, number = _bridge(operation, needed, *arrays)
     # As an array: what is static, JAX takes from whichever trace of a program (`jax.jit`) came last.
     asked = np.array([w and x.perturbed for w, x in zip(operation.wanted, given, strict=False)])
-    dtypes = _Known(*(y.dtype for y in results))
+    dtypes = Known(*(y.dtype for y in results))
     return (results, number), (arrays, number, asked, dtypes)
 
 
@@ -426,10 +227,12 @@ def _cotangent(x: Any, dtype: Any) -> Any:
 _bridge.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
-def _called_back(operation: Operation, keep: bool, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
+def _called_back(operation: Operation, needed: _Needed, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
     """The operation where JAX traces: shapes are foretold, values come by a callback through the host."""
     inputs = arrays[:-2] if operation.is_pullback else arrays
-    shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in inputs], keep)
+    keep = needed is not None
+    asked_for = (needed or (False,) * len(inputs))[: len(inputs)]
+    shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in inputs], asked_for)
     for _, dtype in shapes:
         if dtype in _WIDE:
             _refuse_wide(dtype, operation.label)

@@ -129,7 +129,9 @@ class MlxAutodiff(Autodiff):
                 [next(given) if t else self.alike(x) for x, t in zip(arrays, takes, strict=True)]
             )
             results = [x for x in leaves if isinstance(x, mx.array) and self.is_smooth(x)]
-            return [y for y, c in zip(results, cotangents, strict=True) if c is not None]
+            asked = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
+            # mx.vjp loses the cotangent of a result that is there twice, as it is or as y.reshape(y.shape).
+            return asked[:1] + [y * 1 for y in asked[1:]]
 
         taken = [x for x, t in zip(arrays, takes, strict=True) if t]
         there = [c for c in cotangents if c is not None]

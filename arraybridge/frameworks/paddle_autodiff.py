@@ -179,9 +179,11 @@ class _RandomState:
 def _gradients(
     outputs: list[Any], inputs: list[Any], cotangents: list[Any], *, create_graph: bool
 ) -> list[Any]:
-    pairs = [
-        (y, c) for y, c in zip(outputs, cotangents, strict=True) if c is not None and not y.stop_gradient
-    ]
+    summed: dict[int, tuple[Any, Any]] = {}  # paddle.grad refuses a result that is there twice
+    for y, c in zip(outputs, cotangents, strict=True):
+        if c is not None and not y.stop_gradient:
+            summed[id(y)] = (y, summed[id(y)][1] + c if id(y) in summed else c)
+    pairs = list(summed.values())
     if not pairs or not inputs:
         return [None] * len(inputs)
     if getattr(_engine, "runs", False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -125,13 +125,20 @@ class TensorflowAutodiff(Autodiff):
     def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
         arrays = _distinct(arrays)
         inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
-        waiting = list(_waiting)
+        with _adding:
+            waiting = list(_waiting)
+        begin = ops.uid()
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            with _constants(waiting) as constants:
+            with _constants(waiting, arrays) as constants:
                 leaves, spec = body(arrays)
                 kept = kept_among(leaves)
                 outputs = self._outputs(leaves)
+            # What does not depend on an argument may be the memory of a variable or of a constant.
+            kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and not _is_taped([x])}
+        if waiting:  # what comes back as it is goes through no operation
+            own = {id(x) for x in arrays}
+            constants += [x for x in outputs if isinstance(x, _EAGER) and x._id < begin and id(x) not in own]
         linear = _Tape()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
         linear.outputs, linear.kept = outputs, kept
@@ -139,7 +146,8 @@ class TensorflowAutodiff(Autodiff):
         if variables or _is_taped(linear.outputs):
             raise _captured(label, variables)
         _refuse_earlier(waiting, constants, label)
-        _waiting.add(linear)
+        with _adding:
+            _waiting.add(linear)
         return linear
 
     def _outputs(self, leaves: list[Any]) -> list[Any]:
@@ -175,11 +183,8 @@ class TensorflowAutodiff(Autodiff):
             if drawing:
                 raise _cannot_draw_again(label, drawing)
 
-        op_callbacks.add_op_callback(watch)
-        try:
+        with _watched_by(watch):
             yield
-        finally:
-            op_callbacks.remove_op_callback(watch)
 
     def foretell(
         self, body: Body, arrays: Sequence[Shape], wanted: tuple[bool, ...], label: str
@@ -297,6 +302,8 @@ _OF_A_STATE = (
     "OneShotIterator",
     "ReduceDataset",
     "DatasetToSingleElement",
+    # Each gives something else when it runs again.
+    *("CountUpTo", "ResourceCountUpTo", "QueueDequeue", "Timestamp"),
 )
 #: Those that have the attributes and draw nothing; cuDNN's would for a dropout, which Keras never has.
 _ONLY_NAMED_SEEDS = ("ComputeAccidentalHits", "Cudnn")
@@ -385,35 +392,69 @@ _READING_VALUES = frozenset(
 _asking = threading.Lock()
 
 
+#: Held while tapes are counted or added.
+_adding = threading.Lock()
+
+
 @contextmanager
-def _constants(waiting: list[_Tape]) -> Iterator[list[Any]]:
+def _constants(waiting: list[_Tape], arguments: list[Any]) -> Iterator[list[Any]]:
     """The tensors from before that something is computed of in here; none where no tape waits."""
     found: dict[int, Any] = {}
-    begin = ops.uid()
+    begin, own = ops.uid(), {id(x) for x in arguments}
 
-    def watch(kind: Any, given: Any, *_: Any, graph: Any = None, **__: Any) -> None:
-        # What is traced is for a program, which is one operation here.
-        if graph is None and kind not in _READING_VALUES:
-            found.update((x._id, x) for x in given if isinstance(x, _EAGER) and x._id < begin)
+    def watch(kind: Any, given: Any, _: Any, made: Any, *__: Any, graph: Any = None, **___: Any) -> None:
+        # What is traced is for a program, which is one operation here; through integers no gradient comes.
+        if graph is not None or kind in _READING_VALUES or not any(map(_is_continuous, made or ())):
+            return
+        found.update(
+            (x._id, x) for x in given if isinstance(x, _EAGER) and x._id < begin and id(x) not in own
+        )
 
     constants: list[Any] = []
     if not waiting:
         yield constants
         return
-    op_callbacks.add_op_callback(watch)
-    try:
+    with _watched_by(watch):
         yield constants
-    finally:
-        op_callbacks.remove_op_callback(watch)
     constants += found.values()
+
+
+def _is_continuous(x: Any) -> bool:
+    return bool(x.dtype.is_floating or x.dtype.is_complex)
+
+
+#: What watches operations, in any thread.
+_watches: list[Any] = []
+_adding_watch = threading.Lock()
+
+
+@contextmanager
+def _watched_by(watch: Callable[..., None]) -> Iterator[None]:
+    """Let it see the operations of this thread.
+
+    Each thread has callbacks of its own; but where one removes its last, TensorFlow asks those of no other
+    thread any more (2.21), so that the last of all of them has to remove it in that way.
+    """
+    with _adding_watch:
+        op_callbacks.add_op_callback(watch)
+        _watches.append(watch)
+    try:
+        yield
+    finally:
+        with _adding_watch:
+            _watches.remove(watch)
+            (context.context() if _watches else op_callbacks).remove_op_callback(watch)
 
 
 def _refuse_earlier(waiting: list[_Tape], constants: list[Any], label: str) -> None:
     """Refuse what an earlier call computed of what is differentiated, which is a constant to a new tape."""
     for linear in waiting if constants else ():
-        with _asking, linear.tape:
-            follows = bool(pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop(constants))
-        if follows:
+        with _asking:
+            with linear.tape:
+                followed = [x for x in constants if pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([x])]
+            # A tape follows zeros and ones of the shape of something, too, and there is no gradient.
+            found = linear.tape.gradient(followed, linear.inputs) if followed else []
+        if any(g is not None for g in found):
             what = "it reads a tensor that an earlier call computed of what is differentiated"
             raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
 

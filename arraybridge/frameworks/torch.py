@@ -100,7 +100,7 @@ class TorchFramework(Framework):
                 self,
                 "a traced, fake or batched tensor",
                 "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
-                " torch.func transforms",
+                " torch.func transforms, and loop in place of vmap (is_grads_batched=True, vectorize=True)",
             )
         if x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x):
             raise refuse(

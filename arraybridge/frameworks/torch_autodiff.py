@@ -26,7 +26,14 @@ from arraybridge.frameworks.autodiff import (
     writes_to_cotangent,
 )
 from arraybridge.frameworks.tokens import kept_by, token_of
-from arraybridge.frameworks.torch_modes import Captures, Drawing, NoGenerators, NoMemory, Untouched
+from arraybridge.frameworks.torch_modes import (
+    Captures,
+    Drawing,
+    NoGenerators,
+    NoMemory,
+    Untouched,
+    reads_its_own,
+)
 
 __all__ = ["TorchAutodiff"]
 
@@ -81,7 +88,7 @@ class TorchAutodiff(Autodiff):
         # An operation's forward runs without grad mode, in which torch neither follows what it computes nor
         # refuses to give it away as numbers.
         try:
-            with torch.enable_grad(), Captures(label):
+            with torch.enable_grad(), Captures(label), _reading_its_own(False):
                 yield
         except (RuntimeError, BufferError) as error:
             if isinstance(error, GradientError) or not any(said in str(error) for said in _GIVEN_AWAY):
@@ -103,7 +110,8 @@ class TorchAutodiff(Autodiff):
             arrays = [x.detach() if x.is_inference() is False else x.clone() for x in arrays]
             inputs = [x.requires_grad_() for x, w in zip(arrays, wanted, strict=True) if w]
             before = [x._version for x in arrays]
-            leaves, spec = body(arrays)
+            with _reading_its_own():
+                leaves, spec = body(arrays)
             for i in range(len(leaves)):  # `enumerate` would hold them, too
                 x = leaves[i]
                 graph = isinstance(x, torch.Tensor) and x.grad_fn is not None
@@ -133,7 +141,8 @@ class TorchAutodiff(Autodiff):
                     x if x.requires_grad else x.detach().requires_grad_(take)
                     for x, take in zip(arrays[:count], takes, strict=True)
                 ]
-                leaves, _ = body(inputs)
+                with _reading_its_own():
+                    leaves, _ = body(inputs)
                 outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
                 outputs = [x for x, p in zip(outputs, present, strict=True) if p]
                 taken = [x for x, t in zip(inputs, takes, strict=True) if t]
@@ -208,6 +217,15 @@ class TorchAutodiff(Autodiff):
             _set_random_state(now)
 
 
+@contextmanager
+def _reading_its_own(does: bool = True) -> Iterator[None]:
+    token = reads_its_own.set(does)
+    try:
+        yield
+    finally:
+        reads_its_own.reset(token)
+
+
 def _is_kept_base(x: torch.Tensor, known: list[Any]) -> bool:
     """Whether ``x`` is a view of a tensor that somebody holds, and that is none of those known."""
     return _holders_of_base(x) > _ONE_HOLDER and not any(x._base is y for y in known)
@@ -216,9 +234,6 @@ def _is_kept_base(x: torch.Tensor, known: list[Any]) -> bool:
 def _holders_of_base(x: torch.Tensor) -> int:
     base = x._base
     return 0 if base is None else sys.getrefcount(base)
-
-
-_ONE_HOLDER = _holders_of_base(torch.zeros(1).view(1))
 
 
 def _is_shared(x: torch.Tensor, arguments: list[Any], leaves: list[Any]) -> bool:
@@ -258,7 +273,9 @@ def _own_references() -> int:
 
 
 _MANY = 1_000_000
-_OWN_REFERENCES = _own_references()
+with torch._C._DisableFuncTorch():  # this may be imported inside of torch.func.grad
+    _ONE_HOLDER = _holders_of_base(torch.zeros(1).view(1))
+    _OWN_REFERENCES = _own_references()
 
 
 def _start(x: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,7 +13,12 @@ from torch.utils._pytree import tree_map
 from arraybridge.errors import GradientError
 from arraybridge.frameworks.autodiff import captured, draws_again
 
-__all__ = ["Captures", "Drawing", "NoGenerators", "NoMemory", "Untouched"]
+__all__ = ["Captures", "Drawing", "NoGenerators", "NoMemory", "Untouched", "reads_its_own"]
+
+
+#: Whether a function of torch runs, inside of one of another framework, that gradients flow through: what
+#: it computes requires grad, and its numbers are its own to read.
+reads_its_own: ContextVar[bool] = ContextVar("reads_its_own", default=False)
 
 
 class Captures(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
@@ -28,7 +34,7 @@ class Captures(TorchFunctionMode):  # type: ignore[misc]  # torch is Any here
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _GIVING_AWAY:
             args = (args[0].clone(), *args[1:])
-        elif func in _GIVING_NUMBERS and args[0].requires_grad:
+        elif func in _GIVING_NUMBERS and args[0].requires_grad and not reads_its_own.get():
             raise captured(
                 "torch",
                 f"{self.label}(): it reads the numbers of a tensor that requires grad; or .detach() it",

@@ -22,13 +22,15 @@ from arraybridge.frameworks.autodiff import (
     kept_among,
     overlap,
     runs_again,
+    writes_to_argument,
 )
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.tokens import kept_by
 from arraybridge.functions.convert import convert
 from arraybridge.functions.crossing import Crossing
 from arraybridge.functions.draws import Drawn, again, first
-from arraybridge.trees import ARRAY, Structure, kind_of, kinds, source_of
+from arraybridge.structure import Structure
+from arraybridge.trees import ARRAY, is_array, kind_of, kinds, source_of
 
 __all__ = ["Bridge", "Pullback"]
 
@@ -169,7 +171,10 @@ class Bridge:
                 found[i] = owner.copy(held) if owner.mutable and not owner.requires_grad(held) else x
 
     def _laid_out(self, leaves: list[Any], spec: Any) -> list[Any]:
-        """The arrays among the leaves; what `assemble` puts around them is remembered."""
+        """The arrays among the leaves, NumPy's scalars too; `assemble` puts the rest around them again."""
+        for i, x in enumerate(leaves):
+            if isinstance(x, np.generic) and is_array(x):
+                leaves[i] = np.asarray(x)
         self._places = [i for i, x in enumerate(leaves) if (kinds.get(type(x)) or kind_of(x)) == ARRAY]
         found = [leaves[i] for i in self._places]
         for i in self._places:
@@ -235,11 +240,11 @@ class Bridge:
 
     # -- for callers that trace ---------------------------------------------------------------------
 
-    def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
+    def foretell(self, shapes: Sequence[Shape], needed: Sequence[bool]) -> list[Shape]:
         there = self.common.there
         for shape, dtype in shapes:
             self.common.callee.supports(dtype, shape)
-        wanted = self.wanted if keep else (False,) * len(self.wanted)
+        wanted = tuple(w and n for w, n in zip(self.wanted, needed, strict=True))
         leaves, spec, found = there.foretell(self.body, shapes, wanted, self.label)
         arrays, given = self._laid_out(leaves, spec), iter(found)
         owns = self.common.callee.owns
@@ -265,6 +270,21 @@ class Bridge:
         """The leaves of the results, and a number under which the random numbers are remembered."""
         common = self.common
         entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
+        before = list(map(common.there.version, entered))
+        found = self._drawn_of(entered, arrays, keep, number, asked)
+        if before != list(map(common.there.version, entered)):
+            raise writes_to_argument(common.callee.name, self.label, "x.clone()")
+        return found
+
+    def _drawn_of(
+        self,
+        entered: list[Any],
+        arrays: Sequence[np.ndarray],
+        keep: bool,
+        number: int,
+        asked: Sequence[bool],
+    ) -> tuple[list[Any], int]:
+        common = self.common
         if common.there.random_state() is None:
             return self._leaves(entered, asked), 0
         # Programs that run in several threads do not disturb one another; see `draws.again`.
@@ -369,7 +389,7 @@ class Pullback(Bridge):
     def _taken(self, gradients: Sequence[Any]) -> list[Any]:
         return [g for g, takes in zip(gradients, self.takes, strict=True) if takes]
 
-    def foretell(self, shapes: Sequence[Shape], keep: bool) -> list[Shape]:
+    def foretell(self, shapes: Sequence[Shape], needed: Sequence[bool]) -> list[Shape]:
         count = sum(self.takes)
         self._empty, self._places, self._spec = [None] * count, list(range(count)), None
         self.smooth = self.read_again = (True,) * count

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.conversion.trace import listen_in, open_logs
 from arraybridge.errors import GradientError
 from arraybridge.frameworks.autodiff import Autodiff, Span, captured, overlap
 from arraybridge.frameworks.base import Framework
@@ -53,7 +54,10 @@ class Crossing:
 
     def then(self, run: Callable[..., Any], *args: Any) -> Any:
         """Call ``run`` as if it were when the operation was called."""
-        return self.context.copy().run(self._under_settings, run, args)
+        context = self.context.copy()
+        if open_logs:  # a trace around the backward hears it, and one that was around the forward no more
+            listen_in(context)
+        return context.run(self._under_settings, run, args)
 
     def _under_settings(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         with self.settings():

@@ -224,7 +224,6 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
         wrapper.device = options.device
         wrapper.dtype_conversion = options.dtype_conversion
         wrapper._placement = Placement(options.framework, options.gpu_id, options.device)
-        wrapper._flows = options.grad == "flow"
         return wrapper
 
     return decorate(fn, what, make)

@@ -7,8 +7,7 @@ is whose, how values cross over, and that no two gradients share memory.
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from arraybridge.conversion.trace import open_logs
@@ -18,17 +17,19 @@ from arraybridge.frameworks.autodiff import written_beside
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.functions.bridge import Bridge
-from arraybridge.functions.convert import being_compiled
+from arraybridge.functions.convert import being_compiled, convert
 from arraybridge.functions.crossing import autodiff_of
 from arraybridge.functions.declaration import Call
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.runner import Runner, framework_of
 from arraybridge.memory.recovery import run_with_oom_recovery
-from arraybridge.trees import ARRAY, Structure, arrays_of, flattened, kind_of, kinds, prefix, source_of
+from arraybridge.structure import Structure, flattened
+from arraybridge.timeline.events import device_words
+from arraybridge.trees import ARRAY, kind_of, kinds, prefix, source_of
 from arraybridge.types import TypeMemo
 
-__all__ = ["FlowRunner", "check_flow", "for_other_threads"]
+__all__ = ["FlowRunner", "check_flow"]
 
 #: Type of an array → its framework, where that one has derivatives.
 _owners: TypeMemo[Framework | None] = TypeMemo()
@@ -43,34 +44,6 @@ def _owner(leaf: Any) -> Framework | None:
         pass
     owner = registry.find_owner(leaf) if (kinds.get(cls) or kind_of(leaf)) == ARRAY else None
     return _owners.keep(cls, None if owner is None or owner.autodiff is None else owner)
-
-
-def for_other_threads(items: Iterator[Any]) -> Iterator[Any]:
-    """Items for functions that gradients flow through, and that other threads run.
-
-    Tapes and tracers of this thread do not follow there.
-
-    Raises:
-        GradientError: later, for an item that one of them follows.
-    """
-    return map(_for_other_threads, items)
-
-
-def _for_other_threads(item: Any) -> Any:
-    for leaf in arrays_of(item):
-        owner = _owner(leaf)
-        if owner is None:
-            continue
-        autodiff = autodiff_of(owner)
-        if not autodiff.crosses_threads and autodiff.is_differentiated(leaf):
-            raise GradientError(
-                f"an array of {owner.name} is being differentiated in this thread, and the function runs in"
-                " another one, where its tape or tracer does not follow: it would get no gradient. Call the"
-                " function itself, or differentiate inside of what the other thread runs",
-                source_type=owner.name,
-                reason="differentiated in another thread",
-            )
-    return item
 
 
 class FlowRunner(Runner):
@@ -136,11 +109,12 @@ class FlowRunner(Runner):
         self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
     ) -> Any:
         span = self.begun() if open_logs else None
-        try:
+        if span is None:
             return self._differentiate(own, leaves, spec, caller, live)
-        finally:
-            if span is not None:
-                span.end(sys.exception())
+        with span:
+            result = self._differentiate(own, leaves, spec, caller, live)
+            span.device = device_words(result)
+            return result
 
     def _differentiate(
         self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
@@ -150,13 +124,15 @@ class FlowRunner(Runner):
             here.refuse_call([leaves[i] for i in live], self.label)
             arrays = [here.prepare(leaves[i]) for i in live]
             call = Call()
+            # Of a worker of `device_map`, which may have ended when the backward runs.
+            place = None if self.placed else self._running_on()
             body = UserBody(self, own, leaves, spec, live, call, caller)
             operation = Bridge(
                 body,
                 framework_of(self.name),
                 caller,
                 arrays,
-                lambda x: self._array(x, call),
+                lambda x: convert(x, self.name, self.grad, None, place) if place else self._array(x, call),
                 self.label,
                 body.beside(),
             )

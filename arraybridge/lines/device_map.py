@@ -11,12 +11,13 @@ from arraybridge.devices.discovery import find_device, on_host_instead
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
+from arraybridge.lines.followed import for_other_threads
 from arraybridge.lines.lanes import Lane
 from arraybridge.lines.line import Line, Station, here
 from arraybridge.lines.on_device import call_setup, move, own_framework, shown, working_on
 from arraybridge.lines.progress import with_progress
 from arraybridge.options import missing_gpu
-from arraybridge.placement import flows, placement
+from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
 __all__ = ["device_map"]
@@ -101,11 +102,8 @@ def device_map(
     else:
         station = _thread_station(fn, chosen, setup)
     total = len(items) if isinstance(items, Sized) else None
-    if flows(fn):
-        from arraybridge.functions.gradients import for_other_threads  # what an import need not load
-
-        source = for_other_threads(source)
-    results = Line([station], _IN_FLIGHT * len(chosen), ordered, at=here()).run(source)
+    line = Line([station], _IN_FLIGHT * len(chosen), ordered, at=here())
+    results = line.run(for_other_threads(source))
     name = getattr(fn, "__name__", "device_map")
     return with_progress(results, name, total) if progress else results
 

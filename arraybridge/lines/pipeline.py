@@ -12,9 +12,10 @@ import numpy as np
 
 from arraybridge.batches import joined, part, plain
 from arraybridge.functions.wrap import name_of
+from arraybridge.lines.followed import for_other_threads
 from arraybridge.lines.line import Line, Shown, Station, here
 from arraybridge.lines.report import PipelineReport, StageReport
-from arraybridge.placement import flows, placement
+from arraybridge.placement import placement
 from arraybridge.timeline.events import Site
 from arraybridge.trees import arrays_of, source_of
 
@@ -89,7 +90,6 @@ class Pipeline:
         self.queue_size = queue_size
         self.axis = axis
         self._stations = [self._station(i) for i in range(len(stages))]
-        self._flows = any(map(flows, stages))
         self._last: Line | None = None
 
     def __call__(self, batch: Any) -> Any:
@@ -141,12 +141,8 @@ class Pipeline:
     # -- running ----------------------------------------------------------------------------------
 
     def _run(self, source: Iterator[Any], at: Site | None) -> Iterator[Any]:
-        if self._flows:
-            from arraybridge.functions.gradients import for_other_threads  # what an import need not load
-
-            source = for_other_threads(source)
         line = self._last = Line(self._stations, limit=len(self.stages) * (self.queue_size + 1), at=at)
-        yield from line.run(source)
+        yield from line.run(for_other_threads(source))
 
     def _station(self, i: int) -> Station:
         stage, label = self.stages[i], name_of(self.stages[i])

@@ -14,6 +14,7 @@ from typing import Any
 
 from arraybridge.errors import MemoryConversionError, text_of
 from arraybridge.frameworks import registry
+from arraybridge.lines.followed import refuse_graphs
 from arraybridge.lines.line import Station
 from arraybridge.lines.on_device import call_setup, move, own_framework, shown, working_on
 from arraybridge.trees import arrays_of
@@ -130,6 +131,7 @@ def serve(
                 if setup is not None and not made:
                     made.append(call_setup(setup, device))
                 answer = fn(*made, item if framework is not None else move(item, device))
+                refuse_graphs(answer)
                 for x in arrays_of(answer):
                     owner = registry.find_owner(x)
                     if owner is not None:

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any, NoReturn, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import fixed
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, text_of
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.parts import Running
+from arraybridge.errors import CannotSplitError, text_of
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
+from arraybridge.memory.late import find_wait, waits
 from arraybridge.memory.recognise import is_oom, let_go
 from arraybridge.placement import worker_device
 from arraybridge.trees import ARRAY, TREE, kind_of, kinds, source_of
-from arraybridge.types import TypeMemo
 
 __all__ = ["attempted", "faults", "recovered", "run_with_oom_recovery", "split_and_retry", "watchers"]
 
@@ -91,9 +88,7 @@ def run_with_oom_recovery(
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
     failure: Exception | None = None
-    if not faults and (
-        split is False or split is None
-    ):  # the usual call, without the way through `recovered`
+    if not faults and (split is False or split is None):  # the usual call, by the shortest way
         result, failure = attempted(fn, args, kwargs, sys.exception())
         if failure is None:
             return cast("R", result)
@@ -201,9 +196,9 @@ def attempted(
     try:
         result = fn(*args, **kwargs)
         try:
-            wait = _waits[type(result)]
+            wait = waits[type(result)]
         except KeyError:
-            wait = _find_wait(result)
+            wait = find_wait(result)
         if wait is not None:
             wait(result)
         return result, None
@@ -224,36 +219,6 @@ def _rehearsed(fn: Callable[..., Any], rows: int | None) -> Callable[..., Any]:
         return fn(*args, **kwargs)
 
     return attempt
-
-
-def _settle_all(results: Iterable[Any]) -> None:
-    """Let an allocation that failed behind the caller's back (JAX) show itself here."""
-    # So many arrays settle the question; a list of a million numbers costs no time.
-    for one in islice(results, 100):
-        wait = _waits[type(one)] if type(one) in _waits else _find_wait(one)
-        if wait is not None:
-            wait(one)
-
-
-# Type of a result → what waits for it, or None where there is nothing to wait for.
-_waits: TypeMemo[Callable[[Any], object] | None] = TypeMemo()
-
-
-def _find_wait(result: Any) -> Callable[[Any], object] | None:
-    if isinstance(result, dict):
-        return _waits.keep(type(result), lambda results: _settle_all(results.values()))
-    if isinstance(result, (tuple, list)):
-        return _waits.keep(type(result), _settle_all)
-    try:
-        owner = registry.find_owner(result)
-    except FrameworkNotInstalledError:  # something else of a framework that does not work here
-        owner = None
-    return _waits.keep(
-        type(result), None if owner is None else (owner.running or Running()).late_errors(type(result))
-    )
-
-
-registry.on_register.append(_waits.clear)
 
 
 # -- after a failure ---------------------------------------------------------------------------------

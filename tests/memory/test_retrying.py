@@ -13,7 +13,7 @@ import pytest
 import arraybridge
 from arraybridge import run_with_oom_recovery
 from arraybridge.frameworks import registry
-from arraybridge.memory import cleanup, recovery
+from arraybridge.memory import cleanup, late
 from arraybridge.testing import inject_oom
 from tests.helpers import require
 
@@ -213,12 +213,12 @@ def test_jax_errors_that_come_late_are_caught(monkeypatch: pytest.MonkeyPatch) -
     framework = arraybridge.framework("jax")
     x = arraybridge.to_jax(np.ones(3, np.float32))
 
-    def late(result: Any) -> None:
+    def raising(result: Any) -> None:
         waited.append(result)
         if len(waited) == 1:
             raise framework.pool.oom_error()
 
-    monkeypatch.setitem(recovery._waits, type(x), late)
+    monkeypatch.setitem(late.waits, type(x), raising)
     result = run_with_oom_recovery(lambda: {"a": (x,)})
     assert result["a"][0] is x
     assert len(waited) == 2
