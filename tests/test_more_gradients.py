@@ -467,3 +467,20 @@ def test_a_result_that_a_function_of_mlx_keeps_is_copied(caller: str) -> None:
         y, kept = f(x)
         assert y.tolist() == [3] * 64
         kept.detach()[:] = 7
+
+
+@pytest.mark.parametrize("callee", ["mlx", "paddle"])
+def test_a_result_that_is_there_twice(callee: str) -> None:
+    torch, xp = namespace("torch"), namespace(callee)
+
+    @getattr(arraybridge, callee)(grad="flow")
+    def cell(x: Any) -> Any:
+        y = xp.tanh(x)
+        return y, {"hidden": y, "shaped": y.reshape(y.shape)}
+
+    x = torch.tensor(X, requires_grad=True)
+    y, more = cell(x)
+    (g,) = torch.autograd.grad((y + 10 * more["hidden"] + 100 * more["shaped"]).sum(), x, create_graph=True)
+    np.testing.assert_allclose(g.detach(), 111 * (1 - np.tanh(X) ** 2), rtol=1e-5)
+    (h,) = torch.autograd.grad(g.sum(), x)
+    np.testing.assert_allclose(h, -222 * np.tanh(X) * (1 - np.tanh(X) ** 2), rtol=1e-4, atol=1e-4)

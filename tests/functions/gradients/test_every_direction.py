@@ -9,6 +9,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import arraybridge
 from arraybridge import GradientError
 from tests.functions.gradients.test_flow import DIRECTIONS, FRAMEWORKS, WAVE, array, flowing, grad
-from tests.helpers import require
+from tests.helpers import require, run_python
 
 torch = require("torch")
 jax = require("jax")
@@ -31,6 +32,7 @@ Y = np.linspace(-1.0, 2.0, 12, dtype=np.float32).reshape(3, 4)[::-1].copy()
 in_jax = arraybridge.jax(grad="flow")
 in_tf = arraybridge.tensorflow(grad="flow")
 in_torch = arraybridge.torch(grad="flow")
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 SIN: dict[str, Callable[[Any], Any]] = {"torch": torch.sin, "jax": jnp.sin, "tensorflow": tf.sin}
 
 
@@ -708,3 +710,112 @@ def test_events_of_a_call_that_is_differentiated() -> None:
     (call,) = (e for e in log.events if e.kind == "call")
     assert call.reason == ""
     assert call.device == "cpu"
+
+
+# -- threads, nesting, first use -------------------------------------------------------------------------
+
+
+def test_the_first_gradient_of_a_process_inside_of_a_transform() -> None:
+    done = run_python(str(SCRIPTS / "gradients_begin_in_a_transform.py"))
+    assert done.stdout.split("\n")[0] == "[1.0, 1.0]", done.stderr
+
+
+@pytest.mark.parametrize("middle", ["jax", "tensorflow"])
+def test_a_function_of_torch_in_another_one_reads_its_own_numbers(middle: str) -> None:
+    @in_torch
+    def inner(z: Any) -> Any:
+        if z.max().item() > 10 or z.sum().tolist() > 100:
+            z = z / z.max()
+        return z * z
+
+    outer = flowing(middle, lambda x: inner(SIN[middle](x)))
+    np.testing.assert_allclose(grad("torch", outer, X)[0], 2 * np.sin(X) * np.cos(X), rtol=1e-5)
+
+
+def test_another_thread_does_not_end_the_watch_over_random_numbers() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    drop = tf.function(lambda x: x * tf.round(tf.random.uniform([12])), autograph=False)
+    drop(tf.ones(12))
+    double = in_tf(lambda x: x * 2)
+
+    def other() -> None:
+        checkpoint(double, tensor(), use_reentrant=False).sum().backward()
+
+    @in_tf
+    def f(x: Any) -> Any:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        return drop(tf.reshape(x, [12]))
+
+    with pytest.raises(GradientError, match="cannot draw again"):
+        checkpoint(f, tensor(), use_reentrant=False).sum().backward()
+
+
+def test_many_threads_call_functions_of_tensorflow() -> None:
+    f = in_tf(lambda x: tf.sin(x) * x)
+    found: list[np.ndarray[Any, Any]] = []
+    start = threading.Barrier(6)
+
+    def work() -> None:
+        start.wait()
+        for _ in range(20):
+            x = tensor()
+            (f(x).sum() + f(x).sum()).backward()
+            found.append(x.grad.numpy())
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 120
+    for g in found:
+        np.testing.assert_allclose(g, 2 * (np.cos(X) * X + np.sin(X)), rtol=1e-5)
+
+
+# -- what earlier calls of a TensorFlow function computed ---------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["as it is", "by its values"])
+def test_what_an_earlier_call_computed_is_refused_where_it_comes_back_as_it_is(how: str) -> None:
+    kept: dict[str, Any] = {}
+
+    def f(x: Any) -> Any:
+        before = kept.get("h")
+        h = tf.tanh(x)
+        kept["h"] = h if how == "as it is" else tf.RaggedTensor.from_row_lengths(h[0], [1, 3])
+        if before is None:
+            return x * 2
+        return before if how == "as it is" else before.flat_values
+
+    x = tensor()
+    y = in_tf(f)(x)
+    with pytest.raises(GradientError, match="an earlier call"):
+        in_tf(f)(x)
+    del y
+
+
+@pytest.mark.parametrize("reading", ["zeros_like", "ones_like", "greater", "argmax", "assign"])
+def test_what_needs_no_gradient_of_an_earlier_call_is_no_constant_of_it(reading: str) -> None:
+    kept: dict[str, Any] = {}
+    total = tf.Variable(tf.zeros(X.shape), trainable=False)
+    reads: dict[str, Callable[[Any], Any]] = {
+        "zeros_like": lambda p: p,
+        "ones_like": lambda p: p,
+        "greater": lambda p: tf.cast(p > 0, tf.float32),
+        "argmax": lambda p: tf.cast(tf.argmax(p), tf.float32),
+        "assign": lambda p: (total.assign(p), 0.0)[1],
+    }
+    first: Callable[[Any], Any] = {"zeros_like": tf.zeros_like, "ones_like": tf.ones_like}.get(
+        reading, tf.tanh
+    )
+
+    def f(x: Any) -> Any:
+        kept.setdefault("h", first(x))
+        return x * x + reads[reading](kept["h"])
+
+    x = tensor()
+    (in_tf(f)(x).sum() + in_tf(f)(x).sum()).backward()
+    np.testing.assert_allclose(x.grad, 4 * X, rtol=1e-6)

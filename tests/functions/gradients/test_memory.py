@@ -73,6 +73,50 @@ def test_torch_may_write_to_what_a_function_of_jax_keeps() -> None:
         other.mul_(2)
 
 
+V, K = tf.Variable(tf.fill([64], 3.0), trainable=False), tf.fill([64], 3.0)
+ALIASES: dict[str, Callable[[], Any]] = {
+    "read_value": lambda: V.read_value(),
+    "reshaped variable": lambda: tf.reshape(V, [8, 8]),
+    "expanded variable": lambda: tf.expand_dims(V, 0),
+    "identity": lambda: tf.identity(K),
+    "reshaped constant": lambda: tf.reshape(K, [8, 8]),
+    "stop_gradient": lambda: tf.stop_gradient(K),
+    "concatenated": lambda: tf.concat([K], 0),
+}
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_torch_may_write_to_another_handle_on_what_a_function_of_tensorflow_keeps(alias: str) -> None:
+    f = in_tf(lambda x: (x * 2, ALIASES[alias]()))
+    _, found = f(torch.ones(64, requires_grad=True))
+    found.zero_()
+    np.testing.assert_array_equal(V, np.full(64, 3))
+    np.testing.assert_array_equal(K, np.full(64, 3))
+
+
+def test_torch_may_write_to_another_handle_on_what_a_function_of_jax_keeps() -> None:
+    table = jnp.full(64, 3.0)
+    for alias in (
+        lambda: jax.device_put(table, jax.devices()[0]),
+        lambda: jax.dlpack.from_dlpack(table),
+        lambda: jax.device_put(np.asarray(table)),
+    ):
+        f = in_jax(lambda x, alias=alias: (x * 2, alias()))
+        _, found = f(torch.ones(64, requires_grad=True))
+        found.zero_()
+        np.testing.assert_array_equal(table, np.full(64, 3))
+
+
+def test_a_function_of_torch_that_writes_to_its_argument_under_jit_is_refused() -> None:
+    @in_torch
+    def f(x: Any) -> Any:
+        x += 1
+        return x * 1
+
+    with pytest.raises((GradientError, RuntimeError, ValueError), match="writes to an argument"):
+        jax.block_until_ready(jax.jit(lambda x: f(x) * 2)(jnp.zeros(64)))
+
+
 @pytest.mark.parametrize("f", [jnp.exp, jnp.tanh, lambda x: x * 2, lambda x: jnp.sort(x)[::2]])
 def test_a_result_of_jax_that_nobody_keeps_is_not_copied(f: Any) -> None:
     linear = JAX.linearise(lambda xs: ([f(xs[0])], None), [jnp.ones(64)], (True,), "f")
