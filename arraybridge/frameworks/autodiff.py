@@ -367,7 +367,7 @@ def captured(framework: str, what: str) -> GradientError:
         f"{what}, which is none of the arrays that are differentiated, and which would get no gradient. Pass"
         " trainable parameters as arguments, of the caller's framework (torch.func.functional_call(module,"
         " parameters, (x,)) does that in torch, layer.stateless_call in Keras); or freeze what is not"
-        " trained, with p.requires_grad_(False) or tf.Variable(..., trainable=False): that a layer of Keras is"
+        " trained, p.requires_grad_(False) or tf.Variable(..., trainable=False): that a layer of Keras is"
         " frozen cannot be seen, nor that a function makes a leaf itself; make such a one of an argument,"
         " x.new_zeros(n) + 0 * x.sum()",
         target_type=framework,
