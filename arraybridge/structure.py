@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from arraybridge.errors import ArrayNotSupportedError
 from arraybridge.trees import CONTAINERS, COPYING, TREE, Node, is_named_tuple, kind_of, kinds, opened, remade
 
 __all__ = ["Structure", "flattened"]
@@ -24,7 +25,10 @@ class Structure:
         if self._type is list or self._type is tuple:
             self._like = node.tree[:0]
         elif node.make in COPYING:
-            self._like = node.with_children([None] * len(children))
+            try:
+                self._like = node.with_children([None] * len(children))
+            except ArrayNotSupportedError:  # a class that looks at what it is given
+                self._like = node.tree
         else:  # a registered class is made of its children and `extra` alone, and may look at them
             self._like = None
 

@@ -270,7 +270,7 @@ def _registered_node(tree: Any) -> Node:
         return str(one.path_entry_type(one.entries[i], one.type, one.kind).codify(""))
 
     unflatten, metadata = one.unflatten_func, one.metadata
-    return Node(tree, one.children, name, lambda _, values: unflatten(metadata, values), metadata)
+    return Node(tree, one.children, name, lambda _, values: unflatten(metadata, tuple(values)), metadata)
 
 
 # -- going through it ----------------------------------------------------------------------------------

@@ -466,3 +466,19 @@ def test_a_protocol_of_the_object_says_nothing_of_its_class(first: bool) -> None
     values = [0, 1, 2]
     assert found == ([values, empty] if first else [empty, values]) + [empty, values]
     assert convert_tree({"a": full, "b": empty}, "torch")["b"] is empty
+
+
+class Holding:
+    """A registered class that is made of a tuple of its children, as optree and JAX give it."""
+
+    def __init__(self, children: Any) -> None:
+        self.children = children
+
+
+def test_a_registered_class_is_made_of_a_tuple() -> None:
+    optree = pytest.importorskip("optree")
+    optree.register_pytree_node(
+        Holding, lambda h: (h.children, None), lambda _, c: Holding(c), namespace="arraybridge"
+    )
+    made = arraybridge.convert_tree(Holding((np.ones(2), 3)), "numpy", copy=True)
+    assert type(made.children) is tuple

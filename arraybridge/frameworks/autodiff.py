@@ -168,17 +168,23 @@ class Autodiff(ABC):
     Class attributes:
         transposes: whether the pullback of a complex function is its transpose, as in JAX, and not the
             conjugate transpose, as in torch and TensorFlow.
-        crosses_threads: whether what follows an array follows it into other threads, as torch's graph does.
     """
 
     transposes: ClassVar[bool] = False
-    crosses_threads: ClassVar[bool] = False
 
     # -- its arrays --------------------------------------------------------------------------------
 
     @abstractmethod
     def is_differentiated(self, x: Any) -> bool:
         """Whether a graph, tracer or tape of this framework follows ``x``, in this thread."""
+
+    def stays_in_thread(self, x: Any) -> bool:
+        """Whether something follows ``x`` that does not follow it into another thread."""
+        return self.is_differentiated(x)
+
+    def has_graph(self, x: Any) -> bool:
+        """Whether ``x`` is no start of a graph, and has one that stays behind where it leaves the process."""
+        return self.is_differentiated(x)
 
     @abstractmethod
     def is_smooth(self, x: Any) -> bool:
@@ -191,6 +197,10 @@ class Autodiff(ABC):
     @abstractmethod
     def conjugate(self, x: Any) -> Any:
         """The complex conjugate, by an operation that it differentiates; real numbers as they are."""
+
+    def scalar(self, x: np.generic) -> Any:
+        """One of NumPy's scalars among results, as an array; or as it is where this framework has no such."""
+        return np.asarray(x)
 
     def prepare(self, x: Any) -> Any:
         """An array as `apply` takes it: the value of a variable, for one."""

@@ -30,6 +30,7 @@ from arraybridge.frameworks.jax_pullback import (
     is_array,
     is_smooth,
     linear_of_jitted,
+    mark_of,
     placed,
     places_of,
     pulled_back,
@@ -65,6 +66,13 @@ class JaxAutodiff(Autodiff):
     def conjugate(self, x: Any) -> Any:
         return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
 
+    def scalar(self, x: np.generic) -> Any:
+        # While x64 is off, JAX has no such array; as the number that it is, nothing of it is lost.
+        try:
+            return np.asarray(x) if jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype else x
+        except TypeError:  # it has none at all
+            return x
+
     def admit(self, x: Any, label: str) -> None:
         if x.dtype.name in _WIDE:
             _refuse_wide(x.dtype.name, label)
@@ -95,7 +103,7 @@ class JaxAutodiff(Autodiff):
             outs[:] = [leaves, spec]
             return [x for x in leaves if is_array(x) and is_smooth(x.dtype)]
 
-        with traced_apart(1 + runs_again.get()):
+        with traced_apart(mark_of(body, 1 + runs_again.get())):
             results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
         linear = Pullback(pullback, [(x.shape, x.dtype) for x in results], places_of(results))
         found = iter(results)
@@ -129,7 +137,7 @@ class JaxAutodiff(Autodiff):
                 )
                 return [x for x in leaves if is_array(x) and is_smooth(x.dtype)]
 
-            with traced_apart(2):
+            with traced_apart(mark_of(body, 2)):
                 results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
             given = iter(arrays[count:])
             cotangents = placed([next(given) if p else None for p in present], places_of(results))
@@ -200,6 +208,10 @@ def _backward_rule(operation: Operation, needed: _Needed, residuals: Any, cotang
     arrays, number, asked, dtypes = residuals
     known = not isinstance(asked, jax.core.Tracer)
     takes = tuple(map(bool, np.asarray(asked))) if known else operation.wanted
+    if not isinstance(number, jax.core.Tracer) and any(
+        isinstance(x, jax.core.Tracer) for x in (*arrays, *cotangents[0])
+    ):
+        number = np.asarray(number)  # which belongs to no device, as `jax.jacrev` needs it outside of `jit`
     given = [
         None if isinstance(c, jax.custom_derivatives.SymbolicZero) or not s else _cotangent(c, dtype)
         for c, s, dtype in zip(cotangents[0], operation.smooth, dtypes.facts, strict=True)

@@ -19,6 +19,7 @@ __all__ = [
     "is_array",
     "is_smooth",
     "linear_of_jitted",
+    "mark_of",
     "placed",
     "places_of",
     "pulled_back",
@@ -34,8 +35,8 @@ _MOST_PROGRAMS = 256
 #: Functions under `jax.jit` are traced again where another framework differentiates them: a program of theirs
 #: that was made without, under torch.no_grad(), say, has what they capture as constants, unseen by anybody.
 #: And once more where it runs again, for a pullback, and random numbers of functions inside would be others.
-traced_apart: Callable[[int], AbstractContextManager[Any]] = (
-    jax.make_user_context(0) if hasattr(jax, "make_user_context") else nullcontext
+traced_apart: Callable[[Any], AbstractContextManager[Any]] = (
+    jax.make_user_context(None) if hasattr(jax, "make_user_context") else nullcontext
 )
 
 
@@ -54,8 +55,8 @@ def value_of(x: Any) -> Any:
 
 
 def places_of(arrays: Sequence[Any]) -> list[Any]:
-    """The sharding of each array, which says on which devices it is; None where it has no value yet."""
-    return [getattr(_primal(x), "sharding", None) for x in arrays]
+    """The sharding of each array that belongs to devices; None where it may go anywhere, or has no value."""
+    return [x.sharding if getattr(x, "committed", False) else None for x in map(_primal, arrays)]
 
 
 def _primal(x: Any) -> Any:
@@ -71,6 +72,11 @@ def placed(arrays: Sequence[Any], places: Sequence[Any]) -> list[Any]:
         x if place is None or here in (place, None) else jax.device_put(x, place)
         for x, here, place in zip(arrays, places_of(arrays), places, strict=True)
     ]
+
+
+def mark_of(body: Any, times: int) -> tuple[Any, int]:
+    """What `traced_apart` tells programs by: who calls, and how often the functions inside have run."""
+    return getattr(body, "mark", None), times
 
 
 class Pullback(Linear):
@@ -182,7 +188,8 @@ def linear_of_jitted(body: Any, arrays: list[Any], wanted: tuple[bool, ...]) -> 
     rest = [x for x, w in zip(arrays, wanted, strict=True) if not w]
     others = [body.fixed[i] for i in body.others]
     programs = body.programs
-    key = (body.spec.key(), tuple(body.live), wanted, tuple(numbers), tuple(fixed), runs_again.get())
+    mark = mark_of(body, runs_again.get())
+    key = (mark, body.spec.key(), tuple(body.live), wanted, tuple(numbers), tuple(fixed))
     try:
         static = programs.get((key, "static"), ())
     except TypeError:  # a key or a field that cannot be hashed
@@ -268,7 +275,7 @@ def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callabl
             )
 
         known: list[Any] = []
-        with traced_apart(1 + runs_again.get()):
+        with traced_apart(mark_of(body, 1 + runs_again.get())):
             results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
         return results, aux, pullback, Known(*known)
 

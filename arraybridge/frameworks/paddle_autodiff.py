@@ -28,10 +28,14 @@ __all__ = ["PaddleAutodiff"]
 
 
 class PaddleAutodiff(Autodiff):
-    crosses_threads = True
-
     def is_differentiated(self, x: Any) -> bool:
         return not x.stop_gradient and paddle.is_grad_enabled()
+
+    def stays_in_thread(self, x: Any) -> bool:
+        return False
+
+    def has_graph(self, x: Any) -> bool:
+        return not x.stop_gradient and not x.is_leaf
 
     def is_smooth(self, x: Any) -> bool:
         return bool(x.is_floating_point() or x.is_complex())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import context, forwardprop_util
+from tensorflow.python.eager import context, forwardprop_util, record
 from tensorflow.python.framework import (
     op_callbacks,  # pyright: ignore[reportAttributeAccessIssue]
     op_def_registry,  # pyright: ignore[reportAttributeAccessIssue]
@@ -53,9 +53,17 @@ class TensorflowAutodiff(Autodiff):
         if isinstance(x, _EAGER):
             return not _no_tapes() and _followed_how([x]) != 0
         if isinstance(x, tf.Variable):
+            if _no_tapes():
+                return False
             # One that is not trainable is followed where somebody watches it.
-            return not _no_tapes() and (x.trainable or _followed_how([tf.convert_to_tensor(x)]) != 0)
+            return (x.trainable and _is_continuous(x)) or _followed_how([tf.convert_to_tensor(x)]) != 0
         return isinstance(x, tf.Tensor)  # inside a tf.function
+
+    def stays_in_thread(self, x: Any) -> bool:
+        return self.is_differentiated(x) and (
+            # A tape that watches what is read sees this reading, and one that does not sees none.
+            not isinstance(x, tf.Variable) or _followed_how([tf.convert_to_tensor(x)]) != 0
+        )
 
     def is_smooth(self, x: Any) -> bool:
         return x.dtype.is_floating or x.dtype.is_complex
@@ -102,17 +110,20 @@ class TensorflowAutodiff(Autodiff):
             wanted and _followed_how([x]) != 0 for wanted, x in zip(operation.wanted, arrays, strict=True)
         )
 
-        try:
-            results = _through(*arrays, here=self, operation=operation)
-        except TypeError as error:
-            if "keyword argument 'variables'" not in str(error):
-                raise
-            what = "it reads a trainable tf.Variable, of the framework that differentiates"
-            raise captured("tensorflow", f"{operation.label}(): {what}") from error
+        results = _through(*arrays, here=self, operation=operation)
         found = list(results) if isinstance(results, (list, tuple)) else [results]
         if any(operation.wanted) and sum(operation.smooth) > 1:
             found = [_arriving(y) if s else y for y, s in zip(found, operation.smooth, strict=True)]
         return found
+
+    @contextmanager
+    def noticing(self, label: str) -> Iterator[None]:
+        # While a function of JAX is traced, so that no program is kept of one that is refused.
+        with record.VariableWatcher() as watcher:
+            yield
+        if watcher.watched_variables():
+            what = "it reads a trainable tf.Variable, of the framework that differentiates"
+            raise captured("tensorflow", f"{label}(): {what}")
 
     def dense(self, cotangent: Any) -> Any:
         return tf.convert_to_tensor(cotangent)  # tf.gather gives slices
@@ -140,6 +151,7 @@ class TensorflowAutodiff(Autodiff):
             own = {id(x) for x in arrays}
             constants += [x for x in outputs if isinstance(x, _EAGER) and x._id < begin and id(x) not in own]
         linear = _Tape()
+        linear.begin, linear.end = begin, ops.uid()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
         linear.outputs, linear.kept = outputs, kept
         variables = tape.watched_variables()
@@ -420,7 +432,8 @@ def _constants(waiting: list[_Tape], arguments: list[Any]) -> Iterator[list[Any]
 
 
 def _is_continuous(x: Any) -> bool:
-    return bool(x.dtype.is_floating or x.dtype.is_complex)
+    """Whether gradients come through its elements; a list of tensors, a variant, may have such."""
+    return bool(x.dtype.is_floating or x.dtype.is_complex or x.dtype in (tf.variant, tf.resource))
 
 
 #: What watches operations, in any thread.
@@ -449,14 +462,23 @@ def _watched_by(watch: Callable[..., None]) -> Iterator[None]:
 def _refuse_earlier(waiting: list[_Tape], constants: list[Any], label: str) -> None:
     """Refuse what an earlier call computed of what is differentiated, which is a constant to a new tape."""
     for linear in waiting if constants else ():
-        with _asking:
-            with linear.tape:
-                followed = [x for x in constants if pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([x])]
-            # A tape follows zeros and ones of the shape of something, too, and there is no gradient.
-            found = linear.tape.gradient(followed, linear.inputs) if followed else []
-        if any(g is not None for g in found):
+        own = {id(x) for x in linear.inputs}
+        made = [x for x in constants if linear.begin <= x._id < linear.end or id(x) in own]
+        if not made:
+            continue
+        with _asking, linear.tape:
+            followed = [x for x in made if pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([x])]
+        if followed and _has_gradient(linear, followed):
             what = "it reads a tensor that an earlier call computed of what is differentiated"
             raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
+
+
+def _has_gradient(linear: _Tape, tensors: list[Any]) -> bool:
+    """Whether there is any: a tape follows zeros and ones of the shape of something, too."""
+    try:
+        return any(g is not None for g in linear.tape.gradient(tensors, linear.inputs))
+    except Exception:  # noqa: BLE001  # whatever a rule of the user's raises, there is a rule
+        return True
 
 
 class _Tape(Linear):
@@ -465,6 +487,9 @@ class _Tape(Linear):
     inputs: list[Any]
     outputs: list[Any]
     tape: Any
+    #: Numbers of the first tensor that was made while it was open, and of the first one after it.
+    begin: int
+    end: int
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
         return _gradients(self.tape, self.outputs, self.inputs, cotangents)

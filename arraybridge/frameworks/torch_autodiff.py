@@ -44,12 +44,16 @@ _saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", 
 
 
 class TorchAutodiff(Autodiff):
-    crosses_threads = True
-
     def is_differentiated(self, x: torch.Tensor) -> bool:
         if x.requires_grad:
             return torch.is_grad_enabled() or _is_wrapped(x)
         return _is_wrapped(x) or _has_tangent(x)
+
+    def stays_in_thread(self, x: torch.Tensor) -> bool:
+        return bool(_is_wrapped(x))  # by torch.func, whose transforms belong to a thread; graphs do not
+
+    def has_graph(self, x: torch.Tensor) -> bool:
+        return x.grad_fn is not None
 
     def is_smooth(self, x: torch.Tensor) -> bool:
         return x.is_floating_point() or x.is_complex()

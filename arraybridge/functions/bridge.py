@@ -174,7 +174,7 @@ class Bridge:
         """The arrays among the leaves, NumPy's scalars too; `assemble` puts the rest around them again."""
         for i, x in enumerate(leaves):
             if isinstance(x, np.generic) and is_array(x):
-                leaves[i] = np.asarray(x)
+                leaves[i] = self.common.here.scalar(x)
         self._places = [i for i, x in enumerate(leaves) if (kinds.get(type(x)) or kind_of(x)) == ARRAY]
         found = [leaves[i] for i in self._places]
         for i in self._places:

@@ -60,6 +60,8 @@ class FlowRunner(Runner):
         inside = options._replace(grad="error", output_type=options.framework)
         self.ordinary = Runner(fn, ordinary)
         self.inside = Runner(fn, inside)
+        #: How often something was refused while the function ran.
+        self.refusals = 0
         #: Forward and pullback of a function that its framework compiles, by structure.
         self.programs: dict[Any, Any] = {}
 
@@ -113,7 +115,8 @@ class FlowRunner(Runner):
             return self._differentiate(own, leaves, spec, caller, live)
         with span:
             result = self._differentiate(own, leaves, spec, caller, live)
-            span.device = device_words(result)
+            named = self.placed and self.options.gpu_id != "auto"
+            span.device = str(self._wanted(framework_of(self.name))) if named else device_words(result)
             return result
 
     def _differentiate(
@@ -214,6 +217,8 @@ class UserBody:
         self.runner, self.own, self.spec, self.live, self.call = runner, own, spec, live, call
         self.fn, self.programs = runner.fn, runner.programs
         self.noticing = autodiff_of(caller).noticing
+        #: Programs of another caller, or from before something was refused, have not been looked into.
+        self.mark = caller.name, runner.refusals
         #: Every argument but the caller's arrays, in place of which there is None.
         self.fixed = list(leaves)
         #: Where in `fixed` there are arrays; they are of the callee.
@@ -254,8 +259,12 @@ class UserBody:
         for i, array in zip(self.live, arrays, strict=True):
             leaves[i] = array
         args, kwargs = self.spec.filled(iter(leaves))
-        with self.noticing(self.runner.label):
-            return flattened(self.runner._run((*self.own, *args), kwargs, self.call))
+        try:
+            with self.noticing(self.runner.label):
+                return flattened(self.runner._run((*self.own, *args), kwargs, self.call))
+        except GradientError:
+            self.runner.refusals += 1
+            raise
 
 
 def _fixed(runner: FlowRunner, leaf: Any, call: Call) -> Any:

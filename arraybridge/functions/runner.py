@@ -228,7 +228,10 @@ class Runner(Declaration):
             gpu_id = None
         if options.oom_recovery is True:
             attempt = (args, kwargs, call)
-            return recovered(self._carefully, attempt, {}, options.max_retries, gpu_id, failure=failure)
+            try:
+                return recovered(self._carefully, attempt, {}, options.max_retries, gpu_id, failure=failure)
+            finally:
+                del failure  # whose traceback holds this frame
         own, batch, names = args[: self.skip], args[self.skip :], tuple(kwargs)
         count = len(batch)
 
@@ -238,17 +241,20 @@ class Runner(Declaration):
             named = dict(zip(names, values[count:], strict=True))
             return self._carefully((*own, *values[:count]), named, call)
 
-        return recovered(
-            in_part,
-            (*batch, *kwargs.values()),
-            {},
-            options.max_retries,
-            gpu_id,
-            split=True,
-            split_axis=options.split_axis,
-            min_split=options.min_split,
-            failure=failure,
-        )
+        try:
+            return recovered(
+                in_part,
+                (*batch, *kwargs.values()),
+                {},
+                options.max_retries,
+                gpu_id,
+                split=True,
+                split_axis=options.split_axis,
+                min_split=options.min_split,
+                failure=failure,
+            )
+        finally:
+            del failure
 
     # -- arguments --------------------------------------------------------------------------------
 

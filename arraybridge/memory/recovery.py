@@ -317,7 +317,10 @@ class _Call:
                         take, reason, freed, size, start, rows,
                     )  # fmt: skip
                 else:
-                    self._give_up(original, take, rows, attempts)
+                    try:
+                        self._give_up(original, take, rows, attempts)
+                    finally:
+                        del original  # whose traceback holds this frame
                 if self.before_retry is not None:
                     self.before_retry()
             if splits and rows is not None:

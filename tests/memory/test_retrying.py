@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -431,3 +432,35 @@ def test_an_error_of_before_retry_comes_out() -> None:
 def test_a_bad_before_retry() -> None:
     with pytest.raises(TypeError, match="before_retry"):
         run_with_oom_recovery(lambda: 1, before_retry=3)  # type: ignore[arg-type]
+
+
+class Watched(np.ndarray):
+    """An array that a weak reference can be made of."""
+
+
+def out_of_memory(_: Any) -> Any:
+    raise MemoryError("no")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: run_with_oom_recovery(out_of_memory, x),
+        lambda x: run_with_oom_recovery(out_of_memory, x, max_retries=0),
+        lambda x: arraybridge.split_and_retry(out_of_memory, x),
+        arraybridge.numpy(oom_recovery=True)(out_of_memory),
+        arraybridge.numpy(oom_recovery="split")(out_of_memory),
+    ],
+)
+def test_a_recovery_that_gives_up_keeps_nothing(run: Callable[[Any], Any]) -> None:
+    gc.disable()
+    try:
+        for _ in range(2):  # the second call of a decorated function goes another way
+            x = np.zeros(4).view(Watched)
+            reference = weakref.ref(x)
+            with pytest.raises(MemoryError) as caught:
+                run(x)
+            del x, caught
+            assert reference() is None
+    finally:
+        gc.enable()

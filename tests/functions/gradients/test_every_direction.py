@@ -819,3 +819,107 @@ def test_what_needs_no_gradient_of_an_earlier_call_is_no_constant_of_it(reading:
     x = tensor()
     (in_tf(f)(x).sum() + in_tf(f)(x).sum()).backward()
     np.testing.assert_allclose(x.grad, 4 * X, rtol=1e-6)
+
+
+class Checked(dict):  # type: ignore[type-arg]
+    """A dict that looks at what it is given."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if value is None:
+            raise TypeError("arrays only")
+        super().__setitem__(key, value)
+
+
+def test_a_container_that_looks_at_what_it_is_given() -> None:
+    x = tensor()
+    result = in_jax(lambda d: Checked(y=d["x"] * 2))(Checked(x=x))
+    assert type(result) is Checked
+    (g,) = torch.autograd.grad(result["y"].sum(), x)
+    np.testing.assert_array_equal(g, np.full_like(X, 2))
+
+
+# -- what is captured under jit, and where arrays are -------------------------------------------------------
+
+
+def test_what_a_jitted_function_captures_of_tensorflow_is_refused_each_time() -> None:
+    v = tf.Variable(X)
+    f = in_jax(jax.jit(lambda x: x * jnp.asarray(v.numpy())))
+    x = tf.constant(X)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            with pytest.raises(GradientError, match=r"trainable tf.Variable"):
+                f(x)
+    frozen = tf.Variable(X, trainable=False)
+    f = in_jax(jax.jit(lambda x: x * jnp.asarray(frozen.numpy())))
+    np.testing.assert_array_equal(grad("tensorflow", f, X)[0], X)
+
+
+def test_a_program_that_another_caller_had_compiled_is_looked_into() -> None:
+    p = torch.nn.Parameter(torch.full((1,), 2.0))
+    f = in_jax(jax.jit(lambda x: x * p.tolist()[0]))
+    np.testing.assert_array_equal(grad("tensorflow", f, X)[0], np.full_like(X, 2))  # to it, a number
+    with pytest.raises(GradientError, match="reads the numbers"):
+        f(tensor())
+
+
+def test_what_belongs_to_no_device_goes_where_the_rest_is() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    f = in_jax(lambda x: jnp.sin(x) * jnp.arange(1.0, 5.0))
+    x = tensor()
+    with jax.default_device(jax.devices()[-1]):
+        checkpoint(f, x, use_reentrant=False).sum().backward()
+    np.testing.assert_allclose(x.grad, np.cos(X) * np.arange(1, 5), rtol=1e-6)
+
+
+def test_jacrev_of_arrays_on_another_device() -> None:
+    x = jax.device_put(jnp.asarray(X[0]), jax.devices()[-1])
+    np.testing.assert_allclose(jax.jacrev(in_torch(torch.sin))(x), np.diag(np.cos(X[0])), rtol=1e-6)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_numbers_that_jax_does_not_have_are_no_arrays_of_it(jitted: bool) -> None:
+    f = in_torch(lambda x: (x * 2, np.float64(2.5), np.int64(3)))
+    loss = jax.grad(lambda x: f(x)[0].sum())
+    np.testing.assert_array_equal((jax.jit(loss) if jitted else loss)(jnp.asarray(X)), np.full_like(X, 2))
+
+
+def test_an_earlier_call_whose_rule_calls_on() -> None:
+    weight = tf.constant(Y)
+    inner = in_tf(lambda v: v * weight)
+    middle = in_torch(lambda v: inner(v) + v)
+    block = tf.recompute_grad(lambda v: middle(v) * 1.0)
+    kept: dict[str, Any] = {}
+
+    def f(x: Any) -> Any:
+        if "h" in kept:
+            return x * kept["h"]
+        kept["h"] = block(x)
+        return x + kept["h"]
+
+    x = tensor()
+    y = in_tf(f)(x)
+    with pytest.raises(GradientError, match="an earlier call"):
+        in_tf(f)(x)
+    del y
+
+
+def test_an_earlier_result_in_a_list_of_tensors_is_seen() -> None:
+    kept: dict[str, Any] = {}
+    shape = tf.constant([], tf.int32)
+
+    def f(x: Any) -> Any:
+        if "h" not in kept:
+            kept["h"] = x * x
+            return x * 1
+        many = tf.raw_ops.TensorListFromTensor(tensor=kept["h"], element_shape=shape)
+        return x * tf.raw_ops.TensorListStack(
+            input_handle=many, element_shape=shape, element_dtype=tf.float32, num_elements=2
+        )
+
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    y = in_tf(f)(x)
+    with pytest.raises(GradientError, match="an earlier call"):
+        in_tf(f)(x)
+    del y
