@@ -239,9 +239,23 @@ def _cotangent(x: Any, dtype: Any) -> Any:
 _bridge.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
 
 
+def _varies(x: Any) -> bool:
+    """Whether JAX follows that a value differs between the devices of a `jax.shard_map`."""
+    kind = getattr(x, "aval", None)
+    return bool(getattr(getattr(kind, "mat", None), "varying", None) or getattr(kind, "vma", None))
+
+
 def _called_back(operation: Operation, needed: _Needed, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
     """The operation where JAX traces: shapes are foretold, values come by a callback through the host."""
     inputs = arrays[:-2] if operation.is_pullback else arrays
+    if any(map(_varies, arrays)):
+        # A callback says nothing of that, and JAX would leave out the sum over devices in the backward.
+        raise GradientError(
+            f"{operation.label}(): inside jax.shard_map JAX follows which values differ between devices, and"
+            " a function of another framework does not tell; pass check_vma=False to shard_map",
+            source_type="jax",
+            reason="values that differ between devices",
+        )
     keep = needed is not None
     asked_for = (needed or (False,) * len(inputs))[: len(inputs)]
     shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in inputs], asked_for)

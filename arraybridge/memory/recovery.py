@@ -289,6 +289,8 @@ class _Call:
         start, size, take = 0, rows or 0, rows  # the next row; how many are known, or hoped, to fit
         fitted, patience = 0, GROW_AFTER
         failure: Exception | None = original
+        first = [original]  # whose traceback holds this frame; `_give_up` takes it out
+        del original
         while True:
             if failure is not None:
                 freed = self._clean_up(failure)
@@ -317,10 +319,7 @@ class _Call:
                         take, reason, freed, size, start, rows,
                     )  # fmt: skip
                 else:
-                    try:
-                        self._give_up(original, take, rows, attempts)
-                    finally:
-                        del original  # whose traceback holds this frame
+                    self._give_up(first, take, rows, attempts)
                 if self.before_retry is not None:
                     self.before_retry()
             if splits and rows is not None:
@@ -364,7 +363,8 @@ class _Call:
             span.end()
         return freed
 
-    def _give_up(self, original: Exception, take: int | None, rows: int | None, attempts: int) -> NoReturn:
+    def _give_up(self, first: list[Exception], take: int | None, rows: int | None, attempts: int) -> NoReturn:
+        original = first.pop()
         if self.min_split is None:
             note = (
                 f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"

@@ -925,3 +925,23 @@ def test_an_earlier_result_in_a_list_of_tensors_is_seen() -> None:
     with pytest.raises(GradientError, match="an earlier call"):
         in_tf(f)(x)
     del y
+
+
+@pytest.mark.skipif(
+    not hasattr(jax, "shard_map"), reason="this JAX does not follow what differs between devices"
+)
+def test_values_that_differ_between_devices_are_refused_where_jax_follows_them() -> None:
+    devices = jax.devices()
+    mesh, axis = jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d")
+    f = in_torch(lambda w, x: w * x * x)
+    step = jax.grad(lambda w, x: f(w, x).sum())
+    specs = {"in_specs": (jax.sharding.PartitionSpec(), axis), "out_specs": jax.sharding.PartitionSpec()}
+    w, x = jnp.ones(1), jnp.arange(1.0, 1 + 2 * len(devices))
+    with pytest.raises(GradientError, match="check_vma"):
+        jax.jit(jax.shard_map(step, mesh=mesh, **specs))(w, x)
+
+    def summed(w: Any, x: Any) -> Any:
+        return jax.lax.psum(step(w, x), "d")
+
+    found = jax.jit(jax.shard_map(summed, mesh=mesh, check_vma=False, **specs))(w, x)
+    np.testing.assert_allclose(found, [np.sum(np.arange(1.0, 1 + 2 * len(devices)) ** 2)], rtol=1e-6)
