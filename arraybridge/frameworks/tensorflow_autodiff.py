@@ -138,17 +138,16 @@ class TensorflowAutodiff(Autodiff):
         inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
         with _adding:
             waiting = list(_waiting)
-        begin = ops.uid()
+        begin, own = ops.uid(), {id(x) for x in arrays}
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            with _constants(waiting, arrays) as constants:
+            with _constants(waiting, begin, own) as constants:
                 leaves, spec = body(arrays)
                 kept = kept_among(leaves)
                 outputs = self._outputs(leaves)
             # What does not depend on an argument may be the memory of a variable or of a constant.
             kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and not _is_taped([x])}
         if waiting:  # what comes back as it is goes through no operation
-            own = {id(x) for x in arrays}
             constants += [x for x in outputs if isinstance(x, _EAGER) and x._id < begin and id(x) not in own]
         linear = _Tape()
         linear.begin, linear.end = begin, ops.uid()
@@ -409,10 +408,9 @@ _adding = threading.Lock()
 
 
 @contextmanager
-def _constants(waiting: list[_Tape], arguments: list[Any]) -> Iterator[list[Any]]:
+def _constants(waiting: list[_Tape], begin: int, own: set[int]) -> Iterator[list[Any]]:
     """The tensors from before that something is computed of in here; none where no tape waits."""
     found: dict[int, Any] = {}
-    begin, own = ops.uid(), {id(x) for x in arguments}
 
     def watch(kind: Any, given: Any, _: Any, made: Any, *__: Any, graph: Any = None, **___: Any) -> None:
         # What is traced is for a program, which is one operation here; through integers no gradient comes.
