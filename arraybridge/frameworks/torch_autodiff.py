@@ -277,7 +277,7 @@ def _own_references() -> int:
 
 
 _MANY = 1_000_000
-with torch._C._DisableFuncTorch():  # this may be imported inside of torch.func.grad
+with torch._C._DisableFuncTorch(), torch.inference_mode(False):  # whatever is in force at the import
     _ONE_HOLDER = _holders_of_base(torch.zeros(1).view(1))
     _OWN_REFERENCES = _own_references()
 
