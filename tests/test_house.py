@@ -92,7 +92,7 @@ def test_importing_arraybridge_takes_only_what_it_needs() -> None:
 
 
 def test_the_laziness_test_can_fail(tmp_path: Path) -> None:
-    """The check above sees each of these packages beside arraybridge. (Empty ones: TensorFlow takes seconds.)"""
+    """The check above sees each of these packages; empty ones, for TensorFlow takes seconds."""
     for name in LAZY:
         (tmp_path / f"{name}.py").touch()
     path = os.pathsep.join([str(tmp_path), str(Path(arraybridge.__file__).parent.parent)])

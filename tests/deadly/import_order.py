@@ -1,5 +1,6 @@
 """The frameworks imported in the order of the arguments, then one array sent round through all of them.
 
+As one of several scripts (together.py), which has to be the first of them, it takes an order of its own.
 Nothing is set in the environment: an OpenCL driver that came as a wheel is found by the library.
 """
 
@@ -14,7 +15,8 @@ import arraybridge  # it imports no framework
 from tests.deadly._common import report
 from tests.matrix_data import bits, framework_of
 
-order = sys.argv[1:]
+order = sys.argv[1:] if __name__ == "__main__" else ["pyclesperanto", "torch", "jax", "tensorflow"]
+assert not {"torch", "jax", "tensorflow"} & set(sys.modules)
 for name in order:
     if name != "pyclesperanto":  # imported by the library, when its turn comes
         importlib.import_module(name)
