@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -35,6 +36,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Pool
 from tests import matrix_data as data
 from tests.cards import CardArray, CardFramework
+from tests.cli.programs import PLANTED
 from tests.helpers import registry_kept, require, run_python
 
 PLUGIN = Path(__file__).parent / "plugin"
@@ -76,7 +78,8 @@ def run_with(site: str, script: str, *arguments: str) -> subprocess.CompletedPro
 
 
 def test_a_package_offers_a_framework(installed: str) -> None:
-    there = [name for name in BUILT_IN if importlib.util.find_spec(name) is not None]
+    # All the others are converted with below, in this process: TensorFlow's import takes seconds.
+    there = [name for name in ("numpy", "jax") if importlib.util.find_spec(name) is not None]
     done = run_with(installed, "use_it.py", *there)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -101,6 +104,22 @@ def test_a_package_offers_a_framework(installed: str) -> None:
     assert report["cast"] == packed
     assert "did you mean 'tapeworks'" in report["suggested"]
     assert "numpy, cupy" in report["suggested"]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_the_framework_of_a_package_meets_every_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require(name)
+    monkeypatch.syspath_prepend(PLUGIN / "src")
+    bridge = importlib.import_module("tapeworks.bridge")
+    register(bridge.TapeFramework())
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tape = bridge.Tape(bytearray(values.tobytes()), "float32", (2, 3))
+    there = convert_memory(tape, name)
+    assert detect_memory_type(there) == name
+    assert data.bits(there) == values.tobytes()
+    assert explain(there, "tapeworks").source == name
+    back = convert_memory(there, "tapeworks")
+    assert (back.dtype, back.shape, back.memory) == ("float32", (2, 3), tape.memory)
 
 
 def test_an_array_is_enough_to_find_the_framework_of_a_package(installed: str) -> None:
@@ -151,7 +170,8 @@ def slates(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def command(site: str, *arguments: str) -> Any:
-    paths = os.pathsep.join([site, str(Path(arraybridge.__file__).parent.parent)])
+    """What a command says in JSON where this framework and NumPy are the only ones."""
+    paths = os.pathsep.join([str(PLANTED), site, str(Path(arraybridge.__file__).parent.parent)])
     done = run_python("-m", "arraybridge", *arguments, "--json", env={"PYTHONPATH": paths}, timeout=240)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)
@@ -178,9 +198,10 @@ def test_one_file_is_found_by_the_library(slates: str) -> None:
 
 def test_one_file_is_found_by_doctor(slates: str) -> None:
     pytest.importorskip("typer")
-    row = command(slates, "doctor")["frameworks"]["slates"]
-    assert row["state"] == "works"
-    assert row["version"] == "3.2.1"
+    rows = command(slates, "doctor")["frameworks"]
+    assert rows["slates"]["state"] == "works"
+    assert rows["slates"]["version"] == "3.2.1"
+    assert [name for name in rows if rows[name]["state"] == "works"] == ["numpy", "slates"]
 
 
 @pytest.mark.parametrize("name", ["matrix", "bench"])
