@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from distributed import WorkerPlugin
 
 import arraybridge
 from arraybridge import convert_memory, detect_memory_type, device_of
-from arraybridge.dask import recoveries
+from arraybridge.dask import recoveries, to_dask
 from arraybridge.testing import inject_oom
+from tests import matrix_data as data
+from tests.helpers import require
 
 #: Every framework that computes without a GPU.
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
@@ -272,3 +275,44 @@ def only_card() -> int | None:
 def pretend_dask_cuda() -> None:
     """As if dask-cuda had started this process."""
     sys.modules["dask_cuda"] = sys.modules["distributed"]
+
+
+# -- what tests begin and end with ------------------------------------------------------------------------
+
+
+def numbers() -> Any:
+    """Whole numbers, float64: [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]], in blocks of 2 × 2."""
+    return to_dask(np.arange(12.0).reshape(3, 4), chunks=(2, 2))
+
+
+def eight_rows() -> Any:
+    """Whole numbers in two blocks, float32."""
+    return to_dask(np.arange(16, dtype=np.float32).reshape(8, 2), chunks=(4, 2))
+
+
+def computed(array: Any, scheduler: Any = "synchronous") -> np.ndarray:
+    """The values, which NumPy arrays of the declared dtype and shape hold."""
+    result = array.compute(scheduler=scheduler)
+    assert isinstance(result, np.ndarray | np.generic)
+    assert result.dtype == array.dtype
+    assert result.shape == array.shape
+    return result
+
+
+def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(found, expected, strict=True)
+
+
+def built(framework: str, layout: str, dtype: str) -> data.Source:
+    """A source made without arraybridge, of random bits: NaN payloads, subnormals and extremes among them."""
+    require(framework)
+    if dtype in data.EXTENSION_DTYPES:
+        pytest.importorskip("ml_dtypes")
+    return data.build(framework, layout, dtype)
+
+
+def bits(x: Any) -> bytes:
+    """The values as bytes. JAX's own copies, as its pickle makes them, are not complete before one waits."""
+    if hasattr(x, "block_until_ready"):
+        x.block_until_ready()
+    return data.bits(x)

@@ -1,4 +1,4 @@
-"""Worker processes: how they are prepared, what they say, and that they may run out of memory or die."""
+"""Worker processes: how they are prepared, that they may lack a framework or die, and what imports bring."""
 
 from __future__ import annotations
 
@@ -22,19 +22,15 @@ from distributed import Client, LocalCluster
 import arraybridge
 from arraybridge import (
     DeviceNotFoundError,
-    DtypeNotSupportedError,
     FrameworkNotInstalledError,
-    GradientError,
     placement,
 )
 from arraybridge.dask import (
-    BlockError,
     WorkerSetup,
     block,
     cluster,
     map_blocks,
     prepare,
-    recoveries,
     to_dask,
 )
 from arraybridge.dask import workers as inside
@@ -42,7 +38,7 @@ from arraybridge.dask.clusters import prepared
 from arraybridge.frameworks import cards
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
-from tests.dask.functions import IMAGE
+from tests.dask.functions import IMAGE, eight_rows
 from tests.helpers import require, run_python, run_script
 
 # Port 0: two runs at a time must not quarrel about 8787, which None stands for.
@@ -58,45 +54,6 @@ def workers(number: int, **options: Any) -> Iterator[Client]:
         started = cluster(number, **QUIET, **options)
     with started, Client(started, set_as_default=False) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def two_workers() -> Iterator[Client]:
-    with workers(2) as client:
-        yield client
-
-
-def numbers() -> Any:
-    """Eight rows of whole numbers in two blocks, float32."""
-    return to_dask(np.arange(16, dtype=np.float32).reshape(8, 2), chunks=(4, 2))
-
-
-# -- errors travel -----------------------------------------------------------------------------------
-
-ERRORS: dict[str, tuple[type[Exception], str, dict[str, str]]] = {
-    "one_row": (BlockError, r"one_row\(\) returned a block of shape \(1, 2\)", {"target_type": "numpy"}),
-    "with_graph": (GradientError, "no_grad", {"source_type": "torch", "target_type": "numpy"}),
-    "on_a_card_that_is_not_there": (DeviceNotFoundError, "gpu:99", {"target_type": "torch"}),
-}
-
-
-@pytest.mark.parametrize("name", ERRORS)
-def test_errors_arrive_with_their_class_and_attributes(name: str, two_workers: Client) -> None:
-    require("torch")
-    cls, words, attributes = ERRORS[name]
-    with pytest.raises(cls, match=words) as caught:
-        map_blocks(getattr(functions, name), numbers()).compute(scheduler=two_workers)
-    assert type(caught.value) is cls
-    assert {key: getattr(caught.value, key) for key in attributes} == attributes
-    assert caught.value.reason  # type: ignore[attr-defined]
-
-
-def test_a_refused_dtype_arrives_with_its_attributes(two_workers: Client) -> None:
-    require("pyclesperanto")
-    array = map_blocks(functions.clesperanto_identity, numbers().astype("float64"))
-    with pytest.raises(DtypeNotSupportedError, match=r"clesperanto_identity\(\).*float64") as caught:
-        array.compute(scheduler=two_workers)
-    assert (caught.value.source_type, caught.value.target_type) == ("numpy", "pyclesperanto")
 
 
 # -- a worker without the framework ------------------------------------------------------------------
@@ -122,7 +79,7 @@ def test_a_worker_without_the_framework() -> None:
         client.run(hide, "torch", "tensorflow")
         for fn in (says_no_name, mentions_torch, plain_with_torch, functions.twice):
             with pytest.raises(FrameworkNotInstalledError) as caught:
-                map_blocks(fn, numbers()).compute(scheduler=client)
+                map_blocks(fn, eight_rows()).compute(scheduler=client)
             message = str(caught.value)
             for part in (f"{fn.__name__}()", address, "torch is not installed", '"torch>='):
                 assert part in message
@@ -130,9 +87,9 @@ def test_a_worker_without_the_framework() -> None:
             assert caught.value.target_type == "torch"
             assert "No module named 'torch'" in caught.value.reason
         with pytest.raises(FrameworkNotInstalledError, match="tensorflow>="):
-            map_blocks(functions.tensorflow_raised, numbers()).compute(scheduler=client)
+            map_blocks(functions.tensorflow_raised, eight_rows()).compute(scheduler=client)
         # The worker goes on with what it has.
-        found = map_blocks(functions.numpy_raised, numbers()).compute(scheduler=client)
+        found = map_blocks(functions.numpy_raised, eight_rows()).compute(scheduler=client)
         np.testing.assert_array_equal(found, np.maximum(np.arange(16), 9).reshape(8, 2))
 
 
@@ -160,53 +117,7 @@ def test_a_worker_that_dies_is_replaced_and_its_work_done_again(tmp_path: Path) 
     np.testing.assert_array_equal(found, IMAGE * 2, strict=True)
 
 
-# -- memory runs out ---------------------------------------------------------------------------------
-
-
-def test_a_block_that_does_not_fit_is_split_on_the_worker(two_workers: Client) -> None:
-    require("torch")
-    whole = np.arange(64, dtype=np.float32).reshape(32, 2)
-    before = two_workers.run(functions.begin_rehearsal, 2)
-    here = recoveries()
-    try:
-        found = map_blocks(functions.plus_one, to_dask(whole, (8, 2))).compute(scheduler=two_workers)
-    finally:
-        two_workers.run(functions.end_rehearsal)
-    np.testing.assert_array_equal(found, whole + 1, strict=True)
-    after = two_workers.run(recoveries)
-    gained = {step: sum(after[w][step] - before[w][step] for w in after) for step in ("retry", "split")}
-    # Each of the four blocks: 8 rows, 8 again, then 4, then 2 and 2 and 2 and 2.
-    assert gained == {"retry": 4, "split": 8}
-    assert recoveries() == here
-    logs = two_workers.get_worker_logs()
-    for worker, counts in after.items():
-        lines = [message for _, message in logs[worker] if "ran out of memory" in message]
-        assert len(lines) == sum(counts.values())
-        if counts["split"]:
-            assert any("8 rows" in line and "4 rows at a time" in line for line in lines)
-
-
-# -- once for a process, not for a block -------------------------------------------------------------
-
-
-def test_jax_compiles_once_in_a_worker(two_workers: Client) -> None:
-    jax = require("jax")
-
-    @jax.jit
-    def inner(x: Any) -> Any:
-        functions.traces.append(1)  # runs while JAX traces, and then no more
-        return x * 3
-
-    @arraybridge.jax
-    def tripled(x: Any) -> Any:
-        return inner(x)
-
-    two_workers.run(functions.forget_traces)
-    whole = np.arange(40, dtype=np.float32)
-    for _ in range(2):
-        found = map_blocks(tripled, to_dask(whole, 2)).compute(scheduler=two_workers)
-        np.testing.assert_array_equal(found, whole * 3, strict=True)
-    assert set(two_workers.run(functions.number_of_traces).values()) == {1}
+# -- the scheduler -----------------------------------------------------------------------------------
 
 
 def test_the_scheduler_needs_no_framework(tmp_path: Path) -> None:
@@ -223,7 +134,7 @@ def test_the_scheduler_needs_no_framework(tmp_path: Path) -> None:
 
     for number, fn in enumerate((by_value, functions.twice)):
         carried = tmp_path / f"graph-{number}"
-        carried.write_bytes(cloudpickle.dumps(graph_of(map_blocks(fn, numbers()))))
+        carried.write_bytes(cloudpickle.dumps(graph_of(map_blocks(fn, eight_rows()))))
         done = run_script("dask_graph_opens_nothing.py", str(carried))
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout) == {"tasks": 2, "loaded": []}
@@ -389,7 +300,7 @@ def test_when_the_first_card_is_the_only_one(monkeypatch: pytest.MonkeyPatch) ->
         assert placement.only_card is None
     # dask-cuda in a process that is no worker says nothing.
     monkeypatch.setitem(sys.modules, "dask_cuda", ModuleType("dask_cuda"))
-    map_blocks(lambda x: x, numbers()).compute(scheduler="synchronous")
+    map_blocks(lambda x: x, eight_rows()).compute(scheduler="synchronous")
     WorkerSetup(own_card=False).setup(None)
     assert placement.only_card is None
     assert [placement.card_meant(gpu_id) for gpu_id in (None, 7, "auto")] == [None, 7, "auto"]
@@ -405,7 +316,7 @@ def test_every_number_means_the_card_of_the_worker() -> None:
     with workers(1, env={"POCL_DEVICES": "pthread pthread"}) as client:
 
         def number(fn: Callable[..., Any]) -> float:
-            found = map_blocks(fn, numbers()).compute(scheduler=client)
+            found = map_blocks(fn, eight_rows()).compute(scheduler=client)
             (only,) = set(found.ravel().tolist())
             return float(only)
 
@@ -423,7 +334,7 @@ def test_a_worker_that_dask_cuda_started_without_us() -> None:
     started = LocalCluster(n_workers=1, env={"POCL_DEVICES": "pthread pthread"}, **QUIET)
     with started, Client(started, set_as_default=False) as client:
         client.run(functions.pretend_dask_cuda)
-        found = map_blocks(functions.number_of_second, numbers()).compute(scheduler=client)
+        found = map_blocks(functions.number_of_second, eight_rows()).compute(scheduler=client)
         np.testing.assert_array_equal(found, np.zeros((8, 2), np.float32), strict=True)
         assert set(client.run(functions.only_card).values()) == {0}
 
@@ -432,7 +343,7 @@ def test_a_cluster_that_was_started_otherwise() -> None:
     """map_blocks needs no plugin; one that is registered twice is there once."""
     require("torch")
     with LocalCluster(n_workers=1, **QUIET) as started, Client(started, set_as_default=False) as client:
-        found = map_blocks(functions.twice, numbers()).compute(scheduler=client)
+        found = map_blocks(functions.twice, eight_rows()).compute(scheduler=client)
         np.testing.assert_array_equal(found, np.arange(0, 32, 2, np.float32).reshape(8, 2), strict=True)
         for _ in range(2):
             client.register_plugin(WorkerSetup())
@@ -442,7 +353,7 @@ def test_a_cluster_that_was_started_otherwise() -> None:
         assert set(client.run(functions.only_card).values()) == {0}
         client.run(functions.pretend_dask_cuda)
         prepare(client, own_card=False)
-        map_blocks(functions.twice, numbers() + 1).compute(scheduler=client)
+        map_blocks(functions.twice, eight_rows() + 1).compute(scheduler=client)
         assert set(client.run(functions.only_card).values()) == {None}
 
 

@@ -1,4 +1,7 @@
-"""map_blocks and map_overlap: the same bits as the plain call, on threads and on worker processes."""
+"""map_blocks and map_overlap in one process: margins, what is declared, bad input, in and out of Dask.
+
+That worker processes and threads give the bits of the plain call stands in test_on_workers.py.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,9 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
 
 import arraybridge
 from arraybridge import (
-    ArrayNotSupportedError,
     DtypeConversion,
     DtypeNotSupportedError,
     GradientError,
@@ -24,120 +25,13 @@ from arraybridge import (
     UnknownFrameworkError,
     convert_memory,
 )
-from arraybridge.dask import BlockError, cluster, from_dask, map_blocks, map_overlap, mapping, to_dask
+from arraybridge.dask import BlockError, from_dask, map_blocks, map_overlap, mapping, to_dask
 from arraybridge.dask import block as block_of
-from arraybridge.frameworks import cards
 from tests.dask import functions
-from tests.dask.functions import CHUNKS, FRAMEWORKS, IMAGE
+from tests.dask.functions import FRAMEWORKS, IMAGE, check_equal, computed, numbers
 from tests.helpers import require
 
-SCHEDULERS = ("synchronous", "threads", "cluster")
-
-
-@pytest.fixture(scope="module")
-def two_workers() -> Iterator[Client]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cards, "cards", lambda: ())
-        # Port 0: two runs at a time must not quarrel about 8787, which None stands for.
-        workers = cluster(2, threads_per_worker=1, dashboard_address="127.0.0.1:0")
-    with workers, Client(workers, set_as_default=False) as client:
-        yield client
-
-
-@pytest.fixture(params=SCHEDULERS)
-def scheduler(request: pytest.FixtureRequest) -> Any:
-    """What Dask's ``compute(scheduler=...)`` takes."""
-    return request.getfixturevalue("two_workers") if request.param == "cluster" else request.param
-
-
-def image() -> Any:
-    return to_dask(IMAGE, CHUNKS)
-
-
-def numbers() -> Any:
-    """Whole numbers, float64: [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]], in blocks of 2 × 2."""
-    return to_dask(np.arange(12.0).reshape(3, 4), chunks=(2, 2))
-
-
-def computed(array: Any, scheduler: Any = "synchronous") -> np.ndarray:
-    """The values, which NumPy arrays of the declared dtype and shape hold."""
-    result = array.compute(scheduler=scheduler)
-    assert isinstance(result, np.ndarray | np.generic)
-    assert result.dtype == array.dtype
-    assert result.shape == array.shape
-    return result
-
-
-def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
-    np.testing.assert_array_equal(found, expected, strict=True)
-
-
-# -- real functions ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_filters_give_the_bits_of_the_plain_call(name: str, scheduler: Any) -> None:
-    require(name)
-    fn = functions.FILTERS[name]
-    expected = functions.blockwise(fn, IMAGE, CHUNKS)
-    assert not np.array_equal(expected, IMAGE)
-    check_equal(computed(map_blocks(fn, image()), scheduler), expected)
-
-
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_pointwise_functions_give_the_bits_of_the_plain_call_on_the_whole(name: str, scheduler: Any) -> None:
-    require(name)
-    fn = functions.POINTWISE[name]
-    expected = np.maximum(IMAGE, np.float32(9))
-    check_equal(convert_memory(fn(IMAGE), "numpy"), expected)
-    check_equal(computed(map_blocks(fn, image()), scheduler), expected)
-
-
-def test_functions_in_a_row(scheduler: Any) -> None:
-    """Each in a framework of its own."""
-    require("torch")
-    require("jax")
-    x = image()
-    for fn in (functions.twice, functions.jax_raised, functions.numpy_raised):
-        x = map_blocks(fn, x)
-    expected = np.maximum(IMAGE * 2, np.float32(9))
-    check_equal(computed(x, scheduler), expected)
-
-
-def test_functions_by_value(scheduler: Any) -> None:
-    """What stands inside a function travels with its framework, its closure and its defaults."""
-    torch = require("torch")
-    weights = np.array([1, 10], np.float32)
-
-    @arraybridge.torch
-    def weighted(x: Any, factor: float = 4) -> Any:
-        return torch.multiply(x, float(weights[1]) * factor)
-
-    check_equal(computed(map_blocks(weighted, image()), scheduler), IMAGE * np.float32(40))
-
-
 # -- with a margin -----------------------------------------------------------------------------------
-
-BOUNDARIES = {
-    "reflect": {"mode": "symmetric"},
-    "periodic": {"mode": "wrap"},
-    "nearest": {"mode": "edge"},
-    5: {"mode": "constant", "constant_values": 5},
-}
-
-
-def sums_of_nine(padded: np.ndarray) -> np.ndarray:
-    """Each element and its eight neighbours; the result lacks the outermost rows and columns."""
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3))
-    return windows.sum((2, 3))
-
-
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-def test_filter_across_chunks(boundary: Any, scheduler: Any) -> None:
-    require("torch")
-    whole = np.arange(130, dtype=np.int64).reshape(13, 10) ** 2
-    found = map_overlap(functions.sum_of_nine, to_dask(whole, CHUNKS), depth=1, boundary=boundary)
-    check_equal(computed(found, scheduler), sums_of_nine(np.pad(whole, 1, **BOUNDARIES[boundary])))
 
 
 def test_filter_by_hand() -> None:
@@ -146,15 +40,6 @@ def test_filter_by_hand() -> None:
     # Reflected: 1 1 2 2 / 1 1 2 2 / 3 3 4 4 / 3 3 4 4.
     found = map_overlap(functions.sum_of_nine, x, depth=1, boundary="reflect")
     check_equal(computed(found), np.array([[16 + 1 * 2, 21], [24, 27]]))
-
-
-def test_without_a_boundary_the_edges_are_the_functions(scheduler: Any) -> None:
-    require("torch")
-    whole = np.arange(130, dtype=np.int64).reshape(13, 10)
-    plain = convert_memory(functions.sum_of_nine(whole), "numpy")
-    check_equal(plain, sums_of_nine(np.pad(whole, 1)))
-    found = map_overlap(functions.sum_of_nine, to_dask(whole, CHUNKS), depth=1)
-    check_equal(computed(found, scheduler), plain)
 
 
 @pytest.mark.parametrize("depth", [(2, 1), {0: 2, 1: 1}])
@@ -296,119 +181,10 @@ def test_the_decorators_dtype_is_seen_through_a_partial() -> None:
     check_equal(computed(array), (np.arange(12.0).reshape(3, 4) * 3).astype(np.float32))
 
 
-def test_changed_shapes(scheduler: Any) -> None:
-    require("torch")
-    x = numbers()
-    rows = map_blocks(functions.one_row, x, chunks=((1, 1), (2, 2)))
-    check_equal(computed(rows, scheduler), np.array([[0.0, 1, 2, 3], [8, 9, 10, 11]]))
-    sums = map_blocks(arraybridge.torch(lambda b: b.sum(0)), x[:2], drop_axis=0)
-    check_equal(computed(sums, scheduler), np.array([4.0, 6, 8, 10]))
-    more = map_blocks(arraybridge.torch(lambda b: b[None] + 1), x, new_axis=0)
-    check_equal(computed(more, scheduler), np.arange(1, 13.0).reshape(1, 3, 4))
-    pairs = map_blocks(arraybridge.numpy(lambda b: np.stack([b, -b])), x, new_axis=0, chunks=(2, *x.chunks))
-    whole = np.arange(12.0).reshape(3, 4)
-    check_equal(computed(pairs, scheduler), np.stack([whole, -whole]))
-    everything = map_blocks(arraybridge.torch(lambda b: b.sum()), x.rechunk((3, 4)), drop_axis=(0, 1))
-    check_equal(np.asarray(computed(everything, scheduler)), np.array(66.0))
-
-
-def test_the_number_of_the_block(scheduler: Any) -> None:
-    require("torch")
-
-    @arraybridge.torch
-    def numbered(b: Any, block_id: Any = None) -> Any:
-        return b * 0 + block_id[0] * 10 + block_id[1]
-
-    @arraybridge.torch
-    def placed(b: Any, block_info: Any = None) -> Any:
-        (top, _), (left, _) = block_info[0]["array-location"]
-        assert block_info[None]["dtype"] == np.float64
-        return b * 0 + top * 10 + left
-
-    x = numbers()
-    ids = np.array([[0.0, 0, 1, 1], [0, 0, 1, 1], [10, 10, 11, 11]])
-    check_equal(computed(map_blocks(numbered, x), scheduler), ids)
-    check_equal(computed(map_overlap(numbered, x, depth=1, boundary="reflect"), scheduler), ids)
-    starts = np.array([[0.0, 0, 2, 2], [0, 0, 2, 2], [20, 20, 22, 22]])
-    check_equal(computed(map_blocks(placed, x), scheduler), starts)
-
-
-def test_arguments_of_the_function(scheduler: Any) -> None:
-    require("torch")
-
-    @arraybridge.torch
-    def line(b: Any, factor: Any = 1, offset: Any = 0) -> Any:
-        return b * factor + offset
-
-    x, whole = numbers(), np.arange(12.0).reshape(3, 4)
-    check_equal(computed(map_blocks(line, x, factor=3, offset=0.5), scheduler), whole * 3 + 0.5)
-    check_equal(computed(map_blocks(line, x, 3), scheduler), whole * 3)
-    check_equal(computed(map_blocks(functools.partial(line, offset=2), x), scheduler), whole + 2)
-    weights = dask.delayed(np.array([7.0]))
-    check_equal(computed(map_blocks(line, x, factor=weights), scheduler), whole * 7)
-    check_equal(computed(map_overlap(line, x, depth=1, boundary=0, offset=4), scheduler), whole + 4)
-
-
-def test_a_literal_array_is_handed_whole(scheduler: Any) -> None:
-    """One of the same shape, too: only Dask arrays come in blocks."""
-    require("torch")
-
-    @arraybridge.torch
-    def less_sum(b: Any, table: Any) -> Any:
-        assert table.shape == (3, 4)
-        return b - table.sum()
-
-    whole = np.arange(12.0).reshape(3, 4)
-    check_equal(computed(map_blocks(less_sum, numbers(), whole), scheduler), whole - 66)
-    check_equal(computed(map_blocks(less_sum, numbers(), table=whole), scheduler), whole - 66)
-
-
-def test_several_arrays_are_broadcast(scheduler: Any) -> None:
-    require("jax")
-
-    @arraybridge.jax
-    def product(a: Any, b: Any, c: Any) -> Any:
-        return a * b + c
-
-    a, b, c = np.arange(12, dtype="f4").reshape(3, 4), np.arange(4, dtype="f4"), np.ones((3, 1), "f4")
-    x, y, z = to_dask(a, (2, 2)), to_dask(b, 2), to_dask(c, (2, 1))
-    for arrays in ((x, y, z), (y, x, z)):
-        check_equal(computed(map_blocks(product, *arrays), scheduler), a * b + c)
-
-
-def test_several_arrays_of_equally_many_blocks_of_other_sizes(scheduler: Any) -> None:
-    """They meet by their numbers, as in Dask."""
-    x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((3, 1),))
-    found = map_blocks(lambda a, b: a + b.mean(), x, y)
-    assert found.chunks == ((2, 2),)
-    check_equal(computed(found, scheduler), np.array([1.0, 2.0, 5.0, 6.0]))
-    other = map_blocks(lambda a, b: b + a.sum(), x, y, chunks=y.chunks)
-    check_equal(computed(other, scheduler), np.array([1.0, 2.0, 3.0, 8.0]))
-    with pytest.raises(BlockError, match=r"shape \([31],\), and its declared chunks say \(2,\)"):
-        map_blocks(lambda a, b: b + a.sum(), x, y).compute(scheduler="synchronous")
-
-
 def test_several_arrays_of_other_numbers_of_blocks() -> None:
     x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((2, 1, 1),))
     with pytest.raises(ValueError, match="chunks"):
         map_blocks(lambda a, b: a + b.mean(), x, y).compute(scheduler="synchronous")
-
-
-def test_kinds_of_functions(scheduler: Any) -> None:
-    require("torch")
-    x, whole = numbers(), np.arange(12.0).reshape(3, 4)
-    kinds = {
-        "plain": lambda b: b + b,
-        "@gpu": arraybridge.gpu(lambda b: b + b),
-        "partial": functools.partial(functions.twice),
-        "method": functions.Model(2).scaled,
-        "ufunc": functools.partial(np.multiply, 2),
-        "output_type": arraybridge.torch(output_type="jax")(lambda b: b * 2),
-    }
-    for kind, fn in kinds.items():
-        if kind == "output_type":
-            require("jax")
-        check_equal(computed(map_blocks(fn, x), scheduler), whole * 2)
 
 
 @pytest.mark.parametrize("decorated", [False, True])
@@ -456,57 +232,10 @@ def test_names() -> None:
 
 # -- bad input ---------------------------------------------------------------------------------------
 
-# What a function gives back, what is declared, and what the error says.
-WRONG_BLOCKS = {
-    "shape": (lambda b: b[:1], {}, ("(1, 2)", "(2, 2)", "chunks=, drop_axis= or new_axis=")),
-    "rank": (lambda b: b[0], {}, ("(2,)", "drop_axis=")),
-    "chunks": (lambda b: b[:1], {"chunks": (2, 2)}, ("(1, 2)", "(2, 2)", "correct chunks=")),
-    "declared rank": (lambda b: b, {"drop_axis": 0}, ("(2, 2)", "correct")),
-    "new axis": (lambda b: np.stack([b, b]), {"new_axis": 0}, ("(2, 2, 2)", "(1, 2, 2)", "new_axis=")),
-    "dtype": (lambda b: b > 1, {}, ("bool", "float64", "pass dtype='bool'")),
-    "declared dtype": (lambda b: b, {"dtype": "int8"}, ("float64", "int8", "declared")),
-    "None": (lambda b: None, {}, ("NoneType", "one array")),
-    "tuple": (lambda b: (b, b), {}, ("tuple", "one array")),
-    "list": (lambda b: b.tolist(), {}, ("list", "one array")),
-    "str": (lambda b: "block", {}, ("str", "one array")),
-}
-
-
-@pytest.mark.parametrize("kind", WRONG_BLOCKS)
-def test_blocks_that_were_not_declared(kind: str, scheduler: Any) -> None:
-    wrong, declared, words = WRONG_BLOCKS[kind]
-
-    def culprit(b: Any) -> Any:
-        return wrong(b)
-
-    # One block that gives itself away, before Dask puts several together.
-    x = numbers()[:2, :2]
-    for fn in (culprit, arraybridge.numpy(culprit)):
-        with pytest.raises(BlockError) as caught:
-            map_blocks(fn, x, **declared).compute(scheduler=scheduler)
-        assert isinstance(caught.value, ValueError)
-        for word in ("culprit()", *words):
-            assert word in str(caught.value)
-
 
 def test_a_filter_keeps_its_shape() -> None:
     with pytest.raises(BlockError, match=r"returned a block of shape .* for one of shape"):
         map_overlap(lambda b: b[1:], numbers(), depth=1, boundary="reflect").compute(scheduler="synchronous")
-
-
-def test_chunks_whose_sizes_nobody_knows(scheduler: Any) -> None:
-    require("torch")
-    x = numbers()
-    rows = x[x[:, 0] > 3]
-    whole = np.arange(4, 12.0).reshape(2, 4)
-    # Computed, shapes are known; the declared one is (nan, 4).
-    check_equal(map_blocks(functions.twice, rows).compute(scheduler=scheduler), whole * 2)
-    narrow = map_blocks(lambda b: b[:, :1] * 1, rows, chunks=(rows.chunks[0], (1, 1)))
-    check_equal(narrow.compute(scheduler=scheduler), whole[:, ::2])
-    with pytest.raises(BlockError, match=r"shape \(1, 3\) for one of shape \(1, 2\)"):
-        map_blocks(lambda b: np.ones((1, 3)), rows).compute(scheduler=scheduler)
-    with pytest.raises(BlockError, match=r"shape \(1, 1\), and its declared chunks say \(nan, 2\)"):
-        map_blocks(lambda b: b[:, :1], rows, chunks=rows.chunks).compute(scheduler=scheduler)
 
 
 def test_margins_of_chunks_whose_sizes_nobody_knows() -> None:
@@ -577,29 +306,6 @@ def test_what_is_no_plain_function() -> None:
             for fn in (thing, arraybridge.torch(thing), functools.partial(thing)):
                 with pytest.raises(TypeError, match=f"{thing.__name__} is a coroutine or generator"):
                     function(fn, numbers())
-
-
-def test_a_result_that_requires_grad(scheduler: Any) -> None:
-    require("torch")
-    with pytest.raises(GradientError, match=r"with_graph\(\).*torch\.no_grad\(\)") as caught:
-        map_blocks(functions.with_graph, numbers()).compute(scheduler=scheduler)
-    assert (caught.value.source_type, caught.value.target_type) == ("torch", "numpy")
-
-
-def test_what_the_function_raises_comes_out(scheduler: Any) -> None:
-    def failing(b: Any) -> Any:
-        raise ZeroDivisionError("of its own")
-
-    with pytest.raises(ZeroDivisionError, match=r"^of its own$"):
-        map_blocks(failing, numbers()).compute(scheduler=scheduler)
-
-
-def test_masked_blocks(scheduler: Any) -> None:
-    """Refused where the mask would be lost."""
-    require("torch")
-    x = da.ma.masked_array(numbers(), numbers() > 3)
-    with pytest.raises(ArrayNotSupportedError, match="mask would be lost"):
-        map_blocks(functions.twice, x).compute(scheduler=scheduler)
 
 
 def test_a_meta_that_is_no_array() -> None:
@@ -751,54 +457,6 @@ def test_margins_of_another_array() -> None:
         map_overlap(lambda x, y: x + y, a, b, depth=[0, 1], boundary="reflect").compute(
             scheduler="synchronous"
         )
-
-
-def inner(b: Any) -> Any:
-    return b[1:-1]
-
-
-def test_a_filter_that_cuts_its_margins_off_itself(scheduler: Any) -> None:
-    x, whole = to_dask(np.arange(10.0), 4), np.arange(10.0)
-    for fn in (inner, arraybridge.numpy(inner)):
-        found = map_overlap(fn, x, depth=1, boundary="reflect", trim=False)
-        assert found.chunks == ((4, 4, 2),)
-        check_equal(computed(found, scheduler), whole)
-    narrow = {"depth": 1, "boundary": "reflect", "trim": False, "name": "mine"}
-    halves = map_overlap(lambda b: b[1:-1:2], x, chunks=((2, 2, 1),), **narrow)
-    assert halves.name == "mine"
-    check_equal(computed(halves, scheduler), whole[::2])
-    wrong = map_overlap(lambda b: b[::2], x, chunks=((2, 2, 1),), **narrow)
-    with pytest.raises(BlockError, match=r"shape \([32],\), and its declared chunks say \([21],\)"):
-        wrong.compute(scheduler="synchronous")
-    for grows in (lambda b: np.concatenate([b, b]), lambda b: b[None]):
-        with pytest.raises(BlockError, match="returned a block of shape"):
-            map_overlap(grows, x, depth=1, trim=False).compute(scheduler="synchronous")
-    named = map_overlap(inner, x, depth=1, boundary="reflect", trim=False, name="mine")
-    assert named.name == "mine"
-    check_equal(computed(named), whole)
-
-
-def test_a_filter_that_changes_the_number_of_axes(scheduler: Any) -> None:
-    whole = np.arange(24.0).reshape(4, 6)
-    x = to_dask(whole, (2, 6))
-    padded = np.pad(whole, ((1, 1), (0, 0)), mode="symmetric")
-    sums = sum(padded[i : i + 4].sum(1) for i in range(3))
-
-    def three_rows(b: Any) -> Any:
-        rows = b.sum(1)
-        return np.convolve(rows, np.ones(3), "same")
-
-    for axis in (1, -1, [1]):
-        found = map_overlap(three_rows, x, depth={0: 1, 1: 0}, boundary="reflect", drop_axis=axis)
-        assert found.chunks == ((2, 2),)
-        check_equal(computed(found, scheduler), sums)
-    kept = map_overlap(lambda b: b, x, depth={0: 1, 1: 0}, boundary="reflect", drop_axis=1)
-    with pytest.raises((BlockError, ValueError, IndexError)):
-        kept.compute(scheduler="synchronous")
-    twice = map_overlap(
-        lambda b: np.stack([b, -b]), x, depth={0: 1, 1: 0}, boundary="reflect", new_axis=0, chunks=(2, 4, 6)
-    )
-    assert twice.ndim == 3
 
 
 def test_what_a_filter_cannot_say() -> None:

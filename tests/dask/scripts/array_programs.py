@@ -24,7 +24,12 @@ def sizes(framework: str) -> Any:
     before = [name for name in FRAMEWORKS if name in sys.modules]
     module = importlib.import_module("jax.numpy" if framework == "jax" else framework)
     array = module.zeros((1000, 10_000), dtype=module.float32)
-    return {"bytes": sizeof(array), "loaded before": before, "dask module": "arraybridge.dask" in sys.modules}
+    return {
+        "bytes": sizeof(array),
+        "loaded before": before,
+        "loaded after": [name for name in FRAMEWORKS if name in sys.modules],
+        "dask module": "arraybridge.dask" in sys.modules,
+    }
 
 
 def loaded(module: str) -> Any:
@@ -74,7 +79,7 @@ def order(*steps: str) -> Any:
 
 
 def tokens(*frameworks: str) -> Any:
-    """The token of the same array in each framework."""
+    """The tokens of functions, and of the same array in each framework."""
     import importlib
 
     from dask.tokenize import tokenize
@@ -82,7 +87,8 @@ def tokens(*frameworks: str) -> Any:
     from tests import matrix_data as data
 
     importlib.import_module("arraybridge.dask")
-    return {name: tokenize(data.build(name, "aligned", "float32").array) for name in frameworks}
+    arrays = {name: tokenize(data.build(name, "aligned", "float32").array) for name in frameworks}
+    return {"arrays": arrays, "functions": function_tokens()}
 
 
 def by_value() -> dict[str, Callable[..., Any]]:
@@ -128,7 +134,6 @@ def function_tokens() -> Any:
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    "function_tokens": function_tokens,
     "loaded": loaded,
     "order": order,
     "sizes": sizes,

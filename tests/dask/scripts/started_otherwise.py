@@ -1,4 +1,4 @@
-"""Arrays between this process and workers that nobody has prepared, and again when they are."""
+"""Arrays between this process and a worker that nobody has prepared, and again when it is."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kind(x: object) -> str:
 def main() -> None:
     big = 2**40 + 1
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as workers,
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as workers,
         Client(workers, set_as_default=False) as client,
     ):
         for prepared in (False, True):
