@@ -100,7 +100,8 @@ class Draws:
 
     The program runs it for its value, then for the pullback; under jax.checkpoint twice for its value. A run
     for the pullback is told the number of the run that it belongs to. A second run for the value is known by
-    its arguments, as long as no pullback followed the first.
+    its arguments, as long as there were more than two such runs for each that a pullback followed: in a loop
+    of JAX all first runs may come before the first pullback.
     """
 
     _MOST = 4096
@@ -108,8 +109,8 @@ class Draws:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._numbers = itertools.count(-1, -1)  # those of tokens are positive
-        self._states: OrderedDict[int, tuple[Drawn, bytes]] = OrderedDict()
-        self._open: OrderedDict[bytes, Drawn] = OrderedDict()
+        self._states: OrderedDict[int, _Run] = OrderedDict()
+        self._open: OrderedDict[bytes, _Runs] = OrderedDict()
 
     def of_run(self, number: int) -> Drawn | None:
         """What the run of this number drew, for its pullback; None for 0.
@@ -126,25 +127,48 @@ class Draws:
                     " its backward; pass what is random as an argument",
                     reason="random numbers are forgotten",
                 )
-            drawn, arguments = self._states[number]
-            self._open.pop(arguments, None)
-            return drawn
+            run = self._states[number]
+            if not run.pulled:
+                run.pulled, run.all.pulled = True, run.all.pulled + 1
+            if 2 * run.all.pulled >= run.all.count and self._open.get(run.all.arguments) is run.all:
+                del self._open[run.all.arguments]
+            return run.all.drawn
 
     def of_arguments(self, arrays: Sequence[np.ndarray]) -> Drawn | None:
-        """What a run of these arguments drew, if none of its pullbacks ran yet."""
-        return self._open.get(_fingerprint(arrays)) if self._open else None
+        """What a run of these arguments drew, if this may be another one of the same call."""
+        runs = self._open.get(_fingerprint(arrays)) if self._open else None
+        return None if runs is None else runs.drawn
 
     def remember(self, drawn: Drawn, arrays: Sequence[np.ndarray]) -> int:
         """Keep what a run drew, which a pullback will follow; returns its number."""
         arguments = _fingerprint(arrays)
         with self._lock:
             number = next(self._numbers)
-            self._states[number] = (drawn, arguments)
-            self._open[arguments] = drawn
+            runs = self._open.get(arguments)
+            if runs is None or runs.drawn != drawn:
+                runs = self._open[arguments] = _Runs(drawn, arguments)
+            runs.count += 1
+            self._states[number] = _Run(runs)
             for known in (self._states, self._open):
                 if len(known) > self._MOST:
                     known.popitem(last=False)
             return number
+
+
+class _Runs:
+    """Runs for the value that drew the same random numbers, of equal arguments."""
+
+    def __init__(self, drawn: Drawn, arguments: bytes) -> None:
+        self.drawn, self.arguments = drawn, arguments
+        #: How many there were, and how many of them a pullback followed.
+        self.count = self.pulled = 0
+
+
+class _Run:
+    """One of them."""
+
+    def __init__(self, runs: _Runs) -> None:
+        self.all, self.pulled = runs, False
 
 
 def _fingerprint(arrays: Sequence[np.ndarray]) -> bytes:

@@ -172,6 +172,29 @@ def test_a_second_order_of_what_was_traced() -> None:
     assert 0 < np.count_nonzero(g) < g.size
 
 
+@pytest.mark.parametrize("around", ["scan", "map", "calls", "a loop of calls"])
+def test_equal_calls_within_checkpoints_draw_what_their_pullbacks_draw(around: str) -> None:
+    f = in_torch(lambda x: x * torch.rand(3))
+
+    def loss(x: Any) -> Any:  # quadratic: the gradient times x is twice the value, whatever was drawn
+        if around == "scan":
+            step = jax.checkpoint(lambda c, x: (c + jnp.sum(f(x) ** 2), None))
+            return jax.lax.scan(step, 0.0, jnp.stack([x] * 4))[0]
+        if around == "map":
+            return jnp.sum(jax.lax.map(jax.checkpoint(f), jnp.stack([x] * 5)) ** 2)
+        called = jax.checkpoint(jax.jit(f))
+        if around == "calls":
+            return jnp.sum(called(x) ** 2) + jnp.sum(called(x)) ** 2
+        return sum((i + 1) * jnp.sum(called(x) ** 2) for i in range(5))
+
+    x, found = jnp.array([1.0, 2.0, 3.0]), []
+    for _ in range(3):
+        value, g = jax.value_and_grad(loss)(x)
+        np.testing.assert_allclose(jnp.vdot(g, x), 2 * value, rtol=1e-5)
+        found.append(float(value))
+    assert len(set(found)) == 3  # others each time
+
+
 class Meddler:
     """Another thread, which draws whenever it is told to."""
 
