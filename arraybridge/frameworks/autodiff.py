@@ -226,8 +226,10 @@ class Autodiff(ABC):
     def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
         """The results of an operation, through which this framework's backward pass goes."""
 
-    def noticing(self, label: str) -> AbstractContextManager[Any]:
+    def noticing(self, label: str, seen: Sequence[Any]) -> AbstractContextManager[Any]:
         """A context for the function of another framework: what it captures of this one is noticed there.
+
+        ``seen``: the function and what it is passed besides the arrays that are differentiated.
 
         Raises:
             GradientError: inside of it, where something that is differentiated is read as plain numbers.

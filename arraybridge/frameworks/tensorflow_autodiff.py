@@ -5,19 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import context, forwardprop_util, record
-from tensorflow.python.framework import (
-    op_callbacks,  # pyright: ignore[reportAttributeAccessIssue]
-    op_def_registry,  # pyright: ignore[reportAttributeAccessIssue]
-    ops,  # pyright: ignore[reportAttributeAccessIssue]
-)
+from tensorflow.python.eager import forwardprop_util, record
+from tensorflow.python.framework import ops  # pyright: ignore[reportAttributeAccessIssue]
 
 from arraybridge.errors import GradientError, MemoryConversionError, told
 from arraybridge.frameworks.autodiff import (
@@ -32,7 +28,17 @@ from arraybridge.frameworks.autodiff import (
     held_by_one,
     kept_among,
     no_forward_mode,
+    overlap,
 )
+from arraybridge.frameworks.tensorflow_operations import (
+    ASSIGNING,
+    OF_KERAS,
+    Holders,
+    drawing_among,
+    drawing_in,
+    watched_by,
+)
+from arraybridge.frameworks.within import found_within
 
 __all__ = ["TensorflowAutodiff"]
 
@@ -117,7 +123,11 @@ class TensorflowAutodiff(Autodiff):
         return found
 
     @contextmanager
-    def noticing(self, label: str) -> Iterator[None]:
+    def noticing(self, label: str, seen: Sequence[Any]) -> Iterator[None]:
+        # TensorFlow gives the numbers of a tensor away in silence, to whoever reads them.
+        if not _no_tapes() and found_within(seen, _is_followed) is not None:
+            what = "it captures a tensor that a tape follows, or is passed one inside of no container"
+            raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
         # While a function of JAX is traced, so that no program is kept of one that is refused.
         with record.VariableWatcher() as watcher:
             yield
@@ -141,12 +151,19 @@ class TensorflowAutodiff(Autodiff):
         begin, own = ops.uid(), {id(x) for x in arrays}
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            with _constants(waiting, begin, own) as constants:
+            holders = Holders()
+            with _constants(waiting, begin, own) as constants, watched_by(holders.watch):
                 leaves, spec = body(arrays)
                 kept = kept_among(leaves)
                 outputs = self._outputs(leaves)
             # What does not depend on an argument may be the memory of a variable or of a constant.
             kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and not _is_taped([x])}
+            hiding = found_within((x for x in leaves if not isinstance(x, tf.Tensor)), _is_followed)
+        if hiding is not None:
+            raise _hidden(label)
+        held = [self.span(x) for x in holders.others(leaves)]
+        if held:
+            kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and overlap(self.span(x), held)}
         if waiting:  # what comes back as it is goes through no operation
             constants += [x for x in outputs if isinstance(x, _EAGER) and x._id < begin and id(x) not in own]
         linear = _Tape()
@@ -189,12 +206,12 @@ class TensorflowAutodiff(Autodiff):
     def repeatable(self, label: str) -> Iterator[None]:
         def watch(op_type: Any, inputs: Any, *_: Any, **__: Any) -> None:
             kind = op_type.decode() if isinstance(op_type, bytes) else str(op_type)
-            assigns = kind in _ASSIGNING and inputs[1].dtype.is_integer
-            drawing = _OF_KERAS if assigns else _drawing_in(kind)
+            assigns = kind in ASSIGNING and inputs[1].dtype.is_integer
+            drawing = OF_KERAS if assigns else drawing_in(kind)
             if drawing:
                 raise _cannot_draw_again(label, drawing)
 
-        with _watched_by(watch):
+        with watched_by(watch):
             yield
 
     def foretell(
@@ -213,7 +230,7 @@ class TensorflowAutodiff(Autodiff):
             program = tf.function(probe, autograph=False).get_concrete_function(*specs)
         except _NOT_FORETOLD as error:
             raise _not_foretold(label, told(error)) from error
-        drawing = _drawing_among(op.node_def for op in program.graph.get_operations())
+        drawing = drawing_among(op.node_def for op in program.graph.get_operations())
         if drawing:
             raise _cannot_draw_again(label, drawing)
         if any(wanted) and program.graph.trainable_variables:
@@ -267,63 +284,6 @@ class _Value:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _drawing_in(kind: str) -> str:
-    """The operation of this type, or inside of the function of this name, that draws random numbers; or "".
-
-    Those of tf.random.stateless_… are none: they depend on their seed alone.
-    """
-    found = _drawing.get(kind)
-    if found is None:
-        if len(_drawing) >= 4096:
-            _drawing.clear()
-        if context.context().has_function(kind):
-            found = _drawing_among(context.context().get_function_def(kind).node_def)
-        else:
-            definition = op_def_registry.get(kind)
-            seeded = definition is not None and any(a.name == "seed2" for a in definition.attr)
-            draws = kind.startswith(_OF_A_STATE) or (seeded and not kind.startswith(_ONLY_NAMED_SEEDS))
-            found = kind if draws else ""
-        _drawing[kind] = found
-    return found
-
-
-def _drawing_among(nodes: Iterable[Any]) -> str:
-    """The first operation of a graph that draws random numbers, functions that it calls included; or ""."""
-    for node in nodes:
-        if node.op in _ASSIGNING and tf.as_dtype(node.attr["dtype"].type).is_integer:
-            return _OF_KERAS
-        called = [f.name for value in node.attr.values() for f in (value.func, *value.list.func) if f.name]
-        for kind in (node.op, *called):
-            drawing = _drawing_in(kind)
-            if drawing:
-                return drawing
-    return ""
-
-
-#: Operations that draw from a state which they are given; all others have two seeds as attributes, zeros too.
-_OF_A_STATE = (
-    "Rng",
-    "NonDeterministicInts",
-    "StatefulRandom",
-    "StatefulStandard",
-    "StatefulTruncated",
-    "StatefulUniform",
-    # Of tf.data, which may shuffle, and which another run takes on from where this one left it.
-    "Iterator",
-    "OneShotIterator",
-    "ReduceDataset",
-    "DatasetToSingleElement",
-    # Each gives something else when it runs again.
-    *("CountUpTo", "ResourceCountUpTo", "QueueDequeue", "Timestamp"),
-)
-#: Those that have the attributes and draw nothing; cuDNN's would for a dropout, which Keras never has.
-_ONLY_NAMED_SEEDS = ("ComputeAccidentalHits", "Cudnn")
-#: Keras draws by stateless operations, with seeds from a variable of integers that it counts up.
-_ASSIGNING = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-_OF_KERAS = "it writes to a tf.Variable of integers, as the seed generators of Keras do"
-_drawing: dict[str, str] = {}
-
-
 def _cannot_draw_again(label: str, kind: str) -> GradientError:
     instead = (
         "use tf.random.stateless_…, or keras.random.… with a number as seed, and pass another one each time"
@@ -334,6 +294,16 @@ def _cannot_draw_again(label: str, kind: str) -> GradientError:
 def _captured(label: str, variables: Sequence[Any]) -> GradientError:
     what = f"the trainable tf.Variable {variables[0].name}" if variables else "a tensor that a tape follows"
     return captured("tensorflow", f"{label}(): it depends on {what}")
+
+
+def _hidden(label: str) -> GradientError:
+    return GradientError(
+        f"{label}(): it returns a tensor inside of an object that is no container, where it would get no"
+        " gradient; return it by itself or in a container, or register the class with optree"
+        ' (optree.register_pytree_node(..., namespace="arraybridge"))',
+        target_type="tensorflow",
+        reason="a tensor inside of no container",
+    )
 
 
 def _not_foretold(label: str, why: str) -> GradientError:
@@ -424,37 +394,19 @@ def _constants(waiting: list[_Tape], begin: int, own: set[int]) -> Iterator[list
     if not waiting:
         yield constants
         return
-    with _watched_by(watch):
+    with watched_by(watch):
         yield constants
     constants += found.values()
+
+
+def _is_followed(x: Any) -> bool:
+    """Whether it is a tensor of numbers that a tape follows; variables are seen when they are read."""
+    return isinstance(x, _EAGER) and (x.dtype.is_floating or x.dtype.is_complex) and _followed_how([x]) != 0
 
 
 def _is_continuous(x: Any) -> bool:
     """Whether gradients come through its elements; a list of tensors, a variant, may have such."""
     return bool(x.dtype.is_floating or x.dtype.is_complex or x.dtype in (tf.variant, tf.resource))
-
-
-#: What watches operations, in any thread.
-_watches: list[Any] = []
-_adding_watch = threading.Lock()
-
-
-@contextmanager
-def _watched_by(watch: Callable[..., None]) -> Iterator[None]:
-    """Let it see the operations of this thread.
-
-    Each thread has callbacks of its own; but where one removes its last, TensorFlow asks those of no other
-    thread any more (2.21), so that the last of all of them has to remove it in that way.
-    """
-    with _adding_watch:
-        op_callbacks.add_op_callback(watch)
-        _watches.append(watch)
-    try:
-        yield
-    finally:
-        with _adding_watch:
-            _watches.remove(watch)
-            (context.context() if _watches else op_callbacks).remove_op_callback(watch)
 
 
 def _refuse_earlier(waiting: list[_Tape], constants: list[Any], label: str) -> None:

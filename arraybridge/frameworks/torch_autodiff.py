@@ -88,7 +88,7 @@ class TorchAutodiff(Autodiff):
             frame.kept = None  # from now on it lives as long as the graph
 
     @contextmanager
-    def noticing(self, label: str) -> Iterator[None]:
+    def noticing(self, label: str, seen: Sequence[Any]) -> Iterator[None]:
         # An operation's forward runs without grad mode, in which torch neither follows what it computes nor
         # refuses to give it away as numbers.
         try:

@@ -260,7 +260,7 @@ class UserBody:
             leaves[i] = array
         args, kwargs = self.spec.filled(iter(leaves))
         try:
-            with self.noticing(self.runner.label):
+            with self.noticing(self.runner.label, (self.fn, *self.own, *fixed)):
                 return flattened(self.runner._run((*self.own, *args), kwargs, self.call))
         except GradientError:
             self.runner.refusals += 1

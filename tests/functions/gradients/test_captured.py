@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -123,6 +125,73 @@ def test_a_trainable_variable_that_another_framework_reads_is_refused() -> None:
     for f in readers:
         with tf.GradientTape(), pytest.raises(GradientError, match="functional_call"):
             f(x)
+
+
+class Normal:
+    """An object of which nobody knows what is in it."""
+
+    def __init__(self, mean: Any) -> None:
+        self.mean = mean
+
+    def times(self, x: Any) -> Any:
+        return x * torch.from_numpy(np.array(self.mean))
+
+
+def read_in_torch(mean: Any, x: Any) -> Any:
+    return x * torch.from_numpy(np.array(mean))
+
+
+#: Ways to a tensor of TensorFlow that is no argument: a function of the tensor and of a variable.
+AROUND_THE_ARGUMENTS: dict[str, Callable[[Any, Any], Any]] = {
+    "object": lambda t, v: in_torch(lambda d, x: read_in_torch(d.mean, x))(Normal(t), v),
+    "object in an object": lambda t, v: in_torch(lambda d, x: read_in_torch(d.a.mean, x))(
+        types.SimpleNamespace(a=Normal([t])), v
+    ),
+    "generator": lambda t, v: in_torch(lambda g, x: read_in_torch(next(g), x))((y for y in [t]), v),
+    "closure": lambda t, v: in_torch(lambda x: read_in_torch(t, x))(v),
+    "default": lambda t, v: in_torch(lambda x, mean=t: read_in_torch(mean, x))(v),
+    "partial": lambda t, v: in_torch(functools.partial(lambda d, x: read_in_torch(d.mean, x), Normal(t)))(v),
+    "helper": lambda t, v: in_torch(lambda x: functools.partial(lambda y: read_in_torch(t, y))(x))(v),
+    "method": lambda t, v: in_torch(Normal(t).times)(v),
+    "jax": lambda t, v: in_jax(lambda x: x * jnp.asarray(t.numpy()))(v),
+}
+
+
+@pytest.mark.parametrize("way", AROUND_THE_ARGUMENTS)
+def test_a_tensor_that_comes_around_the_arguments_is_refused(way: str) -> None:
+    v = tf.Variable(1.0)
+    with tf.GradientTape(persistent=True) as tape, pytest.raises(GradientError, match="stop_gradient"):
+        AROUND_THE_ARGUMENTS[way](tf.exp(v), v)
+    with tf.GradientTape() as tape:
+        y = AROUND_THE_ARGUMENTS[way](tf.stop_gradient(tf.exp(v)), v)
+    np.testing.assert_allclose(tape.gradient(y, v), np.e, rtol=1e-6)
+
+
+GLOBAL: list[Any] = []
+by_global = in_torch(lambda x: read_in_torch(GLOBAL[0], x))
+
+
+def test_a_tensor_in_a_global_is_refused() -> None:
+    v = tf.Variable(1.0)
+    with tf.GradientTape():
+        GLOBAL[:] = [tf.exp(v)]
+        with pytest.raises(GradientError, match="captures a tensor"):
+            by_global(v)
+        GLOBAL[:] = [tf.exp(2.0)]
+        by_global(v)
+
+
+@pytest.mark.parametrize("caller", ["torch", "jax"])
+@pytest.mark.parametrize("how", ["object", "generator", "closure"])
+def test_a_tensor_that_is_returned_inside_of_no_container_is_refused(caller: str, how: str) -> None:
+    hide = {"object": Normal, "generator": lambda y: (z for z in [y]), "closure": lambda y: lambda: y}[how]
+    f = in_tf(lambda x: (x * 2, hide(tf.exp(x))))
+    call = f if caller == "torch" else lambda x: jax.vjp(lambda x: f(x)[0], x)
+    with pytest.raises(GradientError, match="no container"):
+        call(torch.ones(2, requires_grad=True) if caller == "torch" else jnp.ones(2))
+    kept = in_tf(lambda x: (x * 2, hide(tf.exp(1.0))))
+    y, _ = kept(torch.ones(2, requires_grad=True))
+    y.sum().backward()
 
 
 @pytest.mark.parametrize("writer", ["the function", "somebody"])

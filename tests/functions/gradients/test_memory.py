@@ -134,6 +134,55 @@ def test_a_result_of_tensorflow_that_nobody_keeps_is_not_copied() -> None:
     assert in_tf(f)(torch.ones(1 << 16, requires_grad=True)).data_ptr() == places[0]
 
 
+RESULTS: list[Any] = []
+LAST = tf.Variable(tf.zeros(3), trainable=False)
+CONSTANT = tf.constant([5.0, 6.0, 7.0])
+
+
+def kept_by(keep: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def body(x: Any) -> Any:
+        y = x * 2
+        RESULTS[:] = [keep(y)]
+        return y
+
+    return body
+
+
+def assigning(x: Any) -> Any:
+    y = tf.exp(x)
+    LAST.assign(y)
+    return y
+
+
+#: Functions of TensorFlow, and what reads what they keep in the memory of their result.
+KEPT_BY_TENSORFLOW: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "identity": (kept_by(tf.identity), lambda: RESULTS[0]),
+    "stop_gradient": (kept_by(tf.stop_gradient), lambda: RESULTS[0]),
+    "a view of a view": (kept_by(lambda y: tf.identity(tf.reshape(y, (3, 1)))), lambda: RESULTS[0]),
+    "variable": (kept_by(lambda y: tf.Variable(y, trainable=False)), lambda: RESULTS[0].read_value()),
+    "assign": (assigning, LAST.read_value),
+    "assign in a program": (tf.function(assigning), LAST.read_value),
+    "list of TensorFlow's": (
+        kept_by(lambda y: tf.TensorArray(tf.float32, 1, clear_after_read=False).write(0, y)),
+        lambda: RESULTS[0].read(0),
+    ),
+    "constant of a program": (tf.function(lambda x: (x * 2, CONSTANT)), lambda: CONSTANT),
+    "constant of a rule": (tf.custom_gradient(lambda x: (CONSTANT, lambda d: d)), lambda: CONSTANT),
+}
+
+
+@pytest.mark.parametrize("how", KEPT_BY_TENSORFLOW)
+def test_torch_may_write_to_a_result_that_tensorflow_holds_otherwise(how: str) -> None:
+    f, read = KEPT_BY_TENSORFLOW[how]
+    results = in_tf(f)(torch.tensor([1.0, 2.0, 3.0], requires_grad=True))
+    before = np.array(read())
+    with torch.no_grad():
+        for y in results if isinstance(results, tuple) else (results,):
+            y.zero_()
+    np.testing.assert_array_equal(read(), before)
+    assert before.all()
+
+
 def test_numbers_of_numpy_that_a_function_returns_and_writes_to_later() -> None:
     state = np.zeros(64, np.float32)
 
