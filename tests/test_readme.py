@@ -101,26 +101,31 @@ def test_an_example_runs_as_it_is_written(number: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_first_example_runs_shares_and_prints_what_it_says(page: str, tmp_path: Path) -> None:
+def test_the_first_examples_run_share_and_print_what_they_say(tmp_path: Path) -> None:
+    """Those of the README and of the documentation's front page, the second in the process of the first."""
     for name in ("torch", "jax", "tensorflow"):
         require(name)
-    if not (CHECKOUT / page).is_file():
-        pytest.skip(f"{page} is not beside these tests")
-    front = (CHECKOUT / page).read_text(encoding="utf-8")
-    block = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", front, flags=re.MULTILINE | re.DOTALL)
-    assert block is not None
     checks = (
         "assert tensor.data_ptr() == image.__array_interface__['data'][0]",
         "assert array.dtype == 'float64'",
         "assert array.unsafe_buffer_pointer() == tensor.data_ptr()",
+        "del image, tensor, array",
     )
+    code, said = "", ""
+    for page in filter(Path.is_file, (README, CHECKOUT / "docs" / "index.md")):
+        front = page.read_text(encoding="utf-8")
+        block = re.search(
+            r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", front, flags=re.MULTILINE | re.DOTALL
+        )
+        assert block is not None
+        code += "\n".join([block[1], *checks, ""])
+        said += block[2]
     script = tmp_path / "example.py"
-    script.write_text("\n".join([block[1], *checks]), encoding="utf-8")
+    script.write_text(code, encoding="utf-8")
     # As a reader runs it, whom nobody has told how to silence TensorFlow.
     done = run_python(str(script), env={"TF_CPP_MIN_LOG_LEVEL": ""})
     assert done.returncode == 0, done.stderr
-    assert done.stdout == block[2]
+    assert done.stdout == said
     assert done.stderr == ""
 
 

@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from click.testing import Result
+from typer.testing import CliRunner
+
+from arraybridge.cli.app import app
+
 CHECKOUT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"
 # What a shell may have set and the tests decide themselves.
@@ -40,6 +45,11 @@ def run_cli(
         stdin=subprocess.DEVNULL,
         env=env or environment(PYTHONIOENCODING="utf-8"),
     )
+
+
+def call_cli(*arguments: str, **env: str) -> Result:
+    """Call the command in this process, for help and mistakes: an interpreter takes half a second."""
+    return CliRunner().invoke(app, arguments, prog_name="arraybridge", env={"COLUMNS": "200", **env})
 
 
 class Site:

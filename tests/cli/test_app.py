@@ -13,12 +13,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 import arraybridge
 from arraybridge.cli import output
-from arraybridge.cli.app import app
-from tests.cli.programs import Site, environment, run_cli
+from tests.cli.programs import Site, call_cli, environment, run_cli
 
 COMMANDS = ("demo", "doctor", "matrix", "bench", "monitor", "trace")
 # Calls that take little time and print something.
@@ -36,8 +34,8 @@ def words(text: str) -> str:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_examples(command: str) -> None:
-    done = run_cli(command, "-h", env=environment(COLUMNS="100"))
-    assert done.returncode == 0
+    done = call_cli(command, "-h", COLUMNS="100")
+    assert done.exit_code == 0
     assert "Example" in done.stdout
     assert f"arraybridge {command}" in done.stdout
     assert "--json" in done.stdout
@@ -89,7 +87,7 @@ def test_module_and_script_are_one_program() -> None:
     ],
 )
 def test_a_mistake_is_told_with_exit_code_2(arguments: list[str], message: str) -> None:
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    done = call_cli(*arguments)
     assert done.exit_code == 2, done.stderr
     assert message in words(done.stderr)
     assert done.stdout == ""

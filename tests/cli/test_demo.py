@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
 
 import arraybridge
 from arraybridge.frameworks import registry
+from tests.cli.programs import call_cli
 from tests.helpers import run_python
 
 BARE = Path(__file__).parent / "without_frameworks.py"
@@ -41,7 +43,7 @@ def run_bare(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return run_python(str(BARE), *arguments, env={**WIDE, "PYTHONWARNINGS": "", **env})
 
 
-def assert_plain(done: subprocess.CompletedProcess[str]) -> None:
+def assert_plain(done: subprocess.CompletedProcess[str] | Result) -> None:
     assert "\x1b" not in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
@@ -53,14 +55,16 @@ def shown() -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray[Any, Any], Any]:
-    """A picture of one's own, and the demo's JSON about it."""
+def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray[Any, Any], Any, str]:
+    """A picture of one's own, and the demo's JSON and page about it (no page where Pillow is missing)."""
     picture = np.random.default_rng(1).integers(0, 256, (40, 30), dtype=np.uint8)
-    file = tmp_path_factory.mktemp("demo") / "picture.npy"
-    np.save(file, picture)
-    done = run("demo", "--image", str(file), "--json")
+    folder = tmp_path_factory.mktemp("demo")
+    np.save(folder / "picture.npy", picture)
+    page = folder / "report.html"
+    with_page = ["--html", str(page)] if importlib.util.find_spec("PIL") is not None else []
+    done = run("demo", "--image", str(folder / "picture.npy"), "--json", *with_page)
     assert done.returncode == 0, done.stderr
-    return picture, json.loads(done.stdout)
+    return picture, json.loads(done.stdout), page.read_text(encoding="utf-8") if with_page else ""
 
 
 def test_the_demo_runs_through_every_framework(shown: subprocess.CompletedProcess[str]) -> None:
@@ -88,8 +92,8 @@ def test_the_demo_names_what_is_missing_and_what_would_bring_it(
         assert f".[{name}" in shown.stdout
 
 
-def test_json_alone(told: tuple[np.ndarray[Any, Any], Any]) -> None:
-    picture, report = told
+def test_json_alone(told: tuple[np.ndarray[Any, Any], Any, str]) -> None:
+    picture, report, _ = told
     assert report["image"] == "picture.npy"
     assert report["shape"] == [40, 30]
     assert report["dtype"] == "uint8"
@@ -199,8 +203,8 @@ WRONG = [
 def test_a_picture_that_cannot_be_read(write: Any, tmp_path: Path) -> None:
     file = tmp_path / "it.npy"
     write(file)
-    done = run_bare("demo", "--image", str(file))
-    assert done.returncode == 2, done.stdout
+    done = call_cli("demo", "--image", str(file))
+    assert done.exit_code == 2, done.stdout
     assert_plain(done)
     assert "--image" in done.stderr
     assert done.stdout == ""
@@ -237,8 +241,8 @@ def test_version() -> None:
     "arguments", [("dmeo",), ("demo", "--imgae", "x"), ("demo", "extra"), ("--nonsense",)]
 )
 def test_what_it_does_not_know_is_refused(arguments: tuple[str, ...]) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
+    done = call_cli(*arguments)
+    assert done.exit_code == 2
     assert_plain(done)
     assert arguments[-1] in done.stderr or arguments[-2] in done.stderr
     assert done.stdout == ""
@@ -258,17 +262,12 @@ def test_help_and_version_load_no_framework() -> None:
     assert not loaded & {"torch", "jax", "tensorflow", "cupy", "pyclesperanto", "pyopencl"}
 
 
-def test_the_report_holds_its_pictures(tmp_path: Path) -> None:
-    pytest.importorskip("PIL", reason="pictures need Pillow")
-    report = tmp_path / "report.html"
-    done = run("demo", "--html", str(report), "--json")
-    assert done.returncode == 0, done.stderr
-    text = report.read_text(encoding="utf-8")
+def test_the_report_holds_its_pictures(told: tuple[np.ndarray[Any, Any], Any, str]) -> None:
+    pillow = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
+    text = told[2]
     pictures = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
-    sizes = [
-        importlib.import_module("PIL.Image").open(io.BytesIO(base64.b64decode(p))).size for p in pictures
-    ]
-    height, width = json.loads(done.stdout)["shape"]
+    sizes = [pillow.open(io.BytesIO(base64.b64decode(p))).size for p in pictures]
+    height, width = told[0].shape
     assert sizes == [(width, height), (width - 1, height - 1)]
     assert not re.search(r'(?:src|href)="(?!data:)', text)  # nothing comes from elsewhere
     assert "DIFFERENT" not in text
@@ -281,7 +280,7 @@ def test_a_report_that_cannot_be_written_is_told_before_the_work(tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
-def test_the_demo_decorates_recovers_and_pipes(told: tuple[np.ndarray[Any, Any], Any]) -> None:
+def test_the_demo_decorates_recovers_and_pipes(told: tuple[np.ndarray[Any, Any], Any, str]) -> None:
     document = told[1]
     assert document["exact"] is True
     assert document["decorated"]["exact"] is True

@@ -20,7 +20,7 @@ import typer
 
 from arraybridge.cli import matrix as command
 from arraybridge.cli.matrix_page import page
-from tests.cli.programs import Site, environment, run_cli
+from tests.cli.programs import Site, call_cli, environment, run_cli
 from tests.helpers import require
 
 Json = dict[str, Any]
@@ -245,7 +245,7 @@ def test_a_pipe_is_as_wide_as_need_be() -> None:
 @pytest.mark.parametrize("command", ["matrix", "demo", "doctor", "bench", "monitor"])
 def test_help_at_80_columns_fills_its_lines(command: str) -> None:
     """A paragraph is broken by the terminal alone: no line ends before the next word would have fitted."""
-    done = run_cli(command, "--help", env=environment(COLUMNS="80", PYTHONIOENCODING="utf-8"))
+    done = call_cli(command, "--help", COLUMNS="80")
     text = done.stdout[: done.stdout.index("╭")]
     for paragraph in text.split("\n" + " " * 80 + "\n"):
         lines = [line.strip() for line in paragraph.splitlines() if line.strip()]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.programs import environment, run_cli
+from tests.cli.programs import call_cli, environment, run_cli
 
 COPY = """\
 import sys
@@ -192,8 +192,8 @@ def test_threads_and_other_libraries(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(arguments: list[str], message: str) -> None:
-    done = run_cli("trace", *arguments)
-    assert done.returncode == 2
+    done = call_cli("trace", *arguments)
+    assert done.exit_code == 2
     assert message in " ".join(done.stderr.translate(str.maketrans("│╭╮╰╯─", "      ")).split())
     assert "Traceback" not in done.stderr
 
