@@ -16,16 +16,16 @@ from arraybridge import Pipeline, device_map
 from tests.helpers import require
 
 SCRIPT = Path(__file__).with_name("half_read.py")
+
+
 # With the threads left to themselves each run aborted, of torch and of JAX.
-RUNS = 2
-
-
+@pytest.mark.parametrize("runs", [1, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["torch", "jax"])
 @pytest.mark.parametrize("what", ["device_map", "Pipeline"])
-def test_a_program_ends_in_peace_with_a_half_read_iterator(what: str, name: str) -> None:
+def test_a_program_ends_in_peace_with_a_half_read_iterator(what: str, name: str, runs: int) -> None:
     require(name)
     env = {**os.environ, "PYTHONPATH": str(Path(arraybridge.__file__).parent.parent)}
-    for _ in range(RUNS):
+    for _ in range(runs):
         done = subprocess.run(
             [sys.executable, str(SCRIPT), what, name],
             capture_output=True,
