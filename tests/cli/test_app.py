@@ -203,19 +203,26 @@ def test_ctrl_c_ends_it_cleanly(
 ) -> None:
     site = Site(tmp_path)
     site.package("jax", "jax_that_hangs.py")
-    errors = tmp_path / "stderr"
+    begun, errors = tmp_path / "begun", tmp_path / "stderr"
     with errors.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", "arraybridge", *arguments],
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=stderr,
-            env=environment(site.folder, PYTHONIOENCODING="utf-8"),
+            env=environment(site.folder, PYTHONIOENCODING="utf-8", FAKE_BEGUN=str(begun)),
             cwd=site.work,
         )
-        time.sleep(3)  # past the imports, and into the work
-        assert process.poll() is None
+        assert process.stdout is not None
+        # Past the imports, and into the work.
+        if arguments[0] == "monitor":
+            assert process.stdout.readline()
+        while arguments[0] == "doctor" and not begun.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(number)
+        process.stdout.read()
         assert process.wait(20) == code
+        process.stdout.close()
     assert "Traceback" not in errors.read_text()
 
 
