@@ -104,8 +104,9 @@ def report(request: pytest.FixtureRequest, together: dict[str, tuple[list[str], 
 
 
 def reported_by(script: str) -> pytest.MarkDecorator:
-    """Give the test the report of one of these scripts."""
-    return pytest.mark.parametrize("report", [script], indirect=True)
+    """Give the test the report of one of these scripts; the first test to ask waits for all of them."""
+    patient = pytest.param(script, marks=pytest.mark.timeout(900))
+    return pytest.mark.parametrize("report", [patient], indirect=True)
 
 
 def assert_all(lines: dict[str, str], outcome: str, count: int) -> None:
