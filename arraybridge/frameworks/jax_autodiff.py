@@ -198,10 +198,13 @@ def _forward_rule(operation: Operation, needed: _Needed, *given: Any) -> tuple[A
     # Transformations within one another each come here, for arguments of their own.
     needed = tuple(n or x.perturbed for n, x in zip(needed or (False,) * len(given), given, strict=True))
     results, number = _bridge(operation, needed, *arrays)
+    # Where nothing else uses what the forward gives, JAX then leaves it out.
+    quiet = operation.quiet and isinstance(number, jax.core.Tracer)
+    told = np.zeros(1, np.int32) if quiet else number
     # As an array: what is static, JAX takes from whichever trace of a program (`jax.jit`) came last.
     asked = np.array([w and x.perturbed for w, x in zip(operation.wanted, given, strict=False)])
     dtypes = Known(*(y.dtype for y in results))
-    return (results, number), (arrays, number, asked, dtypes)
+    return (results, number), (arrays, told, asked, dtypes)
 
 
 def _backward_rule(operation: Operation, needed: _Needed, residuals: Any, cotangents: Any) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import MemoryConversionError
+from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
     Body,
@@ -72,6 +72,8 @@ class Bridge:
         self.read_again: tuple[bool, ...] = ()
         #: The random numbers that the function drew when it ran, to draw them again; None without any.
         self.drawn: Drawn | None = None
+        #: Whether it draws none where its caller traces, and its pullback need not know of its forward.
+        self.quiet = False
         self._empty: list[Any] = []
         self._places: list[int] = []
         self._spec: Structure | None = None
@@ -245,7 +247,15 @@ class Bridge:
         for shape, dtype in shapes:
             self.common.callee.supports(dtype, shape)
         wanted = tuple(w and n for w, n in zip(self.wanted, needed, strict=True))
-        leaves, spec, found = there.foretell(self.body, shapes, wanted, self.label)
+        drew: list[Any] | None = None
+
+        def body(arrays: list[Any]) -> tuple[list[Any], Any]:
+            nonlocal drew
+            with there.drawing() as drew:
+                return self.body(arrays)
+
+        leaves, spec, found = there.foretell(body, shapes, wanted, self.label)
+        self.quiet = there.random_state() is None or drew == []
         arrays, given = self._laid_out(leaves, spec), iter(found)
         owns = self.common.callee.owns
         self.smooth = tuple(owns(x) and there.is_smooth(x) for x in arrays)
@@ -297,12 +307,26 @@ class Bridge:
                 leaves = again(common.there, drawn, self.label, self._leaves, entered, asked)
             else:
                 leaves, drawn = first(common.there, self._watched, self._leaves, entered, asked)
+                if drawn is not None and self.quiet and (keep or self.is_pullback):
+                    leaves = self._still_quiet(entered, asked)
         finally:
             if alone:
                 _drawing_here.release()
-        if drawn is None or not keep or self.is_pullback:
+        if drawn is None or not keep or self.is_pullback or self.quiet:
             return leaves, 0
         return leaves, common.draws.remember(drawn, arrays)
+
+    def _still_quiet(self, entered: list[Any], asked: Sequence[bool]) -> list[Any]:
+        """Run it again where the state of the generator changed: another thread may have drawn."""
+        with self.common.there.drawing() as drew:
+            leaves = self._leaves(entered, asked)
+        if drew:
+            raise GradientError(
+                f"{self.label}(): it draws random numbers, and drew none when its shapes were foretold; draw"
+                " always or never inside of one program of JAX, or pass what is random as an argument",
+                reason="random numbers that were not foretold",
+            )
+        return leaves
 
     def _leaves(self, entered: list[Any], _asked: Sequence[bool]) -> list[Any]:
         return self.body(entered)[0]
@@ -335,7 +359,7 @@ class Pullback(Bridge):
     ) -> None:
         self.outer, self.common, self.label, self.flips = outer, outer.common, outer.label, outer.flips
         self.drawn = outer.drawn
-        self.must_not_draw = outer.must_not_draw
+        self.must_not_draw, self.quiet = outer.must_not_draw, outer.quiet
         self.hint: Linear | None = linear
         self.takes, self.present = takes, present
         self.body = self._pulled()
