@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Protocol
 
@@ -28,10 +28,12 @@ __all__ = [
     "captured",
     "draws_again",
     "held_by_one",
+    "hidden",
     "is_kept",
     "kept_among",
     "no_forward_mode",
     "overlap",
+    "refusals",
     "runs_again",
     "writes_to_argument",
     "writes_to_cotangent",
@@ -238,6 +240,17 @@ class Autodiff(ABC):
         """
         return nullcontext()
 
+    def is_recording(self) -> bool:
+        """Whether it would follow what is captured although it follows no argument: a tape is open."""
+        return False
+
+    def traced_apart(self, mark: Hashable) -> AbstractContextManager[Any]:
+        """A context in which functions are compiled anew for each ``mark``, where programs are kept.
+
+        A program that was made elsewhere has what it captured as constants, unseen by anybody.
+        """
+        return nullcontext()
+
     def dense(self, cotangent: Any) -> Any:
         """A cotangent with all its elements, where this framework has sparse ones."""
         return cotangent
@@ -375,8 +388,20 @@ def no_forward_mode(label: str) -> GradientError:
     )
 
 
+class Refusals:
+    """How often something that a function captures was noticed, by anybody."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+#: What is traced after a refusal is traced apart from what was before: programs of functions inside remain.
+refusals = Refusals()
+
+
 def captured(framework: str, what: str) -> GradientError:
     """The error for something trainable that a function depends on, and that is none of its arguments."""
+    refusals.count += 1
     return GradientError(
         f"{what}, which is none of the arrays that are differentiated, and which would get no gradient. Pass"
         " trainable parameters as arguments, of the caller's framework (torch.func.functional_call(module,"
@@ -386,6 +411,17 @@ def captured(framework: str, what: str) -> GradientError:
         " x.new_zeros(n) + 0 * x.sum()",
         target_type=framework,
         reason="captured trainable parameters",
+    )
+
+
+def hidden(framework: str, label: str) -> GradientError:
+    """The error for an array among the results, in a place where nobody can give it a gradient."""
+    return GradientError(
+        f"{label}(): it returns an array inside of an object that is no container, where it would get no"
+        " gradient; return it by itself or in a container, or register the class with optree"
+        ' (optree.register_pytree_node(..., namespace="arraybridge"))',
+        target_type=framework,
+        reason="an array inside of no container",
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,6 @@ from arraybridge.frameworks.autodiff import (
     held_by_one,
     kept_among,
     no_forward_mode,
-    runs_again,
 )
 from arraybridge.frameworks.jax_pullback import (
     Known,
@@ -30,10 +30,10 @@ from arraybridge.frameworks.jax_pullback import (
     is_array,
     is_smooth,
     linear_of_jitted,
-    mark_of,
     placed,
     places_of,
     pulled_back,
+    refuse_hidden,
     traced_apart,
     value_of,
 )
@@ -88,10 +88,13 @@ class JaxAutodiff(Autodiff):
             raise
         return list(results)
 
+    def traced_apart(self, mark: Hashable) -> AbstractContextManager[Any]:
+        return traced_apart(mark)
+
     # -- as the callee -----------------------------------------------------------------------------
 
     def linearise(self, body: Any, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
-        if isinstance(getattr(body, "fn", None), _Jitted) and not body.own:
+        if isinstance(getattr(body, "fn", None), _Jitted) and not body.own and not jax.config.jax_disable_jit:
             found = linear_of_jitted(body, arrays, wanted)
             if found is not None:
                 return found
@@ -100,11 +103,11 @@ class JaxAutodiff(Autodiff):
         def smooth(*inputs: Any) -> list[Any]:
             given = iter(inputs)
             leaves, spec = body([next(given) if w else x for x, w in zip(arrays, wanted, strict=True)])
+            refuse_hidden(leaves, label)
             outs[:] = [leaves, spec]
             return [x for x in leaves if is_array(x) and is_smooth(x.dtype)]
 
-        with traced_apart(mark_of(body, 1 + runs_again.get())):
-            results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
+        results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
         linear = Pullback(pullback, [(x.shape, x.dtype) for x in results], places_of(results))
         found = iter(results)
         linear.leaves = [next(found) if is_array(x) and is_smooth(x.dtype) else value_of(x) for x in outs[0]]
@@ -137,8 +140,7 @@ class JaxAutodiff(Autodiff):
                 )
                 return [x for x in leaves if is_array(x) and is_smooth(x.dtype)]
 
-            with traced_apart(mark_of(body, 2)):
-                results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
+            results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
             given = iter(arrays[count:])
             cotangents = placed([next(given) if p else None for p in present], places_of(results))
             return pulled_back(pull, cotangents, [(x.shape, x.dtype) for x in results]), None
@@ -232,6 +234,7 @@ def _backward_rule(operation: Operation, needed: _Needed, residuals: Any, cotang
     gradients = [next(found) if t else None for t in takes]
     if operation.flips:
         gradients = [None if g is None else AUTODIFF.conjugate(g) for g in gradients]
+    gradients = placed(gradients, places_of(inputs))
     return (*gradients, *(None for _ in range(len(arrays) - len(takes))))
 
 

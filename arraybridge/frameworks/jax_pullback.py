@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from arraybridge.frameworks.autodiff import Linear, runs_again
+from arraybridge.frameworks.autodiff import Linear, hidden, runs_again
+from arraybridge.frameworks.within import found_within
 
 __all__ = [
     "Known",
@@ -19,10 +20,10 @@ __all__ = [
     "is_array",
     "is_smooth",
     "linear_of_jitted",
-    "mark_of",
     "placed",
     "places_of",
     "pulled_back",
+    "refuse_hidden",
     "traced_apart",
     "value_of",
 ]
@@ -49,6 +50,16 @@ def is_array(x: Any) -> bool:
     return isinstance(x, jax.Array)
 
 
+def refuse_hidden(leaves: list[Any], label: str) -> None:
+    """Refuse tracers inside of results that are no containers here, though they may be such to JAX."""
+    if found_within((x for x in leaves if not is_array(x)), _is_tracer) is not None:
+        raise hidden("jax", label)
+
+
+def _is_tracer(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
 def value_of(x: Any) -> Any:
     """A result that needs no derivative, without the tracers of `jax.vjp` around it."""
     return jax.lax.stop_gradient(x) if isinstance(x, jax.core.Tracer) else x
@@ -72,11 +83,6 @@ def placed(arrays: Sequence[Any], places: Sequence[Any]) -> list[Any]:
         x if place is None or here in (place, None) else jax.device_put(x, place)
         for x, here, place in zip(arrays, places_of(arrays), places, strict=True)
     ]
-
-
-def mark_of(body: Any, times: int) -> tuple[Any, int]:
-    """What `traced_apart` tells programs by: who calls, and how often the functions inside have run."""
-    return getattr(body, "mark", None), times
 
 
 class Pullback(Linear):
@@ -188,8 +194,15 @@ def linear_of_jitted(body: Any, arrays: list[Any], wanted: tuple[bool, ...]) -> 
     rest = [x for x, w in zip(arrays, wanted, strict=True) if not w]
     others = [body.fixed[i] for i in body.others]
     programs = body.programs
-    mark = mark_of(body, runs_again.get())
-    key = (mark, body.spec.key(), tuple(body.live), wanted, tuple(numbers), tuple(fixed))
+    key = (
+        body.mark,
+        runs_again.get(),
+        body.spec.key(),
+        tuple(body.live),
+        wanted,
+        tuple(numbers),
+        tuple(fixed),
+    )
     try:
         static = programs.get((key, "static"), ())
     except TypeError:  # a key or a field that cannot be hashed
@@ -267,6 +280,7 @@ def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callabl
         def function(*inputs: Any) -> Any:
             first, second = iter(inputs), iter(rest)
             leaves, spec = run(template, [next(first) if w else next(second) for w in wanted])
+            refuse_hidden(leaves, body.label)
             differentiable = tuple(is_array(x) and is_smooth(x.dtype) for x in leaves)
             known[:] = [spec, differentiable]
             return (
@@ -275,8 +289,7 @@ def _forward(body: Any, wanted: tuple[bool, ...], numbers: list[int]) -> Callabl
             )
 
         known: list[Any] = []
-        with traced_apart(mark_of(body, 1 + runs_again.get())):
-            results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
+        results, pullback, aux = jax.vjp(function, *smooth, has_aux=True)
         return results, aux, pullback, Known(*known)
 
     return forward

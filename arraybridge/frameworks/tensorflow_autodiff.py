@@ -26,9 +26,11 @@ from arraybridge.frameworks.autodiff import (
     captured,
     draws_again,
     held_by_one,
+    hidden,
     kept_among,
     no_forward_mode,
     overlap,
+    refusals,
 )
 from arraybridge.frameworks.tensorflow_operations import (
     ASSIGNING,
@@ -130,10 +132,14 @@ class TensorflowAutodiff(Autodiff):
             raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
         # While a function of JAX is traced, so that no program is kept of one that is refused.
         with record.VariableWatcher() as watcher:
-            yield
-        if watcher.watched_variables():
-            what = "it reads a trainable tf.Variable, of the framework that differentiates"
-            raise captured("tensorflow", f"{label}(): {what}")
+            try:
+                yield
+            finally:  # of a helper inside there may be one, whatever went wrong then
+                refusals.count += bool(_smooth_among(watcher.watched_variables()))
+        _refuse_read(watcher, label)
+
+    def is_recording(self) -> bool:
+        return not _no_tapes()
 
     def dense(self, cotangent: Any) -> Any:
         return tf.convert_to_tensor(cotangent)  # tf.gather gives slices
@@ -160,7 +166,7 @@ class TensorflowAutodiff(Autodiff):
             kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and not _is_taped([x])}
             hiding = found_within((x for x in leaves if not isinstance(x, tf.Tensor)), _is_followed)
         if hiding is not None:
-            raise _hidden(label)
+            raise hidden("tensorflow", label)
         held = [self.span(x) for x in holders.others(leaves)]
         if held:
             kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and overlap(self.span(x), held)}
@@ -170,7 +176,7 @@ class TensorflowAutodiff(Autodiff):
         linear.begin, linear.end = begin, ops.uid()
         linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
         linear.outputs, linear.kept = outputs, kept
-        variables = tape.watched_variables()
+        variables = _smooth_among(tape.watched_variables())
         if variables or _is_taped(linear.outputs):
             raise _captured(label, variables)
         _refuse_earlier(waiting, constants, label)
@@ -233,8 +239,9 @@ class TensorflowAutodiff(Autodiff):
         drawing = drawing_among(op.node_def for op in program.graph.get_operations())
         if drawing:
             raise _cannot_draw_again(label, drawing)
-        if any(wanted) and program.graph.trainable_variables:
-            raise _captured(label, program.graph.trainable_variables)
+        variables = _smooth_among(program.graph.trainable_variables)
+        if any(wanted) and variables:
+            raise _captured(label, variables)
         leaves, spec = found
         shapes: list[Shape] = []
         for x in leaves:
@@ -254,10 +261,20 @@ class TensorflowAutodiff(Autodiff):
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # once for all: it takes signatures apart
 def _through(*xs: Any, here: TensorflowAutodiff, operation: Operation) -> Any:
     """The results of an operation, the only one by itself, and what TensorFlow pulls back with."""
-    results, linear = operation.linearise(xs)
+    with record.VariableWatcher() as watcher:  # for what a program of JAX reads by a callback
+        results, linear = operation.linearise(xs)
+    _refuse_read(watcher, operation.label)
     places = [y.device for y in results]
 
-    def pull(*cotangents: Any) -> list[Any]:
+    def pull(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+        with record.VariableWatcher() as watcher:
+            gradients = pulled(*cotangents)
+        if not _no_tapes():  # which differentiate this in turn
+            _refuse_read(watcher, operation.label)
+        # Counters are read, too, and TensorFlow asks for their gradients.
+        return (gradients, [None] * len(variables)) if variables else gradients
+
+    def pulled(*cotangents: Any) -> list[Any]:
         several = sum(operation.smooth) > 1
         given = [
             _at(c, place) if s and c is not None and (not several or hasattr(c, _ARRIVED)) else None
@@ -267,6 +284,12 @@ def _through(*xs: Any, here: TensorflowAutodiff, operation: Operation) -> Any:
         return here.pull_back(operation, xs, given, linear, xs)
 
     return results[0] if len(results) == 1 else results, pull
+
+
+def _refuse_read(watcher: Any, label: str) -> None:
+    if _smooth_among(watcher.watched_variables()):
+        what = "it reads a trainable tf.Variable, of the framework that differentiates"
+        raise captured("tensorflow", f"{label}(): {what}")
 
 
 class _Value:
@@ -294,16 +317,6 @@ def _cannot_draw_again(label: str, kind: str) -> GradientError:
 def _captured(label: str, variables: Sequence[Any]) -> GradientError:
     what = f"the trainable tf.Variable {variables[0].name}" if variables else "a tensor that a tape follows"
     return captured("tensorflow", f"{label}(): it depends on {what}")
-
-
-def _hidden(label: str) -> GradientError:
-    return GradientError(
-        f"{label}(): it returns a tensor inside of an object that is no container, where it would get no"
-        " gradient; return it by itself or in a container, or register the class with optree"
-        ' (optree.register_pytree_node(..., namespace="arraybridge"))',
-        target_type="tensorflow",
-        reason="a tensor inside of no container",
-    )
 
 
 def _not_foretold(label: str, why: str) -> GradientError:
@@ -402,6 +415,11 @@ def _constants(waiting: list[_Tape], begin: int, own: set[int]) -> Iterator[list
 def _is_followed(x: Any) -> bool:
     """Whether it is a tensor of numbers that a tape follows; variables are seen when they are read."""
     return isinstance(x, _EAGER) and (x.dtype.is_floating or x.dtype.is_complex) and _followed_how([x]) != 0
+
+
+def _smooth_among(variables: Sequence[Any]) -> list[Any]:
+    """Those that could get a gradient; a counter is trainable, too, if nobody says otherwise."""
+    return [v for v in variables if v.dtype.is_floating or v.dtype.is_complex]
 
 
 def _is_continuous(x: Any) -> bool:

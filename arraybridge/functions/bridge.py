@@ -307,12 +307,12 @@ class Bridge:
                 leaves = again(common.there, drawn, self.label, self._leaves, entered, asked)
             else:
                 leaves, drawn = first(common.there, self._watched, self._leaves, entered, asked)
-                if drawn is not None and self.quiet and (keep or self.is_pullback):
+                if self.quiet and drawn is not None and drawn.changed and (keep or self.is_pullback):
                     leaves = self._still_quiet(entered, asked)
         finally:
             if alone:
                 _drawing_here.release()
-        if drawn is None or not keep or self.is_pullback or self.quiet:
+        if not keep or self.is_pullback or self.quiet or drawn is None:
             return leaves, 0
         return leaves, common.draws.remember(drawn, arrays)
 

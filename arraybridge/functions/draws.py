@@ -18,10 +18,14 @@ __all__ = ["Drawn", "Draws", "again", "first"]
 
 
 class Drawn(NamedTuple):
-    """The random numbers of a run: the state before it, and a hash of the one after, if that is known."""
+    """The random numbers of a run: the state before it, and a hash of the one after, if that is known.
+
+    ``changed``: whether they differ. A function that puts the state back may have drawn although they do not.
+    """
 
     before: Any
     after: int | None
+    changed: bool = True
 
 
 class _Replays(threading.local):
@@ -54,8 +58,8 @@ def _replaying(there: Autodiff, state: Any) -> Iterator[None]:
 
 
 def first(there: Autodiff, run: Callable[..., Any], *args: Any) -> tuple[Any, Drawn | None]:
-    """The result of a run, and the random numbers that it drew; None without any."""
-    before = there.random_state()
+    """The result of a run, and the random numbers that it may have drawn; None in a framework without any."""
+    before = _shared(there.random_state())
     if before is None:
         return run(*args), None
     others = _of_others()
@@ -63,7 +67,19 @@ def first(there: Autodiff, run: Callable[..., Any], *args: Any) -> tuple[Any, Dr
     after = there.random_state()
     if others[1] or _of_others()[0] != others[0]:
         return result, Drawn(before, None)  # the state was another thread's meanwhile
-    return result, None if after == before else Drawn(before, hash(after))
+    changed = after != before
+    return result, Drawn(before, hash(after) if changed else None, changed)
+
+
+def _shared(state: Any) -> Any:
+    """The state, as the object that it was the last time where it is the same: of kilobytes."""
+    global _last
+    if state != _last:
+        _last = state
+    return _last
+
+
+_last: Any = None
 
 
 def again(there: Autodiff, drawn: Drawn, label: str, run: Callable[..., Any], *args: Any) -> Any:
@@ -85,7 +101,7 @@ def again(there: Autodiff, drawn: Drawn, label: str, run: Callable[..., Any], *a
     with _replaying(there, drawn.before), there.drawing() as drew:
         result = run(*args)
         after = hash(there.random_state())
-    if after == drawn.after or drew == []:
+    if after == (drawn.after if drawn.changed else before) or drew == []:
         return result
     raise GradientError(
         f"{label}(): it has to run once more for its backward (in jax.jit, under a checkpoint, for higher"

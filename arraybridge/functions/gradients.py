@@ -21,6 +21,7 @@ from arraybridge.functions.convert import being_compiled, convert
 from arraybridge.functions.crossing import autodiff_of
 from arraybridge.functions.declaration import Call
 from arraybridge.functions.dtypes import DtypeConversion
+from arraybridge.functions.inside import WITH_DERIVATIVES, mark_of, noticing
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.runner import Runner, framework_of
 from arraybridge.memory.recovery import run_with_oom_recovery
@@ -60,8 +61,6 @@ class FlowRunner(Runner):
         inside = options._replace(grad="error", output_type=options.framework)
         self.ordinary = Runner(fn, ordinary)
         self.inside = Runner(fn, inside)
-        #: How often something was refused while the function ran.
-        self.refusals = 0
         #: Forward and pullback of a function that its framework compiles, by structure.
         self.programs: dict[Any, Any] = {}
 
@@ -91,7 +90,7 @@ class FlowRunner(Runner):
             if owner is not None and autodiff_of(owner).is_differentiated(leaf)
         }
         if not followed:
-            return self.ordinary(args, kwargs)
+            return self._ordinarily(args, kwargs, leaves, owners)
         if len(followed) > 1:
             raise self._two(followed)
         (name,) = followed
@@ -106,6 +105,20 @@ class FlowRunner(Runner):
         return run_with_oom_recovery(
             self._differentiated, own, leaves, spec, caller, live, max_retries=retries, gpu_id=gpu_id
         )
+
+    def _ordinarily(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Any],
+        owners: list[Framework | None],
+    ) -> Any:
+        """The result where nobody differentiates the arguments, but a tape may follow what is captured."""
+        for owner in owners:
+            if owner is not None and owner.name != self.name and autodiff_of(owner).is_recording():
+                with noticing(owner, mark_of(owner), self.label, (self.fn, *args[: self.skip], *leaves)):
+                    return self.ordinary(args, kwargs)
+        return self.ordinary(args, kwargs)
 
     def _differentiated(
         self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
@@ -168,7 +181,7 @@ def check_flow(options: DecoratorOptions, kind: str) -> None:
         ValueError: saying what to do instead.
     """
     what = f'@{options.framework}(grad="flow")'
-    known = options.framework in _WITH_DERIVATIVES
+    known = options.framework in WITH_DERIVATIVES
     if not known and (
         options.framework in _WITHOUT_DERIVATIVES or registry.framework(options.framework).autodiff is None
     ):
@@ -196,8 +209,7 @@ def check_flow(options: DecoratorOptions, kind: str) -> None:
             raise ValueError(f"{what} cannot be had with {option}: no gradient goes through it; {instead}")
 
 
-#: The frameworks of the house that have derivatives, known without importing them, and those that have none.
-_WITH_DERIVATIVES = ("torch", "jax", "tensorflow", "mlx", "paddle")
+#: Those of the house that have none, known without importing them.
 _WITHOUT_DERIVATIVES = ("numpy", "cupy", "pyclesperanto")
 
 
@@ -215,10 +227,8 @@ class UserBody:
         caller: Framework,
     ) -> None:
         self.runner, self.own, self.spec, self.live, self.call = runner, own, spec, live, call
-        self.fn, self.programs = runner.fn, runner.programs
-        self.noticing = autodiff_of(caller).noticing
-        #: Programs of another caller, or from before something was refused, have not been looked into.
-        self.mark = caller.name, runner.refusals
+        self.fn, self.programs, self.label = runner.fn, runner.programs, runner.label
+        self.caller, self.mark = caller, mark_of(caller)
         #: Every argument but the caller's arrays, in place of which there is None.
         self.fixed = list(leaves)
         #: Where in `fixed` there are arrays; they are of the callee.
@@ -259,12 +269,8 @@ class UserBody:
         for i, array in zip(self.live, arrays, strict=True):
             leaves[i] = array
         args, kwargs = self.spec.filled(iter(leaves))
-        try:
-            with self.noticing(self.runner.label, (self.fn, *self.own, *fixed)):
-                return flattened(self.runner._run((*self.own, *args), kwargs, self.call))
-        except GradientError:
-            self.runner.refusals += 1
-            raise
+        with noticing(self.caller, self.mark, self.label, (self.fn, *self.own, *fixed)):
+            return flattened(self.runner._run((*self.own, *args), kwargs, self.call))
 
 
 def _fixed(runner: FlowRunner, leaf: Any, call: Call) -> Any:

@@ -80,6 +80,123 @@ def test_a_program_of_before_does_not_hide_what_is_read() -> None:
             function(x)
 
 
+V = tf.Variable([2.0, 3.0])
+times_v = jax.jit(lambda x: x * V.numpy())
+inner = in_jax(jax.jit(lambda x: x * V.numpy()))
+
+
+def step(carry: Any, _: Any) -> Any:
+    return carry * V.numpy(), None
+
+
+def failing_first(x: Any, failed: list[bool] = []) -> Any:  # noqa: B006  # state, as a retry has it
+    y = times_v(x)
+    if not failed:
+        failed.append(True)
+        raise MemoryError
+    return y
+
+
+#: Functions whose second call finds a program of the first one, in which the variable is a constant.
+WITH_A_HELPER: dict[str, Callable[[Any], Any]] = {
+    "the same function": in_torch(lambda x: inner(x)),
+    "decorated anew": lambda x: in_jax(lambda x: times_v(x))(x),
+    "scan": lambda x: in_jax(lambda x: jax.lax.scan(step, x, None, length=2)[0])(x),
+    "after an error": arraybridge.jax(grad="flow", oom_recovery=True)(failing_first),
+    "a plain function of JAX in one of torch": in_torch(
+        lambda x: torch.from_dlpack(times_v(jnp.from_dlpack(x.detach()))) * x
+    ),
+}
+
+
+@pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="JAX gives a program from its cache")
+@pytest.mark.parametrize("way", WITH_A_HELPER)
+def test_a_program_of_a_helper_does_not_hide_a_variable(way: str) -> None:
+    inner(torch.ones(2, requires_grad=True))  # torch differentiates, and the variable is a number
+    for _ in range(3):
+        with tf.GradientTape() as tape:
+            tape.watch(x := tf.constant([1.0, 1.0]))
+            with pytest.raises(GradientError, match=r"trainable tf\.Variable"):
+                WITH_A_HELPER[way](x)
+    for _ in range(2):  # nobody follows it here
+        np.testing.assert_array_equal(inner(torch.ones(2, requires_grad=True)).detach(), [2, 3])
+
+
+@pytest.mark.skipif(not hasattr(jax, "make_user_context"), reason="JAX gives a program from its cache")
+def test_a_program_of_a_helper_does_not_hide_a_parameter_of_torch() -> None:
+    w = torch.tensor(3.0, requires_grad=True)
+    helper = in_jax(jax.jit(lambda x: x * jnp.asarray(w.tolist())))
+    with tf.GradientTape() as tape:
+        tape.watch(x := tf.constant([1.0, 1.0]))
+        helper(x)  # to TensorFlow it is a number
+    for _ in range(2):
+        with pytest.raises(GradientError, match="reads the numbers"):
+            in_tf(lambda t: helper(t) + 0)(torch.ones(2, requires_grad=True))
+
+
+@pytest.mark.parametrize("callee", ["jax", "torch"])
+def test_a_variable_is_seen_where_the_data_is_constant(callee: str) -> None:
+    f = (
+        in_jax(lambda x: x * V.numpy())
+        if callee == "jax"
+        else in_torch(lambda x: x * torch.tensor(V.numpy()))
+    )
+    data = tf.constant([1.0, 1.0])
+    with tf.GradientTape(), pytest.raises(GradientError, match=r"trainable tf\.Variable"):
+        f(data)
+    np.testing.assert_array_equal(f(data), [2, 3])
+
+
+@pytest.mark.parametrize("callee", ["jax", "torch", "tensorflow"])
+def test_a_counter_is_no_parameter(callee: str) -> None:
+    count = tf.Variable(3)  # trainable, as all are by default
+    if callee == "tensorflow":
+        x = torch.ones(2, requires_grad=True)
+        in_tf(lambda x: (count.assign_add(1), x * x)[1])(x).sum().backward()
+        g = x.grad
+    else:
+        body = in_jax if callee == "jax" else in_torch
+        with tf.GradientTape() as tape:
+            tape.watch(x := tf.ones(2))
+            y = body(lambda x: x * x + 0 * int(count))(x)
+        g = tape.gradient(y, x)
+    np.testing.assert_array_equal(g, [2, 2])
+
+
+def test_a_backward_rule_that_reads_a_variable() -> None:
+    @jax.custom_vjp
+    def scaled(x: Any) -> Any:
+        return x * x
+
+    scaled.defvjp(lambda x: (x * x, x), lambda x, ct: (ct * x * V.numpy(),))
+    f = in_jax(scaled)
+    with tf.GradientTape() as tape:
+        tape.watch(x := tf.ones(2))
+        y = f(x)
+    np.testing.assert_array_equal(tape.gradient(y, x), [2, 3])
+    with tf.GradientTape() as outer, tf.GradientTape() as tape:
+        outer.watch(x)
+        tape.watch(x)
+        y = f(x)
+        with pytest.raises(GradientError, match=r"trainable tf\.Variable"):
+            tape.gradient(y, x)
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("caller", ["torch", "tensorflow"])
+def test_an_array_in_a_class_that_jax_knows_alone_is_refused(caller: str, jitted: bool) -> None:
+    def body(x: Any) -> Any:
+        return jnp.sum(x), jax.tree_util.Partial(lambda y: y, x**2)
+
+    f = in_jax(jax.jit(body) if jitted else body)
+    with tf.GradientTape() as tape:
+        x = torch.ones(2, requires_grad=True) if caller == "torch" else tf.ones(2)
+        if caller == "tensorflow":
+            tape.watch(x)
+        with pytest.raises(GradientError, match="no container"):
+            f(x)
+
+
 def test_frozen_tensors_are_numbers() -> None:
     frozen = torch.tensor([2.0, 3.0])
     for f in (in_jax(lambda x: x * jnp.asarray(frozen)), in_tf(lambda x: x * frozen)):

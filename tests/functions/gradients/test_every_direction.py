@@ -945,3 +945,18 @@ def test_values_that_differ_between_devices_are_refused_where_jax_follows_them()
 
     found = jax.jit(jax.shard_map(summed, mesh=mesh, check_vma=False, **specs))(w, x)
     np.testing.assert_allclose(found, [np.sum(np.arange(1.0, 1 + 2 * len(devices)) ** 2)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("callee", ["torch", "tensorflow"])
+def test_a_gradient_lies_where_its_argument_does(callee: str) -> None:
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = jax.devices()
+    if len(devices) < 2:
+        pytest.skip("one device of JAX")
+    sharding = NamedSharding(Mesh(np.array(devices[:2]), ("a",)), PartitionSpec("a"))
+    x = jax.device_put(jnp.arange(8.0), sharding)
+    f = in_torch(lambda x: x * x) if callee == "torch" else in_tf(lambda x: x * x)
+    g = jax.grad(lambda x: f(x).sum())(x)
+    assert g.sharding == sharding
+    np.testing.assert_array_equal(x - g, -np.arange(8.0))

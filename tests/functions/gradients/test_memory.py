@@ -117,6 +117,21 @@ def test_a_function_of_torch_that_writes_to_its_argument_under_jit_is_refused() 
         jax.block_until_ready(jax.jit(lambda x: f(x) * 2)(jnp.zeros(64)))
 
 
+def test_what_a_rule_of_jax_keeps_is_copied_where_jit_is_switched_off() -> None:
+    kept = jnp.arange(3.0)
+
+    @jax.custom_vjp
+    def total(x: Any) -> Any:
+        return x.sum()
+
+    total.defvjp(lambda x: (x.sum(), None), lambda _, ct: (kept,))
+    x = torch.ones(3, requires_grad=True)
+    with jax.disable_jit():
+        in_jax(jax.jit(lambda x: total(x)))(x).backward()
+    x.grad.fill_(-9)
+    np.testing.assert_array_equal(kept, [0, 1, 2])
+
+
 @pytest.mark.parametrize("f", [jnp.exp, jnp.tanh, lambda x: x * 2, lambda x: jnp.sort(x)[::2]])
 def test_a_result_of_jax_that_nobody_keeps_is_not_copied(f: Any) -> None:
     linear = JAX.linearise(lambda xs: ([f(xs[0])], None), [jnp.ones(64)], (True,), "f")

@@ -164,6 +164,89 @@ def test_a_pullback_draws_what_its_forward_drew(way: str) -> None:
         assert 0 < np.count_nonzero(y) < y.size
 
 
+def forked(x: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        return x * x * torch.rand_like(x)
+
+
+def put_back(x: Any) -> Any:
+    state = torch.get_rng_state()
+    mask = torch.rand_like(x)
+    torch.set_rng_state(state)
+    return x * x * mask
+
+
+def seeded_afterwards(x: Any) -> Any:
+    mask = torch.rand_like(x)
+    torch.manual_seed(0)
+    return x * x * mask
+
+
+@pytest.mark.parametrize("how", ["jit", "checkpoint", "second order", "second order of a tape"])
+@pytest.mark.parametrize("body", [forked, put_back, seeded_afterwards])
+def test_a_function_that_puts_the_state_back_draws_the_same(body: Callable[[Any], Any], how: str) -> None:
+    f, x = in_torch(body), jnp.ones(16)
+    torch.manual_seed(0)
+    if how == "jit":
+
+        def loss(x: Any) -> Any:
+            y = f(x)
+            return jnp.sum(y) + 0 * jnp.sum(dropped(x)), y
+
+        (_, y), g = jax.jit(jax.value_and_grad(loss, has_aux=True))(x)
+    elif how == "checkpoint":
+        y, pull = jax.vjp(jax.checkpoint(f), x)
+        torch.rand(3)
+        (g,) = pull(x)
+    elif how == "second order":
+        y, pull = jax.vjp(lambda x: jax.grad(lambda x: f(x).sum())(x), x)
+        torch.rand(3)
+        (g,) = pull(x)
+        y = y / 2
+    else:
+        with tf.GradientTape() as outer:
+            outer.watch(t := tf.ones(16))
+            with tf.GradientTape() as tape:
+                tape.watch(t)
+                y = f(t)
+            torch.rand(3)
+            first = tape.gradient(y, t)
+        y, g = first / 2, outer.gradient(first, t)
+    np.testing.assert_array_equal(g, 2 * np.asarray(y))
+
+
+def test_the_forward_is_left_out_where_nothing_needs_it() -> None:
+    runs: list[str] = []
+
+    def counted(x: Any) -> Any:
+        runs.append(type(x).__name__)
+        return torch.sin(x) * x
+
+    x = jnp.arange(3.0)
+    pull = jax.jit(jax.grad(lambda x: in_torch(counted)(x).sum()))
+    jax.block_until_ready(pull(x))
+    runs.clear()
+    g = jax.block_until_ready(pull(x))
+    np.testing.assert_allclose(g, np.cos(x) * x + np.sin(x), rtol=1e-6)
+    assert len(runs) == 1
+    with_value = jax.jit(jax.value_and_grad(lambda x: in_torch(counted)(x).sum()))
+    jax.block_until_ready(with_value(x))
+    runs.clear()
+    jax.block_until_ready(with_value(x))
+    assert len(runs) == 2
+
+
+def test_what_draws_only_sometimes_is_refused_where_jax_traces() -> None:
+    runs: list[int] = []
+
+    def sometimes(x: Any) -> Any:
+        runs.append(1)
+        return x * torch.rand(3) if len(runs) > 1 else x * 2
+
+    with pytest.raises(Exception, match="drew none when its shapes were foretold"):
+        jax.block_until_ready(jax.jit(jax.grad(lambda x: in_torch(sometimes)(x).sum()))(jnp.ones(3)))
+
+
 def test_a_second_order_of_what_was_traced() -> None:
     f = in_torch(lambda x: torch.nn.functional.dropout(x, 0.5) ** 2)
     g, pull = jax.jit(lambda x: jax.vjp(jax.grad(lambda x: f(x).sum()), x))(ONES)

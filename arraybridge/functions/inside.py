@@ -1,0 +1,44 @@
+"""What runs inside of a function that another framework differentiates: what it captures is noticed there."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.autodiff import refusals, runs_again
+from arraybridge.frameworks.base import Framework
+from arraybridge.functions.crossing import autodiff_of
+
+__all__ = ["WITH_DERIVATIVES", "Mark", "mark_of", "noticing"]
+
+#: The frameworks of the house that have derivatives, known without importing them.
+WITH_DERIVATIVES = ("torch", "jax", "tensorflow", "mlx", "paddle")
+
+#: Who differentiates, the outermost first, and how often something was refused before.
+Mark = tuple[tuple[str, ...], int]
+
+_callers: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("callers", default=())
+
+
+def mark_of(caller: Framework) -> Mark:
+    """What tells programs apart: one of another caller, or from before a refusal, was not looked into."""
+    return (*_callers.get(), caller.name), refusals.count
+
+
+@contextmanager
+def noticing(caller: Framework, mark: Mark, label: str, seen: Sequence[Any]) -> Iterator[None]:
+    """A context for a function: what it captures of ``caller`` is refused. See `Autodiff.noticing`."""
+    token = _callers.set(mark[0])
+    try:
+        with ExitStack() as stack:
+            # Once more where it runs again, for a pullback: random numbers inside would be others.
+            for name in WITH_DERIVATIVES:
+                for framework in registry.loaded(name):
+                    stack.enter_context(autodiff_of(framework).traced_apart((mark, runs_again.get())))
+            stack.enter_context(autodiff_of(caller).noticing(label, seen))
+            yield
+    finally:
+        _callers.reset(token)
