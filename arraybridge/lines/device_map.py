@@ -70,7 +70,8 @@ def device_map(
         TypeError: ``fn`` or ``setup`` is no function or does not pickle, ``items`` cannot be iterated over.
         ValueError: ``per_device`` or ``devices`` has no sense.
         DeviceNotFoundError: a device is not there.
-        Exception: what ``fn`` raises first, with a note that names the item and the device.
+        Exception: what ``fn`` or ``items`` raise, with a note that names the item and the device. The results
+            of the items before it come first; with ``ordered=False`` those that are ready.
 
     >>> import numpy as np
     >>> list(device_map(len, [np.zeros(3), np.zeros(4)], devices=["cpu"]))

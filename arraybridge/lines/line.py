@@ -2,12 +2,14 @@
 
 The caller's own thread reads the input and hands out the results, so that an input that blocks holds up no
 other thread, and an iterator that is dropped has only idle workers to end. With each item travel the marks
-behind which its arrays are ready (see lanes.py).
+behind which its arrays are ready (see lanes.py). What is raised at an item takes the place of its result, and
+comes out when its turn comes; items behind it are not worked on any more.
 """
 
 from __future__ import annotations
 
 import atexit
+import sys
 import threading
 import time
 import weakref
@@ -108,6 +110,13 @@ class Station:
         self.shown = shown
 
 
+class _Failed(list[BaseException]):
+    """What takes the place of a result: the error.
+
+    It is popped where it is raised, since a frame that kept the error that it raises would close a circle.
+    """
+
+
 class Line:
     """Stations one after the other, and the items on their way through them.
 
@@ -152,15 +161,22 @@ class Line:
             self._queues.append(deque())
             self._clocks.append(Clock())
         self._done: dict[int, tuple[Any, list[Mark]]] = {}
-        self._error: BaseException | None = None
+        # Items from this number on are of no use, since one before them has failed.
+        self._end = sys.maxsize
+        self._error: BaseException | None = None  # of a thread; those of items are among the results
         self._stopped = False
         self._settings: list[Callable[[], AbstractContextManager[Any]]] = []
         self._threads: list[threading.Thread] = []
 
     def run(self, source: Iterator[Any]) -> Iterator[Any]:
-        """The results; reads the source as there is room, and ends the threads when it is closed."""
+        """The results; reads the source as there is room, and ends the threads when it is closed.
+
+        What is raised at an item, or by the source, comes after the results of the items before it; without
+        order, after those that were ready when it was raised.
+        """
         fed = taken = 0
         more = True
+        unread = _Failed()
         first = self.stations[0]
         patience = _PATIENCE
         try:
@@ -175,6 +191,7 @@ class Line:
                         have = bool(self._done) and (not self.ordered or taken in self._done)
                         waiting = fed - taken - (1 if have and self.refill else 0)
                         room = more and len(self._queues[0]) < first.room and waiting < self.limit
+                        room = room and fed < self._end
                         if have or room:
                             break
                         self._caller.wait(_LOOK_UP)
@@ -183,9 +200,10 @@ class Line:
                         item = next(source)
                     except StopIteration:
                         more = False
-                    except Exception as error:  # whatever it is, it goes on to the caller
+                    except Exception as error:  # noqa: BLE001  # whatever it is, it goes on to the caller
                         error.add_note(f"while reading item {fed} of the input")
-                        raise
+                        unread.append(error)
+                        more = False
                     else:
                         marks = marks_of(item)
                         with self._lock:
@@ -197,10 +215,14 @@ class Line:
                 if have and not (room and self.refill):
                     with self._lock:
                         result, marks = self._done.pop(taken if self.ordered else next(iter(self._done)))
+                    if type(result) is _Failed:
+                        raise result.pop()
                     taken += 1
                     self.ended = time.perf_counter()
                     yield received(result, marks)
                     del result
+            if unread:
+                raise unread.pop()
             patience = 10 * _PATIENCE  # nothing is left to do, so that none is at work
         finally:
             self.stop()
@@ -256,7 +278,7 @@ class Line:
                 thread.join(max(0.0, until - time.perf_counter()))
 
     def _work(self, s: int, w: int) -> None:
-        station, lane, number = self.stations[s], Lane(self.stations[s].depth), -1
+        station, lane = self.stations[s], Lane(self.stations[s].depth)
         try:
             with ExitStack() as stack:
                 for same in self._settings:
@@ -271,10 +293,13 @@ class Line:
                     number, item, marks = taken
                     taken = None  # a thread that works holds what it works on, and nothing else
                     start = time.perf_counter()
-                    lane.receive(marks)
-                    result = self._told(s, w, number, item) if open_logs else work(item)
-                    made = marks_of(result)
-                    lane.hold(item)
+                    try:
+                        lane.receive(marks)
+                        result = self._told(s, w, number, item) if open_logs else work(item)
+                        made = marks_of(result)
+                        lane.hold(item)
+                    except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
+                        result, made = self._failed(number, error, station.where(number, w)), []
                     end = time.perf_counter()
                     del item, marks
                     with self._lock:  # held once: whom the result wakes would fight for it with this thread
@@ -283,8 +308,13 @@ class Line:
                         del result, made
                         asked = self._count(self._clocks[s], number, asked, start, end)
                         taken = self._take(s)
-        except BaseException as error:  # noqa: BLE001  # whatever ends the work goes to the caller
-            self._fail(error, station.where(number, w) if number >= 0 else "")
+        except BaseException as error:  # noqa: BLE001  # where the thread works cannot be entered or left
+            with self._lock:
+                if self._error is None and not self._stopped:
+                    self._error = _as_error(error, f"in thread {w} of station {s}")
+                self._stopped = True
+                for condition in (*self._filled, *self._emptied, self._caller):
+                    condition.notify_all()
 
     def _told(self, s: int, w: int, number: int, item: Any) -> Any:
         """The result of the work, which the traces of whoever handed it out hear of."""
@@ -301,40 +331,36 @@ class Line:
             span.device = span.device or device_words(result)
         return result
 
-    def _fail(self, error: BaseException, where: str) -> None:
-        if isinstance(error, StopIteration):
-            # The caller's iterator cannot raise it: to Python that is its end.
-            named = RuntimeError(f"{where}: StopIteration was raised, which Python takes for an end")
-            named.__cause__ = error
-            error = named
-        if where:
-            error.add_note(where)
+    def _failed(self, number: int, error: BaseException, where: str) -> _Failed:
+        """What takes the place of the item's result; no item behind it is begun any more."""
+        error = _as_error(error, where)
+        error.add_note(where)
         with self._lock:
-            if self._error is None and not self._stopped:
-                self._error = error
-            self._stopped = True
-            for condition in (*self._filled, *self._emptied, self._caller):
-                condition.notify_all()
+            self._end = min(self._end, number if self.ordered else 0)
+        return _Failed([error])
 
     def _take(self, s: int) -> tuple[int, Any, list[Mark]] | None:
         with self._lock:
             queue = self._queues[s]
-            while not queue:
+            while True:
+                while not queue:
+                    if self._stopped:
+                        return None
+                    self._filled[s].wait()
                 if self._stopped:
                     return None
-                self._filled[s].wait()
-            if self._stopped:
-                return None
-            taken = queue.popleft()
-            if s == 0:
-                self._caller.notify()
-            else:
-                self._emptied[s].notify()
-            return taken
+                taken = queue.popleft()
+                if s == 0:
+                    self._caller.notify()
+                else:
+                    self._emptied[s].notify()
+                if taken[0] < self._end:
+                    return taken
+                del taken
 
     def _hand_on(self, s: int, number: int, result: Any, marks: list[Mark]) -> bool:
         with self._lock:
-            if s + 1 == len(self.stations):
+            if s + 1 == len(self.stations) or type(result) is _Failed:
                 if self._stopped:
                     return False
                 self._done[number] = result, marks  # bounded by `limit`
@@ -360,6 +386,15 @@ class Line:
         clock.blocked += now - end
         clock.spans.append(Span(number, start - self.began, end - self.began))
         return now
+
+
+def _as_error(error: BaseException, where: str) -> BaseException:
+    """The error as the caller's iterator can raise it: to Python a StopIteration would be its end."""
+    if not isinstance(error, StopIteration):
+        return error
+    named = RuntimeError(f"{where}: StopIteration was raised, which Python takes for an end")
+    named.__cause__ = error
+    return named
 
 
 #: Lines some of whose threads may be alive; each thread holds its line.

@@ -1,6 +1,6 @@
 """`Pipeline`: a chain of stages, each in a thread of its own, on its own device.
 
-The threads, and what happens when a stage fails (`Line._fail`), are in `arraybridge.lines.line`.
+The threads, and what happens when a stage fails (`Line._failed`), are in `arraybridge.lines.line`.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ class Pipeline:
 
         Raises:
             TypeError: ``items`` cannot be iterated over; later, where a stage returns None.
-            Exception: what a stage raises, with a note that names stage and microbatch.
+            Exception: what a stage or ``items`` raise, with a note that names stage and microbatch. The
+                results of the items before it come first, and none behind it is begun any more.
         """
         try:
             source = iter(items)

@@ -209,6 +209,14 @@ def test_setup_in_processes() -> None:
     assert found[0][0] != os.getpid()
 
 
+def test_setup_that_raises_stop_iteration_is_an_error() -> None:
+    def stop() -> None:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(device_map(functions.apply_model, range(5), "cpu", setup=stop))
+
+
 @pytest.mark.parametrize("processes", [False, True])
 def test_an_error_of_setup_says_where(processes: bool) -> None:
     with pytest.raises(LookupError, match="no model here") as caught:
@@ -311,13 +319,64 @@ def test_the_first_error_names_its_item_and_stops_the_rest() -> None:
     assert len(started) < 20
 
 
-def test_an_input_that_raises() -> None:
+def test_the_items_before_the_one_that_fails_come_first() -> None:
+    failed = threading.Event()
+
+    def fail(i: int) -> int:
+        if i == 4:
+            failed.set()
+            raise OwnError("four")
+        assert i < 4 or failed.is_set()
+        if i == 3:
+            assert failed.wait(20)  # still at work when the next item fails
+        return i
+
+    for _ in range(10):
+        failed.clear()
+        got: list[int] = []
+        with pytest.raises(OwnError, match="four"):
+            got.extend(device_map(fail, range(1000), "cpu", per_device=2))
+        assert got == [0, 1, 2, 3]
+
+
+def test_the_first_of_the_items_that_fail_comes_out() -> None:
+    failed = threading.Event()
+
+    def fail(i: int) -> int:
+        if i == 1:
+            failed.set()
+        else:
+            assert failed.wait(20)
+        raise OwnError(f"item number {i}")
+
+    with pytest.raises(OwnError, match="number 0") as caught:
+        list(device_map(fail, range(1000), "cpu", per_device=2))
+    assert caught.value.__notes__ == ["item 0, on cpu"]
+
+
+def test_without_order_the_results_that_are_ready_come_before_an_error() -> None:
+    def fail(i: int) -> int:
+        if i == 3:
+            raise OwnError
+        return i
+
+    for _ in range(50):
+        got: list[int] = []
+        with pytest.raises(OwnError):
+            got.extend(device_map(fail, range(1000), "cpu", ordered=False))
+        assert got == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_input_that_raises(ordered: bool) -> None:
     def items() -> Iterator[int]:
         yield 1
         raise OwnError
 
+    got: list[int] = []
     with pytest.raises(OwnError) as caught:
-        list(device_map(lambda x: x, items(), "cpu"))
+        got.extend(device_map(lambda x: x, items(), "cpu", ordered=ordered))
+    assert got == [1]
     assert "while reading item 1 of the input" in caught.value.__notes__
 
 

@@ -329,6 +329,71 @@ def test_an_error_names_stage_and_microbatch_and_keeps_its_type() -> None:
     assert "in stage 1 (fail), microbatch 4" in caught.value.__notes__
 
 
+def test_the_items_before_the_one_that_fails_come_first() -> None:
+    """Also where they are still on their way when it fails."""
+    failed = threading.Event()
+
+    def fail(x: int) -> int:
+        if x == 2:
+            failed.set()
+            raise OwnError("two")
+        return x
+
+    def wait(x: int) -> int:
+        assert failed.wait(20)
+        return x
+
+    for _ in range(20):
+        failed.clear()
+        got: list[int] = []
+        with pytest.raises(OwnError, match="two") as caught:
+            got.extend(Pipeline(fail, wait, shift).map(range(100)))
+        assert got == [1, 2]
+        assert "in stage 0 (fail), microbatch 2" in caught.value.__notes__
+        wait_for_no_threads()
+
+
+def test_the_first_of_the_items_that_fail_comes_out() -> None:
+    failed = threading.Event()
+
+    def later(x: int) -> int:
+        if x == 2:
+            failed.set()
+            raise OwnError("two")
+        return x
+
+    def earlier(x: int) -> int:
+        assert failed.wait(20)
+        if x == 1:
+            raise OwnError("one")
+        return x
+
+    got: list[int] = []
+    with pytest.raises(OwnError, match="one") as caught:
+        got.extend(Pipeline(later, earlier).map(range(100)))
+    assert got == [0]
+    assert "in stage 1 (earlier), microbatch 1" in caught.value.__notes__
+    wait_for_no_threads()
+
+
+def test_an_error_that_came_out_holds_nothing_in_a_circle() -> None:
+    def fail(x: Any) -> Any:
+        raise OwnError
+
+    gc.collect()
+    gc.disable()
+    try:
+        item = np.zeros(3)
+        kept = weakref.ref(item)
+        with pytest.raises(OwnError):
+            list(Pipeline(double, fail).map([item]))
+        del item
+        wait_for_no_threads()
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
 def test_an_error_in_a_batch() -> None:
     def fail(x: Any) -> Any:
         if 6 in x:
@@ -406,6 +471,7 @@ def test_an_input_that_raises() -> None:
     got = []
     with pytest.raises(OwnError) as caught:
         got.extend(Pipeline(double).map(items()))
+    assert got == [0, 2]
     assert "while reading item 2 of the input" in caught.value.__notes__
 
 
