@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +16,7 @@ from arraybridge.cli.output import console, print_json, quiet, rewrite, show, st
 from arraybridge.conversion.routes import Route
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.presence import can_find
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.testing import inject_oom
 
@@ -49,7 +49,7 @@ def demo(
     [bold]arraybridge demo --image cell.png --html report.html[/bold]
     """
     writable(html, "--html")
-    if html is not None and importlib.util.find_spec("PIL") is None:
+    if html is not None and not can_find("PIL"):
         raise typer.BadParameter("pictures need Pillow; run pip install pillow", param_hint="--html")
     name, picture = _load(image)
     with stdout_is_for_json(as_json):

@@ -6,7 +6,6 @@ Results go to stdout; progress and remarks go to stderr. With ``--json`` stdout 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import inspect
 import json
 import os
@@ -26,6 +25,7 @@ from rich.text import Text
 import arraybridge
 from arraybridge.errors import MemoryConversionError, UnknownFrameworkError
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.presence import can_find
 from arraybridge.memory.stats import memory_stats
 from arraybridge.show import format_bytes, text_table
 
@@ -271,7 +271,7 @@ def plot_file(path: Path | None, option: str) -> None:
     writable(path, option)
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise typer.BadParameter(f"{path.name} must end in .png, .svg or .pdf", param_hint=option)
-    if importlib.util.find_spec("matplotlib") is None:
+    if not can_find("matplotlib"):
         raise typer.BadParameter("pictures need matplotlib; run pip install matplotlib", param_hint=option)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from arraybridge.errors import (
     DeviceNotFoundError,
-    FrameworkNotInstalledError,
     MemoryConversionError,
     MissingGpuWarning,
     warn,
@@ -92,14 +91,8 @@ def _frameworks(named: Any) -> list[Framework]:
     if named is not None:
         names = [named] if isinstance(named, str) else list(named)
         return [registry.framework(name) for name in names]
-    there = []
-    for name in registry.framework_names():
-        if registry.is_installed(name):
-            try:
-                there.append(registry.framework(name))
-            except FrameworkNotInstalledError:
-                continue  # installed, and does not work here
-    return there
+    there = [registry.usable(name) for name in registry.framework_names()]
+    return [one for one in there if one is not None]
 
 
 def _free_memory() -> dict[str, tuple[str, int | None, int | None]]:

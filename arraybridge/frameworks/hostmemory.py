@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import DtypeNotSupportedError
+from arraybridge.frameworks.presence import is_imported
 
 __all__ = [
     "ALIGNMENT",
@@ -175,7 +176,7 @@ def fresh(view: np.ndarray) -> np.ndarray:
 def copy_into(target: np.ndarray, view: np.ndarray) -> None:
     """Copy the values of ``view`` into ``target``, C-contiguous and of the same shape."""
     # NumPy copies whole rows as fast as memory goes; torch is up to twice as fast at everything else.
-    if view.nbytes >= _LARGE and not view.flags.c_contiguous and "torch" in sys.modules:
+    if view.nbytes >= _LARGE and not view.flags.c_contiguous and is_imported("torch"):
         carrier = _BY_SIZE.get(view.dtype.itemsize)
         if carrier is not None and view.dtype.isnative and _torch_can_view(view):
             from arraybridge.frameworks import torch_copy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 from functools import cache
@@ -17,6 +16,7 @@ from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.cards import free_memory as card_memory
 from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.presence import can_find
 from arraybridge.types import Device
 
 __all__ = ["JaxPool", "as_device", "cpu_alone", "is_scattered", "jax_device"]
@@ -80,7 +80,7 @@ class JaxPool(Pool):
             return None
         if _has_other_plugins():
             return None
-        cuda = any(importlib.util.find_spec(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
+        cuda = any(can_find(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
         found = cards() if cuda else ()
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
         return (*cpus, *(Device("gpu", card.index) for card in found))
@@ -134,7 +134,7 @@ def _backends_are_initialized() -> bool:
 def _has_other_plugins() -> bool:
     """Whether JAX may find accelerators of which nobody can tell but JAX: TPUs, say, and AMD's cards."""
     others = [one for one in entry_points(group="jax_plugins") if "cuda" not in one.name]
-    return bool(others) or importlib.util.find_spec("libtpu") is not None
+    return bool(others) or can_find("libtpu")
 
 
 def _cpu_count() -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.cards import pci_address
+from arraybridge.frameworks.presence import can_find
 
 __all__ = ["devices", "is_oom", "map_buffer", "map_capsule", "refuse_deadly_import_order", "use_pocl_wheel"]
 
@@ -94,7 +95,7 @@ def _configured_icds() -> list[str]:
 
 def _pocl_wheel() -> Path | None:
     """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
-    spec = importlib.util.find_spec("pyopencl")
+    spec = importlib.util.find_spec("pyopencl") if can_find("pyopencl") else None
     if spec is None or spec.origin is None:
         return None
     folder = Path(spec.origin).parent / ".libs"
@@ -117,7 +118,7 @@ def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
 
     The wheel carries its LLVM inside and may be loaded in any order (PoCL 3.1 of Debian 12 is meant).
     """
-    loaded = list(sys.modules)
+    loaded = [name for name, module in sys.modules.copy().items() if module is not None]
     if "tensorflow" not in loaded:
         return
     first = min((loaded.index(name) for name in (*packages, "pyopencl") if name in loaded), default=None)

@@ -6,9 +6,6 @@ arrays of either are welcome as sources, and new arrays belong to the one that t
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,6 +16,7 @@ from arraybridge.frameworks import hostmemory, opencl
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.parts import Pickling, Pool, Running
+from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto_packages import MAX_RANK, OPEN, PACKAGES, Package, opened
 from arraybridge.types import Device
 
@@ -41,8 +39,8 @@ class PyclesperantoFramework(Framework):
     def __init__(self) -> None:
         opencl.refuse_deadly_import_order(PACKAGES)
         opencl.use_pocl_wheel()
-        imported = [name for name in PACKAGES if name in sys.modules]
-        installed = [name for name in PACKAGES if importlib.util.find_spec(name) is not None]
+        imported = [name for name in PACKAGES if is_imported(name)]
+        installed = [name for name in PACKAGES if can_find(name)]
         if not installed:
             raise ImportError("neither pyclesperanto nor pyclesperanto_prototype is installed")
         self._main = opened((imported or installed)[0])
@@ -54,7 +52,7 @@ class PyclesperantoFramework(Framework):
         """The package that makes new arrays, and the other one if the process has imported it since."""
         return [
             self._main,
-            *(opened(n) for n in PACKAGES if n in sys.modules and OPEN.get(n) is not self._main),
+            *(opened(n) for n in PACKAGES if is_imported(n) and OPEN.get(n) is not self._main),
         ]
 
     def _package(self, x: Any) -> Package:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import opencl
 from arraybridge.frameworks.facts import BUILT_IN
+from arraybridge.frameworks.presence import can_find
 
 __all__ = ["MAX_RANK", "OPEN", "PACKAGES", "Package", "opened"]
 
@@ -102,7 +102,9 @@ class _Modern(Package):
     """The package ``pyclesperanto``."""
 
     def __init__(self) -> None:
-        self.cle = importlib.import_module("pyclesperanto")
+        import pyclesperanto
+
+        self.cle: Any = pyclesperanto
         try:
             has_device = self.cle.get_device() is not None
         except (AttributeError, RuntimeError):  # without a device, the package imports half
@@ -157,7 +159,7 @@ class _Modern(Package):
         self.cle.select_device(index - self._kinds.index(kind), kind)
 
     def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
-        if x.mtype != "buffer" or importlib.util.find_spec("pyopencl") is None:
+        if x.mtype != "buffer" or not can_find("pyopencl"):
             return None
         if not write:
             x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element: kernels queued before are done
@@ -211,7 +213,9 @@ class _Prototype(Package):
             raise _no_device() from error
         if not found:
             raise _no_device()
-        self.cle = importlib.import_module("pyclesperanto_prototype")
+        import pyclesperanto_prototype
+
+        self.cle: Any = pyclesperanto_prototype
         self._devices = sorted(found, key=lambda d: d.type != self._cl.device_type.GPU)
         self._queues: dict[int, Any] = {}
 

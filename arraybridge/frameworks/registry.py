@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,14 +16,14 @@ from arraybridge.errors import (
     nearest,
     text_of,
     told,
+    warn,
 )
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN, Facts
 from arraybridge.frameworks.hints import hint_for
+from arraybridge.frameworks.plugins import broken, distribution_of, load, package_of, plugins
+from arraybridge.frameworks.presence import can_find, is_hidden, is_imported
 from arraybridge.types import Device, FrameworkLike, TypeMemo, native_makers, native_readers
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 __all__ = [
     "facts",
@@ -35,10 +34,8 @@ __all__ = [
     "loaded",
     "register",
     "unregister",
+    "usable",
 ]
-
-#: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
-GROUP = "arraybridge.frameworks"
 
 # Root module of an array's class → the frameworks to ask, so that a look at an object imports nothing.
 _ROOTS: dict[str, list[str]] = {}
@@ -54,8 +51,9 @@ _instances: dict[str, Framework] = {}
 _owners: TypeMemo[Framework] = TypeMemo()
 # Imported, but of no use here; asked once.
 _unusable: set[str] = set()
+# Plug-ins that do not load → whether there is nothing more to warn of.
+_broken: dict[str, bool] = {}
 _lock = threading.RLock()
-_plugins: dict[str, EntryPoint] | None = None
 
 
 def register(framework: Framework) -> Framework:
@@ -71,9 +69,11 @@ def register(framework: Framework) -> Framework:
         raise TypeError(f"register() takes an instance of a Framework subclass, not {framework!r}")
     if not isinstance(getattr(framework, "name", None), str) or not framework.name:
         raise TypeError(f"{type(framework).__name__} needs a class attribute 'name', a string")
+    modules = facts_of(framework).modules
     with _lock:
         _instances[framework.name] = framework
-        for module in facts(framework.name).modules:
+        _broken.pop(framework.name, None)
+        for module in modules:
             known = _ROOTS.setdefault(module.partition(".")[0], [])
             if framework.name not in known:
                 known.append(framework.name)
@@ -117,32 +117,25 @@ def facts(name: str) -> Facts:
     ('jax', 'jaxlib')
     """
     ready = _instances.get(name)
-    if ready is not None and ready.facts is not None:
-        return ready.facts
+    if ready is not None:
+        return facts_of(ready)
     if name in BUILT_IN:
         return BUILT_IN[name]
-    if ready is not None:
-        return Facts(name, modules=ready.modules)
     point = plugins().get(name)
     if point is None:
         return Facts(name)
-    brought = (point.dist.name,) if point.dist is not None else ()
-    return Facts(name, packages=(point.module.partition(".")[0],), distributions=brought)
+    brought = distribution_of(point)
+    return Facts(name, packages=(package_of(point),), distributions=(brought,) if brought else ())
+
+
+def facts_of(ready: Framework) -> Facts:
+    """What is known of a framework that is imported."""
+    return ready.facts or BUILT_IN.get(ready.name) or Facts(ready.name, modules=ready.modules)
 
 
 def for_numpy_code() -> list[str]:
     """Names of the frameworks on whose arrays functions written for NumPy run, the nearest to NumPy first."""
     return [name for name in framework_names() if facts(name).runs_numpy_code]
-
-
-def plugins() -> dict[str, EntryPoint]:
-    """Entry points of other packages by framework name; none of them is loaded by asking."""
-    global _plugins
-    if _plugins is None:
-        from importlib.metadata import entry_points  # costs 20 ms, and only an unknown name or type needs it
-
-        _plugins = {point.name: point for point in entry_points(group=GROUP)}
-    return _plugins
 
 
 def framework_names() -> list[str]:
@@ -189,8 +182,7 @@ def _load(name: str) -> Framework:
         if name in _instances:
             return _instances[name]
         if name not in BUILT_IN:
-            made = plugins()[name].load()
-            return register(made() if isinstance(made, type) else made)
+            return _load_plugin(name)
         try:
             room = importlib.import_module(f"arraybridge.frameworks.{name}")
             _instances[name] = getattr(room, f"{name.capitalize()}Framework")()
@@ -204,14 +196,42 @@ def _load(name: str) -> Framework:
         return _instances[name]
 
 
+def _load_plugin(name: str) -> Framework:
+    point = plugins()[name]
+    try:
+        return register(load(point))
+    except FrameworkNotInstalledError:
+        _broken.setdefault(name, True)  # it says itself what it misses, and works elsewhere
+        raise
+    except (Exception, SystemExit) as error:  # the code of others may raise anything
+        _broken.setdefault(name, False)
+        raise broken(point, error) from error
+
+
+def usable(name: str) -> Framework | None:
+    """That framework, or None where it is not installed or does not work here.
+
+    A plug-in that does not load is named in one warning: whoever calls this has not asked for it.
+    """
+    if not is_installed(name):
+        return None
+    try:
+        return framework(name)
+    except FrameworkNotInstalledError as error:
+        if _broken.get(name) is False:
+            _broken[name] = True
+            warn(f"the framework {error}", RuntimeWarning)
+        return None
+
+
 def _import_failed(name: str, error: BaseException) -> FrameworkNotInstalledError:
-    if is_installed(name):
+    if is_hidden(facts(name).packages, error):
+        message = how_to_install(name)
+    else:
         message = (
             f"{name} is installed, but importing it failed: {told(error)}."
-            f" Reinstall it with {install_command(name, '--force-reinstall')}."
+            f" Reinstall it: {_commands(name, '--force-reinstall')}."
         )
-    else:
-        message = how_to_install(name)
     return FrameworkNotInstalledError(message, target_type=name, reason=text_of(error) or "")
 
 
@@ -221,17 +241,19 @@ def install_command(name: str, *options: str) -> str:
 
 
 def how_to_install(name: str) -> str:
-    """What to do where a framework is missing, in a sentence.
+    """What to do where a framework is missing, in a sentence."""
+    return f"{name} is not installed; run {_commands(name)}."
 
-    The package index has another library of the name arraybridge: the extras are to be had from a checkout.
-    """
+
+def _commands(name: str, *options: str) -> str:
+    """What to run. The package index has another arraybridge: the extras are to be had from a checkout."""
     extra = facts(name).extra
-    command = install_command(name)
+    command = install_command(name, *options)
     if name == "cupy":
         command += " (for CUDA 12: cupy-cuda12x)"
     if extra:
-        command += f', or pip install ".[{extra}]" in a checkout of arraybridge'
-    return f"{name} is not installed; run {command}."
+        command += f', or {" ".join(("pip install", *options))} ".[{extra}]" in a checkout of arraybridge'
+    return command
 
 
 def roots() -> dict[str, tuple[str, ...]]:
@@ -243,9 +265,7 @@ def is_installed(name: str) -> bool:
     """Whether the framework's package can be found, without importing it."""
     if name not in BUILT_IN:
         return name in _instances or name in plugins()
-    from importlib.util import find_spec  # 1 ms
-
-    return any(m in sys.modules or find_spec(m) is not None for m in facts(name).packages)
+    return any(can_find(package) for package in facts(name).packages)
 
 
 def loaded(name: str | None = None) -> list[Framework]:
@@ -257,7 +277,7 @@ def loaded(name: str | None = None) -> list[Framework]:
     for known in framework_names() if name is None else [name]:
         ready = _instances.get(known)
         if ready is None and known in BUILT_IN and known not in _unusable:
-            if sys.modules.keys().isdisjoint(BUILT_IN[known].packages):
+            if not any(is_imported(package) for package in BUILT_IN[known].packages):
                 continue
             try:
                 ready = framework(known)
@@ -293,7 +313,7 @@ def _find_owner(x: Any, cls: type) -> Framework | None:
     roots = dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__)
     for root in roots:
         if root not in _ROOTS:
-            _load_plugins(root)
+            _load_plugins(root, x)
         for name in _ROOTS.get(root, ()):
             candidate = framework(name)
             if candidate.owns(x):
@@ -301,14 +321,28 @@ def _find_owner(x: Any, cls: type) -> Framework | None:
     return None
 
 
-def _load_plugins(root: str) -> None:
-    """Load the plugins that may own a class of root module ``root``.
+def _load_plugins(root: str, x: Any) -> None:
+    """Load the plugins that may own ``x``, a class of which has the root module ``root``.
 
     A plugin is loaded when it is named like that module, or when its own package is imported already.
+
+    Raises:
+        FrameworkNotInstalledError: ``x`` looks like an array of one that does not load.
     """
+    if root == "builtins":
+        return  # lists, numbers and what every class derives from are nobody's arrays
     for name, point in plugins().items():
-        if name not in _instances and (name == root or point.module.partition(".")[0] in sys.modules):
-            _load(name)
+        package = package_of(point)
+        if name in _instances or (name != root and not is_imported(package)):
+            continue
+        if root in (name, package) and _looks_like_an_array(x):
+            framework(name)
+        elif name not in _broken:
+            usable(name)
+
+
+def _looks_like_an_array(x: Any) -> bool:
+    return is_foreign_array(x) or (offers(x, "shape") and offers(x, "dtype"))
 
 
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
@@ -371,7 +405,15 @@ def offers_alone(x: Any) -> bool:
 
 
 def unknown_array(x: Any) -> UnknownArrayError:
-    """The error for an object that is no array, with what would help."""
+    """The error for an object that is no array, with what would help.
+
+    Raises:
+        FrameworkNotInstalledError: it may be one of a plug-in that does not load.
+    """
+    roots = {base.__module__.partition(".")[0] for base in type(x).__mro__}
+    for name in tuple(_broken):
+        if not roots.isdisjoint((name, package_of(plugins()[name]))):
+            framework(name)
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
     return UnknownArrayError(
         f"an object of type {cls} is no array: {hint_for(x)}", reason=f"{cls} is no array"

@@ -21,6 +21,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.frameworks.parts import Pool, Running
+from arraybridge.frameworks.presence import is_imported
 from arraybridge.offload.rates import LARGE, SMALL, Rates, measure_rates
 from arraybridge.trees import source_of
 from arraybridge.types import Device
@@ -277,7 +278,7 @@ def _worth_asking(backend: str | None) -> list[str]:
     names = registry.for_numpy_code() if backend is None else [backend]
     if _has_driver():
         return names
-    return [name for name in names if name not in BUILT_IN or name in sys.modules]
+    return [name for name in names if name not in BUILT_IN or is_imported(name)]
 
 
 def _has_driver() -> bool:

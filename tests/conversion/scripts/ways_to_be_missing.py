@@ -1,0 +1,96 @@
+"""Hide the frameworks in one of the ways in which tests do it, ask for each of them, and print the answers.
+
+Argument: ``none`` (in sys.modules), ``finder`` (an import hook that raises) or ``import`` (``__import__``).
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+NAMES = ("cupy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle")
+HIDDEN = {
+    *NAMES,
+    "jaxlib",
+    "pyclesperanto_prototype",
+    "pyopencl",
+    "torchvision",
+    "jax_cuda13_plugin",
+    "libtpu",
+}
+
+
+class Refusing:
+    """Stands before all finders."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(name)
+
+
+def refuse(name: str, *rest: Any, found: Any = builtins.__import__, **more: Any) -> Any:
+    if name.partition(".")[0] in HIDDEN:
+        raise ImportError(f"{name} is not for you")
+    return found(name, *rest, **more)
+
+
+def hide(how: str) -> None:
+    if how == "none":
+        sys.modules.update(dict.fromkeys(HIDDEN))  # type: ignore[arg-type]
+    elif how == "finder":
+        sys.meta_path.insert(0, Refusing())  # type: ignore[arg-type]
+    else:
+        builtins.__import__ = refuse
+
+
+hide(sys.argv[1])
+
+import numpy as np  # noqa: E402
+
+import arraybridge as ab  # noqa: E402
+
+x = np.ones((2, 2), np.float32)
+ASKED: dict[str, Callable[[str], object]] = {
+    "convert_memory": lambda name: ab.convert_memory(x, name),
+    "gpu_id": lambda name: ab.convert_memory(x, name, gpu_id=0),
+    "short form": lambda name: getattr(ab, f"to_{name}")(x),
+    "decorator": lambda name: getattr(ab, name)(lambda y: y)(x),
+    "explain": lambda name: ab.explain(x, name),
+    "devices": lambda name: ab.devices(name),
+    "stack_slices": lambda name: ab.stack_slices([x, x], name),
+    "convert_tree": lambda name: ab.convert_tree([x], name),
+    "framework": lambda name: ab.framework(name),
+    "native": lambda name: ab.Device("gpu", 0).native(name),
+}
+GOES_ON: dict[str, Callable[[], object]] = {
+    "convert_memory": lambda: ab.convert_memory(x, "numpy") is x,
+    "devices": lambda: [str(device) for device in ab.devices()],
+    "device_info": lambda: str(ab.device_info()),
+    "memory_stats": lambda: bool(str(ab.memory_stats())),
+    "free_memory": lambda: [ab.free_memory(), *map(ab.free_memory, NAMES)],
+    "is_oom_error": lambda: [ab.is_oom_error(MemoryError()), ab.is_oom_error(ValueError())],
+    "least_used_gpu": ab.least_used_gpu,
+    "gpu_available": ab.gpu_available,
+    "gpu": lambda: ab.gpu(lambda y: y + 1)(x).tolist(),
+    "array_namespace": lambda: ab.array_namespace(x).__name__,
+    "large transposed copy": lambda: ab.convert_memory(np.ones((300, 200)).T, "numpy", copy=True).shape,
+    "detect": lambda: ab.detect_memory_type(x),
+    "gpu_context": lambda: ab.gpu_context(None).__enter__(),
+}
+
+
+def answer(call: Callable[..., object], *arguments: Any) -> dict[str, Any]:
+    try:
+        return {"result": call(*arguments)}
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is reported
+        return {"class": type(error).__name__, "message": str(error), "cause": repr(error.__cause__)}
+
+
+report = {
+    "asked": {name: {what: answer(call, name) for what, call in ASKED.items()} for name in NAMES},
+    "goes on": {what: answer(call) for what, call in GOES_ON.items()},
+}
+print(json.dumps(report, default=repr))

@@ -1,0 +1,89 @@
+"""A framework that is not there, in whatever way it is made to be missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from arraybridge.frameworks import presence
+from tests.helpers import run_python
+
+SCRIPT = Path(__file__).with_name("scripts") / "ways_to_be_missing.py"
+EXTRAS = {
+    "cupy": "cupy-cuda13x",
+    **{name: name for name in ("torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle")},
+}
+
+
+@pytest.mark.parametrize("how", ["none", "finder", "import"])
+def test_what_is_hidden_is_not_installed_and_harms_nothing_else(how: str) -> None:
+    done = run_python(str(SCRIPT), how)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    for name, extra in EXTRAS.items():
+        for what, answer in report["asked"][name].items():
+            assert answer.get("class") == "FrameworkNotInstalledError", (name, what, answer)
+            assert f'".[{extra}]" in a checkout' in answer["message"], (name, what, answer)
+            assert answer["message"].startswith(f"{name} is not installed; run pip install"), answer
+            assert "Error(" in answer["cause"], (name, what, answer)
+    goes_on = report["goes on"]
+    assert {what: answer for what, answer in goes_on.items() if "result" not in answer} == {}
+    assert goes_on["convert_memory"]["result"] is True
+    assert goes_on["devices"]["result"] == ["cpu"]
+    assert goes_on["is_oom_error"]["result"] == [True, False]
+    assert goes_on["gpu"]["result"] == [[2, 2], [2, 2]]
+    assert goes_on["large transposed copy"]["result"] == [200, 300]
+
+
+BROKEN = {
+    "torch": "raise ImportError('libtorch.so: cannot open shared object file')",
+    "jax": "import jaxlib_that_is_not_there",
+    "cupy": "raise OSError('no driver')",
+    "tensorflow": "raise SystemExit(3)",
+    "paddle": "",  # a file of somebody's own, and no package
+}
+
+
+def test_what_is_there_but_broken_is_called_so(tmp_path: Path) -> None:
+    for name, code in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import json, numpy as np, arraybridge as ab\n"
+        "report = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: ab.convert_memory(np.ones(2), name)\n"
+        "    except ab.FrameworkNotInstalledError as error:\n"
+        "        report[name] = [str(error), type(error.__cause__).__name__]\n"
+        "print(json.dumps([report, [str(device) for device in ab.devices('numpy')]]))"
+    )
+    done = run_python("-c", program, *BROKEN)
+    assert done.returncode == 0, done.stderr
+    report, devices = json.loads(done.stdout)
+    assert devices == ["cpu"]
+    assert {name: cause for name, (_, cause) in report.items()} == {
+        "torch": "ImportError",
+        "jax": "ModuleNotFoundError",
+        "cupy": "OSError",
+        "tensorflow": "SystemExit",
+        "paddle": "ModuleNotFoundError",
+    }
+    for name, (message, _) in report.items():
+        assert message.startswith(f"{name} is installed, but importing it failed: "), message
+        assert "pip install --force-reinstall " in message
+        assert f'".[{EXTRAS[name]}]" in a checkout' in message
+    assert "libtorch.so" in report["torch"][0]
+
+
+def test_a_package_is_asked_for_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert presence.can_find("json")
+    assert presence.is_imported("json")
+    assert presence.can_find("antigravity")  # which opens a browser
+    assert not presence.is_imported("antigravity")
+    assert not presence.can_find("no_such_package")
+    monkeypatch.setitem(sys.modules, "json", None)
+    assert not presence.can_find("json")
+    assert not presence.is_imported("json")
