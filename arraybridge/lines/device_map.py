@@ -50,7 +50,8 @@ def device_map(
     Args:
         fn: a function of one item.
         items: read by the thread that asks for the results, as devices become free; at most four items a
-            thread are read and not handed out.
+            thread are read and not handed out. Items wait as they are while the next are read: a source that
+            fills one buffer anew has to yield copies.
         devices: ``"all"``: the accelerators of the function's framework, or where it is not decorated of all
             loaded frameworks; where there is none, their CPU devices. Else a list of devices in words, or of
             numbers of accelerators.

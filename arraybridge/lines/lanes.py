@@ -83,14 +83,18 @@ class Lane:
             self.use_stream(mark.streams, mark.device)
             mark.wait()
 
-    def hold(self, item: Any) -> None:
-        """Keep the input until the work that reads it is done: its memory belongs to another stream."""
+    def hold(self, item: Any) -> list[Mark]:
+        """Keep the input until the work that reads it is done: its memory belongs to another stream.
+
+        Returns the marks behind which that is so.
+        """
         marks = _readers(item)
         if marks:
             self._held.keep(item, lambda: all(m.is_done() for m in marks), lambda: _wait_for(marks))
         if self._held:
             self._held.release()
             self._held.settle(self._depth)
+        return marks
 
     def close(self) -> None:
         """Wait for what is queued, before its inputs go."""

@@ -87,6 +87,8 @@ class Station:
         enter: a context in which each thread works, from the thread's number and its lane.
         depth: inputs whose work may wait for an accelerator, in each thread.
         stop: called when no more results are wanted; the threads end when their call returns.
+        in_step: the station before goes on only when this one has worked on what it got, whose memory it may
+            then fill anew. Both have one thread.
         shown: how a trace calls it.
     """
 
@@ -99,6 +101,7 @@ class Station:
         *,
         depth: int = 2,
         stop: Callable[[], object] | None = None,
+        in_step: bool = False,
         shown: Shown,
     ) -> None:
         self.works = works
@@ -107,6 +110,7 @@ class Station:
         self.enter = enter
         self.depth = depth
         self.stop = stop
+        self.in_step = in_step
         self.shown = shown
 
 
@@ -155,6 +159,8 @@ class Line:
         # Numbers, items and their marks.
         self._queues: list[deque[tuple[int, Any, list[Mark]]]] = []
         self._clocks: list[Clock] = []
+        # Of the last item of the station that is in step: behind these its memory is read no more.
+        self._readers: list[Mark] = []
         for _ in stations:
             self._filled.append(threading.Condition(self._lock))
             self._emptied.append(threading.Condition(self._lock))
@@ -297,9 +303,10 @@ class Line:
                         lane.receive(marks)
                         result = self._told(s, w, number, item) if open_logs else work(item)
                         made = marks_of(result)
-                        lane.hold(item)
+                        readers = lane.hold(item)
                     except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
                         result, made = self._failed(number, error, station.where(number, w)), []
+                        readers = []
                     end = time.perf_counter()
                     del item, marks
                     with self._lock:  # held once: whom the result wakes would fight for it with this thread
@@ -307,6 +314,9 @@ class Line:
                             return
                         del result, made
                         asked = self._count(self._clocks[s], number, asked, start, end)
+                        if station.in_step:
+                            self._readers = readers
+                            self._emptied[s].notify()
                         taken = self._take(s)
         except BaseException as error:  # noqa: BLE001  # where the thread works cannot be entered or left
             with self._lock:
@@ -352,7 +362,7 @@ class Line:
                 taken = queue.popleft()
                 if s == 0:
                     self._caller.notify()
-                else:
+                elif not self.stations[s].in_step:
                     self._emptied[s].notify()
                 if taken[0] < self._end:
                     return taken
@@ -375,6 +385,11 @@ class Line:
                 return False
             queue.append((number, result, marks))
             self._filled[s + 1].notify()
+            if self.stations[s + 1].in_step:
+                while self._clocks[s + 1].items <= number and not self._stopped:
+                    self._emptied[s + 1].wait()
+                for mark in self._readers:
+                    mark.wait()
             return True
 
     def _count(self, clock: Clock, number: int, asked: float, start: float, end: float) -> float:

@@ -123,7 +123,8 @@ class Pipeline:
 
         Args:
             items: read as there is room, by the thread that asks for the results. At most
-                ``len(stages) * (queue_size + 1)`` items are on their way.
+                ``len(stages) * (queue_size + 1)`` items are on their way. They wait as they are while the
+                next are read: a source that fills one buffer anew has to yield copies.
 
         Returns:
             an iterator. When it ends, fails or is dropped half-way, the threads end.

@@ -43,9 +43,14 @@ def prefetch(
 ) -> Iterator[Any]:
     """Keep the next items converted, and on the device, while the present one is used.
 
-    One thread reads, another converts, each as far ahead as ``depth`` allows. On a card the second has a
-    stream of its own, and the stream of the thread that uses an item waits for the event behind its copy.
-    A loop that spends 10 ms in reading an item and 10 ms in using it so takes 10 ms an item, not 20.
+    One thread reads, another converts, as far ahead as ``depth`` allows. On a card the second has a stream of
+    its own, and the stream of the thread that uses an item waits for the event behind its copy. A loop that
+    spends 10 ms in reading an item and 10 ms in using it so takes 10 ms an item, not 20.
+
+    An item is converted before the next one is read: a source may fill one buffer again and again where the
+    conversion copies (``copy=True``, a cast, a card), as in a loop that converts. Where it shares memory, the
+    items waiting here are that one buffer. A source that never fills a buffer anew may be read during the
+    conversion too: ``prefetch(prefetch(items, "numpy"), "torch", 0)``.
 
     Args:
         items: anything to iterate over: a generator, a list, a ``torch.utils.data.DataLoader``, the files of
@@ -115,6 +120,7 @@ def prefetch(
             _where,
             enter,
             depth=depth,
+            in_step=True,
             shown=Shown("item", f"to {name}", ["" if place is None else str(place)], _END),
         ),
     ]

@@ -107,7 +107,74 @@ def test_while_an_item_is_used_the_next_ones_are_read() -> None:
                 assert event.wait(20)
 
 
-def test_reading_and_converting_go_on_at_the_same_time(framework: StreamFramework) -> None:
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("numpy", {"copy": True}),
+        ("torch", {"copy": True}),
+        ("jax", {"copy": True}),
+        ("tensorflow", {"copy": True}),
+        ("torch", {"dtype": "int16"}),
+        ("pyclesperanto", {}),
+    ],
+)
+def test_a_source_may_fill_one_buffer_anew_where_it_is_copied(
+    name: str, options: dict[str, Any], depth: int
+) -> None:
+    require(name)
+    buffer = np.zeros((2, 8), np.float32)
+
+    def items() -> Iterator[dict[str, np.ndarray]]:
+        for i in range(30):
+            buffer[:] = i
+            yield {"x": buffer}
+
+    results = list(prefetch(items(), name, depth=depth, **options))
+    assert [np.unique(arraybridge.to_numpy(r["x"])).tolist() for r in results] == [[i] for i in range(30)]
+
+
+def test_an_item_is_converted_before_the_next_one_is_read(framework: StreamFramework) -> None:
+    order: list[str] = []
+    plain = framework.from_host
+
+    def from_host(view: np.ndarray, device: Device) -> CardArray:
+        time.sleep(0.002)  # in which a thread that did not wait would read
+        order.append(f"converted {view[0]:.0f}")
+        return plain(view, device)
+
+    framework.from_host = from_host  # type: ignore[method-assign]
+
+    def items() -> Iterator[np.ndarray]:
+        for i in range(4):
+            order.append(f"read {i}")
+            yield np.full(2, float(i))
+
+    assert [x.values[0] for x in prefetch(items(), "streams", 0)] == [0, 1, 2, 3]
+    assert order == [f"{what} {i}" for i in range(4) for what in ("read", "converted")]
+
+
+def test_what_fills_a_buffer_of_a_card_is_ordered_behind_its_copy(framework: StreamFramework) -> None:
+    """The source's queue waits for that in which the copy reads the buffer."""
+    buffer = framework.from_host(np.zeros(2), Device("gpu", 1))
+
+    def items() -> Iterator[CardArray]:
+        for _ in range(2):
+            yield buffer
+
+    results = list(prefetch(items(), "streams", device="gpu:0"))
+    assert [x.card for x in results] == [0, 0]
+    read, converted = ([e[1:] for e in framework.log if e[0] == f"arraybridge-{s}-0"] for s in (0, 1))
+    marks = [n for what, n in converted if what == "mark"]
+    waited = [n for what, n in read if what == "wait"]
+    assert len(waited) == 2
+    assert set(waited) <= set(marks)
+    assert [what for what, _ in read] == ["mark", "wait", "mark", "wait"]
+
+
+def test_reading_and_converting_at_the_same_time_takes_one_around_the_other(
+    framework: StreamFramework,
+) -> None:
     meeting = threading.Barrier(2, timeout=20)
     plain = framework.from_host
 
@@ -124,7 +191,8 @@ def test_reading_and_converting_go_on_at_the_same_time(framework: StreamFramewor
                 meeting.wait()
             yield np.full(2, float(i))
 
-    assert [x.values[0] for x in prefetch(items(), "streams", 0)] == [0, 1, 2]
+    ahead = prefetch(items(), "numpy")
+    assert [x.values[0] for x in prefetch(ahead, "streams", 0)] == [0, 1, 2]
 
 
 def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: StreamFramework) -> None:
@@ -168,6 +236,37 @@ def test_stop_iteration_of_the_input_is_no_end_inside_a_generator() -> None:
     with pytest.raises(RuntimeError, match="StopIteration") as caught:
         list(prefetch(items(), "numpy"))
     assert "while item 1 was read" in caught.value.__notes__
+
+
+def test_an_iterator_that_is_dropped_ends_a_thread_that_waits_for_a_conversion(
+    framework: StreamFramework,
+) -> None:
+    release, reads = threading.Event(), 0
+    plain = framework.from_host
+
+    def from_host(view: np.ndarray, device: Device) -> CardArray:
+        assert view[0] == 0 or release.wait(20)
+        return plain(view, device)
+
+    framework.from_host = from_host  # type: ignore[method-assign]
+
+    def items() -> Iterator[np.ndarray]:
+        nonlocal reads
+        for i in range(9):
+            reads += 1
+            yield np.full(2, float(i))
+
+    results = prefetch(items(), "streams", 0)
+    next(results)
+    while reads < 2:
+        time.sleep(0.001)
+    results.close()  # type: ignore[attr-defined]
+    release.set()
+    until = time.monotonic() + 20
+    while our_threads():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert reads == 2
 
 
 def test_an_iterator_that_is_dropped_ends_its_threads() -> None:
