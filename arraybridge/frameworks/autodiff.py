@@ -12,6 +12,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -230,10 +231,10 @@ class Autodiff(ABC):
     def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
         """The results of an operation, through which this framework's backward pass goes."""
 
-    def noticing(self, label: str, seen: Sequence[Any]) -> AbstractContextManager[Any]:
+    def noticing(self, label: str, function: Any, passed: Sequence[Any]) -> AbstractContextManager[Any]:
         """A context for the function of another framework: what it captures of this one is noticed there.
 
-        ``seen``: the function and what it is passed besides the arrays that are differentiated.
+        ``passed``: what it is passed besides the arrays that are differentiated.
 
         Raises:
             GradientError: inside of it, where something that is differentiated is read as plain numbers.
@@ -250,6 +251,10 @@ class Autodiff(ABC):
         A program that was made elsewhere has what it captured as constants, unseen by anybody.
         """
         return nullcontext()
+
+    def is_checkpointed(self) -> bool:
+        """Whether what is traced now runs again for the backward, in an order that nothing tells."""
+        return False
 
     def dense(self, cotangent: Any) -> Any:
         """A cotangent with all its elements, where this framework has sparse ones."""
@@ -359,6 +364,10 @@ class Autodiff(ABC):
         """What decides the next random numbers, to be compared, hashed and replayed; None without it."""
         return None
 
+    def seed(self) -> Hashable:
+        """What the user has set for the random numbers that come; None without it."""
+        return None
+
     def drawing(self) -> AbstractContextManager[list[Any] | None]:
         """A context with a list, empty as long as this thread draws no random numbers; None: who knows."""
         return nullcontext()
@@ -388,15 +397,9 @@ def no_forward_mode(label: str) -> GradientError:
     )
 
 
-class Refusals:
-    """How often something that a function captures was noticed, by anybody."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-#: What is traced after a refusal is traced apart from what was before: programs of functions inside remain.
-refusals = Refusals()
+#: How often something that a function captures was noticed, by anybody. What is traced afterwards is traced
+#: apart from what was before: programs of functions inside remain.
+refusals = SimpleNamespace(count=0)
 
 
 def captured(framework: str, what: str) -> GradientError:

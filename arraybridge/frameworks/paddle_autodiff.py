@@ -75,7 +75,7 @@ class PaddleAutodiff(Autodiff):
         return [next(followed) if s else y for y, s in zip(results, operation.smooth, strict=True)]
 
     @contextmanager
-    def noticing(self, label: str, seen: Sequence[Any]) -> Iterator[None]:
+    def noticing(self, label: str, function: Any, passed: Sequence[Any]) -> Iterator[None]:
         # The function runs under `no_grad`, in which Paddle follows nothing that it computes.
         with paddle.enable_grad():
             yield

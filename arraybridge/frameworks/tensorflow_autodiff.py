@@ -29,18 +29,17 @@ from arraybridge.frameworks.autodiff import (
     hidden,
     kept_among,
     no_forward_mode,
-    overlap,
     refusals,
 )
+from arraybridge.frameworks.tensorflow_buffers import is_shared
 from arraybridge.frameworks.tensorflow_operations import (
     ASSIGNING,
     OF_KERAS,
-    Holders,
     drawing_among,
     drawing_in,
     watched_by,
 )
-from arraybridge.frameworks.within import found_within
+from arraybridge.frameworks.within import captured_by, found_within
 
 __all__ = ["TensorflowAutodiff"]
 
@@ -125,9 +124,11 @@ class TensorflowAutodiff(Autodiff):
         return found
 
     @contextmanager
-    def noticing(self, label: str, seen: Sequence[Any]) -> Iterator[None]:
+    def noticing(self, label: str, function: Any, passed: Sequence[Any]) -> Iterator[None]:
         # TensorFlow gives the numbers of a tensor away in silence, to whoever reads them.
-        if not _no_tapes() and found_within(seen, _is_followed) is not None:
+        if not _no_tapes() and (
+            captured_by(function, _is_followed) is not None or found_within(passed, _is_followed) is not None
+        ):
             what = "it captures a tensor that a tape follows, or is passed one inside of no container"
             raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
         # While a function of JAX is traced, so that no program is kept of one that is refused.
@@ -157,19 +158,19 @@ class TensorflowAutodiff(Autodiff):
         begin, own = ops.uid(), {id(x) for x in arrays}
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(inputs)
-            holders = Holders()
-            with _constants(waiting, begin, own) as constants, watched_by(holders.watch):
+            with _constants(waiting, begin, own) as constants:
                 leaves, spec = body(arrays)
                 kept = kept_among(leaves)
                 outputs = self._outputs(leaves)
-            # What does not depend on an argument may be the memory of a variable or of a constant.
-            kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and not _is_taped([x])}
+            # What does not depend on an argument may be memory that TensorFlow was lent.
+            kept |= {
+                i
+                for i, x in enumerate(leaves)
+                if isinstance(x, _EAGER) and (not _is_taped([x]) or is_shared(x))
+            }
             hiding = found_within((x for x in leaves if not isinstance(x, tf.Tensor)), _is_followed)
         if hiding is not None:
             raise hidden("tensorflow", label)
-        held = [self.span(x) for x in holders.others(leaves)]
-        if held:
-            kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and overlap(self.span(x), held)}
         if waiting:  # what comes back as it is goes through no operation
             constants += [x for x in outputs if isinstance(x, _EAGER) and x._id < begin and id(x) not in own]
         linear = _Tape()
@@ -255,7 +256,7 @@ class TensorflowAutodiff(Autodiff):
         return _Value(x) if isinstance(x, tf.Variable) else None
 
     def is_held(self, x: Any) -> bool:
-        return sys.getrefcount(x) > held_by_one()
+        return sys.getrefcount(x) > held_by_one() or is_shared(x)
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # once for all: it takes signatures apart
@@ -264,7 +265,7 @@ def _through(*xs: Any, here: TensorflowAutodiff, operation: Operation) -> Any:
     with record.VariableWatcher() as watcher:  # for what a program of JAX reads by a callback
         results, linear = operation.linearise(xs)
     _refuse_read(watcher, operation.label)
-    places = [y.device for y in results]
+    places = [(y.device, y.shape) for y in results]
 
     def pull(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
         with record.VariableWatcher() as watcher:
@@ -277,7 +278,7 @@ def _through(*xs: Any, here: TensorflowAutodiff, operation: Operation) -> Any:
     def pulled(*cotangents: Any) -> list[Any]:
         several = sum(operation.smooth) > 1
         given = [
-            _at(c, place) if s and c is not None and (not several or hasattr(c, _ARRIVED)) else None
+            _at(c, *place) if s and c is not None and (not several or hasattr(c, _ARRIVED)) else None
             for c, s, place in zip(cotangents, operation.smooth, places, strict=True)
         ]
         here.refuse_call([*xs, *(c for c in given if c is not None)], operation.label)
@@ -329,9 +330,11 @@ def _not_foretold(label: str, why: str) -> GradientError:
     )
 
 
-def _at(cotangent: Any, place: str) -> Any:
-    """A cotangent where its result is; TensorFlow's own operations take them from any device."""
+def _at(cotangent: Any, place: str, shape: Any) -> Any:
+    """A cotangent where its result is, of its shape; TensorFlow's own operations take others, too."""
     cotangent = tf.convert_to_tensor(cotangent)
+    if cotangent.shape != shape:
+        cotangent = tf.broadcast_to(cotangent, shape)
     if cotangent.device in (place, ""):
         return cotangent
     with tf.device(place):
@@ -414,7 +417,12 @@ def _constants(waiting: list[_Tape], begin: int, own: set[int]) -> Iterator[list
 
 def _is_followed(x: Any) -> bool:
     """Whether it is a tensor of numbers that a tape follows; variables are seen when they are read."""
-    return isinstance(x, _EAGER) and (x.dtype.is_floating or x.dtype.is_complex) and _followed_how([x]) != 0
+    # A tf.experimental.Optional, and others, have theirs in a variant.
+    return issubclass(type(x), _EAGER) and _may_hold_numbers(x.dtype) and _followed_how([x]) != 0
+
+
+def _may_hold_numbers(dtype: Any) -> bool:
+    return bool(dtype.is_floating or dtype.is_complex or dtype == tf.variant)
 
 
 def _smooth_among(variables: Sequence[Any]) -> list[Any]:

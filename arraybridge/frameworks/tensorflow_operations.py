@@ -1,9 +1,8 @@
-"""What is seen of TensorFlow's operations while a function runs: random numbers, and who holds a result."""
+"""What is seen of TensorFlow's operations while a function runs; which of them draw random numbers."""
 
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +14,7 @@ from tensorflow.python.framework import (
     op_def_registry,  # pyright: ignore[reportAttributeAccessIssue]
 )
 
-__all__ = ["ASSIGNING", "OF_KERAS", "Holders", "drawing_among", "drawing_in", "watched_by"]
-
-_EAGER = tf.__internal__.EagerTensor
-
+__all__ = ["ASSIGNING", "OF_KERAS", "drawing_among", "drawing_in", "watched_by"]
 
 #: What watches operations, in any thread.
 _watches: list[Any] = []
@@ -41,40 +37,6 @@ def watched_by(watch: Callable[..., None]) -> Iterator[None]:
         with _adding_watch:
             _watches.remove(watch)
             (context.context() if _watches else op_callbacks).remove_op_callback(watch)
-
-
-class Holders:
-    """Tensors that may hold the memory of a result after the function: what its operations took and gave.
-
-    ``tf.identity(y)`` and ``tf.stop_gradient(y)`` are other tensors in the memory of ``y``; a variable, a
-    list or a queue of TensorFlow's takes the memory of what it is given.
-    """
-
-    def __init__(self) -> None:
-        self._passing: list[weakref.ref[Any]] = []
-        self._held: list[Any] = []
-
-    def watch(
-        self, _: Any, given: Any, __: Any, made: Any, *___: Any, graph: Any = None, **____: Any
-    ) -> None:
-        if graph is not None:  # what is traced is for a program, which is one operation here
-            return
-        tensors = [x for x in (*given, *(made or ())) if isinstance(x, _EAGER)]
-        plain = [x for x in tensors if x.dtype not in _HOLDING]
-        if made and len(plain) == len(tensors):
-            self._passing += map(weakref.ref, plain)
-        else:
-            self._held += plain
-
-    def others(self, results: list[Any]) -> list[Any]:
-        """Those that are still there, and are none of the results, or hold one in another way."""
-        own = {id(x) for x in results}
-        there = [x for x in (known() for known in self._passing) if x is not None and id(x) not in own]
-        return there + self._held
-
-
-#: What holds the memory of tensors that it was given.
-_HOLDING = (tf.resource, tf.variant)
 
 
 def drawing_in(kind: str) -> str:

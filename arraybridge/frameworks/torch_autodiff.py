@@ -88,7 +88,7 @@ class TorchAutodiff(Autodiff):
             frame.kept = None  # from now on it lives as long as the graph
 
     @contextmanager
-    def noticing(self, label: str, seen: Sequence[Any]) -> Iterator[None]:
+    def noticing(self, label: str, function: Any, passed: Sequence[Any]) -> Iterator[None]:
         # An operation's forward runs without grad mode, in which torch neither follows what it computes nor
         # refuses to give it away as numbers.
         try:
@@ -205,6 +205,9 @@ class TorchAutodiff(Autodiff):
         if not torch.cuda.is_initialized():
             return (state,)
         return (state, *(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()))
+
+    def seed(self) -> int:
+        return int(torch.initial_seed())
 
     @contextmanager
     def drawing(self) -> Iterator[list[Any]]:

@@ -1,48 +1,82 @@
-"""What lies inside of objects that are no containers: generators, closures, instances of any class."""
+"""What lies where no container is: in the closure of a function, in an object, in a generator."""
 
 from __future__ import annotations
 
 import dis
 import gc
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
-from types import CodeType, FunctionType, ModuleType
+from functools import lru_cache, partial
+from itertools import islice
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-__all__ = ["found_within"]
+__all__ = ["captured_by", "found_within"]
 
-#: How many objects are looked at; a model with its layers has more, and is no place to hide one tensor.
+#: How many objects are looked at, those nearest first; a model with its layers has more.
 _MOST = 200
-_NOTHING_IN = (int, float, complex, str, bytes, type(None), type, ModuleType, CodeType)
+_NOTHING_IN = (int, float, complex, str, bytes, bytearray, type(None), type, ModuleType, CodeType)
+_SEVERAL = (list, tuple, set, frozenset, deque)
 
 
 def found_within(roots: Iterable[Any], is_it: Callable[[Any], bool]) -> Any:
-    """The first object of its kind that is one of the roots or held by them, in few steps; or None.
+    """The first object of its kind that is one of the roots or held by them, in few steps; or None."""
+    return _found(list(roots), is_it, gc.get_referents)
 
-    Of a function that is what it captures: its closure, its defaults, and the globals that it names.
+
+def captured_by(function: Any, is_it: Callable[[Any], bool]) -> Any:
+    """The first object of its kind that a function captures, or that those do which it names; or None.
+
+    That is what stands in its closure, its defaults, the arguments of a `functools.partial` and the globals
+    that it names, and in containers there. What objects have as attributes does not count: an object with
+    a history of its results, or ``self``, is no sign that a function reads it.
     """
+    return _found([function], is_it, lambda _: ())
+
+
+def _found(todo: list[Any], is_it: Callable[[Any], bool], parts: Callable[[Any], Iterable[Any]]) -> Any:
     seen: dict[int, Any] = {}  # which holds them, so that no other object gets their numbers
-    todo = list(roots)
-    for x in todo:
-        if isinstance(x, _NOTHING_IN) or id(x) in seen:
+    for looked, x in enumerate(todo):  # the list grows meanwhile
+        if looked == _MOST:
+            break
+        cls = type(x)  # `isinstance` would ask a weak proxy for its class
+        if issubclass(cls, _NOTHING_IN) or id(x) in seen:
             continue
-        if len(seen) == _MOST:
-            return None
         seen[id(x)] = x
         if is_it(x):
             return x
-        if isinstance(x, FunctionType):
-            todo += _captured_by(x)
-        elif gc.is_tracked(x):
-            todo += gc.get_referents(x)
+        todo += islice(_held_by(x, cls, parts), _MOST)
     return None
 
 
-def _captured_by(function: FunctionType) -> Iterator[Any]:
-    yield from (function.__defaults__, function.__kwdefaults__, function.__dict__)
+def _held_by(x: Any, cls: type, parts: Callable[[Any], Iterable[Any]]) -> Iterable[Any]:
+    if issubclass(cls, FunctionType):
+        return _of_function(x)
+    if issubclass(cls, dict):
+        return tuple(islice(dict.values(x), _MOST))
+    if issubclass(cls, _SEVERAL):
+        return tuple(islice(cls.__iter__(x), _MOST))
+    if issubclass(cls, partial):
+        return (x.func, x.args, x.keywords)
+    if cls is MethodType:
+        return (x.__func__,)
+    if cls is CellType:
+        return _content(x)
+    return parts(x) if gc.is_tracked(x) else ()
+
+
+def _of_function(function: FunctionType) -> Iterator[Any]:
     yield from function.__closure__ or ()
+    yield from (function.__defaults__, function.__kwdefaults__, getattr(function, "__wrapped__", None))
     known = function.__globals__
     yield from (known[name] for name in _globals_named_in(function.__code__) if name in known)
+
+
+def _content(cell: CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:  # empty as yet
+        return ()
 
 
 @lru_cache(maxsize=1024)

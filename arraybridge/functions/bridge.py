@@ -256,6 +256,7 @@ class Bridge:
 
         leaves, spec, found = there.foretell(body, shapes, wanted, self.label)
         self.quiet = there.random_state() is None or drew == []
+        self.common.draws.checkpointed |= self.common.here.is_checkpointed()
         arrays, given = self._laid_out(leaves, spec), iter(found)
         owns = self.common.callee.owns
         self.smooth = tuple(owns(x) and there.is_smooth(x) for x in arrays)
@@ -298,11 +299,12 @@ class Bridge:
         if common.there.random_state() is None:
             return self._leaves(entered, asked), 0
         # Programs that run in several threads do not disturb one another; see `draws.again`.
+        seed = common.there.seed()  # the function may set another one
         alone = (keep or self.is_pullback) and _drawing_here.acquire(timeout=_PATIENCE)
         try:
             drawn = common.draws.of_run(number) or self.drawn
             if drawn is None and keep:
-                drawn = common.draws.of_arguments(arrays)
+                drawn = common.draws.of_arguments(arrays, seed)
             if drawn is not None:
                 leaves = again(common.there, drawn, self.label, self._leaves, entered, asked)
             else:
@@ -314,7 +316,7 @@ class Bridge:
                 _drawing_here.release()
         if not keep or self.is_pullback or self.quiet or drawn is None:
             return leaves, 0
-        return leaves, common.draws.remember(drawn, arrays)
+        return leaves, common.draws.remember(drawn, arrays, seed)
 
     def _still_quiet(self, entered: list[Any], asked: Sequence[bool]) -> list[Any]:
         """Run it again where the state of the generator changed: another thread may have drawn."""

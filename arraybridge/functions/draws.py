@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -114,19 +114,27 @@ def again(there: Autodiff, drawn: Drawn, label: str, run: Callable[..., Any], *a
 class Draws:
     """States of random numbers of a function inside a compiled program, where nothing else remembers them.
 
-    The program runs it for its value, then for the pullback; under jax.checkpoint twice for its value. A run
-    for the pullback is told the number of the run that it belongs to. A second run for the value is known by
-    its arguments, as long as there were more than two such runs for each that a pullback followed: in a loop
-    of JAX all first runs may come before the first pullback.
+    The program runs it for its value, then for the pullback. A run for the pullback is told the number of
+    the run that it belongs to.
+
+    Under jax.checkpoint the function runs several times for its value, before and after pullbacks, and
+    nothing tells which of these runs belong together: there the random numbers depend on the arguments, and
+    on the seed. A program that was made elsewhere may come under a checkpoint, too: what shows it is a second
+    run of the same arguments before a pullback.
     """
 
     _MOST = 4096
 
     def __init__(self) -> None:
+        #: Whether it is under jax.checkpoint.
+        self.checkpointed = False
         self._lock = threading.Lock()
         self._numbers = itertools.count(-1, -1)  # those of tokens are positive
-        self._states: OrderedDict[int, _Run] = OrderedDict()
-        self._open: OrderedDict[bytes, _Runs] = OrderedDict()
+        self._runs: OrderedDict[int, tuple[Drawn, bytes]] = OrderedDict()
+        #: What runs of these arguments drew, and whether a pullback followed one of them.
+        self._open: OrderedDict[bytes, tuple[Drawn, bool]] = OrderedDict()
+        #: What is not known any more, and no pullback followed: under a checkpoint one will.
+        self._forgotten: set[bytes] = set()
 
     def of_run(self, number: int) -> Drawn | None:
         """What the run of this number drew, for its pullback; None for 0.
@@ -137,60 +145,62 @@ class Draws:
         if not number:
             return None
         with self._lock:
-            if number not in self._states:
-                raise GradientError(
-                    "the random numbers of this call are forgotten, since too many calls came between it and"
-                    " its backward; pass what is random as an argument",
-                    reason="random numbers are forgotten",
-                )
-            run = self._states[number]
-            if not run.pulled:
-                run.pulled, run.all.pulled = True, run.all.pulled + 1
-            if 2 * run.all.pulled >= run.all.count and self._open.get(run.all.arguments) is run.all:
-                del self._open[run.all.arguments]
-            return run.all.drawn
+            if number not in self._runs:
+                raise _forgotten()
+            drawn, key = self._runs[number]
+            if key in self._open:
+                if self.checkpointed:
+                    self._open[key] = (drawn, True)
+                else:
+                    del self._open[key]
+            return drawn
 
-    def of_arguments(self, arrays: Sequence[np.ndarray]) -> Drawn | None:
-        """What a run of these arguments drew, if this may be another one of the same call."""
-        runs = self._open.get(_fingerprint(arrays)) if self._open else None
-        return None if runs is None else runs.drawn
+    def of_arguments(self, arrays: Sequence[np.ndarray], seed: Hashable) -> Drawn | None:
+        """What a run of these arguments drew, if this may be another one of the same call.
 
-    def remember(self, drawn: Drawn, arrays: Sequence[np.ndarray]) -> int:
+        Raises:
+            GradientError: it is forgotten.
+        """
+        with self._lock:
+            if not self._open and not self._forgotten:
+                return None
+            key = _fingerprint(arrays, seed)
+            if key in self._forgotten:
+                raise _forgotten()
+            if key not in self._open:
+                return None
+            self.checkpointed = True
+            self._open.move_to_end(key)
+            return self._open[key][0]
+
+    def remember(self, drawn: Drawn, arrays: Sequence[np.ndarray], seed: Hashable) -> int:
         """Keep what a run drew, which a pullback will follow; returns its number."""
-        arguments = _fingerprint(arrays)
+        key = _fingerprint(arrays, seed)
         with self._lock:
             number = next(self._numbers)
-            runs = self._open.get(arguments)
-            if runs is None or runs.drawn != drawn:
-                runs = self._open[arguments] = _Runs(drawn, arguments)
-            runs.count += 1
-            self._states[number] = _Run(runs)
-            for known in (self._states, self._open):
-                if len(known) > self._MOST:
-                    known.popitem(last=False)
+            self._runs[number] = (drawn, key)
+            self._open.setdefault(key, (drawn, False))
+            if len(self._runs) > self._MOST:
+                self._runs.popitem(last=False)
+            if len(self._open) > self._MOST:
+                oldest, (_, pulled) = self._open.popitem(last=False)
+                if not pulled:
+                    self._forgotten.add(oldest)
             return number
 
 
-class _Runs:
-    """Runs for the value that drew the same random numbers, of equal arguments."""
-
-    def __init__(self, drawn: Drawn, arguments: bytes) -> None:
-        self.drawn, self.arguments = drawn, arguments
-        #: How many there were, and how many of them a pullback followed.
-        self.count = self.pulled = 0
-
-
-class _Run:
-    """One of them."""
-
-    def __init__(self, runs: _Runs) -> None:
-        self.all, self.pulled = runs, False
+def _forgotten() -> GradientError:
+    return GradientError(
+        "the random numbers of this call are forgotten, since too many calls came between it and its"
+        " backward; pass what is random as an argument",
+        reason="random numbers are forgotten",
+    )
 
 
-def _fingerprint(arrays: Sequence[np.ndarray]) -> bytes:
+def _fingerprint(arrays: Sequence[np.ndarray], seed: Hashable) -> bytes:
     import hashlib  # costs 12 ms, which `import arraybridge` saves
 
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(repr(seed).encode(), digest_size=16)
     for x in arrays:
         digest.update(np.ascontiguousarray(x).tobytes())
     return digest.digest()

@@ -116,7 +116,7 @@ class FlowRunner(Runner):
         """The result where nobody differentiates the arguments, but a tape may follow what is captured."""
         for owner in owners:
             if owner is not None and owner.name != self.name and autodiff_of(owner).is_recording():
-                with noticing(owner, mark_of(owner), self.label, (self.fn, *args[: self.skip], *leaves)):
+                with noticing(owner, mark_of(owner), self.label, self.fn, leaves):
                     return self.ordinary(args, kwargs)
         return self.ordinary(args, kwargs)
 
@@ -269,7 +269,7 @@ class UserBody:
         for i, array in zip(self.live, arrays, strict=True):
             leaves[i] = array
         args, kwargs = self.spec.filled(iter(leaves))
-        with noticing(self.caller, self.mark, self.label, (self.fn, *self.own, *fixed)):
+        with noticing(self.caller, self.mark, self.label, self.fn, fixed):
             return flattened(self.runner._run((*self.own, *args), kwargs, self.call))
 
 

@@ -29,7 +29,9 @@ def mark_of(caller: Framework) -> Mark:
 
 
 @contextmanager
-def noticing(caller: Framework, mark: Mark, label: str, seen: Sequence[Any]) -> Iterator[None]:
+def noticing(
+    caller: Framework, mark: Mark, label: str, function: Any, passed: Sequence[Any]
+) -> Iterator[None]:
     """A context for a function: what it captures of ``caller`` is refused. See `Autodiff.noticing`."""
     token = _callers.set(mark[0])
     try:
@@ -38,7 +40,7 @@ def noticing(caller: Framework, mark: Mark, label: str, seen: Sequence[Any]) -> 
             for name in WITH_DERIVATIVES:
                 for framework in registry.loaded(name):
                     stack.enter_context(autodiff_of(framework).traced_apart((mark, runs_again.get())))
-            stack.enter_context(autodiff_of(caller).noticing(label, seen))
+            stack.enter_context(autodiff_of(caller).noticing(label, function, passed))
             yield
     finally:
         _callers.reset(token)

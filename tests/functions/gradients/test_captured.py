@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import gc
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -250,9 +253,6 @@ class Normal:
     def __init__(self, mean: Any) -> None:
         self.mean = mean
 
-    def times(self, x: Any) -> Any:
-        return x * torch.from_numpy(np.array(self.mean))
-
 
 def read_in_torch(mean: Any, x: Any) -> Any:
     return x * torch.from_numpy(np.array(mean))
@@ -267,9 +267,11 @@ AROUND_THE_ARGUMENTS: dict[str, Callable[[Any, Any], Any]] = {
     "generator": lambda t, v: in_torch(lambda g, x: read_in_torch(next(g), x))((y for y in [t]), v),
     "closure": lambda t, v: in_torch(lambda x: read_in_torch(t, x))(v),
     "default": lambda t, v: in_torch(lambda x, mean=t: read_in_torch(mean, x))(v),
-    "partial": lambda t, v: in_torch(functools.partial(lambda d, x: read_in_torch(d.mean, x), Normal(t)))(v),
+    "partial": lambda t, v: in_torch(functools.partial(read_in_torch, t))(v),
+    "container": lambda t, v: in_torch(
+        lambda x, known=collections.deque([{"t": t}]): read_in_torch(known[0]["t"], x)
+    )(v),
     "helper": lambda t, v: in_torch(lambda x: functools.partial(lambda y: read_in_torch(t, y))(x))(v),
-    "method": lambda t, v: in_torch(Normal(t).times)(v),
     "jax": lambda t, v: in_jax(lambda x: x * jnp.asarray(t.numpy()))(v),
 }
 
@@ -296,6 +298,47 @@ def test_a_tensor_in_a_global_is_refused() -> None:
             by_global(v)
         GLOBAL[:] = [tf.exp(2.0)]
         by_global(v)
+
+
+class Recurrent:
+    """An ordinary class: it keeps tensors that a tape follows, and its method of torch reads none of them."""
+
+    def __init__(self) -> None:
+        self.hidden, self.history = tf.zeros(3), []
+
+    @arraybridge.torch(grad="flow")
+    def step(self, x: Any, hidden: Any) -> Any:
+        return torch.tanh(x + hidden)
+
+    def __call__(self, x: Any) -> Any:
+        self.features = tf.tanh(x)
+        self.hidden = self.step(self.features, self.hidden)
+        self.history.append(self.hidden)
+        return self.hidden
+
+
+def test_what_an_object_keeps_is_no_sign_that_its_method_reads_it() -> None:
+    cell, native, v = Recurrent(), tf.zeros(3), tf.Variable(tf.ones(3))
+    with tf.GradientTape(persistent=True) as tape:
+        for _ in range(3):
+            y = cell(v)
+            native = tf.tanh(tf.tanh(v) + native)
+    np.testing.assert_allclose(tape.gradient(y, v), tape.gradient(native, v), rtol=1e-6)
+
+
+def test_what_cannot_be_looked_into() -> None:
+    parent = Normal(0)
+    child = Normal(weakref.proxy(parent))
+    del parent
+    gc.collect()
+    many = list(range(100_000))
+    v = tf.Variable([1.0])
+    with tf.GradientTape() as tape:
+        y = in_torch(lambda x, other, child=child, many=many: x * len(many))(v, child)
+    np.testing.assert_array_equal(tape.gradient(y, v), [100_000])
+    x = torch.ones(2, requires_grad=True)
+    in_tf(lambda x: (x * 2, child))(x)[0].sum().backward()
+    np.testing.assert_array_equal(x.grad, [2, 2])
 
 
 @pytest.mark.parametrize("caller", ["torch", "jax"])

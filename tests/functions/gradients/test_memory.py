@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -117,6 +118,54 @@ def test_a_function_of_torch_that_writes_to_its_argument_under_jit_is_refused() 
         jax.block_until_ready(jax.jit(lambda x: f(x) * 2)(jnp.zeros(64)))
 
 
+#: Functions of TensorFlow of two arguments, whose gradients are in memory that TensorFlow holds.
+GRADIENTS_HELD: dict[str, Callable[[Any, Any], Any]] = {
+    "zeros for what is not used": tf.function(lambda a, b: (tf.tanh(a), b + 1.0)),
+    "zeros, reshaped": lambda a, b: tf.identity_n([a * 2, tf.reshape(b, (3, 4))]),
+    "constant of a program": tf.function(lambda a, b: a * 2 + tf.sign(b)),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS_HELD)
+def test_torch_may_write_to_gradients_that_tensorflow_holds(name: str) -> None:
+    f = in_tf(GRADIENTS_HELD[name])
+    for _ in range(3):
+        a, b = torch.ones(12, requires_grad=True), torch.ones(12, requires_grad=True)
+        first = f(a, b)
+        (first[0] if isinstance(first, (list, tuple)) else first).sum().backward()
+        (3 * b).sum().backward()  # adds to what is there, in place
+        np.testing.assert_array_equal(b.grad, np.full(12, 3))
+    w = tf.Variable(tf.ones(12))  # and TensorFlow's own zeros are zeros
+    with tf.GradientTape() as tape:
+        u, _ = tf.identity_n([w * 2, w * 3])
+    np.testing.assert_array_equal(tape.gradient(u, w), np.full(12, 2))
+
+
+@pytest.mark.parametrize("make", [lambda: tf.linspace(0.0, 1.0, 5), lambda: tf.zeros(3), lambda: tf.eye(2)])
+def test_torch_may_write_to_a_constant_of_a_program(make: Callable[[], Any]) -> None:
+    f = in_tf(tf.function(lambda x: (tf.sin(x), make()), autograph=False))
+    for _ in range(3):
+        _, found = f(torch.ones(3, requires_grad=True))
+        np.testing.assert_array_equal(found.detach(), make())
+        with torch.no_grad():
+            found += 1000
+
+
+def test_of_an_unknown_tensorflow_all_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arraybridge.frameworks import tensorflow_buffers
+
+    y = tf.ones(3) * 2
+    assert not tensorflow_buffers.is_shared(y)
+    assert tensorflow_buffers.is_shared(tf.strings.as_string(y))
+    monkeypatch.setattr(tensorflow_buffers, "_KNOWN", ("1.0",))
+    tensorflow_buffers._holders_of_one.cache_clear()
+    try:
+        assert tensorflow_buffers.is_shared(y)
+    finally:
+        monkeypatch.undo()
+        tensorflow_buffers._holders_of_one.cache_clear()
+
+
 def test_what_a_rule_of_jax_keeps_is_copied_where_jit_is_switched_off() -> None:
     kept = jnp.arange(3.0)
 
@@ -143,7 +192,7 @@ def test_a_result_of_tensorflow_that_nobody_keeps_is_not_copied() -> None:
 
     def f(x: Any) -> Any:
         y = x * 2
-        places.append(np.asarray(memoryview(y)).__array_interface__["data"][0])
+        places.append(torch.from_dlpack(tf.experimental.dlpack.to_dlpack(y)).data_ptr())
         return y
 
     assert in_tf(f)(torch.ones(1 << 16, requires_grad=True)).data_ptr() == places[0]
@@ -163,6 +212,11 @@ def kept_by(keep: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return body
 
 
+def in_another_thread(f: Callable[[Any], Any], y: Any) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(f, y).result()
+
+
 def assigning(x: Any) -> Any:
     y = tf.exp(x)
     LAST.assign(y)
@@ -177,6 +231,9 @@ KEPT_BY_TENSORFLOW: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = 
     "variable": (kept_by(lambda y: tf.Variable(y, trainable=False)), lambda: RESULTS[0].read_value()),
     "assign": (assigning, LAST.read_value),
     "assign in a program": (tf.function(assigning), LAST.read_value),
+    "NumPy": (kept_by(np.asarray), lambda: RESULTS[0]),
+    "DLPack": (kept_by(lambda y: torch.from_dlpack(y.__dlpack__())), lambda: RESULTS[0].numpy()),
+    "another thread": (kept_by(lambda y: in_another_thread(tf.identity, y)), lambda: RESULTS[0]),
     "list of TensorFlow's": (
         kept_by(lambda y: tf.TensorArray(tf.float32, 1, clear_after_read=False).write(0, y)),
         lambda: RESULTS[0].read(0),

@@ -255,14 +255,16 @@ def test_a_second_order_of_what_was_traced() -> None:
     assert 0 < np.count_nonzero(g) < g.size
 
 
-@pytest.mark.parametrize("around", ["scan", "map", "calls", "a loop of calls"])
-def test_equal_calls_within_checkpoints_draw_what_their_pullbacks_draw(around: str) -> None:
-    f = in_torch(lambda x: x * torch.rand(3))
+def of_equal_calls(f: Callable[[Any], Any], around: str) -> Callable[[Any], Any]:
+    """A quadratic function: its gradient times x is twice its value, whatever was drawn."""
 
-    def loss(x: Any) -> Any:  # quadratic: the gradient times x is twice the value, whatever was drawn
+    def loss(x: Any) -> Any:
         if around == "scan":
             step = jax.checkpoint(lambda c, x: (c + jnp.sum(f(x) ** 2), None))
             return jax.lax.scan(step, 0.0, jnp.stack([x] * 4))[0]
+        if around == "the same in each step":
+            step = jax.checkpoint(lambda c, _: (c + jnp.sum(f(x) ** 2), None))
+            return jax.lax.scan(step, 0.0, jnp.zeros(4))[0]
         if around == "map":
             return jnp.sum(jax.lax.map(jax.checkpoint(f), jnp.stack([x] * 5)) ** 2)
         called = jax.checkpoint(jax.jit(f))
@@ -270,12 +272,54 @@ def test_equal_calls_within_checkpoints_draw_what_their_pullbacks_draw(around: s
             return jnp.sum(called(x) ** 2) + jnp.sum(called(x)) ** 2
         return sum((i + 1) * jnp.sum(called(x) ** 2) for i in range(5))
 
+    return loss
+
+
+@pytest.mark.parametrize("jitted", [True, False])
+@pytest.mark.parametrize("around", ["scan", "the same in each step", "map", "calls", "a loop of calls"])
+def test_equal_calls_within_checkpoints_draw_what_their_pullbacks_draw(around: str, jitted: bool) -> None:
+    loss = of_equal_calls(in_torch(lambda x: x * torch.rand(3)), around)
+    run = jax.jit(jax.value_and_grad(loss)) if jitted else jax.value_and_grad(loss)
     x, found = jnp.array([1.0, 2.0, 3.0]), []
-    for _ in range(3):
-        value, g = jax.value_and_grad(loss)(x)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        value, g = run(x)
         np.testing.assert_allclose(jnp.vdot(g, x), 2 * value, rtol=1e-5)
         found.append(float(value))
-    assert len(set(found)) == 3  # others each time
+    assert len(set(found)) == 3  # others for each seed
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit])
+def test_a_checkpoint_is_pulled_back_several_times(around: Callable[[Any], Any]) -> None:
+    for f in (around(jax.checkpoint(dropped)), jax.checkpoint(around(dropped))):
+        y, pull = jax.vjp(f, ONES)
+        for _ in range(3):
+            np.testing.assert_array_equal(pull(ONES)[0], y)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("order", ["checkpoint first", "gradient first"])
+def test_a_second_order_under_a_checkpoint(order: str, nested: bool) -> None:
+    f = in_torch(lambda x: torch.nn.functional.dropout(x, 0.5) * x * x)
+    again = (lambda f: jax.checkpoint(jax.checkpoint(f))) if nested else jax.checkpoint
+    total = lambda f: lambda x: f(x).sum()  # noqa: E731
+    gradient = jax.grad(total(again(f))) if order == "checkpoint first" else again(jax.grad(total(f)))
+    g, pull = jax.vjp(gradient, ONES)
+    np.testing.assert_array_equal(pull(ONES)[0], 2 * g)
+    assert 0 < np.count_nonzero(g) < g.size
+
+
+def test_random_numbers_that_are_forgotten_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arraybridge.functions.draws import Draws
+
+    monkeypatch.setattr(Draws, "_MOST", 8)
+    step = jax.checkpoint(lambda c, x: (c + jnp.sum(dropped(x)), None))
+    xs = jnp.arange(60.0).reshape(20, 3)
+    with pytest.raises(Exception, match="forgotten"):
+        jax.block_until_ready(jax.grad(lambda xs: jax.lax.scan(step, 0.0, xs)[0])(xs))
+    few = xs[:5] + 100
+    for _ in range(3):  # as often as one likes
+        jax.block_until_ready(jax.grad(lambda xs: jax.lax.scan(step, 0.0, xs)[0])(few))
 
 
 class Meddler:

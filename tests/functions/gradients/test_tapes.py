@@ -127,3 +127,12 @@ def test_slices_and_variables_as_results() -> None:
     trainable = tf.Variable(X)
     with pytest.raises(GradientError, match=r"trainable tf\.Variable"):
         in_tf(lambda x: (x * 3, trainable))(torch.tensor(X, requires_grad=True))
+
+
+@pytest.mark.parametrize("callee", CUBES)
+def test_a_cotangent_that_tensorflow_broadcasts(callee: str) -> None:
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = CUBES[callee](x)
+    np.testing.assert_array_equal(tape.gradient(y, x, output_gradients=tf.constant(2.0)), 6 * X**2)
