@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, decide, find_source
@@ -48,6 +48,7 @@ _Cupy = Literal["cupy", MemoryType.CUPY]
 _Torch = Literal["torch", MemoryType.TORCH]
 _Jax = Literal["jax", MemoryType.JAX]
 _Tensorflow = Literal["tensorflow", MemoryType.TENSORFLOW]
+_Source: TypeAlias = "FrameworkLike | None"
 
 
 class Options(TypedDict, total=False):
@@ -59,8 +60,8 @@ class Options(TypedDict, total=False):
     device: DeviceLike | None
 
 
-# A target named by a literal gives the type of the result. Where the target stands second, gpu_id stands
-# third: mypy does not see that the implementation sorts this out by itself.
+# A target named by a literal gives the type of the result, alone or after the source. Where it stands
+# second, gpu_id stands third: mypy does not see that the implementation sorts this out by itself.
 @overload
 def convert_memory(
     data: Any, target: _Numpy, gpu_id: GpuId = None, **options: Unpack[Options]
@@ -85,6 +86,30 @@ def convert_memory(
 def convert_memory(
     data: Any, target: FrameworkLike, gpu_id: GpuId = None, **options: Unpack[Options]
 ) -> Any: ...
+@overload
+def convert_memory(
+    data: Any, source_type: _Source, target_type: _Numpy, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> numpy.ndarray[Any, Any]: ...
+@overload
+def convert_memory(
+    data: Any, source_type: _Source, target_type: _Cupy, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> cupy.ndarray: ...
+@overload
+def convert_memory(
+    data: Any, source_type: _Source, target_type: _Torch, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> torch.Tensor: ...
+@overload
+def convert_memory(
+    data: Any, source_type: _Source, target_type: _Jax, gpu_id: GpuId = None, **options: Unpack[Options]
+) -> jax.Array: ...
+@overload
+def convert_memory(
+    data: Any,
+    source_type: _Source,
+    target_type: _Tensorflow,
+    gpu_id: GpuId = None,
+    **options: Unpack[Options],
+) -> tensorflow.Tensor: ...
 @overload
 def convert_memory(
     data: Any,
