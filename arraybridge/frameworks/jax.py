@@ -77,10 +77,12 @@ _DTYPES = frozenset(
 _PACKED = ("int4", "uint4")
 
 
-# A kernel's shared memory is exhausted by the kernel's own size, and no cache brings it back.
+# A kernel's shared memory is exhausted by the kernel's own size, and no cache brings it back. CUDA's
+# errors come under several codes (INTERNAL, UNKNOWN, FAILED_PRECONDITION). What blames the call is none.
 _OOM = re.compile(
     r"RESOURCE_EXHAUSTED: (?!.*[Ss]hared memory)"
-    r"|[A-Z_]+: .*(?:CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|STATUS_ALLOC_FAILED"
+    r"|(?!INVALID_ARGUMENT|NOT_FOUND|ALREADY_EXISTS|PERMISSION_DENIED|UNAUTHENTICATED|OUT_OF_RANGE|UNIMPLEMENTED"
+    r"|DATA_LOSS)[A-Z_]+: .*(?:CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|STATUS_ALLOC_FAILED"
     r"|[Ff]ailed to allocate|[Oo]ut of memory)",
     re.DOTALL,
 )

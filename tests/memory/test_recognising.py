@@ -143,6 +143,18 @@ def test_cupy() -> None:
         ("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 106496, available: 101376", False),
         ("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered", False),
         ("INVALID_ARGUMENT: Argument does not match host shape", False),
+        ("FAILED_PRECONDITION: Buffer Definition Event: Failed to allocate request for 2.0GiB", True),
+        ("UNKNOWN: CUDA_ERROR_OUT_OF_MEMORY: out of memory", True),
+        ("ABORTED: Out of memory while trying to allocate 1024 bytes.", True),
+        ("INVALID_ARGUMENT: out of memory-looking words", False),
+        ("INVALID_ARGUMENT: Failed to allocate what nobody can have", False),
+        ("NOT_FOUND: no kernel named CUDA_ERROR_OUT_OF_MEMORY", False),
+        ("UNIMPLEMENTED: Out of memory handling is not implemented", False),
+        ("ALREADY_EXISTS: out of memory handler", False),
+        ("PERMISSION_DENIED: Out of memory killer", False),
+        ("UNAUTHENTICATED: out of memory", False),
+        ("OUT_OF_RANGE: out of memory range", False),
+        ("DATA_LOSS: out of memory", False),
     ],
 )
 def test_jax_messages(message: str, expected: bool) -> None:
