@@ -8,7 +8,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Literal
 
-__all__ = ["MissingGpu", "Profiler", "missing_gpu", "set_annotating", "settings", "staging_allowed"]
+from arraybridge.errors import MissingGpuWarning, warn
+
+__all__ = [
+    "MissingGpu",
+    "OneWarning",
+    "Profiler",
+    "already_told",
+    "missing_gpu",
+    "set_annotating",
+    "settings",
+    "staging_allowed",
+    "warn_of_missing_gpu",
+]
 
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]
@@ -30,6 +42,30 @@ def missing_gpu() -> MissingGpu:
     """What to do when a GPU that was asked for is missing, in this thread or task."""
     chosen = _missing_gpu.get() or os.environ.get("ARRAYBRIDGE_MISSING_GPU") or "error"
     return _checked(chosen, "ARRAYBRIDGE_MISSING_GPU")
+
+
+#: Of which missing GPUs the present call has warned, where it may come to them again; None for other calls.
+already_told: ContextVar[dict[str, object] | None] = ContextVar("arraybridge_already_told", default=None)
+
+
+class OneWarning:
+    """A block that is one call to the user: it warns of a missing GPU once, for however many arrays."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        told = already_told.get()
+        self._token = already_told.set({} if told is None else told)
+
+    def __exit__(self, *_: object) -> None:
+        already_told.reset(self._token)
+
+
+def warn_of_missing_gpu(message: str) -> None:
+    """Say that the host stands in for a GPU, unless this call has said so before."""
+    told, mine = already_told.get(), object()
+    if told is None or told.setdefault(message, mine) is mine:  # several threads may work for one call
+        warn(message, MissingGpuWarning)
 
 
 def _checked(value: str, what: str) -> MissingGpu:

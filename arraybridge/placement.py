@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import find_or_host
 from arraybridge.types import Device, GpuId
 
 __all__ = [
@@ -90,9 +91,9 @@ class Placement(NamedTuple):
             return None
         framework = registry.framework(self.framework)
         if self.device is not None:
-            return framework.find_device(self.device)
+            return find_or_host(framework, self.device)
         index = card_meant(self.gpu_id)
-        return framework.find_device(framework.accelerator(index)) if isinstance(index, int) else None
+        return find_or_host(framework, framework.accelerator(index)) if isinstance(index, int) else None
 
 
 def placement(fn: Any) -> Placement | None:

@@ -112,7 +112,8 @@ class Device:
             name that TensorFlow gives it, or where a framework has no such thing the words of `str`.
 
         Raises:
-            DeviceNotFoundError: the framework has no such device.
+            DeviceNotFoundError: the framework has no such device. Under ``settings(missing_gpu="host")`` its
+                CPU comes back instead, with a warning, where it has one.
             UnknownFrameworkError, FrameworkNotInstalledError: there is no such framework.
 
         >>> Device("cpu").native("torch")

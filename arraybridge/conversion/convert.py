@@ -12,6 +12,7 @@ from arraybridge.conversion.routes import Route
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
+from arraybridge.options import OneWarning
 from arraybridge.placement import chosen_device
 from arraybridge.trees import map_arrays, note
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
@@ -359,7 +360,8 @@ def convert_tree(
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, gpu_id=gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
-    return map_arrays(tree, convert, say=note)
+    with OneWarning():
+        return map_arrays(tree, convert, say=note)
 
 
 def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:

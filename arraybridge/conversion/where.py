@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.parts import Pool
-from arraybridge.options import missing_gpu
 from arraybridge.types import Device, DeviceLike, GpuId, check_gpu_id
 
 __all__ = ["resolve_device", "shares_cards"]
@@ -29,23 +27,11 @@ def resolve_device(
         return _stay(source, target, here)
     else:
         wanted = target.accelerator(0 if gpu_id == "auto" else gpu_id)
-    try:
-        return _most_free(target, wanted) if gpu_id == "auto" else target.find_device(wanted)
-    except DeviceNotFoundError as error:
-        if wanted.kind == "cpu" or not target.has_host or missing_gpu() != "host":
-            raise
-        warn(
-            f"{target.name}: {wanted} is missing, so the array is placed on the host. {error.reason}",
-            MissingGpuWarning,
-        )
-        return CPU
-
-
-def _most_free(target: Framework, wanted: Device) -> Device:
-    accelerators = [d for d in target.devices() if d.kind != "cpu"]
-    if not accelerators:
-        return target.find_device(wanted)  # raises, with the reason
-    return max(accelerators, key=(target.pool or Pool()).free_memory_of)
+    if gpu_id == "auto":
+        accelerators = [d for d in target.devices() if d.kind != "cpu"]
+        if accelerators:
+            return max(accelerators, key=(target.pool or Pool()).free_memory_of)
+    return find_or_host(target, wanted)
 
 
 def _stay(source: Framework, target: Framework, here: Device) -> Device:

@@ -9,14 +9,12 @@ from typing import Any
 from arraybridge.errors import (
     DeviceNotFoundError,
     MemoryConversionError,
-    MissingGpuWarning,
-    warn,
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, visible_devices
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
-from arraybridge.options import missing_gpu
+from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device, FrameworkLike
 
 __all__ = [
@@ -176,19 +174,14 @@ def find_device(wanted: Device) -> Device:
     if wanted in there:
         return wanted
     if wanted.kind != "cpu" and missing_gpu() == "host":
-        return on_host_instead(wanted)
+        warn_of_missing_gpu(f"{wanted} is missing, so the CPU is used")
+        return CPU
     have = ", ".join(str(d) for d in there)
     advice = "" if wanted.kind == "cpu" else " (gpu_available() says whether there is one at all)"
     raise DeviceNotFoundError(
         f"no installed framework has a device {wanted} here; there are {have}{advice}.",
         reason=f"there is no device {wanted}",
     )
-
-
-def on_host_instead(wanted: Device) -> Device:
-    """The CPU, with a warning: what ``settings(missing_gpu="host")`` asks for."""
-    warn(f"{wanted} is missing, so the CPU is used", MissingGpuWarning)
-    return CPU
 
 
 def gpu_available() -> bool:

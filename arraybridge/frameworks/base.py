@@ -19,12 +19,13 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Dtyp
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Running, Streams
+from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device
 
 if TYPE_CHECKING:
     from arraybridge.frameworks.autodiff import Autodiff
 
-__all__ = ["CPU", "Framework", "open_devices", "refusals", "visible_devices"]
+__all__ = ["CPU", "Framework", "find_or_host", "open_devices", "refusals", "visible_devices"]
 
 CPU = Device("cpu", 0)
 
@@ -288,6 +289,23 @@ def visible_devices(framework: Framework) -> tuple[Device, ...]:
     """The framework's devices; opens no accelerator where it can tell without."""
     foretold = None if framework.pool is None else framework.pool.visible_devices()
     return framework.devices() if foretold is None else foretold
+
+
+def find_or_host(framework: Framework, wanted: Device) -> Device:
+    """``wanted``, if the framework has it; under ``settings(missing_gpu="host")`` the CPU instead of a GPU.
+
+    Raises:
+        DeviceNotFoundError: it has not, and its arrays cannot go to the host, or are not to.
+    """
+    try:
+        return framework.find_device(wanted)
+    except DeviceNotFoundError as error:
+        if wanted.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
+            raise
+        warn_of_missing_gpu(
+            f"{framework.name}: {wanted} is missing, so the host takes its place. {error.reason}"
+        )
+        return CPU
 
 
 def open_devices(framework: Framework) -> tuple[Device, ...]:

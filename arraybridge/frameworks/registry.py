@@ -18,7 +18,7 @@ from arraybridge.errors import (
     told,
     warn,
 )
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.frameworks.facts import BUILT_IN, Facts
 from arraybridge.frameworks.hints import hint_for
 from arraybridge.frameworks.plugins import broken, distribution_of, load, package_of, plugins
@@ -290,7 +290,7 @@ def loaded(name: str | None = None) -> list[Framework]:
 
 def _native_device(device: Device, name: FrameworkLike) -> Any:
     one = framework(framework_name(name))
-    found = one.find_device(device)
+    found = find_or_host(one, device)
     native = None if one.pool is None else one.pool.native_device(found)
     return str(found) if native is None else native
 

@@ -15,7 +15,7 @@ from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.functions.convert import being_compiled, convert, owner_name
 from arraybridge.functions.declaration import Call, Declaration
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
@@ -23,6 +23,7 @@ from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import takes_self
 from arraybridge.memory.recovery import attempted, faults, recovered
+from arraybridge.options import OneWarning
 from arraybridge.placement import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import (
@@ -197,7 +198,7 @@ class Runner(Declaration):
         if call.first is None and self.placed and card_meant(self.options.gpu_id) != "auto":
             # No array brings the device along; it has to be selected for those that the function makes.
             framework = framework_of(self.name)
-            with framework.selected(framework.find_device(self._wanted(framework))):
+            with framework.selected(find_or_host(framework, self._wanted(framework))):
                 return self.body(*args, **kwargs)
         # The place is known where it matters: on a card with streams.
         streams = None if call.place is None or not self.options.stream else framework_of(self.name).streams
@@ -264,6 +265,14 @@ class Runner(Declaration):
         """The arguments with their arrays brought to the framework, and what to remember of them."""
         if call is None:
             call = self.opened()
+        if self.placed and not being_compiled():
+            with OneWarning():
+                return self._entered(args, kwargs, call)
+        return self._entered(args, kwargs, call)
+
+    def _entered(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Call]:
         changed: list[Any] | None = None
         for i in range(self.skip, len(args)):
             value = args[i]

@@ -7,16 +7,15 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from arraybridge.devices.discovery import devices as all_devices
-from arraybridge.devices.discovery import find_device, on_host_instead
-from arraybridge.errors import DeviceNotFoundError
-from arraybridge.frameworks.base import CPU
+from arraybridge.devices.discovery import find_device
+from arraybridge.frameworks.base import CPU, find_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.followed import for_other_threads
 from arraybridge.lines.lanes import Lane
 from arraybridge.lines.line import Line, Station, here
 from arraybridge.lines.on_device import call_setup, move, own_framework, shown, working_on
 from arraybridge.lines.progress import with_progress
-from arraybridge.options import missing_gpu
+from arraybridge.options import OneWarning
 from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
@@ -94,17 +93,18 @@ def device_map(
         source = iter(items)
     except TypeError:
         raise TypeError(f"device_map takes items to iterate over, not {items!r}") from None
-    chosen = [d for d in _chosen(fn, devices) for _ in range(per_device)]
-    if processes:
-        from arraybridge.lines.processes import check_picklable, process_station
+    with OneWarning():
+        chosen = [d for d in _chosen(fn, devices) for _ in range(per_device)]
+        if processes:
+            from arraybridge.lines.processes import check_picklable, process_station
 
-        check_picklable(fn)
-        check_picklable(setup)
-        station = process_station(fn, chosen, setup)
-    else:
-        station = _thread_station(fn, chosen, setup)
+            check_picklable(fn)
+            check_picklable(setup)
+            station = process_station(fn, chosen, setup)
+        else:
+            station = _thread_station(fn, chosen, setup)
+        line = Line([station], _IN_FLIGHT * len(chosen), ordered, at=here())
     total = len(items) if isinstance(items, Sized) else None
-    line = Line([station], _IN_FLIGHT * len(chosen), ordered, at=here())
     results = line.run(for_other_threads(source))
     name = getattr(fn, "__name__", "device_map")
     return with_progress(results, name, total) if progress else results
@@ -141,15 +141,7 @@ def _chosen(fn: Any, wanted: Any) -> list[Device]:
             if not isinstance(index, int):
                 raise ValueError(f"devices={wanted!r} names {word!r}, which is no device; pass 'gpu:0' or 0")
             device = framework.accelerator(index) if framework is not None else Device("gpu", index)
-        if framework is None:
-            device = find_device(device)
-        else:
-            try:
-                device = framework.find_device(device)
-            except DeviceNotFoundError:
-                if device.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
-                    raise
-                device = on_host_instead(device)
+        device = find_device(device) if framework is None else find_or_host(framework, device)
         if device in found:
             raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")
         found.append(device)

@@ -25,6 +25,7 @@ from arraybridge.conversion.trace import open_logs
 from arraybridge.frameworks.parts import Mark, Running
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane, marks_of, received
+from arraybridge.options import already_told
 from arraybridge.timeline.events import Site, device_words, handed_out, site
 
 __all__ = ["Clock", "Line", "Shown", "Span", "Station", "here"]
@@ -173,6 +174,8 @@ class Line:
         self._stopped = False
         self._settings: list[Callable[[], AbstractContextManager[Any]]] = []
         self._threads: list[threading.Thread] = []
+        told = already_told.get()
+        self._warned: dict[str, object] = {} if told is None else told
 
     def run(self, source: Iterator[Any]) -> Iterator[Any]:
         """The results; reads the source as there is room, and ends the threads when it is closed.
@@ -252,6 +255,7 @@ class Line:
             for w in range(len(station.works)):
                 # Settings, traces and the default device of the caller hold in the threads that work for it.
                 context = copy_context()
+                context.run(already_told.set, self._warned)  # one call to the user, which warns once
                 if self.at is not None:
                     context.run(handed_out.set, self.at)
                 thread = threading.Thread(

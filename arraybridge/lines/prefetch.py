@@ -8,13 +8,11 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from arraybridge.conversion.convert import Grad, convert_tree
-from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.lines.lanes import Lane
 from arraybridge.lines.line import Line, Shown, Station, here
 from arraybridge.lines.progress import with_progress
-from arraybridge.options import missing_gpu
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
 __all__ = ["prefetch"]
@@ -99,7 +97,9 @@ def prefetch(
     def convert(item: Any) -> Any:
         if item is _END or isinstance(item, _Failed):
             return item
-        return convert_tree(item, name, gpu_id, device=device, dtype=dtype, copy=copy, grad=grad)
+        if place is not None:
+            return convert_tree(item, name, device=place, dtype=dtype, copy=copy, grad=grad)
+        return convert_tree(item, name, gpu_id, dtype=dtype, copy=copy, grad=grad)
 
     @contextmanager
     def enter(_: int, lane: Lane) -> Iterator[None]:
@@ -138,12 +138,7 @@ def _place(target: Framework, gpu_id: GpuId, device: DeviceLike | None) -> Devic
         wanted = target.accelerator(index)
     else:
         return None
-    try:
-        return target.find_device(wanted)
-    except DeviceNotFoundError:
-        if wanted.kind == "cpu" or missing_gpu() != "host":
-            raise
-        return None  # each conversion warns, and places the array on the host
+    return find_or_host(target, wanted)
 
 
 def _reader(source: Iterator[Any]) -> Callable[[Any], Any]:

@@ -16,7 +16,7 @@ import numpy as np
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import DeviceNotFoundError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.parts import Running
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
@@ -149,7 +149,8 @@ class BufferPool:
             shape: its shape.
             dtype: its dtype, by NumPy's name, as a NumPy dtype, or as ``torch.float32``.
             framework: whose array: one with mutable arrays (not JAX or TensorFlow).
-            gpu_id: on which accelerator; None: on the host, or on the current device of a framework
+            gpu_id: on which accelerator (under ``settings(missing_gpu="host")`` on the host, with a warning,
+                where that is missing); None: on the host, or on the current device of a framework
                 that has no host arrays.
             pinned: on the host, in page-locked memory, as of the function `pinned`; a NumPy array or a torch
                 tensor.
@@ -361,7 +362,7 @@ def _place(owner: Framework, gpu_id: int | None) -> Device:
         raise ValueError("take(gpu_id='auto') has no meaning; pass least_used_gpu(), a number or None")
     if index is None or owner.name == "numpy":
         return owner.find_device(owner.default_device())
-    return owner.find_device(owner.accelerator(index))
+    return find_or_host(owner, owner.accelerator(index))
 
 
 def _drop_idle(device: Device | None, name: str | None) -> int:
