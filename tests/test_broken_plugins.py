@@ -120,6 +120,26 @@ def test_an_entry_point_that_leads_nowhere(tmp_path: Path) -> None:
     assert found["again"]["object"] == "UnknownArrayError"
 
 
+@pytest.mark.parametrize("line", ["myarr", "myarr = \udcff"])
+def test_metadata_that_cannot_be_read(tmp_path: Path, line: str) -> None:
+    """Python cannot list the entry points of any package then."""
+    site = plant(tmp_path / "one", "")
+    info = tmp_path / "one" / "plug_dist-1.0.dist-info" / "entry_points.txt"
+    info.write_bytes(f"[{plugins.GROUP}]\n{line}\n".encode(errors="surrogateescape"))
+    sound = tmp_path / "two" / "sound-1.0.dist-info"
+    sound.mkdir(parents=True)
+    (sound / "METADATA").write_text("Metadata-Version: 2.1\nName: sound\nVersion: 1.0\n", encoding="utf-8")
+    (sound / "entry_points.txt").write_text(f"[{plugins.GROUP}]\nsound = a:B\n", encoding="utf-8")
+    found = report(os.pathsep.join([site, str(sound.parent)]))
+    assert {cls for cls, _, _ in found["named"].values()} == {"UnknownFrameworkError"}
+    assert all("sound" in message for _, message, _ in found["named"].values())
+    assert found["others"]["object"] == "UnknownArrayError"
+    assert "cpu" in found["others"]["devices"]
+    first, second = found["warnings"]
+    assert "the entry points of plug-dist are malformed" in first
+    assert "the package sound" in second  # which does not load, and is known
+
+
 def test_metadata_that_do_not_name_the_package(tmp_path: Path) -> None:
     site = plant(tmp_path, "raise RuntimeError")
     (tmp_path / "plug_dist-1.0.dist-info" / "METADATA").unlink()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from arraybridge.errors import FrameworkNotInstalledError, text_of, told
+from arraybridge.errors import FrameworkNotInstalledError, text_of, told, warn
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 __all__ = ["GROUP", "broken", "distribution_of", "load", "package_of", "plugins"]
 
@@ -25,8 +25,43 @@ def plugins() -> dict[str, EntryPoint]:
     if _plugins is None:
         from importlib.metadata import entry_points  # costs 20 ms, and only an unknown name or type needs it
 
-        _plugins = {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
+        unreadable: list[str] = []
+        try:
+            points = list(entry_points(group=GROUP))
+        except _MALFORMED:
+            points = _readable(unreadable)
+        _plugins = {point.name: point for point in points if point.name not in BUILT_IN}
+        if unreadable:
+            warn(
+                f"the entry points of {' and '.join(unreadable)} are malformed: what framework they may offer"
+                " is not known; install them anew",
+                RuntimeWarning,
+            )
     return _plugins
+
+
+# What reading malformed metadata raises. For all packages at once, the first such one fails all.
+_MALFORMED = (TypeError, ValueError, AttributeError, KeyError)
+
+
+def _readable(unreadable: list[str]) -> list[EntryPoint]:
+    """The entry points of each package by itself; ``unreadable`` is filled with the names of the others."""
+    from importlib.metadata import distributions
+
+    found: list[EntryPoint] = []
+    for one in distributions():
+        try:
+            found += one.entry_points.select(group=GROUP)
+        except _MALFORMED:
+            unreadable.append(_name_of(one) or "a package without a name")
+    return found[::-1]  # of two of one name, the one that would be imported
+
+
+def _name_of(one: Distribution) -> str:
+    try:
+        return one.name or ""
+    except _MALFORMED:  # without the file METADATA
+        return ""
 
 
 def package_of(point: EntryPoint) -> str:
@@ -36,10 +71,7 @@ def package_of(point: EntryPoint) -> str:
 
 def distribution_of(point: EntryPoint) -> str:
     """What was installed to bring an entry point, or ``""`` where its metadata do not say."""
-    try:
-        return (point.dist.name if point.dist is not None else "") or ""
-    except (TypeError, KeyError):  # without the file METADATA
-        return ""
+    return "" if point.dist is None else _name_of(point.dist)
 
 
 def load(point: EntryPoint) -> Framework:
