@@ -23,7 +23,7 @@ from arraybridge.errors import FrameworkNotInstalledError
 try:
     for _package in ("cloudpickle", "dask.array", "distributed"):
         importlib.import_module(_package)
-except ModuleNotFoundError as error:
+except ImportError as error:
     raise FrameworkNotInstalledError(
         'arraybridge.dask needs Dask and distributed; run pip install "dask[array]" distributed cloudpickle,'
         ' or pip install ".[dask]" in a checkout of arraybridge.',

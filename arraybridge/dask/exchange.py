@@ -36,7 +36,7 @@ def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any 
     >>> to_dask(np.zeros((4, 6)), chunks=(2, 3)).numblocks
     (2, 2)
     """
-    on_card = device_of(x).kind == "gpu" and registry.is_installed("cupy")
+    on_card = device_of(x).kind == "gpu" and registry.usable("cupy") is not None
     array = convert_memory(x, "cupy" if on_card else "numpy", grad=grad)
     if array.dtype.hasobject:
         raise DtypeNotSupportedError(

@@ -154,7 +154,8 @@ def _framework_for(device: Device) -> str:
         return "numpy"
     names = registry.for_numpy_code()
     for name in names:
-        if registry.is_installed(name) and device in visible_devices(registry.framework(name)):
+        one = registry.usable(name)
+        if one is not None and device in visible_devices(one):
             return name
     raise DeviceNotFoundError(
         f"none of {', '.join(names)} is installed with a device {device}, and others have no namespace;"

@@ -82,7 +82,7 @@ def _open(x: Any) -> tuple[Framework, np.ndarray]:
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
     """``x`` as an array of the first installed framework that reads CUDA memory, without a copy."""
     for name in ("cupy", "torch"):
-        if registry.is_installed(name):
-            target = registry.framework(name)
+        target = registry.usable(name)
+        if target is not None:
             return target, target.adopt(x, FOREIGN_HOST, CPU)
     raise refuse(FOREIGN_HOST, "a CUDA array", "install cupy or torch, which can read it")

@@ -180,7 +180,8 @@ def compare(
 
 def _framework_with(device: Device) -> str | None:
     for name in registry.for_numpy_code():
-        if registry.is_installed(name) and device in visible_devices(registry.framework(name)):
+        one = registry.usable(name)
+        if one is not None and device in visible_devices(one):
             return name
     return None
 

@@ -78,6 +78,27 @@ def test_what_is_there_but_broken_is_called_so(tmp_path: Path) -> None:
     assert "libtorch.so" in report["torch"][0]
 
 
+def test_whoever_can_read_it_may_be_broken(tmp_path: Path) -> None:
+    """CuPy, which could read this array of a card, does not import, and PyTorch is missing."""
+    (tmp_path / "cupy.py").write_text("raise OSError('no driver')", encoding="utf-8")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['torch'] = None\n"
+        "import arraybridge as ab\n"
+        "class OnCard:\n"
+        "    __cuda_array_interface__ = {'shape': (2,), 'typestr': '<f4', 'data': (64, True)}\n"
+        "try: ab.convert_memory(OnCard(), 'numpy')\n"
+        "except ab.MemoryConversionError as error: print(type(error).__name__, error)\n"
+        "try: ab.array_namespace(OnCard())\n"
+        "except ab.MemoryConversionError as error: print(type(error).__name__, error)\n"
+    )
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.startswith("ArrayNotSupportedError")
+    assert "install cupy or torch" in first
+    assert not second.startswith("FrameworkNotInstalledError")
+
+
 def test_a_package_is_asked_for_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert presence.can_find("json")
     assert presence.is_imported("json")
