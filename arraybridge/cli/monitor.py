@@ -104,7 +104,7 @@ def monitor(
         if as_json:
             for reading in readings:
                 _append(csv_file, reading)
-                output.print_json(asdict(reading), one_line=not once)
+                output.print_json(asdict(reading), one_line=True)
         elif once or not console.is_terminal:
             for reading in readings:
                 _append(csv_file, reading)

@@ -8,6 +8,7 @@ import operator
 import os
 import sys
 import weakref
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ __all__ = [
     "address",
     "aligned",
     "capsule",
+    "extents",
     "fresh",
     "guard",
     "np_dtype",
@@ -86,6 +88,42 @@ def np_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(name)
 
 
+def _dtype_meant(dtype: Any) -> np.dtype[Any]:
+    """The NumPy dtype of a name, of what NumPy takes, or of a framework's own dtype, as ``torch.float32``.
+
+    Raises:
+        DtypeNotSupportedError: ``ml_dtypes`` is needed and missing.
+        TypeError: NumPy has no such dtype.
+    """
+    try:
+        return np_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    except DtypeNotSupportedError:
+        raise
+    except TypeError as error:
+        # torch's prints as torch.float32, TensorFlow's has a name.
+        name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+        if not isinstance(dtype, str) and isinstance(name, str) and name != str(dtype):
+            with suppress(TypeError):
+                return np_dtype(name)
+        raise TypeError(
+            f"dtype={dtype!r} is no dtype that NumPy has; pass one by name, as 'float32', or as np.float32"
+        ) from error
+
+
+def extents(shape: Any) -> tuple[int, ...]:
+    """A shape as NumPy takes it: a whole number, or several.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    with suppress(TypeError):
+        return (operator.index(shape),)
+    try:
+        return tuple(map(operator.index, shape))
+    except TypeError as error:
+        raise TypeError(f"shape={shape!r} must be a whole number, or several, as (2, 3)") from error
+
+
 def address(view: np.ndarray) -> int:
     """Address of the first element."""
     try:
@@ -116,11 +154,11 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
 
     Args:
         shape: number of elements along each axis; C-contiguous.
-        dtype: of NumPy, or the name of one: ``"float32"``, ``"bfloat16"`` (with ``ml_dtypes``).
+        dtype: of NumPy, by name (``"float32"``; ``"bfloat16"`` with ``ml_dtypes``), or as ``torch.float32``.
 
     Raises:
         DtypeNotSupportedError: NumPy has this dtype only through ``ml_dtypes``, which is missing.
-        TypeError: there is no such dtype.
+        TypeError: NumPy has no such dtype, or the shape is no whole number, nor several.
         ValueError: a negative extent, or a dtype whose elements are Python objects.
 
     >>> image = aligned((512, 512), "float32")
@@ -128,13 +166,13 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     >>> image.ctypes.data % 64
     0
     """
-    extents = (operator.index(shape),) if not isinstance(shape, tuple | list) else tuple(shape)
-    if any(operator.index(extent) < 0 for extent in extents):
+    wanted = extents(shape)
+    if any(extent < 0 for extent in wanted):
         raise ValueError(f"shape={shape!r} has a negative extent")
-    kind = np_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    kind = _dtype_meant(dtype)
     if kind.hasobject:
         raise ValueError(f"dtype={kind} holds Python objects, which no other framework can share")
-    return packed(extents, kind)
+    return packed(wanted, kind)
 
 
 def packed(shape: tuple[int, ...], dtype: np.dtype[Any], near: int = 0) -> np.ndarray:

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from numbers import Real
 from typing import NamedTuple
 
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
@@ -255,6 +256,8 @@ def coexistence(fraction: float | None = None) -> dict[str, str]:
     """The environment variables that `coexist` sets."""
     chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
     if fraction is not None:
+        if isinstance(fraction, bool) or not isinstance(fraction, Real):
+            raise TypeError(f"fraction={fraction!r} must be a number over 0, at most 1, or None")
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction={fraction!r} is no share of a card; pass a number over 0, at most 1")
         chosen["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:g}"
@@ -304,7 +307,8 @@ def coexist(fraction: float | None = None) -> Coexistence:
         What was set, and for which frameworks it came too late.
 
     Raises:
-        ValueError: ``fraction`` is none.
+        TypeError: ``fraction`` is no number.
+        ValueError: it is no share.
 
     >>> print(coexist().environment["XLA_PYTHON_CLIENT_PREALLOCATE"])
     false

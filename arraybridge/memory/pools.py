@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 import threading
 import weakref
 from collections import deque
@@ -170,7 +169,7 @@ class BufferPool:
                 f"{owner.name} arrays are immutable, so that there is nothing to use again; take the buffer"
                 " as 'numpy', 'torch' or 'cupy'"
             )
-        shape = _extents(shape)
+        shape = hostmemory.extents(shape)
         if any(n < 0 for n in shape):
             raise ValueError(f"shape={shape} has a negative extent")
         try:
@@ -330,14 +329,6 @@ def _condition(owner: Framework, x: Any) -> tuple[Any, ...]:
 
 
 _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()
-
-
-def _extents(shape: Any) -> tuple[int, ...]:
-    """A shape as NumPy takes it: a whole number, or several."""
-    try:
-        return (operator.index(shape),)
-    except TypeError:
-        return tuple(operator.index(n) for n in shape)
 
 
 def _dtype_of_numbers(owner: Framework, name: str) -> np.dtype[Any]:

@@ -31,6 +31,13 @@ def test_once_prints_one_reading() -> None:
     assert "history" not in done.stdout
 
 
+def test_once_in_json_is_one_line() -> None:
+    done = run_cli("monitor", "--once", "--json")
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["devices"][0]["device"] == "cpu"
+
+
 def test_json_lines_and_csv(tmp_path: Path) -> None:
     file = tmp_path / "memory.csv"
     done = run_cli("monitor", "--count", "2", "--interval", "0.1", "--json", "--csv", str(file))

@@ -37,6 +37,33 @@ def test_the_default_is_numpys() -> None:
 
 
 @pytest.mark.parametrize(
+    ("framework", "name"),
+    [
+        *(("torch", name) for name in ("float32", "int16", "bool", "bfloat16", "float8_e5m2")),
+        *(("tensorflow", name) for name in ("float32", "bfloat16")),
+        *(("jax", name) for name in ("float32", "bfloat16")),
+    ],
+)
+def test_the_dtype_of_a_framework(framework: str, name: str) -> None:
+    module = require(framework)
+    module = module.numpy if framework == "jax" else module
+    assert aligned((2, 3), getattr(module, name)).dtype.name == name
+
+
+@pytest.mark.parametrize("dtype", ["no dtype", "x.float32", 3.5, "qint8"])
+def test_what_is_no_dtype_is_named(dtype: Any) -> None:
+    dtype = require("torch").qint8 if dtype == "qint8" else dtype
+    with pytest.raises(TypeError, match=r"dtype=.* is no dtype .*; pass .*'float32'"):
+        aligned(2, dtype)
+
+
+@pytest.mark.parametrize("shape", [2.5, "ab", None, (2, None)])
+def test_what_is_no_shape_is_named(shape: Any) -> None:
+    with pytest.raises(TypeError, match=r"shape=.* whole number"):
+        aligned(shape)
+
+
+@pytest.mark.parametrize(
     ("shape", "dtype", "error"),
     [
         ((-1,), "f4", ValueError),

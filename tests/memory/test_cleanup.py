@@ -307,3 +307,13 @@ print(arraybridge.free_memory(), Broken.asked == before)
 """
     done = run_python("-c", script)
     assert done.stdout.splitlines() == ["['numpy'] True", "0 True"], done.stderr
+
+
+def test_the_share_of_a_card_may_be_numpys() -> None:
+    assert cleanup.coexistence(np.float32(0.5))["CUPY_GPU_MEMORY_LIMIT"] == "50%"
+
+
+@pytest.mark.parametrize("bad", ["x", True, [0.5], np.True_, 1j])
+def test_coexist_takes_a_number(bad: Any) -> None:
+    with pytest.raises(TypeError, match=r"fraction=.* must be a number"):
+        arraybridge.coexist(bad)
