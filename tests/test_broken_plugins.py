@@ -167,6 +167,23 @@ def test_what_a_plug_in_says_itself_is_passed_on(tmp_path: Path) -> None:
     assert found["warnings"] == []
 
 
+def test_a_plug_in_that_uses_the_library_while_it_is_imported_is_not_broken(tmp_path: Path) -> None:
+    site = plant(tmp_path, "from brokenplug import Bridge")
+    (tmp_path / "brokenplug" / "__init__.py").write_text(
+        "import arraybridge\n"
+        "class Array: pass\n"
+        "early = arraybridge.convert_tree([Array()], 'numpy')\n"
+        "class Bridge(arraybridge.Framework):\n"
+        "    name, modules = 'myarr', ('brokenplug',)\n"
+        "    owns = lambda self, x: isinstance(x, Array)\n"
+        "    host_view = from_host = dtype_name = shape = nbytes = None\n",
+        encoding="utf-8",
+    )
+    program = "import brokenplug, arraybridge; print(arraybridge.detect_memory_type(brokenplug.early[0]))"
+    done = run_python("-c", program, env={"PYTHONPATH": paths(site)})
+    assert (done.returncode, done.stdout) == (0, "myarr\n"), done.stderr
+
+
 def test_a_plug_in_cannot_replace_a_built_in_framework(tmp_path: Path) -> None:
     found = report(plant(tmp_path, "raise RuntimeError", entry="numpy = brokenplug.bridge:Bridge"))
     assert found["others"]["convert_memory"] == [1, 1]

@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-__all__ = ["can_find", "is_hidden", "is_imported"]
+__all__ = ["can_find", "is_being_imported", "is_hidden", "is_imported"]
 
 
 def is_imported(package: str) -> bool:
     """Whether this process has imported a package. None in ``sys.modules`` says that it is not to be had."""
     return sys.modules.get(package) is not None
+
+
+def is_being_imported(package: str) -> bool:
+    """Whether a package is still at its own import, so that not all that it defines is there."""
+    return bool(getattr(getattr(sys.modules.get(package), "__spec__", None), "_initializing", False))
 
 
 def can_find(package: str) -> bool:

@@ -22,7 +22,7 @@ from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.frameworks.facts import BUILT_IN, Facts
 from arraybridge.frameworks.hints import hint_for
 from arraybridge.frameworks.plugins import broken, distribution_of, load, package_of, plugins
-from arraybridge.frameworks.presence import can_find, is_hidden, is_imported
+from arraybridge.frameworks.presence import can_find, is_being_imported, is_hidden, is_imported
 from arraybridge.types import Device, FrameworkLike, TypeMemo, native_makers, native_readers
 
 __all__ = [
@@ -333,7 +333,7 @@ def _load_plugins(root: str, x: Any) -> None:
         return  # lists, numbers and what every class derives from are nobody's arrays
     for name, point in plugins().items():
         package = package_of(point)
-        if name in _instances or (name != root and not is_imported(package)):
+        if name in _instances or (name != root and not is_imported(package)) or is_being_imported(package):
             continue
         if root in (name, package) and _looks_like_an_array(x):
             framework(name)
