@@ -17,15 +17,15 @@ __all__ = ["WITH_DERIVATIVES", "Mark", "mark_of", "noticing"]
 #: The frameworks of the house that have derivatives, known without importing them.
 WITH_DERIVATIVES = ("torch", "jax", "tensorflow", "mlx", "paddle")
 
-#: Who differentiates, the outermost first, and how often something was refused before.
-Mark = tuple[tuple[str, ...], int]
+#: Who differentiates, and how often something was refused before.
+Mark = tuple[frozenset[str], int]
 
-_callers: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("callers", default=())
+_callers: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("callers", default=frozenset())
 
 
 def mark_of(caller: Framework) -> Mark:
-    """What tells programs apart: one of another caller, or from before a refusal, was not looked into."""
-    return (*_callers.get(), caller.name), refusals.count
+    """What tells programs apart: one of other callers, or from before a refusal, was not looked into."""
+    return _callers.get() | {caller.name}, refusals.count
 
 
 @contextmanager
