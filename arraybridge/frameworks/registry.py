@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -273,11 +274,12 @@ def loaded(name: str | None = None) -> list[Framework]:
 
     One that is imported but does not work here (pyclesperanto without an OpenCL device) is left out.
     """
-    found = []
+    found, modules = [], sys.modules.keys()
     for known in framework_names() if name is None else [name]:
         ready = _instances.get(known)
         if ready is None and known in BUILT_IN and known not in _unusable:
-            if not any(is_imported(package) for package in BUILT_IN[known].packages):
+            packages = BUILT_IN[known].packages
+            if modules.isdisjoint(packages) or not any(is_imported(package) for package in packages):
                 continue
             try:
                 ready = framework(known)
