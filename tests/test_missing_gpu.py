@@ -96,6 +96,21 @@ def test_what_has_no_host_arrays_is_refused_all_the_same() -> None:
         Device("opencl", NOWHERE).native("pyclesperanto")
 
 
+def test_a_call_with_gradients_warns_once() -> None:
+    torch = require("torch")
+    require("jax")
+
+    @arraybridge.jax(grad="flow", gpu_id=NOWHERE)
+    def total(x: Any, y: Any, z: Any) -> Any:
+        return (x * y + z).sum()
+
+    args = [torch.ones(3, requires_grad=True) for _ in range(3)]
+    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert total(*args).tolist() == 6
+    assert len(seen) == 1
+
+
 def test_one_call_after_another_warns_anew() -> None:
     require("torch")
 

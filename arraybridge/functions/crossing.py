@@ -15,6 +15,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
 from arraybridge.functions.convert import convert
 from arraybridge.functions.draws import Draws
+from arraybridge.options import OneWarning
 from arraybridge.trees import source_of
 from arraybridge.types import Device
 
@@ -74,7 +75,8 @@ class Crossing:
     def entered(self, arrays: Sequence[Any]) -> list[Any]:
         """The arguments of an operation, as arrays of the callee; results go to where the first one is."""
         self.home = self.caller.device_of(arrays[0])
-        return [self.enter(x) for x in arrays]
+        with OneWarning():
+            return [self.enter(x) for x in arrays]
 
     def leave(self, x: Any) -> Any:
         """A result or gradient as a plain array of the caller, where the caller's first array is."""
