@@ -1,4 +1,4 @@
-"""Prints how many functions of the package a warm split call enters: undisturbed, and with one failure."""
+"""Prints how many functions of the package warm calls enter: two that may be split, and a pipeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ def failing() -> Any:
     return work(x)
 
 
-for call in (lambda: work(x), failing):
+pipeline = arraybridge.Pipeline(
+    arraybridge.torch(lambda x: x + 1), arraybridge.numpy(lambda x: x * 2), microbatches=1
+)
+
+for call in (lambda: work(x), failing, lambda: pipeline(x)):
     for _ in range(3):
         call()
     print(len(functions_entered(call)))
