@@ -101,7 +101,7 @@ class Operation(Protocol):
     is_pullback: bool
     #: Whether the caller may run it again for the backward; set before `linearise`.
     repeats: bool
-    #: Whether it draws no random numbers, which its pullback would have to draw again; known once foretold.
+    #: Whether it has no random numbers that its pullback would have to draw again.
     quiet: bool
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:

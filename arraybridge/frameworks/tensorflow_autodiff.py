@@ -238,7 +238,7 @@ class TensorflowAutodiff(Autodiff):
         except _NOT_FORETOLD as error:
             raise _not_foretold(label, told(error)) from error
         drawing = drawing_among(op.node_def for op in program.graph.get_operations())
-        if drawing:
+        if drawing and any(wanted):
             raise _cannot_draw_again(label, drawing)
         variables = _smooth_among(program.graph.trainable_variables)
         if any(wanted) and variables:

@@ -31,7 +31,14 @@ def captured_by(function: Any, is_it: Callable[[Any], bool]) -> Any:
     that it names, and in containers there. What objects have as attributes does not count: an object with
     a history of its results, or ``self``, is no sign that a function reads it.
     """
-    return _found([function], is_it, lambda _: ())
+    return _found([function, *_methods_called(function)], is_it, lambda _: ())
+
+
+def _methods_called(function: Any) -> Iterator[Any]:
+    """What runs where an object is called: of a module, its ``forward``."""
+    if not isinstance(function, FunctionType):
+        for name in ("__call__", "forward"):
+            yield getattr(type(function), name, None)
 
 
 def _found(todo: list[Any], is_it: Callable[[Any], bool], parts: Callable[[Any], Iterable[Any]]) -> Any:
@@ -54,8 +61,9 @@ def _held_by(x: Any, cls: type, parts: Callable[[Any], Iterable[Any]]) -> Iterab
         return _of_function(x)
     if issubclass(cls, dict):
         return tuple(islice(dict.values(x), _MOST))
-    if issubclass(cls, _SEVERAL):
-        return tuple(islice(cls.__iter__(x), _MOST))
+    for several in _SEVERAL:
+        if issubclass(cls, several):
+            return tuple(islice(several.__iter__(x), _MOST))  # not by a method of the user's own
     if issubclass(cls, partial):
         return (x.func, x.args, x.keywords)
     if cls is MethodType:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import GradientError, MemoryConversionError
+from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
     Body,
@@ -29,6 +29,7 @@ from arraybridge.frameworks.tokens import kept_by
 from arraybridge.functions.convert import convert
 from arraybridge.functions.crossing import Crossing
 from arraybridge.functions.draws import Drawn, again, first
+from arraybridge.functions.inside import may_be_written_to
 from arraybridge.structure import Structure
 from arraybridge.trees import ARRAY, is_array, kind_of, kinds, source_of
 
@@ -72,8 +73,8 @@ class Bridge:
         self.read_again: tuple[bool, ...] = ()
         #: The random numbers that the function drew when it ran, to draw them again; None without any.
         self.drawn: Drawn | None = None
-        #: Whether it draws none where its caller traces, and its pullback need not know of its forward.
-        self.quiet = False
+        #: Whether it has none to draw again, so that its pullback need not know of its forward.
+        self.quiet = self.common.there.random_state() is None
         self._empty: list[Any] = []
         self._places: list[int] = []
         self._spec: Structure | None = None
@@ -148,7 +149,8 @@ class Bridge:
         arguments = [common.here.span(x) for x in arrays]
         self._copy_state(found, arguments)
         if not common.caller.mutable:
-            return [common.leave(x) for x in found]
+            held = [i in kept and may_be_written_to(common.caller) for i in self._places]
+            return [common.leave(common.callee.copy(x) if h else x) for x, h in zip(found, held, strict=True)]
         # Where results can be written to, they lie apart from the arguments and from one another.
         known = [*arguments, *map(common.there.span, self.beside)]
         results = common.apart(found, known, kept=[i in kept for i in self._places])
@@ -193,11 +195,15 @@ class Bridge:
 
     # -- pullbacks --------------------------------------------------------------------------------
 
-    def pull(self, linear: Linear, cotangents: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-        result: list[Any] = self.common.then(self._pull, linear, cotangents, known)
+    def pull(
+        self, linear: Linear, cotangents: Sequence[Any], known: Sequence[Any], noticing: bool = False
+    ) -> list[Any]:
+        result: list[Any] = self.common.then(self._pull, linear, cotangents, known, noticing)
         return result
 
-    def _pull(self, linear: Linear, cotangents: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+    def _pull(
+        self, linear: Linear, cotangents: Sequence[Any], known: Sequence[Any], noticing: bool
+    ) -> list[Any]:
         common = self.common
         given = [
             None if cotangent is None else common.enter(cotangent)
@@ -207,7 +213,9 @@ class Bridge:
         spans = [common.here.span(x) for x in known]
         spans += [common.here.span(x) for x in cotangents if x is not None]
         spans += [common.there.span(x) for x in linear.residuals() or ()]
-        gradients = linear.pull(given)
+        # A rule of the user's may read what the caller differentiates, which counts for the next order.
+        with common.here.noticing(self.label, None, ()) if noticing else nullcontext():
+            gradients = linear.pull(given)
         found = iter(common.apart(gradients, spans, kept=[False] * len(gradients) if linear.fresh else None))
         return [next(found) if wanted else None for wanted in self.wanted]
 
@@ -247,15 +255,7 @@ class Bridge:
         for shape, dtype in shapes:
             self.common.callee.supports(dtype, shape)
         wanted = tuple(w and n for w, n in zip(self.wanted, needed, strict=True))
-        drew: list[Any] | None = None
-
-        def body(arrays: list[Any]) -> tuple[list[Any], Any]:
-            nonlocal drew
-            with there.drawing() as drew:
-                return self.body(arrays)
-
-        leaves, spec, found = there.foretell(body, shapes, wanted, self.label)
-        self.quiet = there.random_state() is None or drew == []
+        leaves, spec, found = there.foretell(self.body, shapes, wanted, self.label)
         self.common.draws.checkpointed |= self.common.here.is_checkpointed()
         arrays, given = self._laid_out(leaves, spec), iter(found)
         owns = self.common.callee.owns
@@ -282,7 +282,9 @@ class Bridge:
         common = self.common
         entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
         before = list(map(common.there.version, entered))
-        found = self._drawn_of(entered, arrays, keep, number, asked)
+        # What was not foretold, behind a switch of the user's own, is noticed now.
+        with common.there.repeatable(self.label) if keep or self.is_pullback else nullcontext():
+            found = self._drawn_of(entered, arrays, keep, number, asked)
         if before != list(map(common.there.version, entered)):
             raise writes_to_argument(common.callee.name, self.label, "x.clone()")
         return found
@@ -309,26 +311,12 @@ class Bridge:
                 leaves = again(common.there, drawn, self.label, self._leaves, entered, asked)
             else:
                 leaves, drawn = first(common.there, self._watched, self._leaves, entered, asked)
-                if self.quiet and drawn is not None and drawn.changed and (keep or self.is_pullback):
-                    leaves = self._still_quiet(entered, asked)
         finally:
             if alone:
                 _drawing_here.release()
-        if not keep or self.is_pullback or self.quiet or drawn is None:
+        if not keep or self.is_pullback or drawn is None:
             return leaves, 0
         return leaves, common.draws.remember(drawn, arrays, seed)
-
-    def _still_quiet(self, entered: list[Any], asked: Sequence[bool]) -> list[Any]:
-        """Run it again where the state of the generator changed: another thread may have drawn."""
-        with self.common.there.drawing() as drew:
-            leaves = self._leaves(entered, asked)
-        if drew:
-            raise GradientError(
-                f"{self.label}(): it draws random numbers, and drew none when its shapes were foretold; draw"
-                " always or never inside of one program of JAX, or pass what is random as an argument",
-                reason="random numbers that were not foretold",
-            )
-        return leaves
 
     def _leaves(self, entered: list[Any], _asked: Sequence[bool]) -> list[Any]:
         return self.body(entered)[0]
@@ -404,7 +392,9 @@ class Pullback(Bridge):
             return self.run(arrays)
         cotangents = self._cotangents(arrays)
         smooth = iter(cotangents)
-        gradients = self.outer.pull(hint, [next(smooth) if s else None for s in self.outer.smooth], arrays)
+        gradients = self.outer.pull(
+            hint, [next(smooth) if s else None for s in self.outer.smooth], arrays, True
+        )
         return self._laid_out(self._taken(gradients), None)
 
     def _cotangents(self, arrays: Sequence[Any]) -> list[Any]:

@@ -118,23 +118,22 @@ class Draws:
     the run that it belongs to.
 
     Under jax.checkpoint the function runs several times for its value, before and after pullbacks, and
-    nothing tells which of these runs belong together: there the random numbers depend on the arguments, and
-    on the seed. A program that was made elsewhere may come under a checkpoint, too: what shows it is a second
-    run of the same arguments before a pullback.
+    nothing tells which of these runs belong together: there the random numbers depend on the arguments; once
+    a pullback followed, on the seed, too. A program that was made elsewhere may come under a checkpoint: what
+    shows it is a second run of the same arguments before a pullback.
     """
 
-    _MOST = 4096
+    _MOST, _MOST_FORGOTTEN = 4096, 65536
 
     def __init__(self) -> None:
         #: Whether it is under jax.checkpoint.
         self.checkpointed = False
         self._lock = threading.Lock()
         self._numbers = itertools.count(-1, -1)  # those of tokens are positive
-        self._runs: OrderedDict[int, tuple[Drawn, bytes]] = OrderedDict()
-        #: What runs of these arguments drew, and whether a pullback followed one of them.
-        self._open: OrderedDict[bytes, tuple[Drawn, bool]] = OrderedDict()
-        #: What is not known any more, and no pullback followed: under a checkpoint one will.
-        self._forgotten: set[bytes] = set()
+        self._runs: OrderedDict[int, _Runs] = OrderedDict()
+        self._open: OrderedDict[bytes, _Runs] = OrderedDict()
+        #: What is not known any more; another run of it may come.
+        self._forgotten: OrderedDict[bytes, None] = OrderedDict()
 
     def of_run(self, number: int) -> Drawn | None:
         """What the run of this number drew, for its pullback; None for 0.
@@ -147,13 +146,11 @@ class Draws:
         with self._lock:
             if number not in self._runs:
                 raise _forgotten()
-            drawn, key = self._runs[number]
-            if key in self._open:
-                if self.checkpointed:
-                    self._open[key] = (drawn, True)
-                else:
-                    del self._open[key]
-            return drawn
+            runs = self._runs[number]
+            runs.pulled = True
+            if not self.checkpointed and self._open.get(runs.key) is runs:
+                del self._open[runs.key]
+            return runs.drawn
 
     def of_arguments(self, arrays: Sequence[np.ndarray], seed: Hashable) -> Drawn | None:
         """What a run of these arguments drew, if this may be another one of the same call.
@@ -162,31 +159,43 @@ class Draws:
             GradientError: it is forgotten.
         """
         with self._lock:
-            if not self._open and not self._forgotten:
+            if not self._open:
                 return None
-            key = _fingerprint(arrays, seed)
+            key = _fingerprint(arrays)
             if key in self._forgotten:
                 raise _forgotten()
-            if key not in self._open:
+            runs = self._open.get(key)
+            if runs is None or (runs.pulled and runs.seed != seed):
                 return None
-            self.checkpointed = True
+            self.checkpointed, runs.seed = True, seed
             self._open.move_to_end(key)
-            return self._open[key][0]
+            return runs.drawn
 
     def remember(self, drawn: Drawn, arrays: Sequence[np.ndarray], seed: Hashable) -> int:
         """Keep what a run drew, which a pullback will follow; returns its number."""
-        key = _fingerprint(arrays, seed)
+        key = _fingerprint(arrays)
         with self._lock:
             number = next(self._numbers)
-            self._runs[number] = (drawn, key)
-            self._open.setdefault(key, (drawn, False))
+            runs = self._open.get(key)
+            if runs is None or runs.drawn is not drawn:
+                runs = self._open[key] = _Runs(drawn, key, seed)
+            self._runs[number] = runs
             if len(self._runs) > self._MOST:
                 self._runs.popitem(last=False)
             if len(self._open) > self._MOST:
-                oldest, (_, pulled) = self._open.popitem(last=False)
-                if not pulled:
-                    self._forgotten.add(oldest)
+                self._forgotten[self._open.popitem(last=False)[0]] = None
+            if len(self._forgotten) > self._MOST_FORGOTTEN:
+                self._forgotten.popitem(last=False)
             return number
+
+
+class _Runs:
+    """Runs for the value, of equal arguments, that drew the same."""
+
+    def __init__(self, drawn: Drawn, key: bytes, seed: Hashable) -> None:
+        self.drawn, self.key, self.seed = drawn, key, seed
+        #: Whether a pullback followed.
+        self.pulled = False
 
 
 def _forgotten() -> GradientError:
@@ -197,10 +206,10 @@ def _forgotten() -> GradientError:
     )
 
 
-def _fingerprint(arrays: Sequence[np.ndarray], seed: Hashable) -> bytes:
+def _fingerprint(arrays: Sequence[np.ndarray]) -> bytes:
     import hashlib  # costs 12 ms, which `import arraybridge` saves
 
-    digest = hashlib.blake2b(repr(seed).encode(), digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for x in arrays:
         digest.update(np.ascontiguousarray(x).tobytes())
     return digest.digest()

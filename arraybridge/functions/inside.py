@@ -12,7 +12,7 @@ from arraybridge.frameworks.autodiff import refusals, runs_again
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions.crossing import autodiff_of
 
-__all__ = ["WITH_DERIVATIVES", "Mark", "mark_of", "noticing"]
+__all__ = ["WITH_DERIVATIVES", "Mark", "mark_of", "may_be_written_to", "noticing"]
 
 #: The frameworks of the house that have derivatives, known without importing them.
 WITH_DERIVATIVES = ("torch", "jax", "tensorflow", "mlx", "paddle")
@@ -26,6 +26,11 @@ _callers: contextvars.ContextVar[frozenset[str]] = contextvars.ContextVar("calle
 def mark_of(caller: Framework) -> Mark:
     """What tells programs apart: one of other callers, or from before a refusal, was not looked into."""
     return _callers.get() | {caller.name}, refusals.count
+
+
+def may_be_written_to(caller: Framework) -> bool:
+    """Whether what ``caller`` gets can be written to later, by itself or by who called what is around."""
+    return caller.mutable or any(registry.framework(name).mutable for name in _callers.get())
 
 
 @contextmanager

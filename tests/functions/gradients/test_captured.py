@@ -166,6 +166,21 @@ def test_a_counter_is_no_parameter(callee: str) -> None:
     np.testing.assert_array_equal(g, [2, 2])
 
 
+@pytest.mark.parametrize("read", [float, torch.Tensor.tolist, torch.Tensor.numpy])
+def test_a_backward_rule_that_reads_a_parameter_of_torch(read: Any) -> None:
+    w = torch.tensor(3.0, requires_grad=True)
+
+    @jax.custom_vjp
+    def scaled(x: Any) -> Any:
+        return x * 3
+
+    scaled.defvjp(lambda x: (x * 3, None), lambda _, ct: (ct * jnp.asarray(read(w)),))
+    x = torch.ones(2, requires_grad=True)
+    y = in_jax(scaled)(x).sum()
+    with pytest.raises((GradientError, RuntimeError), match=r"reads the numbers|requires grad"):
+        torch.autograd.grad(y, x, create_graph=True)
+
+
 def test_a_backward_rule_that_reads_a_variable() -> None:
     @jax.custom_vjp
     def scaled(x: Any) -> Any:
@@ -290,12 +305,23 @@ GLOBAL: list[Any] = []
 by_global = in_torch(lambda x: read_in_torch(GLOBAL[0], x))
 
 
+class Reading(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return read_in_torch(GLOBAL[0], x)
+
+
+class LazyList(list):  # type: ignore[type-arg]
+    def __iter__(self) -> Any:
+        raise AssertionError("nobody asked for it")
+
+
 def test_a_tensor_in_a_global_is_refused() -> None:
     v = tf.Variable(1.0)
     with tf.GradientTape():
         GLOBAL[:] = [tf.exp(v)]
-        with pytest.raises(GradientError, match="captures a tensor"):
-            by_global(v)
+        for f in (by_global, in_torch(Reading())):
+            with pytest.raises(GradientError, match="captures a tensor"):
+                f(v)
         GLOBAL[:] = [tf.exp(2.0)]
         by_global(v)
 
@@ -334,7 +360,8 @@ def test_what_cannot_be_looked_into() -> None:
     many = list(range(100_000))
     v = tf.Variable([1.0])
     with tf.GradientTape() as tape:
-        y = in_torch(lambda x, other, child=child, many=many: x * len(many))(v, child)
+        lazy = LazyList([1, 2])
+        y = in_torch(lambda x, other, child=child, many=many: x * len(many) * bool(len(lazy)))(v, child)
     np.testing.assert_array_equal(tape.gradient(y, v), [100_000])
     x = torch.ones(2, requires_grad=True)
     in_tf(lambda x: (x * 2, child))(x)[0].sum().backward()

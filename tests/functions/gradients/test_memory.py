@@ -151,6 +151,50 @@ def test_torch_may_write_to_a_constant_of_a_program(make: Callable[[], Any]) -> 
             found += 1000
 
 
+@pytest.mark.parametrize("part", ["split", "slice", "unstack"])
+def test_torch_may_write_to_the_beginning_of_a_larger_buffer(part: str) -> None:
+    parts: dict[str, Callable[[Any], list[Any]]] = {
+        "split": lambda y: tf.split(y, 2),
+        "slice": lambda y: [y[:2], y[2:]],
+        "unstack": lambda y: tf.unstack(tf.reshape(y, (2, 2, 16))),
+    }
+    kept: list[Any] = []
+
+    def body(x: Any) -> Any:
+        found = parts[part](x * 2)
+        kept[:] = [tf.identity(y) for y in found]
+        return found
+
+    for y in in_tf(body)(torch.ones(4, 16, requires_grad=True)):
+        y.detach().zero_()
+    for y in kept:
+        np.testing.assert_array_equal(y, np.full((2, 16), 2))
+
+
+@pytest.mark.parametrize("how", ["variable", "attribute", "identity"])
+def test_torch_may_write_to_what_comes_through_a_function_of_jax(how: str) -> None:
+    state = {"variable": tf.Variable(tf.ones(4), trainable=False), "kept": tf.ones(4)}
+
+    @in_tf
+    def cell(x: Any) -> Any:
+        before = state["variable"] if how == "variable" else tf.stop_gradient(state["kept"])
+        new = x * before
+        if how == "variable":
+            state["variable"].assign(new)
+        else:
+            state["kept"] = tf.stop_gradient(new) if how == "identity" else new + 0
+            return state["kept"] if how == "attribute" else new
+        return new
+
+    outer, found = in_jax(lambda x: cell(x)), []
+    x = torch.full((4,), 2.0, requires_grad=True)
+    for _ in range(3):
+        y = outer(x)
+        found.append(float(y[0].detach()))
+        y.detach().clamp_(max=1.0)
+    assert found == [2, 4, 8]
+
+
 def test_of_an_unknown_tensorflow_all_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     from arraybridge.frameworks import tensorflow_buffers
 

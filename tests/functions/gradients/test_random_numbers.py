@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -219,32 +220,70 @@ def test_the_forward_is_left_out_where_nothing_needs_it() -> None:
     runs: list[str] = []
 
     def counted(x: Any) -> Any:
-        runs.append(type(x).__name__)
-        return torch.sin(x) * x
+        tf.py_function(lambda: runs.append("run"), [], [])
+        return tf.sin(x) * x
 
-    x = jnp.arange(3.0)
-    pull = jax.jit(jax.grad(lambda x: in_torch(counted)(x).sum()))
-    jax.block_until_ready(pull(x))
-    runs.clear()
-    g = jax.block_until_ready(pull(x))
-    np.testing.assert_allclose(g, np.cos(x) * x + np.sin(x), rtol=1e-6)
-    assert len(runs) == 1
-    with_value = jax.jit(jax.value_and_grad(lambda x: in_torch(counted)(x).sum()))
-    jax.block_until_ready(with_value(x))
-    runs.clear()
-    jax.block_until_ready(with_value(x))
-    assert len(runs) == 2
+    f, x = in_tf(counted), jnp.arange(3.0)
+    pull = jax.jit(jax.grad(lambda x: f(x).sum()))
+    with_value = jax.jit(jax.value_and_grad(lambda x: f(x).sum()))
+    for program, times in ((pull, 1), (with_value, 2)):
+        jax.block_until_ready(program(x))
+        runs.clear()
+        jax.block_until_ready(program(x))
+        assert len(runs) == times
+    np.testing.assert_allclose(pull(x), np.cos(x) * x + np.sin(x), rtol=1e-6)
 
 
-def test_what_draws_only_sometimes_is_refused_where_jax_traces() -> None:
-    runs: list[int] = []
+@pytest.mark.parametrize("around", ["jit", "cached program", "checkpoint"])
+@pytest.mark.parametrize("callee", ["tensorflow", "generator of torch"])
+def test_what_draws_only_later_is_noticed_then(callee: str, around: str) -> None:
+    training, generator = [False], torch.Generator()
 
-    def sometimes(x: Any) -> Any:
-        runs.append(1)
-        return x * torch.rand(3) if len(runs) > 1 else x * 2
+    def body(x: Any) -> Any:
+        if not training[0]:
+            return x * 2
+        return x * (
+            tf.random.uniform([16]) if callee == "tensorflow" else torch.rand(16, generator=generator)
+        )
 
-    with pytest.raises(Exception, match="drew none when its shapes were foretold"):
-        jax.block_until_ready(jax.jit(jax.grad(lambda x: in_torch(sometimes)(x).sum()))(jnp.ones(3)))
+    f = in_tf(body) if callee == "tensorflow" else in_torch(body)
+    program = jax.checkpoint(lambda x: f(x)) if around == "checkpoint" else jax.jit(lambda x: f(x))
+    run = program if around == "cached program" else lambda x: program(x)
+    jax.block_until_ready(jax.vjp(run, jnp.ones(16))[1](jnp.ones(16)))
+    training[0] = True
+    with pytest.raises(Exception, match="cannot draw again"):
+        jax.block_until_ready(jax.vjp(run, jnp.ones(16))[1](jnp.ones(16)))
+
+
+@pytest.mark.parametrize("how", ["jit", "checkpoint"])
+def test_a_function_that_draws_in_a_thread_of_its_own(how: str) -> None:
+    def body(x: Any) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return x * pool.submit(lambda: torch.rand(16)).result()
+
+    f = in_torch(body)
+    y, pull = (
+        jax.jit(lambda x: jax.vjp(f, x))(ONES[:16]) if how == "jit" else jax.vjp(jax.checkpoint(f), ONES[:16])
+    )
+    np.testing.assert_array_equal(pull(ONES[:16])[0], y)
+
+
+def test_what_draws_where_it_drew_nothing_before() -> None:
+    training = [True]
+    f = in_torch(lambda x: torch.nn.functional.dropout(x, 0.5, training=training[0]))
+    program = jax.jit(lambda x: f(x))
+    for now in (True, False, True):
+        training[0] = now
+        y, pull = jax.vjp(program, ONES)
+        torch.rand(1)
+        np.testing.assert_array_equal(pull(ONES)[0], y)
+
+
+def test_tensorflow_may_draw_where_nobody_differentiates() -> None:
+    f = in_tf(lambda x: x * 0 + tf.random.uniform([16]))
+    for way in (jax.jit, jax.vmap):
+        x = ONES[:16] if way is jax.jit else jnp.ones((2, 16))
+        assert 0 < float(way(lambda x: f(x))(x).mean()) < 1
 
 
 def test_a_second_order_of_what_was_traced() -> None:
@@ -287,6 +326,42 @@ def test_equal_calls_within_checkpoints_draw_what_their_pullbacks_draw(around: s
         np.testing.assert_allclose(jnp.vdot(g, x), 2 * value, rtol=1e-5)
         found.append(float(value))
     assert len(set(found)) == 3  # others for each seed
+
+
+@pytest.mark.parametrize("when", ["before the backward", "inside of another function"])
+def test_a_seed_that_is_set_meanwhile(when: str) -> None:
+    other = in_torch(lambda x: (torch.manual_seed(42), x)[1])
+    if when == "before the backward":
+        for _ in range(3):
+            y, pull = jax.vjp(jax.checkpoint(dropped), ONES)
+            torch.manual_seed(5)
+            np.testing.assert_array_equal(pull(ONES)[0], y)
+        called = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            called.append(jax.vjp(jax.checkpoint(dropped), ONES))
+        for y, pull in called:
+            np.testing.assert_array_equal(pull(ONES)[0], y)
+        return
+
+    def loss(x: Any) -> Any:
+        y = jax.checkpoint(lambda x: dropped(x))(x)
+        return jnp.sum(other(y)), y
+
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        (_, y), g = run(ONES)
+        np.testing.assert_array_equal(g, y)
+
+
+def test_a_pullback_does_not_take_the_numbers_of_another_call() -> None:
+    program = jax.jit(lambda x: dropped(x))
+    y, first = jax.vjp(program, ONES)
+    np.testing.assert_array_equal(first(ONES)[0], y)
+    z, pull = jax.vjp(jax.checkpoint(program), ONES)
+    first(ONES)
+    np.testing.assert_array_equal(pull(ONES)[0], z)
 
 
 @pytest.mark.parametrize("around", [lambda f: f, jax.jit])
