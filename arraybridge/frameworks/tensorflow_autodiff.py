@@ -163,14 +163,11 @@ class TensorflowAutodiff(Autodiff):
                 kept = kept_among(leaves)
                 outputs = self._outputs(leaves)
             # What does not depend on an argument may be memory that TensorFlow was lent.
-            kept |= {
-                i
-                for i, x in enumerate(leaves)
-                if isinstance(x, _EAGER) and (not _is_taped([x]) or is_shared(x))
-            }
+            kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and not _is_taped([x])}
             hiding = found_within((x for x in leaves if not isinstance(x, tf.Tensor)), _is_followed)
         if hiding is not None:
             raise hidden("tensorflow", label)
+        kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and i not in kept and is_shared(x)}
         if waiting:  # what comes back as it is goes through no operation
             constants += [x for x in outputs if isinstance(x, _EAGER) and x._id < begin and id(x) not in own]
         linear = _Tape()

@@ -28,13 +28,13 @@ def is_shared(x: Any) -> bool:
     Who looked at it through Python's buffer protocol counts for as long as ``x`` lives. What TensorFlow was
     lent by another framework has a buffer of its own, which tells nothing of who else holds that memory.
     """
-    alone = _holders_of_one()
+    alone, two = _holders_of_one_and_two()
     if alone == 0 or _holders(x) != alone:
         return True
-    # Of the beginning of a larger buffer, as the first of `tf.split`, the larger one is counted.
-    with tf.init_scope():  # no tape needs this
-        other = tf.identity(x)
-    return _holders(x) <= alone or other is x
+    # Of the beginning of a larger buffer, as the first of `tf.split`, the larger one is counted, and one more
+    # of this one does not show.
+    other = tf.raw_ops.Identity(input=x)
+    return _holders(x) != two or other is x
 
 
 def _holders(x: Any) -> int:
@@ -57,11 +57,12 @@ def _word(address: int) -> int:
 
 
 @cache
-def _holders_of_one() -> int:
-    """What `_holders` says of a tensor whose memory is its own; 0 where it tells nothing."""
+def _holders_of_one_and_two() -> tuple[int, int]:
+    """What `_holders` says of a tensor by itself, and with another one in its memory; zeros if nothing."""
     if not tf.__version__.startswith(_KNOWN):
-        return 0
+        return 0, 0
     x = tf.constant([1.0, 2.0]) * 2.0
     alone = _holders(x)
-    other = tf.identity(x)
-    return alone if _holders(x) > alone > 0 and _holders(other) > alone else 0
+    other = tf.raw_ops.Identity(input=x)
+    two = _holders(x)
+    return (alone, two) if _holders(other) == two > alone > 0 else (0, 0)

@@ -255,7 +255,15 @@ class Bridge:
         for shape, dtype in shapes:
             self.common.callee.supports(dtype, shape)
         wanted = tuple(w and n for w, n in zip(self.wanted, needed, strict=True))
-        leaves, spec, found = there.foretell(self.body, shapes, wanted, self.label)
+        drew: list[Any] | None = None
+
+        def body(arrays: list[Any]) -> tuple[list[Any], Any]:
+            nonlocal drew
+            with there.drawing() as drew:
+                return self.body(arrays)
+
+        leaves, spec, found = there.foretell(body, shapes, wanted, self.label)
+        self.common.draws.foretold |= drew != []
         self.common.draws.checkpointed |= self.common.here.is_checkpointed()
         arrays, given = self._laid_out(leaves, spec), iter(found)
         owns = self.common.callee.owns
@@ -314,7 +322,7 @@ class Bridge:
         finally:
             if alone:
                 _drawing_here.release()
-        if not keep or self.is_pullback or drawn is None:
+        if not keep or self.is_pullback or drawn is None or not (drawn.changed or common.draws.foretold):
             return leaves, 0
         return leaves, common.draws.remember(drawn, arrays, seed)
 

@@ -126,8 +126,8 @@ class Draws:
     _MOST, _MOST_FORGOTTEN = 4096, 65536
 
     def __init__(self) -> None:
-        #: Whether it is under jax.checkpoint.
-        self.checkpointed = False
+        #: Whether it is under jax.checkpoint, and whether it drew where its shapes were foretold.
+        self.checkpointed = self.foretold = False
         self._lock = threading.Lock()
         self._numbers = itertools.count(-1, -1)  # those of tokens are positive
         self._runs: OrderedDict[int, _Runs] = OrderedDict()

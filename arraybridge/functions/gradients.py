@@ -137,8 +137,8 @@ class FlowRunner(Runner):
     ) -> Any:
         here = autodiff_of(caller)
         try:
-            here.refuse_call([leaves[i] for i in live], self.label)
             arrays = [here.prepare(leaves[i]) for i in live]
+            here.refuse_call(arrays, self.label)
             call = Call()
             # Of a worker of `device_map`, which may have ended when the backward runs.
             place = None if self.placed else self._running_on()

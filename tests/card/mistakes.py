@@ -195,8 +195,8 @@ MISTAKES = (
     Mistake(
         "inputs are not held",
         "lines/line.py",
-        "                    lane.hold(item)\n",
-        "",
+        "                        readers = lane.hold(item)\n",
+        "                        readers = []\n",
         (*ORDERING, *LINES),
     ),
     Mistake(

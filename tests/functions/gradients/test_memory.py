@@ -202,12 +202,12 @@ def test_of_an_unknown_tensorflow_all_is_copied(monkeypatch: pytest.MonkeyPatch)
     assert not tensorflow_buffers.is_shared(y)
     assert tensorflow_buffers.is_shared(tf.strings.as_string(y))
     monkeypatch.setattr(tensorflow_buffers, "_KNOWN", ("1.0",))
-    tensorflow_buffers._holders_of_one.cache_clear()
+    tensorflow_buffers._holders_of_one_and_two.cache_clear()
     try:
         assert tensorflow_buffers.is_shared(y)
     finally:
         monkeypatch.undo()
-        tensorflow_buffers._holders_of_one.cache_clear()
+        tensorflow_buffers._holders_of_one_and_two.cache_clear()
 
 
 def test_what_a_rule_of_jax_keeps_is_copied_where_jit_is_switched_off() -> None:
