@@ -16,6 +16,7 @@ __all__ = ["captured_by", "found_within"]
 #: How many objects are looked at, those nearest first; a model with its layers has more.
 _MOST = 200
 _NOTHING_IN = (int, float, complex, str, bytes, bytearray, type(None), type, ModuleType, CodeType)
+_CACHED = type(lru_cache(len))
 _SEVERAL = (list, tuple, set, frozenset, deque)
 
 
@@ -66,6 +67,8 @@ def _held_by(x: Any, cls: type, parts: Callable[[Any], Iterable[Any]]) -> Iterab
             return tuple(islice(several.__iter__(x), _MOST))  # not by a method of the user's own
     if issubclass(cls, partial):
         return (x.func, x.args, x.keywords)
+    if cls is _CACHED:
+        return (x.__wrapped__,)
     if cls is MethodType:
         return (x.__func__,)
     if cls is CellType:
@@ -75,7 +78,7 @@ def _held_by(x: Any, cls: type, parts: Callable[[Any], Iterable[Any]]) -> Iterab
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     yield from function.__closure__ or ()
-    yield from (function.__defaults__, function.__kwdefaults__, getattr(function, "__wrapped__", None))
+    yield from (function.__defaults__, function.__kwdefaults__, function.__dict__)
     known = function.__globals__
     yield from (known[name] for name in _globals_named_in(function.__code__) if name in known)
 

@@ -322,7 +322,7 @@ class Bridge:
         finally:
             if alone:
                 _drawing_here.release()
-        if not keep or self.is_pullback or drawn is None or not (drawn.changed or common.draws.foretold):
+        if not keep or self.is_pullback or drawn is None:
             return leaves, 0
         return leaves, common.draws.remember(drawn, arrays, seed)
 

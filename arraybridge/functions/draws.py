@@ -129,8 +129,11 @@ class Draws:
         #: Whether it is under jax.checkpoint, and whether it drew where its shapes were foretold.
         self.checkpointed = self.foretold = False
         self._lock = threading.Lock()
-        self._numbers = itertools.count(-1, -1)  # those of tokens are positive
+        # Those of tokens are positive.
+        self._numbers, self._odd_numbers = itertools.count(-2, -2), itertools.count(-1, -2)
         self._runs: OrderedDict[int, _Runs] = OrderedDict()
+        #: Of runs that seem to have drawn nothing, by odd numbers: they may have put the state back.
+        self._others: OrderedDict[int, Drawn] = OrderedDict()
         self._open: OrderedDict[bytes, _Runs] = OrderedDict()
         #: What is not known any more; another run of it may come.
         self._forgotten: OrderedDict[bytes, None] = OrderedDict()
@@ -144,6 +147,8 @@ class Draws:
         if not number:
             return None
         with self._lock:
+            if number % 2:
+                return self._others.get(number)
             if number not in self._runs:
                 raise _forgotten()
             runs = self._runs[number]
@@ -173,6 +178,13 @@ class Draws:
 
     def remember(self, drawn: Drawn, arrays: Sequence[np.ndarray], seed: Hashable) -> int:
         """Keep what a run drew, which a pullback will follow; returns its number."""
+        if not (drawn.changed or self.foretold):
+            with self._lock:
+                number = next(self._odd_numbers)
+                self._others[number] = drawn
+                if len(self._others) > self._MOST:
+                    self._others.popitem(last=False)
+                return number
         key = _fingerprint(arrays)
         with self._lock:
             number = next(self._numbers)

@@ -273,6 +273,10 @@ def read_in_torch(mean: Any, x: Any) -> Any:
     return x * torch.from_numpy(np.array(mean))
 
 
+def map_first(mean: Callable[[], Any], x: Any) -> Any:
+    return read_in_torch(mean(), x)
+
+
 #: Ways to a tensor of TensorFlow that is no argument: a function of the tensor and of a variable.
 AROUND_THE_ARGUMENTS: dict[str, Callable[[Any, Any], Any]] = {
     "object": lambda t, v: in_torch(lambda d, x: read_in_torch(d.mean, x))(Normal(t), v),
@@ -287,6 +291,7 @@ AROUND_THE_ARGUMENTS: dict[str, Callable[[Any, Any], Any]] = {
         lambda x, known=collections.deque([{"t": t}]): read_in_torch(known[0]["t"], x)
     )(v),
     "helper": lambda t, v: in_torch(lambda x: functools.partial(lambda y: read_in_torch(t, y))(x))(v),
+    "cached helper": lambda t, v: in_torch(functools.partial(map_first, functools.lru_cache(lambda: t)))(v),
     "jax": lambda t, v: in_jax(lambda x: x * jnp.asarray(t.numpy()))(v),
 }
 

@@ -268,6 +268,28 @@ def test_a_function_that_draws_in_a_thread_of_its_own(how: str) -> None:
     np.testing.assert_array_equal(pull(ONES[:16])[0], y)
 
 
+def test_what_puts_the_state_back_where_it_drew_nothing_before() -> None:
+    training = [False]
+
+    def body(x: Any) -> Any:
+        if not training[0]:
+            return x * 1
+        with torch.random.fork_rng(devices=[]):
+            return torch.nn.functional.dropout(x, 0.5)
+
+    f = in_torch(body)
+
+    def loss(x: Any) -> Any:
+        y = f(x)
+        return dropped(y).sum() * 0 + y.sum(), y
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    for now in (False, True, True):
+        training[0] = now
+        (_, y), g = step(ONES)
+        np.testing.assert_array_equal(g, y)
+
+
 def test_what_draws_where_it_drew_nothing_before() -> None:
     training = [True]
     f = in_torch(lambda x: torch.nn.functional.dropout(x, 0.5, training=training[0]))
