@@ -15,9 +15,23 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import CannotSplitError
-from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, source_of, together
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.autodiff import Span, overlap
+from arraybridge.frameworks.registry import find_owner
+from arraybridge.structure import flattened
+from arraybridge.trees import (
+    ARRAY,
+    LEAF,
+    arrays_of,
+    kind_of,
+    kinds,
+    leaves_of,
+    map_arrays,
+    source_of,
+    together,
+)
 
-__all__ = ["check_parts", "extent", "fixed", "joined", "part", "plain", "rows"]
+__all__ = ["check_parts", "extent", "fixed", "joined", "owned", "part", "plain", "rows"]
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
@@ -102,6 +116,62 @@ def joined(parts: Sequence[Any], axis: int, *, given: Any = None, noun: str = "p
         return owner.concatenate([source_of(x)[1] for x in column], axis)
 
     return together(parts, join, noun)
+
+
+def owned(held: list[Any], *, unsure: bool = True, given: Any = None) -> Any:
+    """What a list holds, its arrays copied where others may write to them later: a function's own buffer.
+
+    Args:
+        held: one value, which nobody else holds for the one who asks: it is taken out, and a container is
+            taken apart, so that whoever still holds what was in there is somebody else.
+        unsure: copy also where nobody can tell, as in memory that another framework lends.
+        given: what the function was given: a view of that is no buffer of the function's own.
+    """
+    kind = kinds.get(type(held[0])) or kind_of(held[0])
+    if kind == LEAF:
+        return held[0]
+    if kind == ARRAY:
+        return _owned(held, unsure, given)
+    leaves, structure = flattened(held.pop())
+    for i in range(len(leaves)):
+        if (kinds.get(type(leaves[i])) or kind_of(leaves[i])) == ARRAY:
+            held.append(leaves[i])
+            leaves[i] = None
+            leaves[i] = _owned(held, unsure, given)
+    return structure.filled(iter(leaves))
+
+
+def _owned(held: list[Any], unsure: bool, given: Any) -> Any:
+    x = held.pop()
+    owner = find_owner(x)
+    changes: bool | None = None  # of another library, or a framework that has no word for it
+    if owner is not None and owner.running is not None:
+        changes = owner.running.may_change(x)
+    elif owner is not None and not owner.mutable:
+        changes = False
+    if not (unsure if changes is None else changes):
+        return x
+    if given is not None and overlap(_span(x), [_span(y) for y in arrays_of(given)]):
+        return x
+    if owner is None:
+        owner, x = source_of(x)
+    if owner.autodiff is not None:
+        value = owner.autodiff.prepare(x)
+        if value is not x:  # of a tf.Variable, as its tape follows it
+            return value
+    return owner.copy(x)
+
+
+def _span(x: Any) -> Span | None:
+    owner, data = source_of(x)
+    if owner.name == "numpy":
+        # np.byte_bounds has moved between NumPy 1 and 2.
+        start = hostmemory.address(data)
+        steps = (
+            [(n - 1) * step for n, step in zip(data.shape, data.strides, strict=True)] if data.size else []
+        )
+        return start + sum(s for s in steps if s < 0), start + sum(s for s in steps if s > 0) + data.itemsize
+    return None if owner.autodiff is None else owner.autodiff.span(data)
 
 
 def check_parts(parts: Sequence[Any], axis: int, count: int, given: Any) -> None:

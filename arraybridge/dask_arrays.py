@@ -243,7 +243,7 @@ def _saved_by_dask(x: Any) -> tuple[dict[str, Any], list[Any]]:
 def load(header: dict[str, Any], frames: list[Any]) -> Any:
     """The array of a header and its frames, on the device that it came from where there is one such here."""
     if "framework" not in header:  # written by a process that is not prepared; only torch's are
-        (own,) = (answer for (ours, _), answer in _replaced.items() if ours is load)
+        (own,) = (answer for (ours, _), answer in _replaced.copy().items() if ours is load)
         return own(header, frames)
     owner = registry.framework(header["framework"])
     dtype, shape = hostmemory.np_dtype(header["dtype"]), tuple(header["shape"])

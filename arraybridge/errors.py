@@ -9,8 +9,10 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
+from contextvars import ContextVar
 from types import FrameType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 __all__ = [
     "ArrayNotSupportedError",
@@ -22,12 +24,16 @@ __all__ = [
     "GradientError",
     "MemoryConversionError",
     "MissingGpuWarning",
+    "Place",
     "SourceMismatchError",
     "UnknownArrayError",
     "UnknownFrameworkError",
+    "handed_from",
     "nearest",
+    "note_on",
     "outside",
     "page_of",
+    "place",
     "text_of",
     "told",
     "warn",
@@ -50,6 +56,12 @@ def text_of(error: BaseException) -> str | None:
         return None
 
 
+def note_on(error: BaseException, note: str) -> None:
+    """Add a note to an error of somebody else, where its class lets one: a frozen dataclass does not."""
+    with suppress(Exception):  # what stands in its __setattr__ is unknown
+        BaseException.add_note(error, note)
+
+
 def told(error: BaseException) -> str:
     """``"ValueError: its message"``, or the class alone where there is no message to be had."""
     words = text_of(error)
@@ -57,18 +69,47 @@ def told(error: BaseException) -> str:
 
 
 def outside() -> tuple[FrameType, int]:
-    """The innermost frame that is not of this package, and how many frames above the caller of this it is."""
+    """The innermost frame that is not of this package, and how many frames above the caller of this it is.
+
+    Nor one of `contextlib`, through which a ``with`` statement enters what this package offers.
+    """
     frame, level = sys._getframe(1), 1
-    package = __name__.partition(".")[0]
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
+    ours = (__name__.partition(".")[0], "contextlib")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     return frame, level
 
 
+#: File and line of the user's code, and the names of its module.
+Place = tuple[str, int, dict[str, Any]]
+
+#: The place at which work was handed to this thread, which is one of ours.
+handed_from: ContextVar[Place | None] = ContextVar("arraybridge_handed_from", default=None)
+
+
+def _handed_to(frame: FrameType) -> Place | None:
+    return handed_from.get() if frame.f_globals.get("__name__") == "threading" else None
+
+
+def place() -> Place:
+    """The line of the user's code that calls this package now."""
+    frame, _ = outside()
+    return _handed_to(frame) or (frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+
+
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's code that called this package, however deep inside it we stand."""
-    _, level = outside()
-    warnings.warn(message, category, stacklevel=level)
+    """Warn at the line of the user's code that called this package, however deep inside it we stand.
+
+    In a thread of ours in which none of that code runs, it is the line that handed the work to the thread.
+    """
+    frame, level = outside()
+    handed = _handed_to(frame)
+    if handed is None:
+        warnings.warn(message, category, stacklevel=level)
+        return
+    file, line, names = handed
+    told = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, file, line, names.get("__name__"), told)
 
 
 def page_of(cls: type[MemoryConversionError]) -> str:

@@ -6,7 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import numpy as np
 
 from arraybridge.errors import MissingGpuWarning, warn
 
@@ -14,7 +16,11 @@ __all__ = [
     "MissingGpu",
     "OneWarning",
     "Profiler",
+    "Settings",
+    "after_one_warning",
     "already_told",
+    "hold",
+    "in_force",
     "missing_gpu",
     "set_annotating",
     "settings",
@@ -64,15 +70,30 @@ class OneWarning:
 def warn_of_missing_gpu(message: str) -> None:
     """Say that the host stands in for a GPU, unless this call has said so before."""
     told, mine = already_told.get(), object()
-    if told is None or told.setdefault(message, mine) is mine:  # several threads may work for one call
+    first = told is None or told.setdefault(message, mine) is mine  # several threads may work for one call
+    if first and not _quiet.get():
         warn(message, MissingGpuWarning)
 
 
-def _checked(value: str, what: str) -> MissingGpu:
-    if value == "error":
-        return "error"
-    if value == "host":
-        return "host"
+_quiet: ContextVar[bool] = ContextVar("arraybridge_quiet", default=False)
+
+
+@contextmanager
+def after_one_warning(warned: bool) -> Iterator[None]:
+    """A block that warns of no missing GPU where ``warned``, of another one, has been said already."""
+    token = _quiet.set(warned or _quiet.get())
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
+
+def _checked(value: object, what: str) -> MissingGpu:
+    if isinstance(value, str):  # an array would be compared value by value
+        if value == "error":
+            return "error"
+        if value == "host":
+            return "host"
     raise ValueError(f"{what} is {value!r}; it must be 'error' or 'host'")
 
 
@@ -115,15 +136,40 @@ def settings(
     >>> with arraybridge.settings(missing_gpu="host"):
     ...     pass
     """
-    if staging not in (None, True, False):
+    if staging is not None and not (isinstance(staging, (int, np.bool_)) and staging in (True, False)):
         raise ValueError(f"staging is {staging!r}; it must be True or False")
-    if annotate not in (None, "torch", "jax", "nvtx"):
+    if annotate is not None and not (isinstance(annotate, str) and annotate in ("torch", "jax", "nvtx")):
         raise ValueError(f"annotate is {annotate!r}; it must be 'torch', 'jax' or 'nvtx'")
     chosen = _missing_gpu.get() if missing_gpu is None else _checked(missing_gpu, "missing_gpu")
-    tokens = _missing_gpu.set(chosen), _staging.set(_staging.get() if staging is None else staging)
+    tokens = _missing_gpu.set(chosen), _staging.set(_staging.get() if staging is None else bool(staging))
     try:
         with nullcontext() if annotate is None else _annotating[0](annotate):
             yield
     finally:
         _missing_gpu.reset(tokens[0])
         _staging.reset(tokens[1])
+
+
+class Settings(NamedTuple):
+    """What a thread or task has set, as another process can be told: all but ``annotate``."""
+
+    missing_gpu: MissingGpu | None
+    staging: bool | None
+    told: tuple[str, ...]
+
+
+def in_force() -> Settings:
+    """What this thread or task has set, for `hold` in another process."""
+    return Settings(_missing_gpu.get(), _staging.get(), tuple(already_told.get() or ()))
+
+
+@contextmanager
+def hold(there: Settings) -> Iterator[None]:
+    """Work for the call of another process, whose settings hold, and which warns once."""
+    with settings(missing_gpu=there.missing_gpu, staging=there.staging):
+        told: dict[str, object] = dict.fromkeys(there.told, "")
+        token = already_told.set(told)
+        try:
+            yield
+        finally:
+            already_told.reset(token)

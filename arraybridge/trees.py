@@ -36,10 +36,10 @@ __all__ = [
     "kinds",
     "leaves_of",
     "map_arrays",
-    "note",
     "opened",
     "outline",
     "prefix",
+    "refuse_circle",
     "remade",
     "source_of",
     "together",
@@ -277,15 +277,48 @@ def _registered_node(tree: Any) -> Node:
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
-    """What is no container, arrays and all else, in order."""
+    """What is no container, arrays and all else, in order.
+
+    Raises:
+        ValueError: a container contains itself.
+    """
     if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
         yield tree
         return
-    for child in _children(tree):
-        if (kinds.get(type(child)) or kind_of(child)) == TREE:
-            yield from leaves_of(child)
-        else:
-            yield child
+    try:
+        for child in _children(tree):
+            if (kinds.get(type(child)) or kind_of(child)) == TREE:
+                yield from leaves_of(child)
+            else:
+                yield child
+    except RecursionError:
+        refuse_circle(tree)
+        raise
+
+
+def refuse_circle(tree: Any) -> None:
+    """To be asked after a `RecursionError`, which may have other reasons.
+
+    Raises:
+        ValueError: a container in there contains itself.
+    """
+    around: dict[int, Any] = {}  # those that the next one is in, which it may not be
+    done: dict[int, Any] = {}  # both hold them, so that no other object gets their numbers
+    waiting = [(tree, False)]
+    while waiting:
+        one, left = waiting.pop()
+        if left:
+            del around[id(one)]
+            done[id(one)] = one
+        elif id(one) in around:
+            raise ValueError(
+                f"{outline(one)} contains itself, so that there is no end of looking for arrays in it; pass"
+                " a container without the reference to itself"
+            ) from None
+        elif id(one) not in done and (kinds.get(type(one)) or kind_of(one)) == TREE:
+            around[id(one)] = one
+            waiting.append((one, True))
+            waiting += [(child, False) for child in _children(one)]
 
 
 def _children(tree: Any) -> Iterable[Any]:
@@ -315,11 +348,6 @@ def prefix(error: Exception, where: str) -> None:
         error.args = (f"{where}: {text_of(error) or type(error).__name__}",)
 
 
-def note(error: Exception, where: str) -> None:
-    """Say below the error's message what it is about."""
-    error.add_note(where)
-
-
 def map_arrays(
     tree: Any,
     change: Callable[[Any], Any],
@@ -341,6 +369,7 @@ def map_arrays(
     Raises:
         MemoryConversionError: from ``change``.
         ArrayNotSupportedError: a container cannot be rebuilt.
+        ValueError: a container contains itself.
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
     if kind == ARRAY or isinstance(tree, also):
@@ -350,6 +379,9 @@ def map_arrays(
     trail: list[str] = []
     try:
         return _mapped(tree, change, also, trail)
+    except RecursionError:
+        refuse_circle(tree)
+        raise
     except (MemoryConversionError, ValueError) as error:
         if trail:
             say(error, f"at {''.join(reversed(trail))}")

@@ -482,3 +482,34 @@ def test_a_registered_class_is_made_of_a_tuple() -> None:
     )
     made = arraybridge.convert_tree(Holding((np.ones(2), 3)), "numpy", copy=True)
     assert type(made.children) is tuple
+
+
+def test_a_container_that_contains_itself_is_refused() -> None:
+    require("torch")
+    circle: list[Any] = [1.0, np.ones(2)]
+    circle.append({"again": circle})
+    decorated = arraybridge.torch(lambda x: x)
+    decorated(np.ones(2))  # from now on there are plans
+    for run in (
+        lambda: arraybridge.convert_tree(circle, "torch"),
+        lambda: arraybridge.split_and_retry(lambda x: x, circle),
+        lambda: decorated(circle),
+        lambda: arraybridge.torch(lambda x: circle)(np.ones(2)),
+        lambda: arraybridge.torch(oom_recovery="split")(lambda x: x)(circle),
+        lambda: arraybridge.gpu(lambda x: x)(circle),
+        lambda: arraybridge.Pipeline(abs)(circle),
+        lambda: list(arraybridge.prefetch([circle], "torch")),
+        lambda: list(arraybridge.device_map(decorated, [circle], devices=["cpu"])),
+    ):
+        with pytest.raises(ValueError, match="contains itself"):
+            run()
+
+
+def test_a_container_that_is_in_another_one_twice_is_none() -> None:
+    inner = [np.ones(1)]
+    deep: Any = inner
+    for _ in range(5000):
+        deep = [deep]
+    assert arraybridge.convert_tree([inner, inner], "numpy")[1] is inner
+    with pytest.raises(RecursionError):
+        arraybridge.convert_tree([deep, inner], "numpy")

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import BufferPool, Device, MissingGpuWarning, Pipeline, device_map, prefetch, settings
+from arraybridge import (
+    BufferPool,
+    Device,
+    MissingGpuWarning,
+    Pipeline,
+    device_map,
+    options,
+    prefetch,
+    settings,
+)
 from tests.helpers import require
 
 NOWHERE = 77
@@ -123,3 +135,97 @@ def test_one_call_after_another_warns_anew() -> None:
         for _ in range(3):
             inner(inner(X))
     assert len(seen) == 6
+
+
+@pytest.mark.parametrize(
+    ("devices", "fn"),
+    [
+        ([f"gpu:{NOWHERE}", f"gpu:{NOWHERE + 1}"], same),
+        ([NOWHERE, NOWHERE + 1], same),
+        ([NOWHERE, NOWHERE + 1], arraybridge.torch(same)),
+        ([f"gpu:{NOWHERE}", f"gpu:{NOWHERE + 1}", "cpu"], arraybridge.torch(same)),
+        (["cpu", f"gpu:{NOWHERE}"], same),
+    ],
+)
+def test_the_host_stands_once_for_several_cards(devices: list[Any], fn: Callable[[Any], Any]) -> None:
+    require("torch")
+    ran: list[str] = []
+
+    def tell() -> str:
+        ran.append(threading.current_thread().name)
+        return str(arraybridge.get_device())
+
+    def run(device: str, x: Any) -> tuple[str, Any]:
+        return device, fn(x)
+
+    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        plain = fn is same
+        results = list(device_map(run if plain else fn, [X, X], devices, setup=tell if plain else None))
+    assert [w.category for w in seen] == [MissingGpuWarning]
+    assert f"gpu:{NOWHERE} is missing" in str(seen[0].message)
+    if plain:
+        assert len(ran) == 1
+        assert [device for device, _ in results] == ["cpu", "cpu"]
+    else:
+        for result in results:
+            np.testing.assert_array_equal(arraybridge.to_numpy(result), X)
+
+
+def test_what_is_given_twice_is_refused_where_the_host_stands_in() -> None:
+    with settings(missing_gpu="host"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", MissingGpuWarning)
+        for devices in (["cpu", "cpu"], [f"gpu:{NOWHERE}"] * 2, [NOWHERE, f"cuda:{NOWHERE}"]):
+            with pytest.raises(ValueError, match="given twice"):
+                device_map(same, [X], devices)
+
+
+def test_a_stack_of_slices_is_one_call() -> None:
+    require("torch")
+    stack = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        result = arraybridge.process_slices(stack, arraybridge.torch(gpu_id=NOWHERE)(same))
+    assert [w.category for w in seen] == [MissingGpuWarning]
+    np.testing.assert_array_equal(arraybridge.to_numpy(result), stack)
+
+
+def test_a_warning_names_the_line_of_the_user() -> None:
+    require("torch")
+    far = arraybridge.torch(gpu_id=NOWHERE)(same)
+    here = sys._getframe().f_code.co_firstlineno
+    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with arraybridge.use_device(f"gpu:{NOWHERE}"):  # 5 lines below the head of the test
+            pass
+        with ExitStack() as stack:
+            stack.enter_context(arraybridge.use_device(f"gpu:{NOWHERE}"))  # 8
+        list(device_map(far, [X, X], ["cpu"]))  # 9
+        list(prefetch([X], "torch", NOWHERE))  # 10
+        Pipeline(far, microbatches=2)(X)  # 11
+        list(device_map(lambda x: far(x), [X], ["cpu"]))  # 12
+    assert [(w.filename, w.lineno - here) for w in seen] == [(__file__, n) for n in (6, 9, 10, 11, 12, 13)]
+
+
+def test_a_line_warns_once_by_default() -> None:
+    """As Python does it, also where the warning comes from a thread of the library."""
+    require("torch")
+    far = arraybridge.torch(gpu_id=NOWHERE)(same)
+    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            list(device_map(far, [X, X], ["cpu"]))
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("odd", [np.ones(2), np.ones(1), [1], object(), "", "maybe", 2, 0.5])
+@pytest.mark.parametrize("option", ["missing_gpu", "staging", "annotate"])
+def test_what_an_option_takes_is_said(option: str, odd: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{option} is .*; it must be "), settings(**{option: odd}):
+        pass
+
+
+@pytest.mark.parametrize("on", [True, False, np.True_, np.False_])
+def test_staging_takes_the_truth_values_of_numpy(on: Any) -> None:
+    with settings(staging=on):
+        assert options.staging_allowed() is bool(on)

@@ -362,6 +362,32 @@ def test_a_framework_needs_a_name() -> None:
         register(Nameless())
 
 
+@pytest.mark.parametrize("modules", ["tests", ("tests", 3), {"tests": 1}])
+def test_the_modules_of_a_framework_are_a_tuple_of_names(modules: Any) -> None:
+    class Misdeclared(SamplesFramework):
+        pass
+
+    Misdeclared.modules = modules
+    before = registry.roots()
+    with pytest.raises(TypeError, match=r"modules of Misdeclared are .*; they must be a tuple of names"):
+        register(Misdeclared())
+    assert registry.roots() == before
+    assert "samples" not in registry.framework_names()
+
+
+def test_the_roots_are_read_while_another_thread_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Growing(dict[str, tuple[str, ...]]):
+        """As when a thread adds one at each step of whoever goes through it."""
+
+        def items(self) -> Any:
+            for one in super().items():
+                self[f"more{len(self)}"] = ()
+                yield one
+
+    monkeypatch.setattr(registry, "_ROOTS", Growing({"numpy": ("numpy",), "torch": ("torch",)}))
+    assert registry.roots() == {"numpy": ("numpy",), "torch": ("torch",)}
+
+
 # ---- accelerators: two frameworks with two devices each, which share their memory ------------------------
 
 

@@ -10,11 +10,11 @@ from arraybridge.conversion.decide import Request, decide, find_source
 from arraybridge.conversion.plans import forms, plain
 from arraybridge.conversion.routes import Route
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import DeviceNotFoundError
+from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.options import OneWarning
 from arraybridge.placement import chosen_device
-from arraybridge.trees import map_arrays, note
+from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 
 if TYPE_CHECKING:
@@ -355,13 +355,13 @@ def convert_tree(
     name = registry.framework_name(target)
 
     if gpu_id is None and copy is None and dtype is None and device is None and grad == "error":
-        return map_arrays(tree, lambda leaf: convert_memory(leaf, name), say=note)
+        return map_arrays(tree, lambda leaf: convert_memory(leaf, name), say=note_on)
 
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, gpu_id=gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
     with OneWarning():
-        return map_arrays(tree, convert, say=note)
+        return map_arrays(tree, convert, say=note_on)
 
 
 def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:

@@ -23,7 +23,7 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.parts import Fallback
-from arraybridge.trees import ARRAY, TREE, kind_of, kinds, map_arrays
+from arraybridge.trees import ARRAY, TREE, kind_of, kinds, map_arrays, refuse_circle
 from arraybridge.types import Device
 
 __all__ = ["form_of", "forms", "keep", "map_by_type", "plain"]
@@ -62,6 +62,7 @@ def map_by_type(tree: Any, known: Mapping[type, Callable[[Any], Any]], *, also: 
 
     Raises:
         KeyError: there is an array of another type.
+        ValueError: a container contains itself.
     """
     cls = type(tree)
     if cls is dict:
@@ -80,7 +81,11 @@ def map_by_type(tree: Any, known: Mapping[type, Callable[[Any], Any]], *, also: 
             kind = kinds.get(type(child)) or kind_of(child)
             if kind == ARRAY or isinstance(child, also):
                 raise KeyError(type(child))
-            new = map_by_type(child, known, also=also) if kind == TREE else child
+            try:
+                new = map_by_type(child, known, also=also) if kind == TREE else child
+            except RecursionError:
+                refuse_circle(child)
+                raise
         if new is not child:
             same = False
         made.append(new)

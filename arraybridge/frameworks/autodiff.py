@@ -8,7 +8,6 @@ pass then goes through. Neither knows the other; `arraybridge.functions.gradient
 from __future__ import annotations
 
 import contextvars
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,10 +27,7 @@ __all__ = [
     "Span",
     "captured",
     "draws_again",
-    "held_by_one",
     "hidden",
-    "is_kept",
-    "kept_among",
     "no_forward_mode",
     "overlap",
     "refusals",
@@ -101,8 +97,10 @@ class Operation(Protocol):
     is_pullback: bool
     #: Whether the caller may run it again for the backward; set before `linearise`.
     repeats: bool
+
     #: Whether it has no random numbers that its pullback would have to draw again.
-    quiet: bool
+    @property
+    def quiet(self) -> bool: ...
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         """The results, and nothing is kept."""
@@ -254,6 +252,10 @@ class Autodiff(ABC):
 
     def is_checkpointed(self) -> bool:
         """Whether what is traced now runs again for the backward, in an order that nothing tells."""
+        return False
+
+    def may_run_again(self) -> bool:
+        """Whether what is called now runs again for its backward, as far as that is seen without tracing."""
         return False
 
     def dense(self, cotangent: Any) -> Any:
@@ -468,31 +470,3 @@ def written_beside(framework: str, label: str) -> GradientError:
         target_type=framework,
         reason="an argument is written to",
     )
-
-
-def _references(x: Any) -> int:
-    return sys.getrefcount(x)
-
-
-def held_by_one() -> int:
-    """What `sys.getrefcount` says in `Autodiff.is_held` of an object that only the one who asks holds.
-
-    Asked each time: torch.compile, once it was used, has Python hold arguments once more.
-    """
-    x = object()
-    return _references(x)
-
-
-def is_kept(x: Any, lists: Sequence[list[Any]]) -> bool:
-    """Whether anybody else than whoever asks, and these lists, holds ``x``."""
-    return sys.getrefcount(x) > held_by_one() + sum(y is x for known in lists for y in known)
-
-
-def kept_among(leaves: list[Any], *lists: list[Any]) -> frozenset[int]:
-    """The places of what anybody else than ``leaves`` and ``lists`` holds."""
-    found = set()
-    for i in range(len(leaves)):  # `enumerate` would hold them, too
-        x = leaves[i]
-        if hasattr(x, "dtype") and is_kept(x, [leaves, *lists]):
-            found.add(i)
-    return frozenset(found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import numpy as np
 
 from arraybridge.frameworks import cards, hostmemory, loans
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.holders import ONE_HOLDER, held_by_one, held_through_views, holders_of
 from arraybridge.frameworks.parts import Mark, Pinning, Pool, Running, Streams, Usage
 from arraybridge.types import Device
 
@@ -23,6 +25,8 @@ __all__ = ["CupyFramework"]
 
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
+
+_OWN_MEMORY = (cupy.cuda.memory.Memory, cupy.cuda.memory.PooledMemory)
 
 
 class CupyFramework(Framework):
@@ -261,6 +265,15 @@ class CupyPool(Pool):
 
 
 class CupyRunning(Running):
+    def may_change(self, x: cupy.ndarray) -> bool | None:
+        held = sys.getrefcount(x) > held_by_one() or held_through_views(x, cupy.ndarray)
+        if held is not False:
+            return held
+        # Memory of others, and what another array was made of by its pointer, is nobody's base.
+        if not isinstance(x.data.mem, _OWN_MEMORY):
+            return None
+        return holders_of(x.data, "mem") > ONE_HOLDER + (x.base is not None)
+
     conforms = True
 
     def array_namespace(self) -> Any:

@@ -217,11 +217,14 @@ def copy_into(target: np.ndarray, view: np.ndarray) -> None:
     if view.nbytes >= _LARGE and not view.flags.c_contiguous and is_imported("torch"):
         carrier = _BY_SIZE.get(view.dtype.itemsize)
         if carrier is not None and view.dtype.isnative and _torch_can_view(view):
-            from arraybridge.frameworks import torch_copy
-
-            # As integers of the element's size, so that no value is touched.
-            torch_copy.copy(target.view(carrier), writable_alias(view).view(np.ndarray).view(carrier))
-            return
+            try:
+                from arraybridge.frameworks import torch_copy
+            except ImportError:  # torch is at its own import in this thread, or something stands in for it
+                pass
+            else:
+                # As integers of the element's size, so that no value is touched.
+                torch_copy.copy(target.view(carrier), writable_alias(view).view(np.ndarray).view(carrier))
+                return
     np.copyto(target, view)
 
 

@@ -75,6 +75,7 @@ _DTYPES = frozenset(
     }
 )
 _PACKED = ("int4", "uint4")
+_WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 # A kernel's shared memory is exhausted by the kernel's own size, and no cache brings it back. CUDA's
@@ -320,6 +321,9 @@ class JaxFast(Fast):
 
 
 class JaxRunning(Running):
+    def may_change(self, x: Any) -> bool:
+        return False  # nobody writes to it
+
     conforms = True
 
     def array_namespace(self) -> Any:
@@ -368,8 +372,16 @@ class JaxPickling(Pickling):
 
     def pickles(self, x: jax.Array) -> bool:
         # Its own pickle cuts 64 bits down to 32 where they are not enabled.
-        wide = x.dtype.name in ("int64", "uint64", "float64", "complex128")
-        return not wide or bool(jax.config.jax_enable_x64)
+        return x.dtype.name not in _WIDE or bool(jax.config.jax_enable_x64)
+
+    def reduced(self, x: jax.Array) -> tuple[Any, ...] | None:
+        # Whether they are enabled where it is read is not known here.
+        return (_made_wide, x.__reduce__()[:2]) if x.dtype.name in _WIDE else None
+
+
+def _made_wide(make: Callable[..., jax.Array], args: tuple[Any, ...]) -> jax.Array:
+    with _x64(True):
+        return make(*args)
 
 
 class _Reached:

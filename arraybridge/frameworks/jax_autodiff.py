@@ -21,10 +21,9 @@ from arraybridge.frameworks.autodiff import (
     Linear,
     Operation,
     Span,
-    held_by_one,
-    kept_among,
     no_forward_mode,
 )
+from arraybridge.frameworks.holders import held_by_one, kept_among
 from arraybridge.frameworks.jax_pullback import (
     Known,
     Pullback,

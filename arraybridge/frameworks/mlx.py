@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory, mlx_autodiff
 from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.holders import held_by_one
 from arraybridge.frameworks.parts import Pool, Running, Usage
 from arraybridge.types import Device
 
@@ -156,6 +158,9 @@ class MlxPool(Pool):
 
 
 class MlxRunning(Running):
+    def may_change(self, x: Any) -> bool:
+        return sys.getrefcount(x) > held_by_one()  # its memory does not, but an array may become another one
+
     def late_errors(self, cls: type) -> Callable[[Any], object]:
         # Also, an array that was not computed in its own thread can't be computed in another.
         return mx.eval

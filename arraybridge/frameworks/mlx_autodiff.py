@@ -19,9 +19,9 @@ from arraybridge.frameworks.autodiff import (
     Operation,
     Span,
     draws_again,
-    kept_among,
     no_forward_mode,
 )
+from arraybridge.frameworks.holders import kept_among
 
 __all__ = ["MlxAutodiff"]
 

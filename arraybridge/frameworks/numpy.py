@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
+from arraybridge.frameworks.holders import held_by_one, held_through_views
 from arraybridge.frameworks.parts import Fallback, Fast, Running, itself
 from arraybridge.types import Device
 
@@ -152,6 +154,13 @@ class NumpyFast(Fast):
 
 
 class NumpyRunning(Running):
+    def may_change(self, x: np.ndarray) -> bool | None:
+        held = sys.getrefcount(x) > held_by_one() or held_through_views(x, np.ndarray)
+        if held is False and isinstance(x, np.ma.MaskedArray) and x.mask is not np.ma.nomask:
+            mask = getattr(x, "_mask")  # noqa: B009  # `x.mask` is a view of it, made anew each time
+            return sys.getrefcount(mask) > held_by_one() + 1 or held_through_views(mask, np.ndarray)
+        return held
+
     def condition(self, x: np.ndarray) -> tuple[Any, ...]:
         return (x.strides, x.dtype.str, hostmemory.address(x), x.flags.writeable, x.flags.aligned)
 
@@ -168,4 +177,8 @@ class NumpyRunning(Running):
         return namespace
 
     def stack(self, planes: list[np.ndarray]) -> np.ndarray:
-        return np.stack(planes)
+        if not any(isinstance(plane, np.ma.MaskedArray) for plane in planes):
+            return np.stack(planes)
+        stacked = np.ma.stack(planes)  # np.stack drops masks
+        stacked.fill_value = np.ma.asanyarray(planes[0]).fill_value
+        return stacked

@@ -20,9 +20,9 @@ from arraybridge.frameworks.autodiff import (
     Span,
     captured,
     draws_again,
-    is_kept,
     writes_to_argument,
 )
+from arraybridge.frameworks.holders import is_kept
 
 __all__ = ["PaddleAutodiff"]
 

@@ -274,6 +274,10 @@ class Pickling:
         """Bytes of memory that the array keeps from others; None for those of its elements."""
         return None
 
+    def reduced(self, x: Any) -> tuple[Any, ...] | None:
+        """What pickle is to write for another process, as ``__reduce__`` tells it; None for its own way."""
+        return None
+
 
 class Running:
     """What functions that are written in the framework find when they run: namespace, settings, compiler."""
@@ -321,6 +325,13 @@ class Running:
 
     def part(self, x: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
+        return None
+
+    def may_change(self, x: Any) -> bool | None:
+        """Whether others than who asks, who holds ``x`` once, may write to it: they hold it, or its memory.
+
+        None where nobody can tell, as of memory that another framework lends.
+        """
         return None
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:

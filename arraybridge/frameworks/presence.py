@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 __all__ = ["can_find", "is_being_imported", "is_hidden", "is_imported"]
 
 
 def is_imported(package: str) -> bool:
-    """Whether this process has imported a package. None in ``sys.modules`` says that it is not to be had."""
-    return sys.modules.get(package) is not None
+    """Whether this process has imported a package. None in ``sys.modules`` says that it is not to be had.
+
+    What is no module there stands in for one in somebody's test, and answers anything with anything.
+    """
+    return isinstance(sys.modules.get(package), ModuleType)
 
 
 def is_being_imported(package: str) -> bool:
@@ -19,15 +27,34 @@ def is_being_imported(package: str) -> bool:
 
 
 def can_find(package: str) -> bool:
-    """Whether a top-level package is imported, or would be found."""
+    """Whether a top-level package is imported, or would be found; a folder of its name alone is none."""
     if package in sys.modules:
-        return is_imported(package)
+        return is_imported(package) and not _is_mere_folder(
+            package, getattr(sys.modules[package], "__spec__", None)
+        )
     from importlib.util import find_spec  # 1 ms
 
     try:
-        return find_spec(package) is not None
+        spec = find_spec(package)
     except ImportError:  # an import hook refuses it
         return False
+    return spec is not None and not _is_mere_folder(package, spec)
+
+
+# Packages without a file of their own (namespaces), which any folder is → the module that tells them apart.
+_CORES = {"mlx": "mlx.core"}
+
+
+def _is_mere_folder(package: str, spec: ModuleSpec | None) -> bool:
+    """Whether Python would make a namespace of some folder that merely has the name of the package."""
+    if spec is None or spec.origin is not None or spec.submodule_search_locations is None:
+        return False
+    from importlib.machinery import NamespaceLoader, PathFinder
+
+    if spec.loader is not None and not isinstance(spec.loader, NamespaceLoader):
+        return False
+    core = _CORES.get(package)
+    return core is None or PathFinder.find_spec(core, spec.submodule_search_locations) is None
 
 
 def is_hidden(packages: Sequence[str], error: BaseException) -> bool:

@@ -6,6 +6,8 @@ arrays of either are welcome as sources, and new arrays belong to the one that t
 
 from __future__ import annotations
 
+import sys
+import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,6 +17,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import hostmemory, opencl
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.holders import ONE_HOLDER, held_by_one, holders_of
 from arraybridge.frameworks.parts import Pickling, Pool, Running
 from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto_packages import MAX_RANK, OPEN, PACKAGES, Package, opened
@@ -221,6 +224,12 @@ class PyclesperantoPool(Pool):
 class PyclesperantoRunning(Running):
     def __init__(self, owner: PyclesperantoFramework) -> None:
         self._owner = owner
+
+    def may_change(self, x: Any) -> bool:
+        if sys.getrefcount(x) > held_by_one() or weakref.getweakrefcount(x):
+            return True
+        # Arrays of pyopencl may share a buffer; those of the other package are held by their objects alone.
+        return hasattr(x, "base_data") and holders_of(x, "base_data") > ONE_HOLDER
 
     def stack(self, planes: list[Any]) -> Any:
         package = self._owner._package(planes[0])

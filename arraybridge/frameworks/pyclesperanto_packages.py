@@ -270,5 +270,6 @@ OPEN: dict[str, Package] = {}
 
 def opened(name: str) -> Package:
     if name not in OPEN:
-        OPEN[name] = _Modern() if name == "pyclesperanto" else _Prototype()
+        # Of two threads that open it at once, both get the first.
+        OPEN.setdefault(name, _Modern() if name == "pyclesperanto" else _Prototype())
     return OPEN[name]

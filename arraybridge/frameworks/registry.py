@@ -6,6 +6,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,10 @@ __all__ = [
 ]
 
 # Root module of an array's class → the frameworks to ask, so that a look at an object imports nothing.
-_ROOTS: dict[str, list[str]] = {}
+_ROOTS: dict[str, tuple[str, ...]] = {}
 for _facts in BUILT_IN.values():
     for _root in _facts.modules:
-        _ROOTS.setdefault(_root, []).append(_facts.name)
+        _ROOTS[_root] = (*_ROOTS.get(_root, ()), _facts.name)
 
 #: Called whenever a framework is added, so that caches of the layers above can be dropped.
 on_register: list[Callable[[], None]] = []
@@ -50,10 +51,15 @@ on_register: list[Callable[[], None]] = []
 _instances: dict[str, Framework] = {}
 # Whose array an object is, is a question of its type alone. Classes made in a loop must not pile up.
 _owners: TypeMemo[Framework] = TypeMemo()
-# Imported, but of no use here; asked once.
-_unusable: set[str] = set()
+#: How often a framework was added or removed.
+_changes = 0
+# Imported, but of no use here → the modules that were tried; others in their place are asked anew. They are
+# kept alive, so that none can come to be at the address of one that was tried.
+_unusable: dict[str, list[ModuleType | None]] = {}
 # Plug-ins that do not load → whether there is nothing more to warn of.
 _broken: dict[str, bool] = {}
+# Held while a framework is added, never while one is imported: what is imported may come back here, in a
+# thread that holds Python's lock of a module for which this one waits.
 _lock = threading.RLock()
 
 
@@ -64,20 +70,33 @@ def register(framework: Framework) -> Framework:
         framework: an instance of a subclass of `Framework`.
 
     Raises:
-        TypeError: it is no such instance, or has no name.
+        TypeError: it is no such instance, has no name, or its ``modules`` are no tuple of names.
     """
+    return _add(framework, replaces=True)
+
+
+def _add(framework: Framework, *, replaces: bool) -> Framework:
+    """The framework of that name which is there in the end: of two that do not replace, the first."""
     if not isinstance(framework, Framework):
         raise TypeError(f"register() takes an instance of a Framework subclass, not {framework!r}")
     if not isinstance(getattr(framework, "name", None), str) or not framework.name:
         raise TypeError(f"{type(framework).__name__} needs a class attribute 'name', a string")
-    modules = facts_of(framework).modules
+    modules: object = facts_of(framework).modules
+    if not isinstance(modules, (tuple, list)) or not all(isinstance(module, str) for module in modules):
+        raise TypeError(
+            f"the modules of {type(framework).__name__} are {modules!r}; they must be a tuple of names, as in"
+            f" modules = ({framework.name!r},)"
+        )
     with _lock:
+        if not replaces and framework.name in _instances:
+            return _instances[framework.name]
         _instances[framework.name] = framework
         _broken.pop(framework.name, None)
         for module in modules:
-            known = _ROOTS.setdefault(module.partition(".")[0], [])
+            root = module.partition(".")[0]
+            known = _ROOTS.get(root, ())
             if framework.name not in known:
-                known.append(framework.name)
+                _ROOTS[root] = (*known, framework.name)
         _forget()
     return framework
 
@@ -94,7 +113,7 @@ def unregister(name: str) -> None:
         del _instances[name]
         own = BUILT_IN[name].modules if name in BUILT_IN else ()
         for root in [root for root, names in _ROOTS.items() if name in names and root not in own]:
-            _ROOTS[root].remove(name)
+            _ROOTS[root] = tuple(one for one in _ROOTS[root] if one != name)
             if not _ROOTS[root]:
                 del _ROOTS[root]
         _forget()
@@ -106,6 +125,8 @@ def instances() -> dict[str, Framework]:
 
 
 def _forget() -> None:
+    global _changes
+    _changes += 1
     _owners.clear()
     for forget in on_register:
         forget()
@@ -179,28 +200,43 @@ def framework(name: FrameworkLike) -> Framework:
 
 
 def _load(name: str) -> Framework:
+    if name not in BUILT_IN:
+        return _load_plugin(name)
+    try:
+        room = importlib.import_module(f"{_ROOMS}.{name}")
+        made: Framework = getattr(room, f"{name.capitalize()}Framework")()
+    except FrameworkNotInstalledError:
+        _drop_rooms(name)
+        raise
+    # The code of others may raise anything; some packages leave the program where they miss something.
+    except (Exception, SystemExit) as error:
+        _drop_rooms(name)
+        raise _import_failed(name, error) from error
     with _lock:
-        if name in _instances:
-            return _instances[name]
-        if name not in BUILT_IN:
-            return _load_plugin(name)
-        try:
-            room = importlib.import_module(f"arraybridge.frameworks.{name}")
-            _instances[name] = getattr(room, f"{name.capitalize()}Framework")()
-        except FrameworkNotInstalledError:
-            raise
-        except (
-            *(ImportError, OSError, RuntimeError, AttributeError, TypeError, ValueError),
-            SystemExit,  # some packages leave the program where they miss something
-        ) as error:
-            raise _import_failed(name, error) from error
-        return _instances[name]
+        return _instances.setdefault(name, made)
+
+
+_ROOMS = "arraybridge.frameworks"
+
+
+def _drop_rooms(name: str) -> None:
+    """Forget our modules for a framework that did not load: they hold the package as it was found then."""
+    with _lock:
+        if name in _instances:  # another thread has loaded it
+            return
+        for module in [*sys.modules]:
+            folder, _, room = module.rpartition(".")
+            if folder == _ROOMS and (room == name or room.startswith(f"{name}_")):
+                if is_being_imported(module):
+                    continue
+                sys.modules.pop(module, None)
+                vars(sys.modules[_ROOMS]).pop(room, None)  # where `from … import …` would find it
 
 
 def _load_plugin(name: str) -> Framework:
     point = plugins()[name]
     try:
-        return register(load(point))
+        return _add(load(point), replaces=False)
     except FrameworkNotInstalledError:
         _broken.setdefault(name, True)  # it says itself what it misses, and works elsewhere
         raise
@@ -259,7 +295,7 @@ def _commands(name: str, *options: str) -> str:
 
 def roots() -> dict[str, tuple[str, ...]]:
     """Root module of the arrays' classes → the frameworks of which they may be."""
-    return {root: tuple(names) for root, names in _ROOTS.items()}
+    return _ROOTS.copy()  # in one step: other threads may register
 
 
 def is_installed(name: str) -> bool:
@@ -272,22 +308,31 @@ def is_installed(name: str) -> bool:
 def loaded(name: str | None = None) -> list[Framework]:
     """The frameworks that this process has imported, or that one of them; imports none.
 
-    One that is imported but does not work here (pyclesperanto without an OpenCL device) is left out.
+    One that is imported but does not work here (pyclesperanto without an OpenCL device) is left out, and one
+    whose import is not at its end.
     """
     found, modules = [], sys.modules.keys()
     for known in framework_names() if name is None else [name]:
         ready = _instances.get(known)
-        if ready is None and known in BUILT_IN and known not in _unusable:
+        if ready is None and known in BUILT_IN:
             packages = BUILT_IN[known].packages
-            if modules.isdisjoint(packages) or not any(is_imported(package) for package in packages):
-                continue
-            try:
-                ready = framework(known)
-            except FrameworkNotInstalledError:
-                _unusable.add(known)
+            if not modules.isdisjoint(packages):
+                there = [*map(sys.modules.get, packages)]
+                if there != _unusable.get(known):
+                    ready = _ready_now(known, packages, there)
         if ready is not None:
             found.append(ready)
     return found
+
+
+def _ready_now(name: str, packages: tuple[str, ...], there: list[ModuleType | None]) -> Framework | None:
+    if not any(map(is_imported, packages)) or any(map(is_being_imported, packages)):
+        return None
+    try:
+        return framework(name)
+    except FrameworkNotInstalledError:
+        _unusable[name] = there
+        return None
 
 
 def _native_device(device: Device, name: FrameworkLike) -> Any:
@@ -305,9 +350,12 @@ def find_owner(x: Any) -> Framework | None:
     cls = type(x)
     owner = _owners.get(cls)
     if owner is None:
+        before = _changes
         owner = _find_owner(x, cls)
         if owner is not None:
             _owners.keep(cls, owner)
+            if _changes != before:  # another thread has registered or removed one meanwhile
+                _owners.clear()
     return owner
 
 

@@ -296,6 +296,9 @@ class TensorflowRunning(Running):
     def __init__(self, framework: TensorflowFramework) -> None:
         self.check_copy = framework.check  # type: ignore[method-assign]
 
+    def may_change(self, x: Any) -> bool:
+        return isinstance(x, tf.Variable)  # nobody writes to a tensor
+
     def array_namespace(self) -> Any:
         # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
         from arraybridge.frameworks import tensorflow_namespace

@@ -7,7 +7,9 @@ frameworks at once, in `arraybridge.conversion.decide` (``_objection``).
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -19,6 +21,7 @@ from torch.utils import dlpack as torch_dlpack
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans, torch_autodiff, torch_cuda
 from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
+from arraybridge.frameworks.holders import held_by_one
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
 from arraybridge.types import Device
 
@@ -391,10 +394,22 @@ class TorchPickling(Pickling):
             held += x.grad.nbytes
         return held
 
+    def reduced(self, x: torch.Tensor) -> tuple[Any, ...] | None:
+        # Pickle takes the whole storage along, with each row the whole batch.
+        if not self.is_plain(x) or x.layout is not torch.strided or x.is_nested:
+            return None
+        if x.untyped_storage().nbytes() <= x.nbytes:
+            return None
+        alone = x.detach().clone().requires_grad_(x.requires_grad)
+        return alone.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
 
 class TorchRunning(Running):
     def __init__(self, framework: TorchFramework) -> None:
         self.check_copy = framework.check_bounds  # type: ignore[method-assign]
+
+    def may_change(self, x: torch.Tensor) -> bool | None:
+        return sys.getrefcount(x) > held_by_one() or torch_autodiff.memory_is_held(x)
 
     def condition(self, x: torch.Tensor) -> tuple[Any, ...]:
         memory = x.untyped_storage()

@@ -19,12 +19,11 @@ from arraybridge.frameworks.autodiff import (
     Shape,
     Span,
     captured,
-    held_by_one,
-    is_kept,
     no_forward_mode,
     writes_to_argument,
     writes_to_cotangent,
 )
+from arraybridge.frameworks.holders import held_by_one, is_kept
 from arraybridge.frameworks.tokens import kept_by, token_of
 from arraybridge.frameworks.torch_modes import (
     Captures,
@@ -32,15 +31,16 @@ from arraybridge.frameworks.torch_modes import (
     NoGenerators,
     NoMemory,
     Untouched,
+    are_hooks_set,
     reads_its_own,
+    without_hooks,
 )
 
-__all__ = ["TorchAutodiff"]
+__all__ = ["TorchAutodiff", "memory_is_held"]
 
 #: What torch says where somebody asks for the memory of a tensor that requires grad.
 _GIVEN_AWAY = ("on Tensor that requires grad", "export tensors that require gradient")
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
 class TorchAutodiff(Autodiff):
@@ -100,6 +100,10 @@ class TorchAutodiff(Autodiff):
             raise captured(
                 "torch", f"{label}(): it reads the numbers of a tensor that requires grad"
             ) from error
+
+    def may_run_again(self) -> bool:
+        # torch.utils.checkpoint(use_reentrant=True) runs it without a graph; in its backward it is seen.
+        return are_hooks_set() or torch._C._current_graph_task_id() != -1
 
     def dense(self, cotangent: torch.Tensor) -> torch.Tensor:
         return cotangent if cotangent.layout is torch.strided else cotangent.to_dense()
@@ -167,6 +171,7 @@ class TorchAutodiff(Autodiff):
         try:
             with (
                 self.replayed(self.random_state()),
+                without_hooks(),
                 self.repeatable(label) if any(wanted) else nullcontext(),
                 torch.enable_grad(),
                 without_values,
@@ -264,6 +269,24 @@ def _is_shared(x: torch.Tensor, arguments: list[Any], leaves: list[Any]) -> bool
     return others > sum(_start(y) == start for y in results.values())
 
 
+def memory_is_held(x: torch.Tensor) -> bool | None:
+    """Whether more than ``x``, and a tensor that it alone is a view of, holds its memory; None: who knows."""
+    if weakref.getweakrefcount(x):
+        return True
+    if x.layout is not torch.strided or x.is_nested or _is_wrapped(x):
+        return None
+    base = _holders_of_base(x)
+    try:
+        others = _other_users(x) - (base > 0)
+        if base > _ONE_HOLDER:
+            return True
+        if others > 0 and (x.grad_fn is not None or not x.untyped_storage().resizable()):
+            return None  # its own graph may hold it, or another framework
+    except RuntimeError:  # it stands for others
+        return None
+    return others > 0
+
+
 def _other_users(x: torch.Tensor) -> int:
     """How many besides ``x`` hold its memory; many where that is not torch's, as of ``torch.from_numpy``."""
     storage = x.untyped_storage()
@@ -320,14 +343,24 @@ def _gradients(
     ]
     if not pairs or not inputs:
         return [None] * len(inputs)
-    found = torch.autograd.grad(
-        [y for y, _ in pairs],
-        inputs,
-        [c for _, c in pairs],
-        retain_graph=True,
-        create_graph=create_graph,
-        allow_unused=True,
-    )
+    try:
+        found = torch.autograd.grad(
+            [y for y, _ in pairs],
+            inputs,
+            [c for _, c in pairs],
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        raise GradientError(
+            "a function of torch runs torch.utils.checkpoint(..., use_reentrant=True), which takes part in"
+            " backward() of torch alone; pass use_reentrant=False",
+            target_type="torch",
+            reason="a reentrant checkpoint",
+        ) from error
     return [None if g is None else AUTODIFF.dense(g) for g in found]
 
 
@@ -390,10 +423,8 @@ class _Bridge(torch.autograd.Function):  # type: ignore[misc]  # torch is Any he
 
     @staticmethod
     def forward(frame: _Frame, *arrays: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        frame.hooked = hooked = _saving_hooks is None or _saving_hooks(False) is not None
-        # torch.utils.checkpoint(use_reentrant=True) ran it without a graph; this is its backward.
-        again = hooked or torch._C._current_graph_task_id() != -1
-        frame.operation.repeats = frame.operation.repeats or again
+        frame.hooked = hooked = are_hooks_set()
+        frame.operation.repeats = frame.operation.repeats or AUTODIFF.may_run_again()
         # What is saved by somebody else is not looked at for writes: nothing that is kept lies in its memory.
         results, linear = frame.operation.linearise([x.clone() for x in arrays] if hooked else arrays)
         kept: Any = linear

@@ -6,11 +6,11 @@ It imports nothing of ours: hostmemory.py, on which every room stands, uses it w
 from __future__ import annotations
 
 import numpy as np
-import torch
+from torch import from_numpy
 
 __all__ = ["copy"]
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> None:
     """Copy ``source`` into ``target``: both writable and of one shape and dtype that torch can view."""
-    torch.from_numpy(target).copy_(torch.from_numpy(source))
+    from_numpy(target).copy_(from_numpy(source))

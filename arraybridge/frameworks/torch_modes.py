@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -13,7 +14,16 @@ from torch.utils._pytree import tree_map
 from arraybridge.errors import GradientError
 from arraybridge.frameworks.autodiff import captured, draws_again
 
-__all__ = ["Captures", "Drawing", "NoGenerators", "NoMemory", "Untouched", "reads_its_own"]
+__all__ = [
+    "Captures",
+    "Drawing",
+    "NoGenerators",
+    "NoMemory",
+    "Untouched",
+    "are_hooks_set",
+    "reads_its_own",
+    "without_hooks",
+]
 
 
 #: Whether a function of torch runs, inside of one of another framework, that gradients flow through: what
@@ -124,3 +134,21 @@ class Drawing(TorchDispatchMode):  # type: ignore[misc]  # torch is Any here
         if torch.Tag.nondeterministic_seeded in func.tags:
             self.found.append(func)
         return func(*args, **(kwargs or {}))
+
+
+_saving_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def without_hooks() -> AbstractContextManager[Any]:
+    """A context without the hooks of whoever saves tensors: these would count what has no values, too."""
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    return hooks(_itself, _itself) if are_hooks_set() else nullcontext()
+
+
+def are_hooks_set() -> bool:
+    """Whether somebody hooks into what is saved: torch.utils.checkpoint, which computes it again."""
+    return _saving_hooks is None or _saving_hooks(False) is not None
+
+
+def _itself(x: Any) -> Any:
+    return x

@@ -230,7 +230,10 @@ class Runner(Declaration):
         if options.oom_recovery is True:
             attempt = (args, kwargs, call)
             try:
-                return recovered(self._carefully, attempt, {}, options.max_retries, gpu_id, failure=failure)
+                given = (args[self.skip :], kwargs)
+                return recovered(
+                    self._carefully, attempt, {}, options.max_retries, gpu_id, failure=failure, given=given
+                )
             finally:
                 del failure  # whose traceback holds this frame
         own, batch, names = args[: self.skip], args[self.skip :], tuple(kwargs)
@@ -253,6 +256,7 @@ class Runner(Declaration):
                 split_axis=options.split_axis,
                 min_split=options.min_split,
                 failure=failure,
+                given=(batch, kwargs),
             )
         finally:
             del failure

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.batches import owned
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.functions.convert import being_compiled
+from arraybridge.options import OneWarning
 from arraybridge.trees import ARRAY, TREE, kind_of, source_of, together
 from arraybridge.types import FrameworkLike, GpuId
 
@@ -117,7 +120,8 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
 
     Args:
         array: ``(n, height, width)``, of any framework; the planes belong to the same.
-        fn: takes one plane. Its results may be of another framework and another shape, all alike.
+        fn: takes one plane. Its results may be of another framework and another shape, all alike. It may
+            write them into a buffer of its own, unless it lends that to JAX or TensorFlow.
         *args: passed on to every call as they are.
         **kwargs: likewise.
 
@@ -136,7 +140,14 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
     ((2, 2, 3), [2.5, 8.5])
     """
     source, data = source_of(array)
-    return join([fn(plane, *args, **kwargs) for plane in unstack_slices(data, source.name)])
+    with OneWarning():
+        return join([_of_one(fn, (plane, *args), kwargs) for plane in unstack_slices(data, source.name)])
+
+
+def _of_one(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """What a function gives for one plane, and does not write to again at the next."""
+    found = [fn(*args, **kwargs)]
+    return found[0] if being_compiled() else owned(found)
 
 
 def join(results: Sequence[Any]) -> Any:
@@ -191,5 +202,5 @@ def call_by_planes(fn: Callable[..., Any], skip: int, args: tuple[Any, ...], kwa
     for i in range(count):
         plane_args = [stacks[p][i] if p in stacks else value for p, value in enumerate(args)]
         plane_kwargs = {name: stacks[name][i] if name in stacks else v for name, v in kwargs.items()}
-        results.append(fn(*plane_args, **plane_kwargs))
+        results.append(_of_one(fn, plane_args, plane_kwargs))
     return join(results)

@@ -15,7 +15,7 @@ from arraybridge.lines.lanes import Lane
 from arraybridge.lines.line import Line, Station, here
 from arraybridge.lines.on_device import call_setup, move, own_framework, shown, working_on
 from arraybridge.lines.progress import with_progress
-from arraybridge.options import OneWarning
+from arraybridge.options import OneWarning, after_one_warning
 from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
@@ -58,8 +58,9 @@ def device_map(
         ordered: give the results in the order of the items; False: as they are ready.
         progress: show a progress bar on the standard error stream.
         processes: a spawned process in place of each thread, for functions that hold Python's lock. Function,
-            items and results must pickle; a function that is defined in a module does. A script must keep its
-            own start under ``if __name__ == "__main__":``.
+            items and results must pickle; a function that is defined in a module does. They are copied, those
+            on a card by way of the host. A script must keep its own start under
+            ``if __name__ == "__main__":``.
         setup: is called once in each worker, on its device, which `get_device` tells there; what it returns
             is handed to ``fn`` before the item: a model, of which each device has one.
 
@@ -96,10 +97,8 @@ def device_map(
     with OneWarning():
         chosen = [d for d in _chosen(fn, devices) for _ in range(per_device)]
         if processes:
-            from arraybridge.lines.processes import check_picklable, process_station
+            from arraybridge.lines.processes import process_station
 
-            check_picklable(fn)
-            check_picklable(setup)
             station = process_station(fn, chosen, setup)
         else:
             station = _thread_station(fn, chosen, setup)
@@ -132,7 +131,9 @@ def _chosen(fn: Any, wanted: Any) -> list[Device]:
         raise TypeError(f"devices={wanted!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
     if not wanted:
         raise ValueError("devices=[] leaves none to run on; pass 'all', or leave it out")
+    asked: list[Device] = []
     found: list[Device] = []
+    host = False
     for word in wanted:
         if isinstance(word, (str, Device)):
             device = Device.parse(word)
@@ -141,11 +142,17 @@ def _chosen(fn: Any, wanted: Any) -> list[Device]:
             if not isinstance(index, int):
                 raise ValueError(f"devices={wanted!r} names {word!r}, which is no device; pass 'gpu:0' or 0")
             device = framework.accelerator(index) if framework is not None else Device("gpu", index)
-        device = find_device(device) if framework is None else find_or_host(framework, device)
-        if device in found:
+        with after_one_warning(host):
+            one = find_device(device) if framework is None else find_or_host(framework, device)
+        stands_in = one == CPU and device.kind != "cpu"
+        if device in asked or (one in found and not stands_in):
             raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")
-        found.append(device)
-    return found
+        asked.append(device)
+        if stands_in:
+            host = True
+        else:
+            found.append(one)
+    return [*found, CPU] if host and CPU not in found else found  # once, for however many it stands
 
 
 # -- one thread a device -----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ comes out when its turn comes; items behind it are not worked on any more.
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import time
@@ -22,15 +23,19 @@ from typing import Any, NamedTuple
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
+from arraybridge.errors import handed_from, note_on, place
 from arraybridge.frameworks.parts import Mark, Running
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane, marks_of, received
 from arraybridge.options import already_told
 from arraybridge.timeline.events import Site, device_words, handed_out, site
 
-__all__ = ["Clock", "Line", "Shown", "Span", "Station", "here"]
+__all__ = ["BURST", "Clock", "Line", "Shown", "Span", "Station", "here"]
 
 _numbers = count()
+
+#: Inputs that are read at most before a result is handed out that is ready, however many may be on their way.
+BURST = 64
 
 #: Spans kept of each station, for the picture of a run; older ones go.
 MAX_SPANS = 10_000
@@ -172,10 +177,12 @@ class Line:
         self._end = sys.maxsize
         self._error: BaseException | None = None  # of a thread; those of items are among the results
         self._stopped = False
+        self._forked = False
         self._settings: list[Callable[[], AbstractContextManager[Any]]] = []
         self._threads: list[threading.Thread] = []
         told = already_told.get()
         self._warned: dict[str, object] = {} if told is None else told
+        self._place = place()
 
     def run(self, source: Iterator[Any]) -> Iterator[Any]:
         """The results; reads the source as there is room, and ends the threads when it is closed.
@@ -183,7 +190,7 @@ class Line:
         What is raised at an item, or by the source, comes after the results of the items before it; without
         order, after those that were ready when it was raised.
         """
-        fed = taken = 0
+        fed = taken = fed_before = 0
         more = True
         unread = _Failed()
         first = self.stations[0]
@@ -200,21 +207,21 @@ class Line:
                         have = bool(self._done) and (not self.ordered or taken in self._done)
                         waiting = fed - taken - (1 if have and self.refill else 0)
                         room = more and len(self._queues[0]) < first.room and waiting < self.limit
-                        room = room and fed < self._end
+                        room = room and fed < self._end and not (have and fed - fed_before >= BURST)
                         if have or room:
                             break
                         self._caller.wait(_LOOK_UP)
                 if room:
                     try:
                         item = next(source)
+                        marks = marks_of(item)  # which raises for a deleted array of JAX
                     except StopIteration:
                         more = False
                     except Exception as error:  # noqa: BLE001  # whatever it is, it goes on to the caller
-                        error.add_note(f"while reading item {fed} of the input")
+                        note_on(error, f"while reading item {fed} of the input")
                         unread.append(error)
                         more = False
                     else:
-                        marks = marks_of(item)
                         with self._lock:
                             self._queues[0].append((fed, item, marks))
                             self._filled[0].notify()
@@ -227,6 +234,7 @@ class Line:
                     if type(result) is _Failed:
                         raise result.pop()
                     taken += 1
+                    fed_before = fed
                     self.ended = time.perf_counter()
                     yield received(result, marks)
                     del result
@@ -256,6 +264,7 @@ class Line:
                 # Settings, traces and the default device of the caller hold in the threads that work for it.
                 context = copy_context()
                 context.run(already_told.set, self._warned)  # one call to the user, which warns once
+                context.run(handed_from.set, self._place)  # and at the line of that call
                 if self.at is not None:
                     context.run(handed_out.set, self.at)
                 thread = threading.Thread(
@@ -277,7 +286,7 @@ class Line:
                 queue.clear()
             self._done.clear()  # a report keeps the line, and need not keep the arrays
         for station in self.stations:
-            if station.stop is not None:
+            if station.stop is not None and not self._forked:
                 station.stop()
 
     def join(self, patience: float) -> None:
@@ -286,6 +295,18 @@ class Line:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.perf_counter()))
+
+    def left_behind(self) -> None:
+        """This is a forked process now: the threads are in the other one, and the lock may stay held."""
+        self._forked = True
+        self._lock = threading.RLock()
+        self._caller = threading.Condition(self._lock)
+        self._filled = self._emptied = []
+        self._threads = []
+        self._error = RuntimeError(
+            "this iterator was begun before its process was forked, and its threads are in the other process;"
+            " begin it after the fork"
+        )
 
     def _work(self, s: int, w: int) -> None:
         station, lane = self.stations[s], Lane(self.stations[s].depth)
@@ -348,7 +369,7 @@ class Line:
     def _failed(self, number: int, error: BaseException, where: str) -> _Failed:
         """What takes the place of the item's result; no item behind it is begun any more."""
         error = _as_error(error, where)
-        error.add_note(where)
+        note_on(error, where)
         with self._lock:
             self._end = min(self._end, number if self.ordered else 0)
         return _Failed([error])
@@ -418,6 +439,16 @@ def _as_error(error: BaseException, where: str) -> BaseException:
 
 #: Lines some of whose threads may be alive; each thread holds its line.
 _running: weakref.WeakSet[Line] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for line in list(_running):
+        line.left_behind()
+    _running.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register

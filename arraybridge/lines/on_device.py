@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.errors import DeviceNotFoundError
+from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.registry import loaded
@@ -59,7 +59,7 @@ def call_setup(setup: Callable[[], Any], device: Device) -> Any:
     try:
         return setup()
     except BaseException as error:  # whatever it is, it goes on to the caller
-        error.add_note(f"in setup, on {device}")
+        note_on(error, f"in setup, on {device}")
         raise
 
 
@@ -76,9 +76,10 @@ def move(item: Any, device: Device) -> Any:
         try:
             return convert_memory(x, source.name, device=device)
         except DeviceNotFoundError as error:
-            error.add_note(
+            note_on(
+                error,
                 f"device_map moves arrays within their framework, and {source.name} has no {device};"
-                " pass devices= that it has, or decorate the function for the framework that it is to run in"
+                " pass devices= that it has, or decorate the function for the framework that it is to run in",
             )
             raise
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.batches import joined, part, plain
+from arraybridge.batches import joined, owned, part, plain
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.followed import for_other_threads
 from arraybridge.lines.line import Line, Shown, Station, here
@@ -90,6 +90,8 @@ class Pipeline:
         self.queue_size = queue_size
         self.axis = axis
         self._stations = [self._station(i) for i in range(len(stages))]
+        #: For the parts of a batch, where no stage may write to what it has given for another part.
+        self._apart = [self._station(i, apart=True) for i in range(len(stages))]
         self._last: Line | None = None
 
     def __call__(self, batch: Any) -> Any:
@@ -103,6 +105,9 @@ class Pipeline:
             the results, joined along ``axis``: bit for bit what the stages make of the whole batch, where
             they treat each row by itself. Their structure is that which the last stage returns.
 
+            A stage may give a buffer of its own that it writes to again for the next part: that is copied,
+            unless the stage lends it to another framework.
+
         Raises:
             TypeError: there is no array in the batch, or a stage returns None.
             ValueError: the arrays differ in extent or lack the axis.
@@ -112,10 +117,10 @@ class Pipeline:
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))
         if count == 1:
-            return plain(next(self._run(iter([plain(batch)]), here())))
+            return plain(next(self._run(iter([plain(batch)]), self._stations, here())))
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
-        results = list(self._run(parts, here()))
+        results = list(self._run(parts, self._apart, here()))
         return joined(results, self.axis, given=batch, noun="microbatch")
 
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
@@ -124,7 +129,8 @@ class Pipeline:
         Args:
             items: read as there is room, by the thread that asks for the results. At most
                 ``len(stages) * (queue_size + 1)`` items are on their way. They wait as they are while the
-                next are read: a source that fills one buffer anew has to yield copies.
+                next are read: a source that fills one buffer anew has to yield copies, and a stage has to
+                return memory that it does not write to again.
 
         Returns:
             an iterator. When it ends, fails or is dropped half-way, the threads end.
@@ -138,22 +144,22 @@ class Pipeline:
             source = iter(items)
         except TypeError:
             raise TypeError(f"pipeline.map takes items to iterate over, not {items!r}") from None
-        return self._run(source, here())
+        return self._run(source, self._stations, here())
 
     # -- running ----------------------------------------------------------------------------------
 
-    def _run(self, source: Iterator[Any], at: Site | None) -> Iterator[Any]:
-        line = self._last = Line(self._stations, limit=len(self.stages) * (self.queue_size + 1), at=at)
+    def _run(self, source: Iterator[Any], stations: list[Station], at: Site | None) -> Iterator[Any]:
+        line = self._last = Line(stations, limit=len(self.stages) * (self.queue_size + 1), at=at)
         yield from line.run(for_other_threads(source))
 
-    def _station(self, i: int) -> Station:
+    def _station(self, i: int, apart: bool = False) -> Station:
         stage, label = self.stages[i], name_of(self.stages[i])
 
         def work(item: Any) -> Any:
-            result = stage(item)
-            if result is None:
+            found = [stage(item)]
+            if found[0] is None:
                 raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
-            return result
+            return owned(found, unsure=False, given=item) if apart else found[0]
 
         return Station(
             [work],

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 from arraybridge.conversion.convert import Grad, convert_tree
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.lines.lanes import Lane
-from arraybridge.lines.line import Line, Shown, Station, here
+from arraybridge.lines.line import BURST, Line, Shown, Station, here
 from arraybridge.lines.progress import with_progress
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
@@ -19,12 +18,6 @@ __all__ = ["prefetch"]
 
 #: What takes the place of an item where there is none any more.
 _END = object()
-
-
-class _Failed(NamedTuple):
-    """What takes the place of an item that could not be had; it is raised when its turn comes."""
-
-    error: BaseException
 
 
 def prefetch(
@@ -90,12 +83,12 @@ def prefetch(
     target = registry.framework(name)
     place = _place(target, gpu_id, device)
     try:
-        source = iter(items)
+        reader = _Reader(iter(items))
     except TypeError:
         raise TypeError(f"prefetch takes items to iterate over, not {items!r}") from None
 
     def convert(item: Any) -> Any:
-        if item is _END or isinstance(item, _Failed):
+        if item is _END:
             return item
         if place is not None:
             return convert_tree(item, name, device=place, dtype=dtype, copy=copy, grad=grad)
@@ -109,22 +102,22 @@ def prefetch(
 
     stations = [
         Station(
-            [_numbered(_reader(source), "while item {} was read")],
-            depth,
-            _where,
+            [reader.read],
+            min(depth, BURST),
+            lambda number, _: f"while item {number} was read",
             shown=Shown("item", "read", [""], _END),
         ),
         Station(
-            [_numbered(convert, f"item {{}}, on its way to {name}")],
+            [convert],
             depth,
-            _where,
+            lambda number, _: f"item {number}, on its way to {name}",
             enter,
             depth=depth,
             in_step=True,
             shown=Shown("item", f"to {name}", ["" if place is None else str(place)], _END),
         ),
     ]
-    results = _given_out(Line(stations, depth, refill=True, at=here()))
+    results = _given_out(Line(stations, depth, refill=True, at=here()), reader.asked())
     total = len(items) if isinstance(items, Sized) else None
     return with_progress(results, f"to {name}", total) if progress else results
 
@@ -141,49 +134,36 @@ def _place(target: Framework, gpu_id: GpuId, device: DeviceLike | None) -> Devic
     return find_or_host(target, wanted)
 
 
-def _reader(source: Iterator[Any]) -> Callable[[Any], Any]:
-    ended = False
+class _Reader:
+    """What is read, in a thread that is asked for one item after the other."""
 
-    def read(_: Any) -> Any:
-        nonlocal ended
-        if ended:
+    def __init__(self, source: Iterator[Any]) -> None:
+        self.source = source
+        self.ended = False
+
+    def asked(self) -> Iterator[None]:
+        """Something for each item, until none is left."""
+        while not self.ended:
+            yield None
+
+    def read(self, _: None) -> Any:
+        if self.ended:
             return _END
-        ended = True  # also where it raises: it is not asked again
-        item = next(source, _END)
-        ended = item is _END
+        try:
+            item = next(self.source, _END)
+        except BaseException:
+            self.ended = True
+            raise
+        self.ended = item is _END
         return item
 
-    return read
 
-
-def _numbered(work: Callable[[Any], Any], where: str) -> Callable[[Any], Any]:
-    """The work of a thread, with what it raises in the place of the item."""
-    number = -1
-
-    def one(item: Any) -> Any:
-        nonlocal number
-        number += 1
-        try:
-            return work(item)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it is the caller's, when its turn comes
-            error.add_note(where.format(number))
-            return _Failed(error)
-
-    return one
-
-
-def _where(number: int, _: int) -> str:
-    return f"item {number}"
-
-
-def _given_out(line: Line) -> Iterator[Any]:
-    results = line.run(repeat(None))
+def _given_out(line: Line, asked: Iterator[None]) -> Iterator[Any]:
+    results = line.run(asked)
     try:
         for item in results:
             if item is _END:
                 return
-            if isinstance(item, _Failed):
-                raise item.error
             yield item
             del item
     finally:

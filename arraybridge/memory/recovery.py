@@ -14,18 +14,19 @@ from arraybridge import batches
 from arraybridge.batches import fixed
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import CannotSplitError, text_of
+from arraybridge.errors import CannotSplitError, note_on, text_of
+from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.memory.late import find_wait, waits
+from arraybridge.memory.portions import Split, chosen_by, nothing_to_split, portion, read_once
 from arraybridge.memory.recognise import is_oom, let_go
 from arraybridge.placement import worker_device
-from arraybridge.trees import ARRAY, TREE, kind_of, kinds, source_of
+from arraybridge.trees import TREE, kind_of, kinds
 
 __all__ = ["attempted", "faults", "recovered", "run_with_oom_recovery", "split_and_retry", "watchers"]
 
 R = TypeVar("R")
-Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
 
 #: After so many parts in a row that fit, twice the size is tried; each failure doubles the wait.
 GROW_AFTER = 4
@@ -56,7 +57,8 @@ def run_with_oom_recovery(
     Between two attempts everything that the failed one had made is released, garbage is collected, and the
     caches of all loaded frameworks on that device are freed. Generators that are still suspended are left
     alone, and keep what they hold. Other errors pass untouched. ``fn`` must bear being called again: it
-    should not change its arguments in place before it can fail, or ``before_retry`` should undo that.
+    should not change its arguments in place before it can fail, or ``before_retry`` should undo that. With an
+    iterator among its arguments, from which the first attempt may have read, it is not called again.
 
     Args:
         fn: a function.
@@ -112,10 +114,12 @@ def recovered(
     min_split: int = 1,
     before_retry: Callable[[], object] | None = None,
     failure: Exception | None = None,
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
 ) -> Any:
     """`run_with_oom_recovery` with the arguments in a tuple and a dict, which may hold any name.
 
-    ``failure`` is what `attempted` has returned of a first attempt, where somebody has made one.
+    ``failure`` is what `attempted` has returned of a first attempt, where somebody has made one. ``given``:
+    the arguments as the user knows them, where these are others.
     """
     before = sys.exception()
     splits = split is not False and split is not None
@@ -129,14 +133,18 @@ def recovered(
                 break
     call: _Call | None = None
     if faults or (splits and split is not True):
-        call = _Call(fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole)
+        call = _Call(
+            fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole, given
+        )
     if failure is None:
         tried = _rehearsed(fn, call.rows()) if call is not None and faults else fn
         result, failure = attempted(tried, *whole, before)
         if failure is None:
             return batches.plain(result) if splits else result
     if call is None:
-        call = _Call(fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole)
+        call = _Call(
+            fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole, given
+        )
     try:
         result = call.recover(failure, min(max_retries, 1) if splits else max_retries)
     finally:
@@ -262,6 +270,7 @@ class _Call:
         axis: int,
         min_split: int,
         whole: tuple[tuple[Any, ...], dict[str, Any]],
+        given: tuple[tuple[Any, ...], dict[str, Any]] | None,
     ) -> None:
         self.fn, self.args, self.kwargs = fn, args, kwargs
         #: The error that was being handled when the call began, which is not this call's.
@@ -270,6 +279,8 @@ class _Call:
         self.before_retry = before_retry
         #: The arguments of the whole call: the very objects that came in, where none is marked as fixed.
         self.whole = whole
+        #: The arguments as the user knows them.
+        self.given = (args, kwargs) if given is None else given
         self.axis = axis
         #: The fewest rows of a part; None where nothing is to be split.
         self.min_split: int | None = None
@@ -284,6 +295,7 @@ class _Call:
         """Go on after a failure: attempt after attempt, each with nothing left of the one before."""
         splits, least = self.min_split is not None, self.min_split or 1
         rows = self.rows() if splits or faults else None
+        hindrance = read_once(*self.given) if splits or retries > 0 else ""
         attempts = retries + 1
         done: list[Any] = []
         start, size, take = 0, rows or 0, rows  # the next row; how many are known, or hoped, to fit
@@ -295,6 +307,10 @@ class _Call:
             if failure is not None:
                 freed = self._clean_up(failure)
                 reason, failure = _describe(failure), None
+                if not hindrance and splits and retries == 0 and rows is not None and not done:
+                    hindrance = self._uncut(rows)
+                if hindrance:
+                    self._give_up(first, hindrance)
                 if retries > 0:
                     retries -= 1
                     _tell(
@@ -319,15 +335,12 @@ class _Call:
                         take, reason, freed, size, start, rows,
                     )  # fmt: skip
                 else:
-                    self._give_up(first, take, rows, attempts)
+                    self._give_up(first, self._why(first, take, rows, attempts))
                 if self.before_retry is not None:
                     self.before_retry()
             if splits and rows is not None:
-                take = _portion(rows - start, size, least)
-            args, kwargs = self._part(start, take, rows)
-            tried = _rehearsed(self.fn, take) if faults else self.fn
-            result, failure = attempted(tried, args, kwargs, self.before)
-            del args, kwargs
+                take = portion(rows - start, size, least)
+            result, failure = attempted(self._attempt, (start, take, rows), {}, self.before)
             if failure is not None:
                 continue
             if take == rows or rows is None or take is None:
@@ -342,7 +355,7 @@ class _Call:
             if fitted >= patience and size < rows - start:
                 _tell("grow", self.gpu_id, "%d parts of %d rows fitted; try %d rows", fitted, size, 2 * size)
                 size, fitted = 2 * size, 0
-            retries = 1 if _portion(rows - start, size, least) < 2 * least else 0
+            retries = 1 if portion(rows - start, size, least) < 2 * least else 0
 
     def _joined(self, done: list[Any]) -> Any:
         given = (self.args, self.kwargs)
@@ -363,22 +376,34 @@ class _Call:
             span.end()
         return freed
 
-    def _give_up(self, first: list[Exception], take: int | None, rows: int | None, attempts: int) -> NoReturn:
-        original = first.pop()
+    def _attempt(self, start: int, take: int | None, rows: int | None) -> Any:
+        """Call the function on these rows. What it gives for some of them, it may write to at the next."""
+        args, kwargs = self._part(start, take, rows)
+        tried = _rehearsed(self.fn, take) if faults else self.fn
+        if take == rows:
+            return tried(*args, **kwargs)
+        found = [tried(*args, **kwargs)]
+        del args, kwargs  # memory is short
+        return batches.owned(found)
+
+    def _why(self, first: list[Exception], take: int | None, rows: int | None, attempts: int) -> str:
+        """Why there is nothing left to try."""
         if self.min_split is None:
-            note = (
+            return (
                 f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
                 " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for who"
                 " holds the memory."
             )
-        elif rows is None:
-            raise self._nothing_to_split() from original
-        else:
-            note = (
-                f"with {take} of {rows} rows, and {take} rows cannot be halved (min_split={self.min_split});"
-                " lower min_split, or see memory_stats() for who holds the memory."
-            )
-        original.add_note(f"arraybridge: out of memory {note}")
+        if rows is None:
+            raise nothing_to_split(self.args, self.kwargs, self.axis) from first.pop()
+        return (
+            f"with {take} of {rows} rows, and {take} rows cannot be halved (min_split={self.min_split});"
+            " lower min_split, or see memory_stats() for who holds the memory."
+        )
+
+    def _give_up(self, first: list[Exception], note: str) -> NoReturn:
+        original = first.pop()
+        note_on(original, f"arraybridge: out of memory {note}")
         try:
             raise original
         finally:
@@ -412,13 +437,25 @@ class _Call:
                 args.append(value)
         return tuple(args), kwargs
 
+    def _uncut(self, rows: int) -> str:
+        """Why the batch cannot be cut into parts; "" where it can."""
+        try:
+            attempted(self._part, (0, 1, rows), {}, self.before)
+        except refusals(*loaded()) as error:
+            return (
+                f"with {rows} rows, which cannot be cut along axis {self.axis} ({_describe(error)}); pass"
+                " arrays that can be sliced, as x.to_dense() of a sparse one, or mark what every part is"
+                " to get as fixed(array)."
+            )
+        return ""
+
     def _choose(self, split: Split) -> None:
         """Find the arguments that ``split`` names.
 
         Raises:
             CannotSplitError: the call does not have one of them, or they differ in length.
         """
-        self.chosen = _chosen(self.fn, self.args, self.kwargs, split)
+        self.chosen = chosen_by(self.fn, self.args, self.kwargs, split)
         rows = self.rows()
         for key, x in (*enumerate(self.args), *self.kwargs.items()):
             if key in self.chosen and rows is not None:
@@ -429,51 +466,3 @@ class _Call:
                         " split arguments of one length only",
                         reason="the arguments to split differ in length",
                     )
-
-    def _nothing_to_split(self) -> CannotSplitError:
-        shapes = []
-        for key, x in (*enumerate(self.args), *self.kwargs.items()):
-            shape = ""
-            if kind_of(x) == ARRAY:
-                owner, data = source_of(x)
-                shape = f" {owner.shape(data)}"
-            shapes.append(f"{key}: {type(x).__name__}{shape}")
-        return CannotSplitError(
-            f"memory has run out, and no argument to split is an array with an axis {self.axis} (arguments:"
-            f" {', '.join(shapes) or 'none'}); pass the batch as an array, and another split axis if"
-            " its rows lie elsewhere",
-            reason=f"no argument to split has an axis {self.axis}",
-        )
-
-
-def _portion(remaining: int, size: int, least: int) -> int:
-    """Rows of the next part: at most ``size`` if it can be, in even parts, none smaller than ``least``."""
-    if remaining <= size:
-        return remaining
-    parts = max(1, min(-(-remaining // size), remaining // least))
-    return -(-remaining // parts)
-
-
-def _chosen(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], split: Split
-) -> frozenset[str | int]:
-    """Positions and keywords of the arguments that ``split`` names."""
-    named = split if isinstance(split, (tuple, list)) else (split,)
-    keys: set[str | int] = set()
-    for one in named:
-        if isinstance(one, str) and one not in kwargs:
-            import inspect
-
-            try:
-                names = list(inspect.signature(fn).parameters)
-            except (TypeError, ValueError):  # a built-in without a signature
-                names = []
-            one = names.index(one) if one in names else one  # noqa: PLW2901
-        if one not in kwargs and not (isinstance(one, int) and 0 <= one < len(args)):
-            raise CannotSplitError(
-                f"split={split!r} names an argument {one!r} that the call does not have; pass its name, its"
-                " position, or True",
-                reason=f"there is no argument {one!r}",
-            )
-        keys.add(one)
-    return frozenset(keys)

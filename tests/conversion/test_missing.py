@@ -78,6 +78,69 @@ def test_what_is_there_but_broken_is_called_so(tmp_path: Path) -> None:
     assert "libtorch.so" in report["torch"][0]
 
 
+def test_whatever_an_import_raises_is_said_and_harms_nobody_else(tmp_path: Path) -> None:
+    raised = ["NameError", "SyntaxError", "KeyError", "AssertionError", "IndexError", "ZeroDivisionError"]
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.dont_write_bytecode = True\n"
+        "import importlib, json, pathlib, numpy as np, arraybridge as ab\n"
+        "report = {}\n"
+        f"for raised in {[*raised, 'ExceptionGroup']}:\n"
+        "    planted = \"'two', [KeyError(1)]\" if raised == 'ExceptionGroup' else \"'planted'\"\n"
+        f"    pathlib.Path({str(tmp_path / 'paddle.py')!r}).write_text(f'raise {{raised}}({{planted}})')\n"
+        "    importlib.invalidate_caches()\n"
+        "    try: ab.convert_memory(np.ones(2), 'paddle')\n"
+        "    except ab.FrameworkNotInstalledError as error:\n"
+        "        report[raised] = [str(error), type(error.__cause__).__name__]\n"
+        "    assert 'cpu' in [str(device) for device in ab.devices()]\n"
+        "print(json.dumps(report))"
+    )
+    hidden = {name: None for name in EXTRAS if name != "paddle"}
+    done = run_python("-c", f"import sys; sys.modules.update({hidden})\n{program}")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert {name: cause for name, (_, cause) in report.items()} == {
+        name: name for name in (*raised, "ExceptionGroup")
+    }
+    for name, (message, _) in report.items():
+        assert message.startswith(f"paddle is installed, but importing it failed: {name}: "), message
+
+
+def test_a_folder_of_that_name_is_no_package(tmp_path: Path) -> None:
+    """Python imports it all the same, as an empty namespace."""
+    for name in ("mlx", "paddle"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes.py").write_text("", encoding="utf-8")
+    program = (
+        f"import sys; sys.path[:] = [{str(tmp_path)!r}, *(p for p in sys.path if 'packages' not in p), *"
+        "(p for p in sys.path if 'packages' in p)]\n"
+        "import numpy as np, arraybridge as ab\n"
+        "from arraybridge.frameworks import registry\n"
+        "for name in ('mlx', 'paddle'):\n"
+        "    print(registry.is_installed(name))\n"
+        "    for _ in range(2):\n"
+        "        try: ab.convert_memory(np.ones(2), name)\n"
+        "        except ab.FrameworkNotInstalledError as error: print(error)\n"
+    )
+    if presence.can_find("mlx") or presence.can_find("paddle"):
+        pytest.skip("they are there")
+    done = run_python("-c", program)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert (lines[0], lines[3], len(lines)) == ("False", "False", 6)
+    assert all(line.startswith("mlx is not installed; run pip install") for line in lines[1:3]), lines
+    assert all(line.startswith("paddle is not installed; run pip install") for line in lines[4:]), lines
+
+
+def test_a_namespace_that_holds_mlx_is_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mlx").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mlx"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "mlx" / "core.py").write_text("", encoding="utf-8")
+    assert presence.can_find("mlx")
+    assert "mlx" not in sys.modules
+
+
 def test_whoever_can_read_it_may_be_broken(tmp_path: Path) -> None:
     """CuPy, which could read this array of a card, does not import, and PyTorch is missing."""
     (tmp_path / "cupy.py").write_text("raise OSError('no driver')", encoding="utf-8")

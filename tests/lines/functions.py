@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import arraybridge
+from arraybridge.options import missing_gpu, staging_allowed
 
 
 def square(x: Any) -> Any:
@@ -55,3 +59,106 @@ def apply_model(model: tuple[int, str], x: int) -> tuple[int, str, int, str]:
 
 def fail_to_make() -> None:
     raise LookupError("no model here")
+
+
+# -- what travels ------------------------------------------------------------------------------------
+
+
+def same(x: Any) -> Any:
+    return x
+
+
+def first_of(*items: Any) -> Any:
+    return items[0]
+
+
+def first_row_and_storage(x: Any) -> tuple[Any, int]:
+    """A view of something larger, and the bytes of memory that came along with ``x``."""
+    return (x * 1)[:1], x.untyped_storage().nbytes()
+
+
+def with_graph_inside(x: Any) -> Any:
+    return partial(abs, x * 1)
+
+
+def settings_here(x: Any) -> tuple[str, bool]:
+    return missing_gpu(), staging_allowed()
+
+
+@arraybridge.jax(gpu_id=97, output_type="numpy")
+def on_a_missing_gpu(x: Any) -> Any:
+    return x + 1
+
+
+class Model:
+    """Makes its weights where it is used."""
+
+    weights: int | None = None
+
+    def load(self) -> Model:
+        self.weights = 3
+        return self
+
+    def apply(self, made: Model, x: int) -> tuple[bool, int]:
+        assert self.weights is not None
+        return made is self, self.weights * x
+
+
+# -- what does not travel ----------------------------------------------------------------------------
+
+
+def fail_elsewhere(home: int, error: type[Exception]) -> str:
+    if os.getpid() != home:
+        raise error("not made here")
+    return "made at home"
+
+
+class Homebound:
+    """Comes back in no other process than the one that made it, where ``error`` is raised."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return fail_elsewhere, (os.getpid(), self.error)
+
+
+class StubbornError(Exception):
+    """Neither pickles where ``error`` is raised, nor comes back where it is raised late."""
+
+    def __init__(self, error: type[Exception], late: bool) -> None:
+        super().__init__("stubborn")
+        self.error, self.late = error, late
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.late:
+            return fail_elsewhere, (os.getpid(), self.error)
+        raise self.error("not pickled")
+
+
+class LockedError(Exception):
+    def __init__(self) -> None:
+        super().__init__("locked")
+        self.lock = multiprocessing.Lock()
+
+
+class DisguisedError(Exception):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, ("no error at all",)
+
+
+def make_homebound(error: type[Exception]) -> Homebound:
+    return Homebound(error)
+
+
+def make_function(_: Any) -> Callable[[], int]:
+    return lambda: 1
+
+
+def raise_it(arguments: tuple[type[Exception], tuple[Any, ...]]) -> None:
+    cls, rest = arguments
+    raise cls(*rest)
+
+
+def weak_type(x: Any) -> tuple[str, bool]:
+    return str(x.dtype), x.weak_type

@@ -91,3 +91,18 @@ def test_a_framework_that_is_merely_imported_is_not_opened() -> None:
         [sys.executable, script], capture_output=True, text=True, timeout=120, check=False, env=env
     )
     assert (done.stdout, done.stderr) == ("left alone\n", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_is_told_that_its_iterators_have_no_threads() -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.lines.forked"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    lines = run.stdout.splitlines()
+    assert len(lines) == 6, run.stdout + run.stderr
+    assert all("refused: this iterator was begun before its process was forked" in line for line in lines[:3])
+    assert lines[3:] == ["anew: [1, 2] [3]", "child: 5", "goes on: [1, 1, 1]"]

@@ -90,6 +90,24 @@ def test_no_more_is_read_than_the_depth_allows(depth: int) -> None:
     assert most <= depth + 1  # the one that was handed out while the count stood still
 
 
+@pytest.mark.parametrize("depth", [10**9, 10**5])
+def test_any_depth_gives_the_first_item_when_it_is_there(depth: int) -> None:
+    read = 0
+
+    def source() -> Iterator[int]:
+        nonlocal read
+        while True:  # a source that ends would hide that nothing is given out before
+            yield read
+            read += 1
+            if read > 10_000:
+                raise LookupError("read on and on")
+
+    items = prefetch(source(), "numpy", depth=depth)
+    assert next(items) == 0
+    items.close()  # type: ignore[attr-defined]  # a generator
+    assert list(prefetch([1, 2, 3], "numpy", depth=depth)) == [1, 2, 3]
+
+
 def test_while_an_item_is_used_the_next_ones_are_read() -> None:
     """No clock: the use of each item waits for what it is to overlap with."""
     read = [threading.Event() for _ in range(8)]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import arraybridge
-from arraybridge import CannotSplitError, fixed, run_with_oom_recovery, split_and_retry
+from arraybridge import CannotSplitError, batches, fixed, run_with_oom_recovery, split_and_retry
 from arraybridge.memory import recovery
 from arraybridge.testing import inject_oom
 from tests.counting import functions_entered
@@ -452,3 +452,90 @@ def test_how_many_functions_a_decorated_split_enters() -> None:
             name for name in names if name.endswith((":free_cache", ":_opened", ":is_started", ":is_awake"))
         }
         assert len(names) <= most, sorted(names)
+
+
+# -- what cannot be cut, or called again ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_a_sparse_batch_is_not_split(layout: str) -> None:
+    torch = require("torch")
+    x = getattr(torch.eye(8), layout)()
+    with inject_oom("torch", above_rows=3) as rehearsal, pytest.raises(torch.OutOfMemoryError) as caught:
+        split_and_retry(lambda y: y.to_dense(), x)
+    assert rehearsal.attempts == [8, 8]
+    (note,) = caught.value.__notes__
+    assert "8 rows, which cannot be cut along axis 0" in note
+    assert "x.to_dense()" in note
+
+
+def test_an_iterator_is_not_read_twice() -> None:
+    def fn(x: np.ndarray, shifts: Any) -> np.ndarray:
+        return x + sum(shifts)
+
+    x = np.arange(8.0)
+    for run, place in (
+        (lambda: split_and_retry(fn, (x, iter([1, 2]))), "argument 1 is an iterator (list_iterator)"),
+        (lambda: split_and_retry(fn, {"x": x, "shifts": (i for i in (1, 2))}), "argument 'shifts' is"),
+        (
+            lambda: run_with_oom_recovery(lambda x, y: fn(x, *y), x, [map(abs, [1])]),
+            "what is in argument 1 is",
+        ),
+        (lambda: arraybridge.numpy(oom_recovery=True)(fn)(x, shifts=iter([1])), "argument 'shifts' is"),
+        (lambda: arraybridge.numpy(oom_recovery="split")(fn)(x, shifts=iter([1])), "argument 'shifts' is"),
+        (lambda: arraybridge.numpy(oom_recovery="split")(fn)(x, iter([1])), "argument 1 is"),
+    ):
+        with inject_oom("numpy", above_rows=3) as rehearsal, pytest.raises(MemoryError) as caught:
+            run()
+        assert len(rehearsal.attempts) == 1
+        (note,) = caught.value.__notes__
+        assert place in note
+        assert "pass a list" in note
+    assert split_and_retry(fn, (x, iter([1, 2])))[0] == 3  # it is called once
+
+
+def test_a_file_is_no_such_iterator(tmp_path: Any) -> None:
+    def fn(x: np.ndarray, log: Any) -> np.ndarray:
+        log.write("called")
+        return x * 2
+
+    x = np.arange(8.0)
+    with (tmp_path / "log").open("w") as log, inject_oom("numpy", above_rows=4):
+        np.testing.assert_array_equal(split_and_retry(fn, (x, log)), x * 2)
+
+
+def test_memory_that_runs_out_while_the_batch_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework without views allocates there."""
+    failing = [True]
+    part = batches.part
+
+    def cut(*args: Any) -> Any:
+        if args[-1] == 8 and failing:
+            failing.clear()
+            raise MemoryError
+        return part(*args)
+
+    monkeypatch.setattr(batches, "part", cut)
+    x = batch(8)
+    with inject_oom("numpy", above_rows=4):
+        np.testing.assert_array_equal(split_and_retry(lambda y: y + 1, x), x + 1)
+    assert not failing
+
+
+def test_arguments_that_cannot_be_looked_through_are_no_iterators() -> None:
+    tree: dict[str, Any] = {"children": []}
+    tree["children"].append({"parent": tree})
+    deep: Any = None
+    for _ in range(1500):
+        deep = {"next": deep}
+    for argument in (tree, deep):
+        calls = []
+
+        def fn(x: Any, calls: list[int] = calls) -> str:
+            calls.append(1)
+            if len(calls) == 1:
+                raise MemoryError
+            return "done"
+
+        assert arraybridge.run_with_oom_recovery(fn, argument) == "done"
