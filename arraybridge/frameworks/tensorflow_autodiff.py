@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,18 @@ from arraybridge.frameworks.autodiff import (
     Span,
     captured,
     draws_again,
-    held_by_one,
     hidden,
-    kept_among,
     no_forward_mode,
     refusals,
 )
+from arraybridge.frameworks.holders import held_by_one, kept_among
 from arraybridge.frameworks.tensorflow_buffers import is_shared
 from arraybridge.frameworks.tensorflow_operations import (
-    ASSIGNING,
     OF_KERAS,
+    assigns,
     drawing_among,
     drawing_in,
+    runs_python,
     watched_by,
 )
 from arraybridge.frameworks.within import captured_by, found_within
@@ -195,7 +195,9 @@ class TensorflowAutodiff(Autodiff):
         def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
             inputs = _distinct(arrays)[:count]
             taken = [x for x, t in zip(inputs, takes, strict=True) if t]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
+            # What is followed is asked for a further derivative.
+            watching = watched_by(_refuse_python) if self.follows(arrays) else nullcontext()
+            with watching, tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(taken)
                 leaves, _ = body(inputs)
                 outputs = [x for x, p in zip(self._outputs(leaves), present, strict=True) if p]
@@ -209,9 +211,9 @@ class TensorflowAutodiff(Autodiff):
     @contextmanager
     def repeatable(self, label: str) -> Iterator[None]:
         def watch(op_type: Any, inputs: Any, *_: Any, **__: Any) -> None:
-            kind = op_type.decode() if isinstance(op_type, bytes) else str(op_type)
-            assigns = kind in ASSIGNING and inputs[1].dtype.is_integer
-            drawing = OF_KERAS if assigns else drawing_in(kind)
+            kind = _name_of(op_type)
+            counts = assigns(kind) and inputs[-1].dtype.is_integer
+            drawing = OF_KERAS if counts else drawing_in(kind)
             if drawing:
                 raise _cannot_draw_again(label, drawing)
 
@@ -303,6 +305,20 @@ class _Value:
         return self.value.numpy().tobytes() == other.value.numpy().tobytes()
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def _refuse_python(op_type: Any, *_: Any, **__: Any) -> None:
+    if runs_python(_name_of(op_type)):
+        raise GradientError(  # TensorFlow gives None, or an error; of a sum, the other part
+            "a function of TensorFlow runs tf.py_function, which TensorFlow can derive only once; use"
+            " operations of TensorFlow, or give the function a rule of its own by tf.custom_gradient",
+            target_type="tensorflow",
+            reason="no second derivative of tf.py_function",
+        )
+
+
+def _name_of(op_type: Any) -> str:
+    return op_type.decode() if isinstance(op_type, bytes) else str(op_type)
 
 
 def _cannot_draw_again(label: str, kind: str) -> GradientError:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextvars
 import itertools
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,21 +19,21 @@ from arraybridge.frameworks.autodiff import (
     Shape,
     Span,
     draws_again,
-    kept_among,
     overlap,
     runs_again,
     writes_to_argument,
 )
 from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.holders import kept_among
 from arraybridge.frameworks.tokens import kept_by
 from arraybridge.functions.convert import convert
-from arraybridge.functions.crossing import Crossing
+from arraybridge.functions.crossing import Crossing, autodiff_of
 from arraybridge.functions.draws import Drawn, again, first
 from arraybridge.functions.inside import may_be_written_to
 from arraybridge.structure import Structure
 from arraybridge.trees import ARRAY, is_array, kind_of, kinds, source_of
 
-__all__ = ["Bridge", "Pullback"]
+__all__ = ["Bridge", "Pullback", "as_inner", "may_run_again"]
 
 #: Whether a function runs that its caller may run again, and the functions inside of it with it.
 _may_repeat: contextvars.ContextVar[bool] = contextvars.ContextVar("may_repeat", default=False)
@@ -73,11 +73,13 @@ class Bridge:
         self.read_again: tuple[bool, ...] = ()
         #: The random numbers that the function drew when it ran, to draw them again; None without any.
         self.drawn: Drawn | None = None
-        #: Whether it has none to draw again, so that its pullback need not know of its forward.
-        self.quiet = self.common.there.random_state() is None
         self._empty: list[Any] = []
         self._places: list[int] = []
         self._spec: Structure | None = None
+
+    @property
+    def quiet(self) -> bool:
+        return self.common.there.random_state() is None
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -101,7 +103,7 @@ class Bridge:
     def again(self, arrays: Sequence[Any]) -> Linear:
         self.repeats = True
         run: Callable[[Any], Any] = self._linear
-        if self.common.there.random_state() is None:
+        if self.quiet:
             run = _running_again(run)
         linear: Linear = self.common.then(run, arrays)
         linear.leaves = []
@@ -290,9 +292,14 @@ class Bridge:
         common = self.common
         entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
         before = list(map(common.there.version, entered))
-        # What was not foretold, behind a switch of the user's own, is noticed now.
-        with common.there.repeatable(self.label) if keep or self.is_pullback else nullcontext():
-            found = self._drawn_of(entered, arrays, keep, number, asked)
+        repeats = keep or self.is_pullback or common.draws.checkpointed
+        token = _may_repeat.set(repeats or _may_repeat.get())
+        try:
+            # What was not foretold, behind a switch of the user's own, is noticed now.
+            with common.there.repeatable(self.label) if repeats else nullcontext():
+                found = self._drawn_of(entered, arrays, keep, number, asked)
+        finally:
+            _may_repeat.reset(token)
         if before != list(map(common.there.version, entered)):
             raise writes_to_argument(common.callee.name, self.label, "x.clone()")
         return found
@@ -306,14 +313,15 @@ class Bridge:
         asked: Sequence[bool],
     ) -> tuple[list[Any], int]:
         common = self.common
-        if common.there.random_state() is None:
+        if self.quiet:
             return self._leaves(entered, asked), 0
         # Programs that run in several threads do not disturb one another; see `draws.again`.
         seed = common.there.seed()  # the function may set another one
-        alone = (keep or self.is_pullback) and _drawing_here.acquire(timeout=_PATIENCE)
+        runs_for_value = keep or (common.draws.checkpointed and not self.is_pullback)
+        alone = (runs_for_value or self.is_pullback) and _drawing_here.acquire(timeout=_PATIENCE)
         try:
             drawn = common.draws.of_run(number) or self.drawn
-            if drawn is None and keep:
+            if drawn is None and runs_for_value:
                 drawn = common.draws.of_arguments(arrays, seed)
             if drawn is not None:
                 leaves = again(common.there, drawn, self.label, self._leaves, entered, asked)
@@ -322,9 +330,9 @@ class Bridge:
         finally:
             if alone:
                 _drawing_here.release()
-        if not keep or self.is_pullback or drawn is None:
+        if not runs_for_value or self.is_pullback or drawn is None:
             return leaves, 0
-        return leaves, common.draws.remember(drawn, arrays, seed)
+        return leaves, common.draws.remember(drawn, arrays, seed, pulled=not keep)
 
     def _leaves(self, entered: list[Any], _asked: Sequence[bool]) -> list[Any]:
         return self.body(entered)[0]
@@ -346,6 +354,21 @@ def _running_again(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return run
 
 
+def may_run_again() -> bool:
+    """Whether what runs now is inside of a function that its caller may run again."""
+    return runs_again.get() or _may_repeat.get()
+
+
+@contextmanager
+def as_inner(callee: Framework, label: str) -> Iterator[None]:
+    """Around a call that may run again and that nobody differentiates: refuses what `Bridge` does."""
+    there = autodiff_of(callee)
+    with there.repeatable(label), there.drawing() if runs_again.get() else nullcontext() as drew:
+        yield
+    if drew:
+        raise draws_again(callee.name, label, " inside of another function")
+
+
 class Pullback(Bridge):
     """The pullback of an operation, as an operation of its arguments and of cotangents."""
 
@@ -357,7 +380,7 @@ class Pullback(Bridge):
     ) -> None:
         self.outer, self.common, self.label, self.flips = outer, outer.common, outer.label, outer.flips
         self.drawn = outer.drawn
-        self.must_not_draw, self.quiet = outer.must_not_draw, outer.quiet
+        self.must_not_draw = outer.must_not_draw
         self.hint: Linear | None = linear
         self.takes, self.present = takes, present
         self.body = self._pulled()
@@ -371,7 +394,7 @@ class Pullback(Bridge):
         given = outer.body, len(outer.wanted), self.takes, self.present
         # A plug-in need not know `whole` where JAX does not trace.
         body = there.pulled(*given, whole=True) if whole else there.pulled(*given)
-        return _running_again(body) if there.random_state() is None else body
+        return _running_again(body) if self.quiet else body
 
     def recall(self, number: int) -> None:
         self.hint = kept_by(number)
@@ -424,7 +447,11 @@ class Pullback(Bridge):
     def _leaves(self, entered: list[Any], asked: Sequence[bool]) -> list[Any]:
         # As `body`, but for that nobody differentiates it again.
         touches = tuple(a or b for a, b in itertools.zip_longest(asked, self.outer.touches, fillvalue=False))
-        linear = self.common.there.linearise(self.outer.body, entered[: len(asked)], touches, self.label)
+
+        def run(arrays: list[Any]) -> Linear:
+            return self.common.there.linearise(self.outer.body, arrays, touches, self.label)
+
+        linear = (_running_again(run) if self.quiet else run)(entered[: len(asked)])
         return self._spread(linear.pull(self._cotangents(entered)), touches)
 
     def _spread(self, gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:

@@ -152,6 +152,14 @@ class Draws:
             if number not in self._runs:
                 raise _forgotten()
             runs = self._runs[number]
+            if self.checkpointed and any(
+                one.waiting > 0 and one is not runs and one.sketch.is_near(runs.sketch, _MAY_BE_ONE)
+                for one in self._open.values()
+            ):
+                for one in self._open.values():  # so that later calls are not refused for this one
+                    one.waiting = 0
+                raise _other_bits()  # these may be the first and the second run of one call
+            runs.waiting -= 2
             runs.pulled = True
             if not self.checkpointed and self._open.get(runs.key) is runs:
                 del self._open[runs.key]
@@ -170,14 +178,26 @@ class Draws:
             if key in self._forgotten:
                 raise _forgotten()
             runs = self._open.get(key)
+            if runs is None and self.checkpointed:
+                # Under jax.jit, XLA may round what is computed again otherwise.
+                sketch = _Sketch(arrays)
+                near = (one for one in self._open.values() if one.sketch.is_near(sketch, _IS_ONE))
+                runs = next(near, None)
+                if runs is not None:
+                    self._open[key] = runs
             if runs is None or (runs.pulled and runs.seed != seed):
                 return None
             self.checkpointed, runs.seed = True, seed
             self._open.move_to_end(key)
             return runs.drawn
 
-    def remember(self, drawn: Drawn, arrays: Sequence[np.ndarray], seed: Hashable) -> int:
-        """Keep what a run drew, which a pullback will follow; returns its number."""
+    def remember(
+        self, drawn: Drawn, arrays: Sequence[np.ndarray], seed: Hashable, *, pulled: bool = False
+    ) -> int:
+        """Keep what a run drew, which a pullback will follow; returns its number.
+
+        ``pulled``: none will, under a checkpoint, where it is run again for the others.
+        """
         if not (drawn.changed or self.foretold):
             with self._lock:
                 number = next(self._odd_numbers)
@@ -190,7 +210,9 @@ class Draws:
             number = next(self._numbers)
             runs = self._open.get(key)
             if runs is None or runs.drawn is not drawn:
-                runs = self._open[key] = _Runs(drawn, key, seed)
+                runs = self._open[key] = _Runs(drawn, key, seed, pulled, _Sketch(arrays))
+            runs.pulled = runs.pulled and pulled
+            runs.waiting += not pulled
             self._runs[number] = runs
             if len(self._runs) > self._MOST:
                 self._runs.popitem(last=False)
@@ -204,10 +226,13 @@ class Draws:
 class _Runs:
     """Runs for the value, of equal arguments, that drew the same."""
 
-    def __init__(self, drawn: Drawn, key: bytes, seed: Hashable) -> None:
-        self.drawn, self.key, self.seed = drawn, key, seed
-        #: Whether a pullback followed.
-        self.pulled = False
+    def __init__(self, drawn: Drawn, key: bytes, seed: Hashable, pulled: bool, sketch: _Sketch) -> None:
+        self.drawn, self.key, self.seed, self.sketch = drawn, key, seed, sketch
+        #: How many there are that no pullback followed, which under a checkpoint follows two; JAX leaves out
+        #: the first one where nobody needs its value.
+        self.waiting = 0
+        #: Whether a pullback followed, or none will.
+        self.pulled = pulled
 
 
 def _forgotten() -> GradientError:
@@ -215,6 +240,46 @@ def _forgotten() -> GradientError:
         "the random numbers of this call are forgotten, since too many calls came between it and its"
         " backward; pass what is random as an argument",
         reason="random numbers are forgotten",
+    )
+
+
+#: Roundings apart at most, of the largest number: arguments of one call, and those that may be of one.
+_IS_ONE, _MAY_BE_ONE = 64, 4096
+
+
+class _Sketch:
+    """Some of the numbers of arguments, by which those are told that merely were rounded otherwise."""
+
+    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
+        parts, exact = [], []
+        for x in arrays:
+            eps = 0.0
+            if x.dtype.kind in "fc" and x.size:
+                some = x.reshape(-1)[np.linspace(0, x.size - 1, min(x.size, 64)).astype(int)]
+                wide = some.astype(complex if x.dtype.kind == "c" else float)
+                eps = float(np.finfo(x.dtype).eps)
+                parts.append((float(wide[0].real), wide, float(np.abs(wide).max()), eps))
+            exact.append((x.shape, x.dtype.str, None if eps else x.tobytes()))
+        self.parts, self.exact = parts, exact
+
+    def is_near(self, other: _Sketch, roundings: int) -> bool:
+        for (first, some, most, eps), (first2, some2, most2, _) in zip(self.parts, other.parts, strict=False):
+            allowed = min(roundings * eps, 0.01) * max(most, most2)
+            # The first one alone tells most of them apart.
+            if not abs(first - first2) <= allowed or some.shape != some2.shape:
+                return False
+            if not np.abs(some - some2).max() <= allowed:
+                return False
+        return self.exact == other.exact
+
+
+def _other_bits() -> GradientError:
+    return GradientError(
+        "under jax.checkpoint a function that draws random numbers was run again with arguments that are"
+        " equal to no earlier ones: JAX has compiled what comes before it anew, and rounds otherwise, so that"
+        " its numbers cannot be told. Call it before what rounds, or outside of the checkpoint, or pass what"
+        " is random as an argument",
+        reason="a checkpoint that rounds otherwise",
     )
 
 

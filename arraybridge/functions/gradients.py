@@ -16,7 +16,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import written_beside
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Running
-from arraybridge.functions.bridge import Bridge
+from arraybridge.functions.bridge import Bridge, as_inner, may_run_again
 from arraybridge.functions.convert import being_compiled, convert
 from arraybridge.functions.crossing import autodiff_of
 from arraybridge.functions.declaration import Call
@@ -90,6 +90,9 @@ class FlowRunner(Runner):
             if owner is not None and autodiff_of(owner).is_differentiated(leaf)
         }
         if not followed:
+            if may_run_again() or any(map(_is_repeated, owners)):
+                with as_inner(framework_of(self.name), self.label):
+                    return self._ordinarily(args, kwargs, leaves, owners)
             return self._ordinarily(args, kwargs, leaves, owners)
         if len(followed) > 1:
             raise self._two(followed)
@@ -168,6 +171,10 @@ class FlowRunner(Runner):
             target_type=self.name,
             reason=f"differentiated arrays of {names}",
         )
+
+
+def _is_repeated(owner: Framework | None) -> bool:
+    return owner is not None and autodiff_of(owner).may_run_again()
 
 
 #: `FlowRunner.call` as torch.compile leaves it alone, once that was needed.

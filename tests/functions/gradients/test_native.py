@@ -786,6 +786,45 @@ def test_tf_function_is_refused_and_py_function_works(callee: str) -> None:
     np.testing.assert_allclose(tape.gradient(y, x), wanted(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_second_derivatives_of_a_py_function_are_refused(graph: bool) -> None:
+    """TensorFlow gives None for them, or an error; of a result that is squared, a part of the number."""
+
+    def cubed(x: Any) -> Any:
+        y = tf.py_function(lambda a: a**3, [x], tf.float32)
+        y.set_shape(x.shape)
+        return y
+
+    cube = arraybridge.tensorflow(grad="flow")(tf.function(cubed) if graph else cubed)
+    x = torch.tensor([2.0], requires_grad=True)
+    (first,) = torch.autograd.grad(cube(x).sum(), x, create_graph=True)
+    assert first.item() == 12.0
+    with pytest.raises(GradientError, match="py_function"):
+        torch.autograd.grad(first.sum(), x, allow_unused=True)
+
+    def loss(x: Any) -> Any:
+        return (cube(x) ** 2).sum()
+
+    x = jax.numpy.array([2.0])
+    np.testing.assert_allclose(jax.grad(loss)(x), [192.0])
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(x), [192.0])
+    for second in (
+        jax.grad(lambda x: jax.grad(loss)(x).sum()),
+        jax.jit(jax.grad(lambda x: jax.grad(loss)(x).sum())),
+    ):
+        with pytest.raises((GradientError, jax.errors.JaxRuntimeError), match="py_function"):
+            jax.block_until_ready(second(x))
+
+
+def test_a_reentrant_checkpoint_inside_is_refused_in_words() -> None:
+    def twice(x: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True)
+
+    f = arraybridge.torch(grad="flow")(twice)
+    with pytest.raises(GradientError, match="use_reentrant=False"):
+        jax.grad(lambda x: f(x).sum())(jax.numpy.ones(3))
+
+
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
 def test_a_forward_accumulator_is_refused(callee: str) -> None:
     x = tf.constant(X)
