@@ -44,14 +44,15 @@ def cell(source: str, target: str) -> RouteFunction:
     return TABLE.get(source, {}).get(target, view)
 
 
-_fast: dict[tuple[type, str], FastFunction | None] = {}
+# By the source itself: what stands for arrays of other libraries has NumPy's name, and no fast part.
+_fast: dict[tuple[type, Framework, str], FastFunction | None] = {}
 _MAX_TYPES = 512
 registry.on_register.append(_fast.clear)
 
 
 def fast_converter(source: Framework, target: Framework, cls: type) -> FastFunction | None:
     """What the cell of a pair makes for arrays of this class that need no care; None where each needs it."""
-    known = (cls, target.name)
+    known = (cls, source, target.name)
     try:
         return _fast[known]
     except KeyError:
