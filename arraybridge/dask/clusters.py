@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -39,7 +41,8 @@ def cluster(
             are any.
         share_memory: whether torch and CuPy take memory from one pool, see `share_gpu_memory`. Needs cards.
         fraction: as for `coexist`.
-        env: more environment variables of the workers.
+        env: more environment variables of the workers. A worker that Dask restarts later leaves them in this
+            process, too.
         **options: for ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``.
 
     Returns:
@@ -65,13 +68,27 @@ def cluster(
     # `env` reaches a worker once it has imported the script that started it, which may import frameworks;
     # these are there before. Workers that are added later get them by `env`.
     early = {**dask.config.get("distributed.nanny.pre-spawn-environ", {}), **environment}
-    with dask.config.set({"distributed.nanny.pre-spawn-environ": early}):
+    with dask.config.set({"distributed.nanny.pre-spawn-environ": early}), _environment_kept(early):
         if on_cards:
             started = _cuda_cluster(environment, plugins, n_workers=n_workers, **options)
         else:
             started = LocalCluster(n_workers=n_workers, env=environment, plugins=plugins, **options)
     dask_arrays.agree(started.scheduler_address)
     return started
+
+
+@contextmanager
+def _environment_kept(names: Iterable[str]) -> Iterator[None]:
+    """Put these variables of this process back: Dask sets them here so that its workers inherit them."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _cuda_cluster(environment: dict[str, str], plugins: list[Any], **options: Any) -> Any:

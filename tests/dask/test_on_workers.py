@@ -6,6 +6,7 @@ It starts once, since each of its workers imports every framework.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,7 @@ SCHEDULERS = ("synchronous", "threads", "cluster")
 
 @pytest.fixture(scope="module")
 def two_workers() -> Iterator[Client]:
+    before = os.environ.get("PYTHONWARNINGS")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cards, "cards", lambda: ())
         # Port 0: two runs at a time must not quarrel about 8787, which None stands for.
@@ -53,6 +55,7 @@ def two_workers() -> Iterator[Client]:
         )
     with workers, Client(workers, set_as_default=False) as client:
         client.wait_for_workers(2)
+        assert os.environ.get("PYTHONWARNINGS") == before  # that of the workers is theirs alone
         yield client
 
 
