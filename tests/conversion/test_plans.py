@@ -429,9 +429,8 @@ def test_a_copy_of_four_bit_floats_keeps_its_graph() -> None:
     assert copied.detach().view(torch.uint8).tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("target", ["torch", "jax", "tensorflow"])
-def test_an_array_of_another_library_that_comes_first_slows_none_of_numpy(target: str) -> None:
-    require(target)
+def test_an_array_of_another_library_that_comes_first_slows_none_of_numpy() -> None:
+    require("torch")
 
     class Foreign:
         def __init__(self) -> None:
@@ -442,5 +441,5 @@ def test_an_array_of_another_library_that_comes_first_slows_none_of_numpy(target
     plans.plain.clear()
     plans.forms.clear()
     for x in (Foreign(), np.arange(3.0, dtype=np.float32)):
-        assert np.asarray(convert_memory(x, target)).tolist() == [0.0, 1.0, 2.0]
-    assert np.ndarray in plans.plain[target]
+        assert convert_memory(x, "torch").tolist() == [0.0, 1.0, 2.0]
+    assert np.ndarray in plans.plain["torch"]
