@@ -19,6 +19,7 @@ import numpy as np
 from arraybridge.errors import GradientError
 
 __all__ = [
+    "LOST_CALL",
     "Autodiff",
     "Body",
     "Linear",
@@ -39,6 +40,9 @@ __all__ = [
 
 #: Whether a function runs again that draws no random numbers itself, and whose inner functions may.
 runs_again: contextvars.ContextVar[bool] = contextvars.ContextVar("runs_again", default=False)
+
+#: The number of a call whose runs cannot know one another, so that none may draw random numbers.
+LOST_CALL = -0x80000000
 
 #: First address and end of an array's memory.
 Span = tuple[int, int]
@@ -132,13 +136,18 @@ class Operation(Protocol):
         """
         raise NotImplementedError
 
+    def next_call(self) -> int:
+        """A number below zero for a call where the caller traces, by which its runs know one another."""
+        raise NotImplementedError
+
     def on_host(
         self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool] = ()
-    ) -> tuple[list[np.ndarray], int]:
-        """`run` on NumPy arrays, for callers that trace: results as foretold, and a number.
+    ) -> list[np.ndarray]:
+        """`run` on NumPy arrays, for callers that trace: results as foretold.
 
-        ``keep`` says that a pullback will follow; it is given the number, to draw the same random numbers.
-        A pullback is told for which arguments somebody asks; for the others there are zeros.
+        ``keep`` says that a pullback will follow. All runs with one number, of `next_call`, draw the same
+        random numbers, and those with `LOST_CALL` none; 0 is no call. A pullback is told for which arguments
+        somebody asks; for the others there are zeros.
         """
         raise NotImplementedError
 
@@ -364,10 +373,6 @@ class Autodiff(ABC):
 
     def random_state(self) -> Any:
         """What decides the next random numbers, to be compared, hashed and replayed; None without it."""
-        return None
-
-    def seed(self) -> Hashable:
-        """What the user has set for the random numbers that come; None without it."""
         return None
 
     def drawing(self) -> AbstractContextManager[list[Any] | None]:

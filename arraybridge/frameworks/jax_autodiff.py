@@ -6,7 +6,6 @@ import sys
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from arraybridge.frameworks.autodiff import (
     no_forward_mode,
 )
 from arraybridge.frameworks.holders import held_by_one, kept_among
+from arraybridge.frameworks.jax_calls import NO_CALL, is_checkpointed, is_staged, number_in, number_of_call
 from arraybridge.frameworks.jax_pullback import (
     Known,
     Pullback,
@@ -80,8 +80,11 @@ class JaxAutodiff(Autodiff):
     # -- as the caller -----------------------------------------------------------------------------
 
     def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
+        number = NO_CALL
+        if not operation.quiet and is_staged():
+            number = number_of_call(operation.next_call, arrays)
         try:
-            results, _ = _bridge(operation, None, *arrays)
+            results, _ = _bridge(operation, None, *arrays, number)
         except TypeError as error:
             if "forward-mode" in str(error) and not isinstance(error, GradientError):
                 raise no_forward_mode(operation.label) from error
@@ -89,11 +92,7 @@ class JaxAutodiff(Autodiff):
         return list(results)
 
     def is_checkpointed(self) -> bool:
-        # JAX has no question for this; the module of jax.checkpoint on the stack is the answer.
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and frame.f_globals.get("__name__") != "jax._src.ad_checkpoint":
-            frame = frame.f_back
-        return frame is not None
+        return is_checkpointed()
 
     def traced_apart(self, mark: Hashable) -> AbstractContextManager[Any]:
         return traced_apart(mark)
@@ -180,18 +179,21 @@ _Needed = tuple[bool, ...] | None
 def _bridge(operation: Operation, needed: _Needed, *arrays: Any) -> tuple[list[Any], Any]:
     """An operation of another framework in JAX: its results, and a number for its pullback to know it by.
 
-    Values are passed as they are where there are any, and through a callback where JAX traces.
+    Values are passed as they are where there are any, and through a callback where JAX traces. Behind the
+    arrays comes the number of the call, and behind that of a pullback, which gradients are asked for.
     """
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         return _called_back(operation, needed, arrays)
-    if operation.is_pullback:
-        arrays = arrays[:-1]  # which gradients are asked for is known here
+    number = arrays[-2] if operation.is_pullback else arrays[-1]
     # JAX before 0.10 hands over Python's own floats.
-    plain = [x if isinstance(x, jax.Array) else jnp.asarray(x, getattr(x, "dtype", None)) for x in arrays]
+    plain = [
+        x if isinstance(x, jax.Array) else jnp.asarray(x, getattr(x, "dtype", None))
+        for x in arrays[: -2 if operation.is_pullback else -1]
+    ]
     if operation.is_pullback:
-        operation.recall(int(np.asarray(plain.pop())[0]))
+        operation.recall(number_in(np.asarray(number)))
     if needed is None:
-        return operation.run(plain), np.zeros(1, np.int32)
+        return operation.run(plain), NO_CALL
     operation.wanted = tuple(w and n for w, n in zip(operation.wanted, needed, strict=False))
     results, linear = operation.linearise(plain)
     return results, _adopted(token_of(linear))
@@ -207,13 +209,10 @@ def _forward_rule(operation: Operation, needed: _Needed, *given: Any) -> tuple[A
     # Transformations within one another each come here, for arguments of their own.
     needed = tuple(n or x.perturbed for n, x in zip(needed or (False,) * len(given), given, strict=True))
     results, number = _bridge(operation, needed, *arrays)
-    # Where nothing else uses what the forward gives, JAX then leaves it out.
-    quiet = operation.quiet and isinstance(number, jax.core.Tracer)
-    told = np.zeros(1, np.int32) if quiet else number
     # As an array: what is static, JAX takes from whichever trace of a program (`jax.jit`) came last.
-    asked = np.array([w and x.perturbed for w, x in zip(operation.wanted, given, strict=False)])
+    asked = np.array([w and x.perturbed for w, x in zip(operation.wanted, given, strict=False)], np.float32)
     dtypes = Known(*(y.dtype for y in results))
-    return (results, number), (arrays, told, asked, dtypes)
+    return (results, number), (arrays, number, asked, dtypes)
 
 
 def _backward_rule(operation: Operation, needed: _Needed, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
@@ -260,7 +259,7 @@ def _varies(x: Any) -> bool:
 
 def _called_back(operation: Operation, needed: _Needed, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
     """The operation where JAX traces: shapes are foretold, values come by a callback through the host."""
-    inputs = arrays[:-2] if operation.is_pullback else arrays
+    inputs, number = (arrays[:-2], arrays[-2]) if operation.is_pullback else (arrays[:-1], arrays[-1])
     if any(map(_varies, arrays)):
         # A callback says nothing of that, and JAX would leave out the sum over devices in the backward.
         raise GradientError(
@@ -285,22 +284,21 @@ def _called_back(operation: Operation, needed: _Needed, arrays: Sequence[Any]) -
     expected = [jax.ShapeDtypeStruct(shape, hostmemory.np_dtype(dtype)) for shape, dtype in shapes]
 
     # JAX's own functions may not be called in here: they can wait for the thread that this occupies.
-    def on_host(*values: Any) -> tuple[list[np.ndarray], np.ndarray]:
+    def on_host(*values: Any) -> list[np.ndarray]:
         views = [np.asarray(x) for x in values]
-        asked = views.pop().tolist() if operation.is_pullback else ()
-        number = int(views.pop()[0]) if operation.is_pullback else 0
-        results, number = operation.on_host(views, keep, number, asked)
+        asked = tuple(map(bool, views.pop())) if operation.is_pullback else ()
+        results = operation.on_host(views[:-1], keep, number_in(views[-1]), asked)
         for result, (shape, dtype) in zip(results, shapes, strict=True):
             if result.shape != shape or result.dtype.name != dtype:
                 raise GradientError(
                     f"{operation.label}(): for jax.jit a result of shape {shape} and dtype {dtype} was"
                     f" foretold, and shape {result.shape} and dtype {result.dtype.name} came"
                 )
-        return results, np.array([number], np.int32)
+        return results
 
-    token = jax.ShapeDtypeStruct((1,), np.dtype(np.int32))
-    results, number = jax.pure_callback(on_host, (expected, token), *arrays, vmap_method="sequential")
-    return list(results), number
+    results = jax.pure_callback(on_host, expected, *arrays, vmap_method="sequential")
+    # What a token keeps is the pullback that this is, and not this one's own.
+    return list(results), number if number.dtype == NO_CALL.dtype else NO_CALL
 
 
 AUTODIFF = JaxAutodiff()

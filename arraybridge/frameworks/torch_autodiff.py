@@ -19,6 +19,7 @@ from arraybridge.frameworks.autodiff import (
     Shape,
     Span,
     captured,
+    hidden,
     no_forward_mode,
     writes_to_argument,
     writes_to_cotangent,
@@ -35,6 +36,7 @@ from arraybridge.frameworks.torch_modes import (
     reads_its_own,
     without_hooks,
 )
+from arraybridge.frameworks.within import found_within
 
 __all__ = ["TorchAutodiff", "memory_is_held"]
 
@@ -133,6 +135,7 @@ class TorchAutodiff(Autodiff):
                     leaves[i] = x.clone()
         if before != [x._version for x in arrays]:
             raise writes_to_argument("torch", label, "x.clone()")
+        _refuse_hidden(leaves, label)
         linear = _Graph()
         linear.leaves, linear.spec, linear.inputs = leaves, spec, inputs
         linear.outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
@@ -184,8 +187,9 @@ class TorchAutodiff(Autodiff):
         except (RuntimeError, NotImplementedError, TypeError, MemoryConversionError) as error:
             raise GradientError(
                 f"{label}(): inside jax.jit its shapes have to be foretold, and that failed:"
-                f" {told(error)}. Shapes that depend on values, .item(), .numpy() and"
-                " calls of further frameworks cannot be foretold; call the function outside of jax.jit",
+                f" {told(error)}. Shapes that depend on values, .item(), .numpy(), torch.distributions"
+                " without validate_args=False and calls of further frameworks cannot be foretold; call"
+                " the function outside of jax.jit",
                 reason="shapes cannot be foretold",
             ) from error
         finally:
@@ -193,6 +197,7 @@ class TorchAutodiff(Autodiff):
             without_values.allow_non_fake_inputs = False
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
         if inputs:
+            _refuse_hidden(leaves, label)
             _refuse_captured([x for x in found if self.is_smooth(x)], fakes, label)
         return leaves, spec, [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in found]
 
@@ -210,9 +215,6 @@ class TorchAutodiff(Autodiff):
         if not torch.cuda.is_initialized():
             return (state,)
         return (state, *(s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()))
-
-    def seed(self) -> int:
-        return int(torch.initial_seed())
 
     @contextmanager
     def drawing(self) -> Iterator[list[Any]]:
@@ -377,6 +379,14 @@ class _Graph(Linear):
         if before != [c is None or AUTODIFF.version(c) for c in cotangents]:
             raise writes_to_cotangent("torch", "g * 2 in place of g.mul_(2)")
         return found
+
+
+def _refuse_hidden(leaves: list[Any], label: str) -> None:
+    """Refuse tensors with a graph inside of results that are no containers."""
+    others = [x for x in leaves if not isinstance(x, torch.Tensor)]
+    with_graph = lambda x: issubclass(type(x), torch.Tensor) and x.grad_fn is not None  # noqa: E731
+    if others and found_within(others, with_graph) is not None:
+        raise hidden("torch", label)
 
 
 def _refuse_captured(outputs: list[torch.Tensor], inputs: list[torch.Tensor], label: str) -> None:

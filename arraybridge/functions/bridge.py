@@ -14,6 +14,7 @@ import numpy as np
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
+    LOST_CALL,
     Body,
     Linear,
     Shape,
@@ -49,6 +50,8 @@ class Bridge:
     is_pullback = False
     repeats = False
     touches: Sequence[bool] = ()
+    #: Of the call that it belongs to, where the caller traced its forward; see `Draws`.
+    number = 0
 
     def __init__(
         self,
@@ -124,6 +127,8 @@ class Bridge:
                 if self.drawn is not None:
                     return again(there, self.drawn, self.label, run, *args)
                 result, self.drawn = first(there, self._watched, run, *args)
+                if self.drawn is not None:
+                    self.common.draws.remember(self.number, self.drawn)
                 return result
         finally:
             _may_repeat.reset(token)
@@ -131,10 +136,13 @@ class Bridge:
     def _watched(self, run: Callable[..., Any], *args: Any) -> Any:
         if not self.must_not_draw:
             return run(*args)
+        return self._drawing_nothing("inside of another function", run, *args)
+
+    def _drawing_nothing(self, where: str, run: Callable[..., Any], *args: Any) -> Any:
         with self.common.there.drawing() as drew:
             result = run(*args)
         if drew:
-            raise draws_again(self.common.callee.name, self.label, " inside of another function")
+            raise draws_again(self.common.callee.name, self.label, f" {where}")
         return result
 
     def _results(
@@ -257,38 +265,32 @@ class Bridge:
         for shape, dtype in shapes:
             self.common.callee.supports(dtype, shape)
         wanted = tuple(w and n for w, n in zip(self.wanted, needed, strict=True))
-        drew: list[Any] | None = None
-
-        def body(arrays: list[Any]) -> tuple[list[Any], Any]:
-            nonlocal drew
-            with there.drawing() as drew:
-                return self.body(arrays)
-
-        leaves, spec, found = there.foretell(body, shapes, wanted, self.label)
-        self.common.draws.foretold |= drew != []
+        leaves, spec, found = there.foretell(self.body, shapes, wanted, self.label)
         self.common.draws.checkpointed |= self.common.here.is_checkpointed()
         arrays, given = self._laid_out(leaves, spec), iter(found)
         owns = self.common.callee.owns
         self.smooth = tuple(owns(x) and there.is_smooth(x) for x in arrays)
         return [next(given) if owns(x) else _shape_of(x) for x in arrays]
 
+    def next_call(self) -> int:
+        return self.common.draws.next_call()
+
     def on_host(
         self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool] = ()
-    ) -> tuple[list[np.ndarray], int]:
-        result: tuple[list[np.ndarray], int] = self.common.then(self._on_host, arrays, keep, number, asked)
+    ) -> list[np.ndarray]:
+        result: list[np.ndarray] = self.common.then(self._on_host, arrays, keep, number, asked)
         return result
 
     def _on_host(
         self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool]
-    ) -> tuple[list[np.ndarray], int]:
-        common = self.common
-        leaves, number = self._drawn(arrays, keep, number, asked)
-        return [common.to_numpy(leaves[i]) for i in self._places], number
+    ) -> list[np.ndarray]:
+        leaves = self._of_call(arrays, keep, number, asked)
+        return [self.common.to_numpy(leaves[i]) for i in self._places]
 
-    def _drawn(
+    def _of_call(
         self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool]
-    ) -> tuple[list[Any], int]:
-        """The leaves of the results, and a number under which the random numbers are remembered."""
+    ) -> list[Any]:
+        """The leaves of the results, with the random numbers of the call of this number."""
         common = self.common
         entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
         before = list(map(common.there.version, entered))
@@ -297,42 +299,36 @@ class Bridge:
         try:
             # What was not foretold, behind a switch of the user's own, is noticed now.
             with common.there.repeatable(self.label) if repeats else nullcontext():
-                found = self._drawn_of(entered, arrays, keep, number, asked)
+                found = self._drawn_of(entered, repeats, number, asked)
         finally:
             _may_repeat.reset(token)
         if before != list(map(common.there.version, entered)):
             raise writes_to_argument(common.callee.name, self.label, "x.clone()")
         return found
 
-    def _drawn_of(
-        self,
-        entered: list[Any],
-        arrays: Sequence[np.ndarray],
-        keep: bool,
-        number: int,
-        asked: Sequence[bool],
-    ) -> tuple[list[Any], int]:
+    def _drawn_of(self, entered: list[Any], repeats: bool, number: int, asked: Sequence[bool]) -> list[Any]:
         common = self.common
         if self.quiet:
-            return self._leaves(entered, asked), 0
+            return self._leaves(entered, asked)
+        if number == LOST_CALL:
+            lost: list[Any] = self._drawing_nothing(
+                "in a while_loop under jax.checkpoint", self._leaves, entered, asked
+            )
+            return lost
         # Programs that run in several threads do not disturb one another; see `draws.again`.
-        seed = common.there.seed()  # the function may set another one
-        runs_for_value = keep or (common.draws.checkpointed and not self.is_pullback)
-        alone = (runs_for_value or self.is_pullback) and _drawing_here.acquire(timeout=_PATIENCE)
+        alone = repeats and _drawing_here.acquire(timeout=_PATIENCE)
         try:
-            drawn = common.draws.of_run(number) or self.drawn
-            if drawn is None and runs_for_value:
-                drawn = common.draws.of_arguments(arrays, seed)
+            drawn = common.draws.of_call(number) or self.drawn
             if drawn is not None:
-                leaves = again(common.there, drawn, self.label, self._leaves, entered, asked)
-            else:
-                leaves, drawn = first(common.there, self._watched, self._leaves, entered, asked)
+                leaves: list[Any] = again(common.there, drawn, self.label, self._leaves, entered, asked)
+                return leaves
+            leaves, drawn = first(common.there, self._watched, self._leaves, entered, asked)
+            if drawn is not None:
+                common.draws.remember(number, drawn)
+            return leaves
         finally:
             if alone:
                 _drawing_here.release()
-        if not runs_for_value or self.is_pullback or drawn is None:
-            return leaves, 0
-        return leaves, common.draws.remember(drawn, arrays, seed, pulled=not keep)
 
     def _leaves(self, entered: list[Any], _asked: Sequence[bool]) -> list[Any]:
         return self.body(entered)[0]
@@ -398,8 +394,8 @@ class Pullback(Bridge):
 
     def recall(self, number: int) -> None:
         self.hint = kept_by(number)
-        if number < 0:  # JAX traced the forward
-            self.drawn = self.common.draws.of_run(number)
+        if number < 0:
+            self.number, self.drawn = number, self.common.draws.of_call(number)
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
         if self.hint is not None:
@@ -461,11 +457,11 @@ class Pullback(Bridge):
 
     def _on_host(
         self, arrays: Sequence[np.ndarray], keep: bool, number: int, asked: Sequence[bool]
-    ) -> tuple[list[np.ndarray], int]:
+    ) -> list[np.ndarray]:
         common, linear = self.common, kept_by(number)
         asked = [t and a for t, a in zip(self.takes, asked, strict=True)]
         if linear is None:
-            found, _ = self._drawn(arrays, keep, min(number, 0), asked)
+            found = self._of_call(arrays, keep, min(number, 0), asked)
         else:
             entered = [common.enter(hostmemory.writable_alias(x)) for x in arrays]
             found = self._spread(linear.pull(self._cotangents(entered)), self.outer.wanted)
@@ -473,4 +469,4 @@ class Pullback(Bridge):
         return [
             np.zeros_like(like) if x is None or not a else common.to_numpy(x)
             for x, like, a in zip(found, likes, self._taken(asked), strict=True)
-        ], min(number, 0)  # a token is that of `outer`; random numbers remain
+        ]

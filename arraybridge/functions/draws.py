@@ -5,14 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from arraybridge.errors import GradientError
-from arraybridge.frameworks.autodiff import Autodiff
+from arraybridge.frameworks.autodiff import LOST_CALL, Autodiff
 
 __all__ = ["Drawn", "Draws", "again", "first"]
 
@@ -112,127 +110,52 @@ def again(there: Autodiff, drawn: Drawn, label: str, run: Callable[..., Any], *a
 
 
 class Draws:
-    """States of random numbers of a function inside a compiled program, where nothing else remembers them.
+    """The random numbers of a function inside a compiled program, by the number of the call.
 
-    The program runs it for its value, then for the pullback. A run for the pullback is told the number of
-    the run that it belongs to.
-
-    Under jax.checkpoint the function runs several times for its value, before and after pullbacks, and
-    nothing tells which of these runs belong together: there the random numbers depend on the arguments; once
-    a pullback followed, on the seed, too. A program that was made elsewhere may come under a checkpoint: what
-    shows it is a second run of the same arguments before a pullback.
+    The program runs it for its value and for its pullback, under a checkpoint more often, in an order that
+    nothing tells. Each run is given the number of the call that it belongs to; the first one draws.
     """
 
     _MOST, _MOST_FORGOTTEN = 4096, 65536
 
     def __init__(self) -> None:
-        #: Whether it is under jax.checkpoint, and whether it drew where its shapes were foretold.
-        self.checkpointed = self.foretold = False
+        #: Whether a call may run again although nobody differentiates it: it is under jax.checkpoint.
+        self.checkpointed = False
         self._lock = threading.Lock()
-        # Those of tokens are positive.
-        self._numbers, self._odd_numbers = itertools.count(-2, -2), itertools.count(-1, -2)
-        self._runs: OrderedDict[int, _Runs] = OrderedDict()
-        #: Of runs that seem to have drawn nothing, by odd numbers: they may have put the state back.
-        self._others: OrderedDict[int, Drawn] = OrderedDict()
-        self._open: OrderedDict[bytes, _Runs] = OrderedDict()
-        #: What is not known any more; another run of it may come.
-        self._forgotten: OrderedDict[bytes, None] = OrderedDict()
+        self._calls = itertools.count()
+        self._drawn: OrderedDict[int, Drawn] = OrderedDict()
+        #: Calls that were remembered once, and the last one of which not even that is known.
+        self._forgotten: OrderedDict[int, None] = OrderedDict()
+        self._unknown = 0
 
-    def of_run(self, number: int) -> Drawn | None:
-        """What the run of this number drew, for its pullback; None for 0.
+    def next_call(self) -> int:
+        """The number of a call, below zero: those of tokens are above."""
+        return -1 - next(self._calls) % 0x7FFFFFFF
+
+    def of_call(self, number: int) -> Drawn | None:
+        """What the first run of a call drew; None where this is the first, or there is no such call.
 
         Raises:
             GradientError: it is forgotten.
         """
-        if not number:
+        if number in (0, LOST_CALL):
             return None
         with self._lock:
-            if number % 2:
-                return self._others.get(number)
-            if number not in self._runs:
+            drawn = self._drawn.get(number)
+            if drawn is None and (number in self._forgotten or self._unknown <= number):
                 raise _forgotten()
-            runs = self._runs[number]
-            if self.checkpointed and any(
-                one.waiting > 0 and one is not runs and one.sketch.is_near(runs.sketch, _MAY_BE_ONE)
-                for one in self._open.values()
-            ):
-                for one in self._open.values():  # so that later calls are not refused for this one
-                    one.waiting = 0
-                raise _other_bits()  # these may be the first and the second run of one call
-            runs.waiting -= 2
-            runs.pulled = True
-            if not self.checkpointed and self._open.get(runs.key) is runs:
-                del self._open[runs.key]
-            return runs.drawn
+            return drawn
 
-    def of_arguments(self, arrays: Sequence[np.ndarray], seed: Hashable) -> Drawn | None:
-        """What a run of these arguments drew, if this may be another one of the same call.
-
-        Raises:
-            GradientError: it is forgotten.
-        """
+    def remember(self, number: int, drawn: Drawn) -> None:
+        """Keep what the first run of a call drew, for those that follow."""
+        if not number:
+            return
         with self._lock:
-            if not self._open:
-                return None
-            key = _fingerprint(arrays)
-            if key in self._forgotten:
-                raise _forgotten()
-            runs = self._open.get(key)
-            if runs is None and self.checkpointed:
-                # Under jax.jit, XLA may round what is computed again otherwise.
-                sketch = _Sketch(arrays)
-                near = (one for one in self._open.values() if one.sketch.is_near(sketch, _IS_ONE))
-                runs = next(near, None)
-                if runs is not None:
-                    self._open[key] = runs
-            if runs is None or (runs.pulled and runs.seed != seed):
-                return None
-            self.checkpointed, runs.seed = True, seed
-            self._open.move_to_end(key)
-            return runs.drawn
-
-    def remember(
-        self, drawn: Drawn, arrays: Sequence[np.ndarray], seed: Hashable, *, pulled: bool = False
-    ) -> int:
-        """Keep what a run drew, which a pullback will follow; returns its number.
-
-        ``pulled``: none will, under a checkpoint, where it is run again for the others.
-        """
-        if not (drawn.changed or self.foretold):
-            with self._lock:
-                number = next(self._odd_numbers)
-                self._others[number] = drawn
-                if len(self._others) > self._MOST:
-                    self._others.popitem(last=False)
-                return number
-        key = _fingerprint(arrays)
-        with self._lock:
-            number = next(self._numbers)
-            runs = self._open.get(key)
-            if runs is None or runs.drawn is not drawn:
-                runs = self._open[key] = _Runs(drawn, key, seed, pulled, _Sketch(arrays))
-            runs.pulled = runs.pulled and pulled
-            runs.waiting += not pulled
-            self._runs[number] = runs
-            if len(self._runs) > self._MOST:
-                self._runs.popitem(last=False)
-            if len(self._open) > self._MOST:
-                self._forgotten[self._open.popitem(last=False)[0]] = None
+            self._drawn[number] = drawn
+            if len(self._drawn) > self._MOST:
+                self._forgotten[self._drawn.popitem(last=False)[0]] = None
             if len(self._forgotten) > self._MOST_FORGOTTEN:
-                self._forgotten.popitem(last=False)
-            return number
-
-
-class _Runs:
-    """Runs for the value, of equal arguments, that drew the same."""
-
-    def __init__(self, drawn: Drawn, key: bytes, seed: Hashable, pulled: bool, sketch: _Sketch) -> None:
-        self.drawn, self.key, self.seed, self.sketch = drawn, key, seed, sketch
-        #: How many there are that no pullback followed, which under a checkpoint follows two; JAX leaves out
-        #: the first one where nobody needs its value.
-        self.waiting = 0
-        #: Whether a pullback followed, or none will.
-        self.pulled = pulled
+                self._unknown = min(self._unknown, self._forgotten.popitem(last=False)[0])
 
 
 def _forgotten() -> GradientError:
@@ -241,52 +164,3 @@ def _forgotten() -> GradientError:
         " backward; pass what is random as an argument",
         reason="random numbers are forgotten",
     )
-
-
-#: Roundings apart at most, of the largest number: arguments of one call, and those that may be of one.
-_IS_ONE, _MAY_BE_ONE = 64, 4096
-
-
-class _Sketch:
-    """Some of the numbers of arguments, by which those are told that merely were rounded otherwise."""
-
-    def __init__(self, arrays: Sequence[np.ndarray]) -> None:
-        parts, exact = [], []
-        for x in arrays:
-            eps = 0.0
-            if x.dtype.kind in "fc" and x.size:
-                some = x.reshape(-1)[np.linspace(0, x.size - 1, min(x.size, 64)).astype(int)]
-                wide = some.astype(complex if x.dtype.kind == "c" else float)
-                eps = float(np.finfo(x.dtype).eps)
-                parts.append((float(wide[0].real), wide, float(np.abs(wide).max()), eps))
-            exact.append((x.shape, x.dtype.str, None if eps else x.tobytes()))
-        self.parts, self.exact = parts, exact
-
-    def is_near(self, other: _Sketch, roundings: int) -> bool:
-        for (first, some, most, eps), (first2, some2, most2, _) in zip(self.parts, other.parts, strict=False):
-            allowed = min(roundings * eps, 0.01) * max(most, most2)
-            # The first one alone tells most of them apart.
-            if not abs(first - first2) <= allowed or some.shape != some2.shape:
-                return False
-            if not np.abs(some - some2).max() <= allowed:
-                return False
-        return self.exact == other.exact
-
-
-def _other_bits() -> GradientError:
-    return GradientError(
-        "under jax.checkpoint a function that draws random numbers was run again with arguments that are"
-        " equal to no earlier ones: JAX has compiled what comes before it anew, and rounds otherwise, so that"
-        " its numbers cannot be told. Call it before what rounds, or outside of the checkpoint, or pass what"
-        " is random as an argument",
-        reason="a checkpoint that rounds otherwise",
-    )
-
-
-def _fingerprint(arrays: Sequence[np.ndarray]) -> bytes:
-    import hashlib  # costs 12 ms, which `import arraybridge` saves
-
-    digest = hashlib.blake2b(digest_size=16)
-    for x in arrays:
-        digest.update(np.ascontiguousarray(x).tobytes())
-    return digest.digest()

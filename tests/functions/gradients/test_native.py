@@ -537,6 +537,26 @@ def test_jit_vmap_scan_checkpoint(callee: str) -> None:
 
 
 @pytest.mark.parametrize("callee", TO_JAX)
+@pytest.mark.parametrize("loop", ["map", "scan"])
+def test_a_loop_that_is_pulled_back_twice_and_then_differentiated(loop: str, callee: str) -> None:
+    """JAX adds up the cotangents of what the pullback keeps, of integers too, of which there are none."""
+
+    def gradient(f: Callable[[Any], Any]) -> Any:
+        def total(x: Any) -> Any:
+            if loop == "map":
+                return jax.lax.map(f, jnp.stack([x, x])).sum()
+            return jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0].sum()
+
+        def twice(x: Any) -> Any:
+            pull = jax.vjp(total, x)[1]
+            return (pull(1.0)[0] * pull(2.0)[0]).sum()
+
+        return jax.grad(twice)(jnp.asarray(X[0]))
+
+    np.testing.assert_allclose(gradient(CALLEES[callee]), gradient(lambda x: jnp.sin(x) * x), rtol=1e-4)
+
+
+@pytest.mark.parametrize("callee", TO_JAX)
 def test_forward_mode_of_jax_is_refused(callee: str) -> None:
     f = CALLEES[callee]
     x = jnp.asarray(X[0])
