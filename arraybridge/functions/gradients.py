@@ -21,13 +21,19 @@ from arraybridge.functions.convert import being_compiled, convert
 from arraybridge.functions.crossing import autodiff_of
 from arraybridge.functions.declaration import Call
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.inside import WITH_DERIVATIVES, mark_of, noticing
+from arraybridge.functions.inside import (
+    WITH_DERIVATIVES,
+    differentiates_around,
+    mark_of,
+    noticing,
+    refuse_graphs_around,
+)
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.runner import Runner, framework_of
 from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.structure import Structure, flattened
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, kind_of, kinds, prefix, source_of
+from arraybridge.trees import ARRAY, arrays_of, kind_of, kinds, prefix, source_of
 from arraybridge.types import TypeMemo
 
 __all__ = ["FlowRunner", "check_flow"]
@@ -61,6 +67,9 @@ class FlowRunner(Runner):
         inside = options._replace(grad="error", output_type=options.framework)
         self.ordinary = Runner(fn, ordinary)
         self.inside = Runner(fn, inside)
+        #: Where the framework of the function differentiates around.
+        self.watched = Runner(fn, ordinary)
+        self.watched.body = self._without_graph
         #: Forward and pullback of a function that its framework compiles, by structure.
         self.programs: dict[Any, Any] = {}
 
@@ -116,12 +125,18 @@ class FlowRunner(Runner):
         leaves: list[Any],
         owners: list[Framework | None],
     ) -> Any:
-        """The result where nobody differentiates the arguments, but a tape may follow what is captured."""
+        """The result where nobody differentiates the arguments, but perhaps what is captured."""
+        ordinary = self.watched if differentiates_around(self.name) else self.ordinary
         for owner in owners:
             if owner is not None and owner.name != self.name and autodiff_of(owner).is_recording():
                 with noticing(owner, mark_of(owner), self.label, self.fn, leaves):
-                    return self.ordinary(args, kwargs)
-        return self.ordinary(args, kwargs)
+                    return ordinary(args, kwargs)
+        return ordinary(args, kwargs)
+
+    def _without_graph(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.fn(*args, **kwargs)
+        refuse_graphs_around(self.name, arrays_of(result), self.label)
+        return result
 
     def _differentiated(
         self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
@@ -277,7 +292,11 @@ class UserBody:
             leaves[i] = array
         args, kwargs = self.spec.filled(iter(leaves))
         with noticing(self.caller, self.mark, self.label, self.fn, fixed):
-            return flattened(self.runner._run((*self.own, *args), kwargs, self.call))
+            found, spec = flattened(self.runner._run((*self.own, *args), kwargs, self.call))
+        callee = framework_of(self.runner.name)
+        if not any(map(callee.requires_grad, arrays)):
+            refuse_graphs_around(callee.name, found, self.label)
+        return found, spec
 
 
 def _fixed(runner: FlowRunner, leaf: Any, call: Call) -> Any:

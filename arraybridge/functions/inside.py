@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.autodiff import refusals, runs_again
+from arraybridge.frameworks.autodiff import captured, refusals, runs_again
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions.crossing import autodiff_of
 
-__all__ = ["WITH_DERIVATIVES", "Mark", "mark_of", "may_be_written_to", "noticing"]
+__all__ = [
+    "WITH_DERIVATIVES",
+    "Mark",
+    "differentiates_around",
+    "mark_of",
+    "may_be_written_to",
+    "noticing",
+    "refuse_graphs_around",
+]
 
 #: The frameworks of the house that have derivatives, known without importing them.
 WITH_DERIVATIVES = ("torch", "jax", "tensorflow", "mlx", "paddle")
@@ -31,6 +39,24 @@ def mark_of(caller: Framework) -> Mark:
 def may_be_written_to(caller: Framework) -> bool:
     """Whether what ``caller`` gets can be written to later, by itself or by who called what is around."""
     return caller.mutable or any(registry.framework(name).mutable for name in _callers.get())
+
+
+def differentiates_around(framework: str) -> bool:
+    """Whether a framework differentiates a function of another one, inside of which this is called."""
+    return framework in _callers.get()
+
+
+def refuse_graphs_around(framework: str, results: Iterable[Any], label: str) -> None:
+    """Refuse results with a graph, of a function that was given nothing with one: it ends here.
+
+    Raises:
+        GradientError: the framework differentiates around, and would give what they depend on no gradient.
+    """
+    if differentiates_around(framework):
+        for x in results:
+            owner = registry.find_owner(x)
+            if owner is not None and owner.name == framework and owner.requires_grad(x):
+                raise captured(framework, f"{label}(): it depends on a trainable tensor")
 
 
 @contextmanager

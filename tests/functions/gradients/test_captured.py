@@ -373,6 +373,56 @@ def test_what_cannot_be_looked_into() -> None:
     np.testing.assert_array_equal(x.grad, [2, 2])
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("caller", ["jax", "tensorflow"])
+@pytest.mark.parametrize("how", ["object", "generator", "closure"])
+def test_a_tensor_of_torch_that_is_returned_inside_of_no_container_is_refused(
+    how: str, caller: str, jitted: bool
+) -> None:
+    hide = {"object": Normal, "generator": lambda y: (z for z in [y]), "closure": lambda y: lambda: y}[how]
+    f = in_torch(lambda x: (x * 2, hide(x.sum())))
+    if caller == "jax":
+        run = jax.jit(lambda x: f(x)[0]) if jitted else lambda x: f(x)[0]
+        with pytest.raises(GradientError, match="no container"):
+            jax.vjp(run, jnp.ones(2))
+        return
+    v = tf.Variable([1.0, 2.0])
+    with tf.GradientTape(), pytest.raises(GradientError, match="no container"):
+        f(v)
+    kept = in_torch(lambda x: (x * 2, hide(torch.ones(2))))
+    with tf.GradientTape() as tape:
+        y, _ = kept(v)
+    np.testing.assert_array_equal(tape.gradient(y, v), [2, 2])
+
+
+INNER: dict[str, Callable[[Any, Any], Any]] = {
+    "a constant": lambda f, x: x * f(jnp.ones(3)),
+    "a program": lambda f, x: jax.jit(lambda x: x * f(jnp.ones(3)))(x),
+    "what is stopped": lambda f, x: x * f(jax.lax.stop_gradient(x)),
+    "what is stopped in a program": lambda f, x: jax.jit(lambda x: x * f(jax.lax.stop_gradient(x)))(x),
+    "integers": lambda f, x: x * f(jnp.ones(3, int)),
+    "NumPy": lambda f, x: x * jnp.asarray(f(np.ones(3, np.float32))),
+}
+
+
+@pytest.mark.parametrize("how", [*INNER, "tensorflow"])
+def test_a_parameter_that_an_inner_function_of_torch_captures_is_refused(how: str) -> None:
+    w = torch.full((3,), 3.0, requires_grad=True)
+    inner = in_torch(lambda c: w * c)
+    outer = in_tf(lambda x: x * inner(tf.ones(3)))
+    if how != "tensorflow":
+        outer = in_jax(lambda x: INNER[how](inner, x))
+    x = torch.full((3,), 2.0, requires_grad=True)
+    with pytest.raises(Exception, match="trainable tensor"):
+        outer(x).sum().backward()
+    with torch.no_grad():  # nobody differentiates
+        np.testing.assert_array_equal(outer(x), outer_value := [12.0] * 3 if "stopped" in how else [6.0] * 3)
+    w.requires_grad_(False)
+    outer(x).sum().backward()
+    assert x.grad is not None
+    np.testing.assert_array_equal(x.grad, np.divide(outer_value, 2))
+
+
 @pytest.mark.parametrize("caller", ["torch", "jax"])
 @pytest.mark.parametrize("how", ["object", "generator", "closure"])
 def test_a_tensor_that_is_returned_inside_of_no_container_is_refused(caller: str, how: str) -> None:
