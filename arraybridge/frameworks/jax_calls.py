@@ -3,13 +3,15 @@
 JAX runs a function for its value and for its pullback, and under `jax.checkpoint` once more, in an order that
 nothing tells, and with arguments that XLA may round otherwise. What they have in common is a number that the
 program asks for once for each call, and that a checkpoint keeps instead of asking again.
+
+Names of JAX's own frames and traces are read here, for which it has no question;
+``tests/functions/gradients/test_calls.py`` tells whether a release has others.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -21,9 +23,9 @@ from jax.interpreters import batching, mlir, partial_eval
 from arraybridge.frameworks.autodiff import LOST_CALL
 
 try:
-    from jax.extend.core import set_current_trace, take_current_trace
+    from jax.extend.core import take_current_trace
 except ImportError:  # JAX before 0.10
-    from jax.core import set_current_trace, take_current_trace
+    from jax.core import take_current_trace
 
 __all__ = ["NO_CALL", "is_checkpointed", "is_staged", "number_in", "number_of_call", "told"]
 
@@ -91,33 +93,43 @@ def is_staged() -> bool:
         return type(trace).__name__ != "EvalTrace"
 
 
+#: Functions, and modules, of JAX that make one step of a function for which a checkpoint has no rule.
+_ONE_STEP = ("while_loop", "linear_call", "composite")
+_OF_ONE_STEP = ("jax._src.custom_batching", "jax._src.lax.control_flow.solves")
+
+
 def number_of_call(next_call: Callable[[], int], arrays: Sequence[Any]) -> Any:
     """The number, as of `told`, that the program asks for whenever it comes here with ``arrays``.
 
-    In a while_loop under a checkpoint, where it would ask twice for one call, it is `LOST_CALL`.
+    Where it would ask twice for one call, it is `LOST_CALL`: in a while_loop, or a function with a rule of
+    its own, under a checkpoint, which takes these as one step and runs them again as a whole.
     """
-    around, in_loop = None, False
+    is_one_step = False
     for frame in _stack():
         name = frame.f_code.co_name
         if name == "foretell":  # what lies below traces another program
             break
-        if name == "while_loop":
-            in_loop = True
-        elif in_loop and _is_checkpoint(frame):
+        if name in ("process_custom_jvp_call", "process_custom_vjp_call"):
+            is_one_step |= type(frame.f_locals["self"]).__name__ == "DynamicJaxprTrace"
+        is_one_step |= name in _ONE_STEP or frame.f_globals.get("__name__") in _OF_ONE_STEP
+        if is_one_step and _is_checkpoint(frame):
             return told(LOST_CALL)
-        elif name in ("process_custom_jvp_call", "process_custom_vjp_call"):
-            trace = frame.f_locals["self"]
-            around = trace if type(trace).__name__ == "DynamicJaxprTrace" else around
 
     def ask(*_: Any) -> np.ndarray:
         return told(next_call())
 
-    little = []
-    if around is None:
-        # Of each array a little, so that it asks for each element of a batch, and in each step of a loop.
-        plain = [x for x in arrays if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)]
-        little = [jax.lax.stop_gradient(x[(slice(0, 1),) * x.ndim]) for x in plain]
-    # Outside of functions with a rule of their own: a checkpoint takes these as one step, and runs it again.
-    with nullcontext() if around is None else set_current_trace(around):
-        number = jax.ShapeDtypeStruct(NO_CALL.shape, NO_CALL.dtype)
-        return _kept.bind(jax.pure_callback(ask, number, *little, vmap_method="sequential"))
+    number = jax.ShapeDtypeStruct(NO_CALL.shape, NO_CALL.dtype)
+    little = [y for x in arrays for y in _little_of(x)]
+    return _kept.bind(jax.pure_callback(ask, number, *little, vmap_method="sequential"))
+
+
+def _little_of(x: Any) -> list[Any]:
+    """The first, middle and last element: what differs between elements of a batch, or steps of a loop.
+
+    XLA asks once for all steps where it sees that they are the same in each, as in zeros around an image.
+    """
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return []
+    x = jax.lax.stop_gradient(x)
+    corners = [[0] * x.ndim, [n // 2 for n in x.shape], [max(n - 1, 0) for n in x.shape]]
+    return [x[tuple(slice(i, i + 1) for i in corner)] for corner in corners]

@@ -19,7 +19,6 @@ from arraybridge.frameworks.autodiff import (
     Shape,
     Span,
     captured,
-    hidden,
     no_forward_mode,
     writes_to_argument,
     writes_to_cotangent,
@@ -34,9 +33,9 @@ from arraybridge.frameworks.torch_modes import (
     Untouched,
     are_hooks_set,
     reads_its_own,
+    refuse_hidden,
     without_hooks,
 )
-from arraybridge.frameworks.within import found_within
 
 __all__ = ["TorchAutodiff", "memory_is_held"]
 
@@ -117,7 +116,7 @@ class TorchAutodiff(Autodiff):
 
     def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
         with torch.inference_mode(False), torch.enable_grad():
-            arrays = [x.detach() if x.is_inference() is False else x.clone() for x in arrays]
+            arrays = [_own(x) for x in arrays]
             inputs = [x.requires_grad_() for x, w in zip(arrays, wanted, strict=True) if w]
             before = [x._version for x in arrays]
             with _reading_its_own():
@@ -135,7 +134,7 @@ class TorchAutodiff(Autodiff):
                     leaves[i] = x.clone()
         if before != [x._version for x in arrays]:
             raise writes_to_argument("torch", label, "x.clone()")
-        _refuse_hidden(leaves, label)
+        refuse_hidden(leaves, arrays, label)
         linear = _Graph()
         linear.leaves, linear.spec, linear.inputs = leaves, spec, inputs
         linear.outputs = [x for x in leaves if isinstance(x, torch.Tensor) and self.is_smooth(x)]
@@ -149,7 +148,7 @@ class TorchAutodiff(Autodiff):
         def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
             with torch.inference_mode(False), torch.enable_grad():
                 inputs = [
-                    x if x.requires_grad else x.detach().requires_grad_(take)
+                    x if x.requires_grad else _own(x).requires_grad_(take)
                     for x, take in zip(arrays[:count], takes, strict=True)
                 ]
                 with _reading_its_own():
@@ -197,7 +196,7 @@ class TorchAutodiff(Autodiff):
             without_values.allow_non_fake_inputs = False
         found = [x for x in leaves if isinstance(x, torch.Tensor)]
         if inputs:
-            _refuse_hidden(leaves, label)
+            refuse_hidden(leaves, fakes, label)
             _refuse_captured([x for x in found if self.is_smooth(x)], fakes, label)
         return leaves, spec, [(tuple(x.shape), str(x.dtype).removeprefix("torch.")) for x in found]
 
@@ -381,12 +380,8 @@ class _Graph(Linear):
         return found
 
 
-def _refuse_hidden(leaves: list[Any], label: str) -> None:
-    """Refuse tensors with a graph inside of results that are no containers."""
-    others = [x for x in leaves if not isinstance(x, torch.Tensor)]
-    with_graph = lambda x: issubclass(type(x), torch.Tensor) and x.grad_fn is not None  # noqa: E731
-    if others and found_within(others, with_graph) is not None:
-        raise hidden("torch", label)
+def _own(x: torch.Tensor) -> torch.Tensor:
+    return x.clone() if x.is_inference() else x.detach()
 
 
 def _refuse_captured(outputs: list[torch.Tensor], inputs: list[torch.Tensor], label: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -12,7 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks.autodiff import captured, draws_again
+from arraybridge.frameworks.autodiff import captured, draws_again, hidden
+from arraybridge.frameworks.within import found_within
 
 __all__ = [
     "Captures",
@@ -22,6 +24,7 @@ __all__ = [
     "Untouched",
     "are_hooks_set",
     "reads_its_own",
+    "refuse_hidden",
     "without_hooks",
 ]
 
@@ -152,3 +155,14 @@ def are_hooks_set() -> bool:
 
 def _itself(x: Any) -> Any:
     return x
+
+
+def refuse_hidden(leaves: Sequence[Any], arrays: Sequence[Any], label: str) -> None:
+    """Refuse arguments, and tensors with a graph, inside of results that are no containers."""
+    known = set(map(id, arrays))
+
+    def is_followed(x: Any) -> bool:
+        return issubclass(type(x), torch.Tensor) and (x.grad_fn is not None or id(x) in known)
+
+    if found_within((x for x in leaves if not isinstance(x, torch.Tensor)), is_followed) is not None:
+        raise hidden("torch", label)

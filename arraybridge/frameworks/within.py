@@ -70,7 +70,7 @@ def _held_by(x: Any, cls: type, parts: Callable[[Any], Iterable[Any]]) -> Iterab
     if cls is _CACHED:
         return (x.__wrapped__,)
     if cls is MethodType:
-        return (x.__func__,)
+        return (x.__func__, *parts(x))
     if cls is CellType:
         return _content(x)
     return parts(x) if gc.is_tracked(x) else ()

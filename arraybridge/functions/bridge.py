@@ -30,7 +30,7 @@ from arraybridge.frameworks.tokens import kept_by
 from arraybridge.functions.convert import convert
 from arraybridge.functions.crossing import Crossing, autodiff_of
 from arraybridge.functions.draws import Drawn, again, first
-from arraybridge.functions.inside import may_be_written_to
+from arraybridge.functions.inside import differentiating, may_be_written_to
 from arraybridge.structure import Structure
 from arraybridge.trees import ARRAY, is_array, kind_of, kinds, source_of
 
@@ -224,7 +224,10 @@ class Bridge:
         spans += [common.here.span(x) for x in cotangents if x is not None]
         spans += [common.there.span(x) for x in linear.residuals() or ()]
         # A rule of the user's may read what the caller differentiates, which counts for the next order.
-        with common.here.noticing(self.label, None, ()) if noticing else nullcontext():
+        if noticing:
+            with differentiating(common.caller.name), common.here.noticing(self.label, None, ()):
+                gradients = linear.pull(given)
+        else:
             gradients = linear.pull(given)
         found = iter(common.apart(gradients, spans, kept=[False] * len(gradients) if linear.fresh else None))
         return [next(found) if wanted else None for wanted in self.wanted]
@@ -312,7 +315,10 @@ class Bridge:
             return self._leaves(entered, asked)
         if number == LOST_CALL:
             lost: list[Any] = self._drawing_nothing(
-                "in a while_loop under jax.checkpoint", self._leaves, entered, asked
+                "in a while_loop, or a function with a rule of its own, under jax.checkpoint",
+                self._leaves,
+                entered,
+                asked,
             )
             return lost
         # Programs that run in several threads do not disturb one another; see `draws.again`.

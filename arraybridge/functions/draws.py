@@ -153,7 +153,9 @@ class Draws:
         with self._lock:
             self._drawn[number] = drawn
             if len(self._drawn) > self._MOST:
-                self._forgotten[self._drawn.popitem(last=False)[0]] = None
+                oldest, runs = self._drawn.popitem(last=False)
+                if runs.changed:
+                    self._forgotten[oldest] = None
             if len(self._forgotten) > self._MOST_FORGOTTEN:
                 self._unknown = min(self._unknown, self._forgotten.popitem(last=False)[0])
 

@@ -16,6 +16,7 @@ __all__ = [
     "WITH_DERIVATIVES",
     "Mark",
     "differentiates_around",
+    "differentiating",
     "mark_of",
     "may_be_written_to",
     "noticing",
@@ -57,6 +58,16 @@ def refuse_graphs_around(framework: str, results: Iterable[Any], label: str) -> 
             owner = registry.find_owner(x)
             if owner is not None and owner.name == framework and owner.requires_grad(x):
                 raise captured(framework, f"{label}(): it depends on a trainable tensor")
+
+
+@contextmanager
+def differentiating(framework: str) -> Iterator[None]:
+    """A context in which a framework differentiates a function of another one."""
+    token = _callers.set(_callers.get() | {framework})
+    try:
+        yield
+    finally:
+        _callers.reset(token)
 
 
 @contextmanager

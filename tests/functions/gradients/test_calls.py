@@ -40,17 +40,6 @@ def in_steps(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return run
 
 
-def with_a_rule(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    ruled = jax.custom_jvp(lambda x: f(x)[1])
-    ruled.defjvp(lambda x, t: (ruled(*x), jnp.zeros_like(x[0])))
-
-    def run(x: Any) -> Any:
-        number = ruled(jax.lax.stop_gradient(x))
-        return x * number, number
-
-    return run
-
-
 def compiled_before(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     program = jax.jit(f)
     program(jnp.ones(3))
@@ -69,7 +58,6 @@ AROUND: dict[str, Callable[[Callable[[Any], Any]], Callable[[Any], Any]]] = {
     "vmap of a checkpoint": lambda f: jax.vmap(jax.checkpoint(f)),
     "checkpoint of a program": lambda f: jax.checkpoint(jax.jit(in_steps(jax.jit(f)))),
     "a program compiled before": compiled_before,
-    "checkpoint of a function with a rule": lambda f: jax.checkpoint(with_a_rule(f)),
     "a policy": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable),
 }
 
@@ -98,16 +86,33 @@ def test_each_element_of_a_batch_has_a_number() -> None:
     assert len(set(np.asarray(numbers).tolist())) == 4
 
 
-def test_a_while_loop_under_a_checkpoint_has_none() -> None:
-    def run(x: Any) -> Any:
-        def body(c: Any) -> Any:
-            number = number_of_call(lambda: -next(COUNT), [c[1]])
-            return c[0] + 1, jnp.asarray(number)[0]
+def of_a_loop(x: Any) -> Any:
+    def body(c: Any) -> Any:
+        return c[0] + 1, high_part(c[1])
 
-        return x * jax.lax.while_loop(lambda c: c[0] < 1, body, (0, jnp.float32(0)))[1]
+    return jax.lax.while_loop(lambda c: c[0] < 1, body, (0, x * 0))[1]
 
-    assert float(jax.grad(jax.checkpoint(run))(1.0)) == told(LOST_CALL)[0]
-    assert float(jax.jit(run)(1.0)) < told(LOST_CALL)[0]
+
+def high_part(x: Any) -> Any:
+    return jnp.asarray(number_of_call(lambda: -next(COUNT), [x]))[0]
+
+
+def of_a_rule(kind: Any) -> Callable[[Any], Any]:
+    f = kind(high_part)
+    if kind is jax.custom_jvp:
+        f.defjvp(lambda x, t: (f(*x), jnp.zeros_like(x[0])))
+    else:
+        f.defvjp(lambda x: (high_part(x), None), lambda _, c: (jnp.zeros_like(c),))
+    return f
+
+
+@pytest.mark.parametrize("f", [of_a_loop, of_a_rule(jax.custom_vjp), of_a_rule(jax.custom_jvp)])
+def test_what_a_checkpoint_takes_as_one_step_has_none(f: Callable[[Any], Any]) -> None:
+    def times(x: Any) -> Any:
+        return x * f(jax.lax.stop_gradient(x))
+
+    assert float(jax.jit(lambda x: times(x))(1.0)) < told(LOST_CALL)[0]
+    assert float(jax.grad(jax.checkpoint(lambda x: times(x)))(1.0)) == told(LOST_CALL)[0]
 
 
 def test_it_is_told_whether_jax_traces() -> None:

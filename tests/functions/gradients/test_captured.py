@@ -373,14 +373,23 @@ def test_what_cannot_be_looked_into() -> None:
     np.testing.assert_array_equal(x.grad, [2, 2])
 
 
+HIDING: dict[str, Callable[[Any], Any]] = {
+    "object": Normal,
+    "generator": lambda y: (z for z in [y]),
+    "closure": lambda y: lambda: y,
+    "method": lambda y: Normal(y).__str__,
+    "the argument": Normal,
+}
+
+
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("caller", ["jax", "tensorflow"])
-@pytest.mark.parametrize("how", ["object", "generator", "closure"])
+@pytest.mark.parametrize("how", ["object", "generator", "closure", "method", "the argument"])
 def test_a_tensor_of_torch_that_is_returned_inside_of_no_container_is_refused(
     how: str, caller: str, jitted: bool
 ) -> None:
-    hide = {"object": Normal, "generator": lambda y: (z for z in [y]), "closure": lambda y: lambda: y}[how]
-    f = in_torch(lambda x: (x * 2, hide(x.sum())))
+    hide = HIDING[how]
+    f = in_torch(lambda x: (x * 2, hide(x if how == "the argument" else x.sum())))
     if caller == "jax":
         run = jax.jit(lambda x: f(x)[0]) if jitted else lambda x: f(x)[0]
         with pytest.raises(GradientError, match="no container"):
@@ -393,6 +402,25 @@ def test_a_tensor_of_torch_that_is_returned_inside_of_no_container_is_refused(
     with tf.GradientTape() as tape:
         y, _ = kept(v)
     np.testing.assert_array_equal(tape.gradient(y, v), [2, 2])
+
+
+@pytest.mark.parametrize("callee", ["jax", "jitted", "tensorflow"])
+def test_a_parameter_that_a_rule_reads_by_a_function_of_torch_is_refused_for_a_higher_order(
+    callee: str,
+) -> None:
+    w = torch.full((3,), 3.0, requires_grad=True)
+    inner = in_torch(lambda c: w * c)
+    square = jax.custom_vjp(lambda x: x * x)
+    square.defvjp(lambda x: (x * x, x), lambda x, g: (x * inner(g),))
+    of_tensorflow = tf.custom_gradient(lambda x: (x * x, lambda g: x * inner(g)))
+    f = {
+        "jax": in_jax(lambda x: square(x)),
+        "jitted": in_jax(jax.jit(lambda x: square(x))),
+        "tensorflow": in_tf(lambda x: of_tensorflow(x)),
+    }[callee]
+    x = torch.full((3,), 2.0, requires_grad=True)
+    with pytest.raises(Exception, match="trainable tensor"):
+        torch.autograd.grad(f(x).sum(), x, create_graph=True)[0].sum().backward()
 
 
 INNER: dict[str, Callable[[Any, Any], Any]] = {
