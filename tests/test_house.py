@@ -247,25 +247,25 @@ def test_imports_run_one_way() -> None:
         ),
         ("devices/planted.py", "import arraybridge.testing", "devices imports arraybridge.testing"),
         # A framework outside its room.
-        ("conversion/planted.py", "import torch", "only arraybridge/frameworks/torch.py may"),
+        ("conversion/planted.py", "import torch", "only arraybridge/frameworks/torch/ may"),
         (
             "conversion/planted.py",
             "def late():\n    import jax.numpy as jnp",
-            "only arraybridge/frameworks/jax.py may",
+            "only arraybridge/frameworks/jax/ may",
         ),
         (
             "cli/planted.py",
             "from tensorflow import constant",
-            "only arraybridge/frameworks/tensorflow.py may",
+            "only arraybridge/frameworks/tensorflow/ may",
         ),
         (
             "functions/planted.py",
             "importlib.import_module('cupy')",
-            "only arraybridge/frameworks/cupy.py may",
+            "only arraybridge/frameworks/cupy/ may",
         ),
-        ("frameworks/planted.py", "import pyopencl", "only arraybridge/frameworks/pyclesperanto.py may"),
+        ("frameworks/planted.py", "import pyopencl", "only arraybridge/frameworks/pyclesperanto/ may"),
         ("conversion/planted.py", "import ml_dtypes", "only arraybridge/frameworks/ may"),
-        ("__init__.py", "import torch", "only arraybridge/frameworks/torch.py may"),
+        ("__init__.py", "import torch", "only arraybridge/frameworks/torch/ may"),
         ("conversion/planted.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch", "planted.py:4:"),
         # A part that nobody has placed.
         ("planted.py", "import numpy", "planted has no layer"),
@@ -296,7 +296,7 @@ def test_a_planted_circle_is_found(tmp_path: Path) -> None:
         ("conversion/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
         ("conversion/planted.py", "import typing\nif typing.TYPE_CHECKING:\n    from ..cli import main"),
         ("conversion/planted.py", "from ..frameworks import base\nfrom .. import errors\nimport numpy"),
-        ("frameworks/torch.py", "import torch\nimport ml_dtypes\nfrom ..types import Device"),
+        ("frameworks/torch/arrays.py", "import torch\nimport ml_dtypes\nfrom ..types import Device"),
         ("cli/planted.py", "import arraybridge\nfrom arraybridge import convert_memory"),
     ],
 )

@@ -148,7 +148,7 @@ def test_two_threads_that_load_it_at_once_get_the_same(name: str, monkeypatch: p
             both.wait()
 
     Twice.name = name
-    room = ModuleType("arraybridge.frameworks.mlx")
+    room = ModuleType("arraybridge.frameworks.mlx.arrays")
     room.MlxFramework = Twice  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, room.__name__, room)
     monkeypatch.setattr(registry, "plugins", lambda: {"twice": None})

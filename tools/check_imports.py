@@ -6,7 +6,7 @@
 Three rules, wherever in a file the import stands:
 
 - A module imports from its own layer or a lower one, never from a higher one (see LAYERS).
-- A framework is imported in its own room, frameworks/<framework>.py and frameworks/<framework>_*.py,
+- A framework is imported in its own room, frameworks/<framework>/,
   and nowhere else (ROOMS).
 - No module imports itself by way of others.
 
@@ -43,7 +43,7 @@ RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # What may import anything at all. (The rank of __init__ says only who may import it.)
 FREE = frozenset({"__init__"})
 
-# The packages of each framework, and the file under frameworks/ in which they may be imported.
+# The packages of each framework, and the folder under frameworks/ in which they may be imported.
 ROOMS = {
     "cupy": "cupy",
     "cupyx": "cupy",
@@ -62,8 +62,6 @@ ROOMS = {
     "tensorflow": "tensorflow",
     "torch": "torch",
 }
-# A file under frameworks/ that is not called like its framework, and belongs to its room.
-BESIDE = {"opencl": "pyclesperanto"}
 # Not a framework but the dtypes that several of them share: any room may import it.
 SHARED_BY_ROOMS = frozenset({"ml_dtypes"})
 
@@ -114,8 +112,8 @@ def imported_modules(node: ast.AST, package: list[str], parts: frozenset[str]) -
 def breach(module: str, here: str, room: str | None) -> str | None:
     """Say what is wrong with importing ``module``, or return None.
 
-    ``here`` is the part of the package that the file stands in; ``room`` is the file's name where it stands
-    directly under frameworks/, else None.
+    ``here`` is the part of the package that the file stands in; ``room`` is the name of its file or folder
+    in frameworks/, else None.
     """
     top, _, rest = module.partition(".")
     if top == PACKAGE:
@@ -127,8 +125,8 @@ def breach(module: str, here: str, room: str | None) -> str | None:
         return None
     if top in SHARED_BY_ROOMS and here != "frameworks":
         return f"imports {module}, which only {PACKAGE}/frameworks/ may"
-    if top in ROOMS and (room is None or BESIDE.get(room, room.partition("_")[0]) != ROOMS[top]):
-        return f"imports {module}, which only {PACKAGE}/frameworks/{ROOMS[top]}.py may"
+    if top in ROOMS and (room is None or room != ROOMS[top]):
+        return f"imports {module}, which only {PACKAGE}/frameworks/{ROOMS[top]}/ may"
     return None
 
 
@@ -167,7 +165,7 @@ def check(root: Path) -> tuple[int, list[str]]:
         if here not in RANK:
             breaches.append(f"{path}:1: {here} has no layer; give it one in tools/check_imports.py")
             continue
-        room = path.stem if inside.parts[:-1] == ("frameworks",) else None
+        room = inside.parts[1].removesuffix(".py") if inside.parts[0] == "frameworks" else None
         package = [PACKAGE, *inside.parts[:-1]]
         for node in running_nodes(ast.parse(path.read_bytes(), filename=str(path))):
             graph.setdefault(names[path], set()).update(own_modules(node, package, there))

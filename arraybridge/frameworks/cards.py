@@ -2,7 +2,7 @@
 
 ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` are minded by the driver itself, so that a number here is
 the number that CuPy, PyTorch, JAX and TensorFlow use. OpenCL counts on its own: its devices are put into the
-order of these cards, by their PCI addresses, in `arraybridge.frameworks.pyclesperanto`.
+order of these cards, by their PCI addresses, in `arraybridge.frameworks.pyclesperanto.arrays`.
 """
 
 from __future__ import annotations

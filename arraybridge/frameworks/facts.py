@@ -110,7 +110,7 @@ BUILT_IN = {
             extra="pyclesperanto",
             requirements=("pyclesperanto>=0.25", "pyopencl[pocl]>=2025.1"),
             runs_numpy_code=False,
-            beneath=("pyopencl", "opencl"),
+            beneath=("pyopencl", "pyclesperanto.opencl"),
             libraries=("/pyclesperanto", "/pyopencl/"),
             variables=("OCL_",),
             nicknames=("cle", "opencl"),

@@ -218,7 +218,7 @@ def copy_into(target: np.ndarray, view: np.ndarray) -> None:
         carrier = _BY_SIZE.get(view.dtype.itemsize)
         if carrier is not None and view.dtype.isnative and _torch_can_view(view):
             try:
-                from arraybridge.frameworks import torch_copy
+                from arraybridge.frameworks.torch import copying as torch_copy
             except ImportError:  # torch is at its own import in this thread, or something stands in for it
                 pass
             else:

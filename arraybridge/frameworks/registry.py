@@ -203,7 +203,7 @@ def _load(name: str) -> Framework:
     if name not in BUILT_IN:
         return _load_plugin(name)
     try:
-        room = importlib.import_module(f"{_ROOMS}.{name}")
+        room = importlib.import_module(_ROOMS + (".numpy" if name == "numpy" else f".{name}.arrays"))
         made: Framework = getattr(room, f"{name.capitalize()}Framework")()
     except FrameworkNotInstalledError:
         _drop_rooms(name)
@@ -225,12 +225,10 @@ def _drop_rooms(name: str) -> None:
         if name in _instances:  # another thread has loaded it
             return
         for module in [*sys.modules]:
-            folder, _, room = module.rpartition(".")
-            if folder == _ROOMS and (room == name or room.startswith(f"{name}_")):
-                if is_being_imported(module):
-                    continue
+            folder, _, file = module.rpartition(".")
+            if folder == f"{_ROOMS}.{name}" and not is_being_imported(module):
                 sys.modules.pop(module, None)
-                vars(sys.modules[_ROOMS]).pop(room, None)  # where `from … import …` would find it
+                vars(sys.modules[folder]).pop(file, None)  # where `from … import …` would find it
 
 
 def _load_plugin(name: str) -> Framework:

@@ -30,10 +30,10 @@ class Mistake(NamedTuple):
 
 
 CUPY, TORCH, TORCH_CUDA, JAX, LANES, LOAN, RING = (
-    "frameworks/cupy.py",
-    "frameworks/torch.py",
-    "frameworks/torch_cuda.py",
-    "frameworks/jax.py",
+    "frameworks/cupy/arrays.py",
+    "frameworks/torch/arrays.py",
+    "frameworks/torch/memory.py",
+    "frameworks/jax/arrays.py",
     "lines/lanes.py",
     "frameworks/loans.py",
     "conversion/ring.py",
@@ -276,7 +276,7 @@ MISTAKES = (
     ),
     Mistake(
         "what TensorFlow borrows is not held",
-        "frameworks/tensorflow.py",
+        "frameworks/tensorflow/arrays.py",
         "            _lend_to_tensorflow(x, lent, device)\n",
         "            pass\n",
         LOANS,
@@ -530,7 +530,7 @@ MISTAKES = (
     ),
     Mistake(
         "JAX's cache counts twice as free memory",
-        "frameworks/jax_devices.py",
+        "frameworks/jax/memory.py",
         "    counts_cache_as_free = True",
         "    counts_cache_as_free = False",
         OFFLOAD,
@@ -539,7 +539,7 @@ MISTAKES = (
     ),
     Mistake(
         "what others have taken of a card counts as free for JAX",
-        "frameworks/jax_devices.py",
+        "frameworks/jax/memory.py",
         "        return free if on_card is None else min(free, on_card",
         "        return free if True else min(free, on_card",
         OFFLOAD,

@@ -622,7 +622,7 @@ def test_what_is_foretold_is_recorded(fake: FakeFramework) -> None:
 
 def torch_pinning() -> Any:
     """What torch answers of pinned memory; one built for the CPU has no such part, but can be asked."""
-    return importlib.import_module("arraybridge.frameworks.torch_cuda").TorchPinning()
+    return importlib.import_module("arraybridge.frameworks.torch.memory").TorchPinning()
 
 
 def test_tensors_that_are_no_more_than_their_bytes() -> None:

@@ -129,7 +129,7 @@ class _Package:
 
 def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses: str) -> Any:
     require("pyclesperanto")
-    from arraybridge.frameworks import pyclesperanto
+    from arraybridge.frameworks.pyclesperanto import arrays as pyclesperanto
 
     one = object.__new__(pyclesperanto.PyclesperantoFramework)
     monkeypatch.setattr(one, "_main", _Package(), raising=False)

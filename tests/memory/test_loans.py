@@ -159,7 +159,7 @@ def test_a_card_that_has_failed_hides_no_error_of_ones_own() -> None:
 
 def test_what_jax_was_lent_is_kept_until_its_queue_has_got_there() -> None:
     jax = require("jax")
-    from arraybridge.frameworks import jax as room
+    from arraybridge.frameworks.jax import arrays as room
 
     memory = Memory()
     seen = weakref.ref(memory)
@@ -178,7 +178,7 @@ def test_what_jax_was_lent_is_kept_until_its_queue_has_got_there() -> None:
 
 def test_what_tensorflow_was_lent_is_kept_until_its_queue_has_got_there() -> None:
     tf = require("tensorflow")
-    from arraybridge.frameworks import tensorflow as room
+    from arraybridge.frameworks.tensorflow import arrays as room
 
     memory = Memory()
     seen = weakref.ref(memory)
@@ -226,11 +226,11 @@ def test_frameworks_without_queues_keep_what_they_adopt_on_a_card(
             done.append("settled")
 
     if name == "jax":
-        from arraybridge.frameworks import jax as room
+        from arraybridge.frameworks.jax import arrays as room
 
         monkeypatch.setattr(room, "jax_device", lambda device: module.devices("cpu")[0])
     else:
-        from arraybridge.frameworks import tensorflow as other
+        from arraybridge.frameworks.tensorflow import arrays as other
 
         monkeypatch.setattr(other, "_lend_to_tensorflow", _on_the_cpu(other._lend_to_tensorflow))
     memory = arraybridge.aligned((16,), "float32")

@@ -380,7 +380,7 @@ def test_jax_counts_its_cache_as_free_and_so_nobody_else_does(
 ) -> None:
     """1000 bytes on the card, of which JAX may take 750: it has taken 150 and uses 50 of them."""
     require("jax")
-    from arraybridge.frameworks import jax_devices
+    from arraybridge.frameworks.jax import memory as jax_devices
 
     class JaxCard:
         platform, local_hardware_id = "gpu", 0

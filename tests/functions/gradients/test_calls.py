@@ -15,7 +15,7 @@ jax = require("jax")
 jnp = jax.numpy
 
 from arraybridge.frameworks.autodiff import LOST_CALL  # noqa: E402
-from arraybridge.frameworks.jax_calls import NO_CALL, is_staged, number_in, number_of_call, told  # noqa: E402
+from arraybridge.frameworks.jax.calls import NO_CALL, is_staged, number_in, number_of_call, told  # noqa: E402
 
 COUNT = itertools.count(1)
 

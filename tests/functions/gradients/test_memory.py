@@ -196,7 +196,7 @@ def test_torch_may_write_to_what_comes_through_a_function_of_jax(how: str) -> No
 
 
 def test_of_an_unknown_tensorflow_all_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arraybridge.frameworks import tensorflow_buffers
+    from arraybridge.frameworks.tensorflow import buffers as tensorflow_buffers
 
     y = tf.ones(3) * 2
     assert not tensorflow_buffers.is_shared(y)

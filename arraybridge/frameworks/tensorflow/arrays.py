@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from arraybridge.frameworks import hostmemory, loans, tensorflow_autodiff
+from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Running, Usage
+from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
 __all__ = ["TensorflowFramework"]
@@ -301,7 +302,7 @@ class TensorflowRunning(Running):
 
     def array_namespace(self) -> Any:
         # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
-        from arraybridge.frameworks import tensorflow_namespace
+        from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
 
         return tensorflow_namespace
 

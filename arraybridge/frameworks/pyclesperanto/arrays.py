@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
-from arraybridge.frameworks import hostmemory, opencl
+from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.holders import ONE_HOLDER, held_by_one, holders_of
 from arraybridge.frameworks.parts import Pickling, Pool, Running
 from arraybridge.frameworks.presence import can_find, is_imported
-from arraybridge.frameworks.pyclesperanto_packages import MAX_RANK, OPEN, PACKAGES, Package, opened
+from arraybridge.frameworks.pyclesperanto import opencl
+from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, OPEN, PACKAGES, Package, opened
 from arraybridge.types import Device
 
 __all__ = ["PyclesperantoFramework"]

@@ -23,8 +23,8 @@ from arraybridge.frameworks.autodiff import (
     no_forward_mode,
 )
 from arraybridge.frameworks.holders import held_by_one, kept_among
-from arraybridge.frameworks.jax_calls import NO_CALL, is_checkpointed, is_staged, number_in, number_of_call
-from arraybridge.frameworks.jax_pullback import (
+from arraybridge.frameworks.jax.calls import NO_CALL, is_checkpointed, is_staged, number_in, number_of_call
+from arraybridge.frameworks.jax.pullback import (
     Known,
     Pullback,
     is_array,

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend import backend as jax_backend
 
 from arraybridge.errors import DtypeNotSupportedError
-from arraybridge.frameworks import hostmemory, jax_autodiff, loans
+from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
@@ -24,7 +24,8 @@ from arraybridge.frameworks.base import (
     refuse,
     refuse_dtype,
 )
-from arraybridge.frameworks.jax_devices import JaxPool, as_device, cpu_alone, is_scattered, jax_device
+from arraybridge.frameworks.jax import gradients as jax_autodiff
+from arraybridge.frameworks.jax.memory import JaxPool, as_device, cpu_alone, is_scattered, jax_device
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
 from arraybridge.types import Device
 

@@ -19,10 +19,12 @@ import torch
 from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.errors import DtypeNotSupportedError
-from arraybridge.frameworks import hostmemory, loans, torch_autodiff, torch_cuda
+from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
 from arraybridge.frameworks.holders import held_by_one
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
+from arraybridge.frameworks.torch import gradients as torch_autodiff
+from arraybridge.frameworks.torch import memory as torch_cuda
 from arraybridge.types import Device
 
 __all__ = ["TorchFramework"]

@@ -25,7 +25,7 @@ from arraybridge.frameworks.autodiff import (
 )
 from arraybridge.frameworks.holders import held_by_one, is_kept
 from arraybridge.frameworks.tokens import kept_by, token_of
-from arraybridge.frameworks.torch_modes import (
+from arraybridge.frameworks.torch.modes import (
     Captures,
     Drawing,
     NoGenerators,

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import paddle
 
-from arraybridge.frameworks import hostmemory, paddle_autodiff
+from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.paddle import gradients as paddle_autodiff
 from arraybridge.frameworks.parts import Pool, Running, Usage
 from arraybridge.types import Device
 

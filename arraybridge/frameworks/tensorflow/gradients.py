@@ -30,8 +30,8 @@ from arraybridge.frameworks.autodiff import (
     refusals,
 )
 from arraybridge.frameworks.holders import held_by_one, kept_among
-from arraybridge.frameworks.tensorflow_buffers import is_shared
-from arraybridge.frameworks.tensorflow_operations import (
+from arraybridge.frameworks.tensorflow.buffers import is_shared
+from arraybridge.frameworks.tensorflow.operations import (
     OF_KERAS,
     assigns,
     drawing_among,

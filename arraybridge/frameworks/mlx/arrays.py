@@ -10,9 +10,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from arraybridge.frameworks import hostmemory, mlx_autodiff
+from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.holders import held_by_one
+from arraybridge.frameworks.mlx import gradients as mlx_autodiff
 from arraybridge.frameworks.parts import Pool, Running, Usage
 from arraybridge.types import Device
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import opencl
 from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.frameworks.presence import can_find
+from arraybridge.frameworks.pyclesperanto import opencl
 
 __all__ = ["MAX_RANK", "OPEN", "PACKAGES", "Package", "opened"]
 
