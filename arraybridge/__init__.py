@@ -97,6 +97,7 @@ if _TYPE_CHECKING:
     from arraybridge.lines.prefetch import prefetch as prefetch
     from arraybridge.lines.report import PipelineReport as PipelineReport
     from arraybridge.lines.report import StageReport as StageReport
+    from arraybridge.lines.shared import shared as shared
     from arraybridge.lines.sizes import SizeComparison as SizeComparison
     from arraybridge.lines.timings import Comparison as Comparison
     from arraybridge.lines.timings import Timing as Timing
@@ -224,6 +225,7 @@ _LATER = {
     "PipelineReport": "arraybridge.lines.report",
     "StageReport": "arraybridge.lines.report",
     "SizeComparison": "arraybridge.lines.sizes",
+    "shared": "arraybridge.lines.shared",
     "memory_peak": "arraybridge.memory.peaks",
     "BufferPool": "arraybridge.memory.pools",
     "PoolLimitError": "arraybridge.memory.pools",

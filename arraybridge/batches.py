@@ -8,30 +8,14 @@ can say whether to add, average or list numbers.
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import CannotSplitError
-from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.autodiff import Span, overlap
-from arraybridge.frameworks.registry import find_owner
-from arraybridge.structure import flattened
-from arraybridge.trees import (
-    ARRAY,
-    LEAF,
-    arrays_of,
-    kind_of,
-    kinds,
-    leaves_of,
-    map_arrays,
-    source_of,
-    together,
-)
+from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, source_of, together
 
-__all__ = ["check_parts", "extent", "fixed", "joined", "owned", "part", "plain", "rows"]
+__all__ = ["Joined", "extent", "fixed", "kept", "part", "plain", "rows"]
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
@@ -95,164 +79,172 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int) -> Any:
     return map_arrays(tree, lambda x: part(x, axis, count, start, stop), also=fixed)
 
 
-def joined(parts: Sequence[Any], axis: int, *, given: Any = None, noun: str = "part") -> Any:
-    """The results of the parts of a batch as one, their arrays joined along the axis.
+class Joined:
+    """The results of the parts of a batch, each copied into one result that is made at the first.
+
+    What a function writes to a buffer of its own at the next part does not matter then. Arrays of frameworks
+    that nobody writes to, and those that are followed for a gradient, are kept, and concatenated at the end.
 
     Args:
-        parts: results of one structure.
-        axis: where their rows lie; negative axes count from the end.
+        rows: of the whole batch.
+        axis: where the rows of the results lie; negative axes count from the end.
         given: what came in: numbers in there may come out again.
         noun: what a part is called in messages.
-
-    Raises:
-        CannotSplitError: which is a `ValueError`: they cannot be joined.
+        row_by_row: refuse results that have not as many rows as their part.
     """
 
-    def join(column: Sequence[Any], where: str) -> Any:
-        _check(column, where, axis, None, given, noun)
-        if (kinds.get(type(column[0])) or kind_of(column[0])) != ARRAY:
-            return _value(column[0])
-        owner, _ = source_of(column[0])
-        return owner.concatenate([source_of(x)[1] for x in column], axis)
+    def __init__(
+        self, rows: int, axis: int, given: Any, noun: str = "part", *, row_by_row: bool = True
+    ) -> None:
+        self.rows, self.axis, self.given, self.noun = rows, axis, given, noun
+        self.row_by_row = row_by_row
+        #: The rows that are done.
+        self.done = 0
+        #: The results as they are put together: a container of columns, or one.
+        self._columns: Any = None
 
-    return together(parts, join, noun)
+    def add(self, result: Any, count: int) -> None:
+        """Copy the result of the next ``count`` rows. May be called again where memory has run out.
 
-
-def owned(held: list[Any], *, unsure: bool = True, given: Any = None) -> Any:
-    """What a list holds, its arrays copied where others may write to them later: a function's own buffer.
-
-    Args:
-        held: one value, which nobody else holds for the one who asks: it is taken out, and a container is
-            taken apart, so that whoever still holds what was in there is somebody else.
-        unsure: copy also where nobody can tell, as in memory that another framework lends.
-        given: what the function was given: a view of that is no buffer of the function's own.
-    """
-    kind = kinds.get(type(held[0])) or kind_of(held[0])
-    if kind == LEAF:
-        return held[0]
-    if kind == ARRAY:
-        return _owned(held, unsure, given)
-    leaves, structure = flattened(held.pop())
-    for i in range(len(leaves)):
-        if (kinds.get(type(leaves[i])) or kind_of(leaves[i])) == ARRAY:
-            held.append(leaves[i])
-            leaves[i] = None
-            leaves[i] = _owned(held, unsure, given)
-    return structure.filled(iter(leaves))
-
-
-def _owned(held: list[Any], unsure: bool, given: Any) -> Any:
-    x = held.pop()
-    owner = find_owner(x)
-    changes: bool | None = None  # of another library, or a framework that has no word for it
-    if owner is not None and owner.running is not None:
-        changes = owner.running.may_change(x)
-    elif owner is not None and not owner.mutable:
-        changes = False
-    if not (unsure if changes is None else changes):
-        return x
-    if given is not None and overlap(_span(x), [_span(y) for y in arrays_of(given)]):
-        return x
-    if owner is None:
-        owner, x = source_of(x)
-    if owner.autodiff is not None:
-        value = owner.autodiff.prepare(x)
-        if value is not x:  # of a tf.Variable, as its tape follows it
-            return value
-    return owner.copy(x)
-
-
-def _span(x: Any) -> Span | None:
-    owner, data = source_of(x)
-    if owner.name == "numpy":
-        # np.byte_bounds has moved between NumPy 1 and 2.
-        start = hostmemory.address(data)
-        steps = (
-            [(n - 1) * step for n, step in zip(data.shape, data.strides, strict=True)] if data.size else []
-        )
-        return start + sum(s for s in steps if s < 0), start + sum(s for s in steps if s > 0) + data.itemsize
-    return None if owner.autodiff is None else owner.autodiff.span(data)
-
-
-def check_parts(parts: Sequence[Any], axis: int, count: int, given: Any) -> None:
-    """Refuse, after the first parts and not after the last, what cannot be joined.
-
-    Args:
-        parts: results so far that are to be joined.
-        axis: where their rows lie.
-        count: rows of the last of these parts.
-        given: what came in.
-
-    Raises:
-        CannotSplitError: as `joined`; or an array of the last part has not as many rows as that.
-    """
-    check = partial(_check, axis=axis, count=count, given=given, noun="part")
-    if (kinds.get(type(parts[-1])) or kind_of(parts[-1])) == ARRAY:
-        check(parts, "")  # one of another kind among them is refused there as well
-    else:
-        together(parts, check)
-
-
-def _check(column: Sequence[Any], where: str, axis: int, count: int | None, given: Any, noun: str) -> None:
-    """Whether what stands at one place of all the parts can be joined."""
-    place = f" at {where}" if where else ""
-    first = column[0]
-    arrays = 0
-    for x in column:
-        arrays += (kinds.get(type(x)) or kind_of(x)) == ARRAY
-    if arrays == len(column):
-        _check_arrays(column, place, axis, count, noun)
-    elif isinstance(first, (numbers.Number, np.generic)):
-        if not (all(x is first for x in column) and any(x is first for x in leaves_of(given))):
-            raise CannotSplitError(
-                f"a result of type {type(first).__name__}{place} cannot be joined: numbers are no arrays to"
-                f" join, and nobody can say whether to add, average or list one for each {noun}. Return"
-                " arrays with one row for each row of the batch, and reduce them afterwards; or"
-                " fixed(number), where it is the same for all.",
-                reason=f"a {type(first).__name__} cannot be joined",
+        Raises:
+            CannotSplitError: which is a `ValueError`: it cannot be joined to what came before.
+        """
+        columns, is_array = self._columns, (kinds.get(type(result)) or kind_of(result)) == ARRAY
+        if columns is None:
+            columns = (
+                _ArrayColumn(result, "", self, count)
+                if is_array
+                else together(
+                    [result], lambda leaves, where: self._column(leaves[0], where, count), self.noun
+                )
             )
-    elif not all(x is first or (type(x) is type(first) is fixed) for x in column):
-        classes = ", ".join(dict.fromkeys(type(x).__name__ for x in column))
-        raise CannotSplitError(
-            f"the {noun}s gave different values{place} ({classes}), which are no arrays to join; return"
-            " arrays with one row for each row of the batch, or fixed(value) for what is the same for all",
-            reason=f"the {noun}s gave different values",
+        if is_array and type(columns) is _ArrayColumn:
+            columns.add(result, count, self)
+        else:
+            together([columns, result], lambda pair, _: pair[0].add(pair[1], count, self), self.noun)
+        self._columns = columns
+        self.done += count
+
+    def _column(self, first: Any, where: str, count: int) -> Any:
+        if kind_of(first) == ARRAY:
+            return _ArrayColumn(first, where, self, count)
+        return _OtherColumn(first, where, self)
+
+    def result(self) -> Any:
+        if type(self._columns) is _ArrayColumn:
+            return self._columns.whole()
+        return together([self._columns], lambda columns, _: columns[0].whole(), self.noun)
+
+
+class _OtherColumn:
+    """What is no array, at one place of the results: the same in all of them."""
+
+    def __init__(self, first: Any, where: str, batch: Joined) -> None:
+        self.first = first
+        self.place = f" at {where}" if where else ""
+
+    def add(self, x: Any, count: int, batch: Joined) -> None:
+        same = x is self.first
+        if isinstance(self.first, (numbers.Number, np.generic)):
+            if not (same and any(x is y for y in leaves_of(batch.given))):
+                raise self._number_refused(batch.noun)
+        elif not (same or (type(x) is type(self.first) is fixed)):
+            noun, classes = batch.noun, f"{type(self.first).__name__}, {type(x).__name__}"
+            raise CannotSplitError(
+                f"the {noun}s gave different values{self.place} ({classes}), which are no arrays to join;"
+                " return arrays with one row for each row of the batch, or fixed(value) for what is the same"
+                " for all",
+                reason=f"the {noun}s gave different values",
+            )
+
+    def _number_refused(self, noun: str) -> CannotSplitError:
+        name = type(self.first).__name__
+        return CannotSplitError(
+            f"a result of type {name}{self.place} cannot be joined: numbers are no arrays to join, and nobody"
+            f" can say whether to add, average or list one for each {noun}. Return arrays with one"
+            " row for each row of the batch, and reduce them afterwards; or fixed(number), where it is the"
+            " same for all.",
+            reason=f"a {name} cannot be joined",
         )
 
+    def whole(self) -> Any:
+        return _value(self.first)
 
-def _check_arrays(column: Sequence[Any], place: str, axis: int, count: int | None, noun: str) -> None:
-    facts = []
-    owner, data = source_of(column[-1])
-    shape = owner.shape(data)
-    for x in column:
+
+class _ArrayColumn:
+    """The arrays at one place of the results."""
+
+    def __init__(self, first: Any, where: str, batch: Joined, count: int) -> None:
+        self.axis = batch.axis
+        self.place = f" at {where}" if where else ""
+        self.owner, data, self.facts = self._facts_of(first)
+        fits = batch.row_by_row or self.owner.shape(data)[self.axis] == count
+        self.room = self.owner.room(data, self.axis, batch.rows) if fits else None
+        self.kept: dict[int, Any] = {}
+
+    def _facts_of(self, x: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+        """The framework of an array, the array, and what those of all parts must have in common."""
         owner, data = source_of(x)
         shape = owner.shape(data)
-        if not -len(shape) <= axis < len(shape):
+        if not -len(shape) <= self.axis < len(shape):
             raise CannotSplitError(
-                f"the results{place} are arrays of shape {shape}, which have no axis {axis} to join along:"
-                " only results with one row for each row of the batch can be joined",
+                f"the results{self.place} are arrays of shape {shape}, which have no axis {self.axis} to join"
+                " along: only results with one row for each row of the batch can be joined",
                 source_type=owner.name,
-                reason=f"the results have no axis {axis}",
+                reason=f"the results have no axis {self.axis}",
             )
-        across = (*shape[: axis % len(shape)], None, *shape[axis % len(shape) + 1 :])
-        facts.append((owner.name, owner.dtype_name(data), owner.device_of(data), across))
-    if count is not None and shape[axis] != count:
-        raise CannotSplitError(
-            f"the function gave an array of shape {shape}{place} for {count} rows along axis {axis}:"
-            " only results with one row for each row of the batch can be joined. Reduce over the batch"
-            " afterwards, or pass the axis along which the rows lie.",
-            source_type=owner.name,
-            reason="the result has not as many rows as its part of the batch",
-        )
-    for one in facts:
-        if one != facts[0]:
-            kinds = zip(
-                ("frameworks", "dtypes", "devices", f"shapes across axis {axis}"), facts[0], one, strict=True
-            )
-            what, here, there = next(kind for kind in kinds if kind[1] != kind[2])
+        along = self.axis % len(shape)
+        across = (*shape[:along], None, *shape[along + 1 :])
+        return owner, data, (owner.name, owner.dtype_name(data), owner.device_of(data), across)
+
+    def add(self, x: Any, count: int, batch: Joined) -> None:
+        if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
             raise CannotSplitError(
-                f"the {noun}s gave arrays of different {what}{place}: {here} and {there}; these cannot be"
-                " joined to one array",
-                source_type=facts[0][0],
-                reason=f"the {noun}s gave different {what}",
+                f"the {batch.noun}s gave different values{self.place} (an array and a"
+                f" {type(x).__name__}); return arrays with one row for each row of the batch",
+                reason=f"the {batch.noun}s gave different values",
             )
+        owner, data, facts = self._facts_of(x)
+        if facts != self.facts:
+            raise self._different(facts, batch.noun)
+        start, fits = batch.done, owner.shape(data)[self.axis] == count
+        if self.room is None and not (fits or batch.row_by_row):
+            self.kept[start] = kept(x)
+        elif not fits:
+            raise CannotSplitError(
+                f"the function gave an array of shape {owner.shape(data)}{self.place} for {count} rows along"
+                f" axis {self.axis}: only results with one row for each row of the batch can be joined."
+                " Reduce over the batch afterwards, or pass the axis along which the rows lie.",
+                source_type=owner.name,
+                reason="the result has not as many rows as its part of the batch",
+            )
+        elif self.room is None:
+            self.kept[start] = kept(x)
+        else:
+            owner.write(self.room, data, self.axis, start)
+
+    def _different(self, facts: tuple[Any, ...], noun: str) -> CannotSplitError:
+        names = ("frameworks", "dtypes", "devices", f"shapes across axis {self.axis}")
+        what, first, other = next(
+            row for row in zip(names, self.facts, facts, strict=True) if row[1] != row[2]
+        )
+        return CannotSplitError(
+            f"the {noun}s gave arrays of different {what}{self.place}: {first} and {other}; these"
+            " cannot be joined to one array",
+            source_type=self.facts[0],
+            reason=f"the {noun}s gave different {what}",
+        )
+
+    def whole(self) -> Any:
+        if self.room is None:
+            return self.owner.concatenate(list(self.kept.values()), self.axis)
+        return self.owner.filled(self.room, self.facts[2])
+
+
+def kept(x: Any) -> Any:
+    """An array that nobody writes to any more: itself, where it is immutable or followed for a gradient."""
+    owner, data = source_of(x)
+    if owner.mutable:
+        return data if owner.requires_grad(data) else owner.copy(data)
+    # A tf.Variable, which may be assigned to, as its tape follows it.
+    return data if owner.autodiff is None else owner.autodiff.prepare(data)

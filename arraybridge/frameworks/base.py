@@ -25,7 +25,7 @@ from arraybridge.types import Device
 if TYPE_CHECKING:
     from arraybridge.frameworks.autodiff import Autodiff
 
-__all__ = ["CPU", "Framework", "find_or_host", "open_devices", "refusals", "visible_devices"]
+__all__ = ["CPU", "Framework", "extended", "find_or_host", "open_devices", "refusals", "visible_devices"]
 
 CPU = Device("cpu", 0)
 
@@ -261,6 +261,22 @@ class Framework(ABC):
         host = np.concatenate([self.to_host(part) for part in parts], axis)
         return self.from_host(host, self.device_of(parts[0]))
 
+    def room(self, part: Any, axis: int, rows: int) -> Any:
+        """Memory for an array like ``part`` with so many rows along ``axis``, which `write` and `filled` take.
+
+        None where parts are kept, and concatenated at the end.
+        """
+        return None
+
+    def write(self, room: Any, part: Any, axis: int, start: int) -> None:
+        """Copy ``part`` into what `room` gave, from row ``start`` on."""
+        stop = start + self.shape(part)[axis]
+        self.part(room, axis, start, stop)[...] = part
+
+    def filled(self, room: Any, device: Device) -> Any:
+        """The array of what `room` gave, all its rows written."""
+        return room
+
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         """An array whose values nobody has set."""
         return self.from_host(hostmemory.packed(shape, hostmemory.np_dtype(dtype)), device)
@@ -318,6 +334,12 @@ def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
     """What these frameworks raise for an array that they do not take."""
     own = (error for one in frameworks if one.fast is not None for error in one.fast.errors)
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
+
+
+def extended(shape: tuple[int, ...], axis: int, rows: int) -> tuple[int, ...]:
+    """The shape with so many rows along ``axis``."""
+    along = axis % len(shape)
+    return (*shape[:along], rows, *shape[along + 1 :])
 
 
 def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

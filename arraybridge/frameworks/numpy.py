@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
+from arraybridge.frameworks.base import Framework, extended, refuse, refuse_dtype
 from arraybridge.frameworks.holders import held_by_one, held_through_views
 from arraybridge.frameworks.parts import Fallback, Fast, Running, itself
 from arraybridge.types import Device
@@ -101,6 +101,11 @@ class NumpyFramework(Framework):
             return masked if cls is np.ma.MaskedArray else masked.view(cls)
         made = np.concatenate(parts, axis) if plain else np.concatenate(parts, axis, dtype=dtype)
         return made.view(cls) if isinstance(parts[0], np.recarray) else made
+
+    def room(self, part: np.ndarray, axis: int, rows: int) -> np.ndarray | None:
+        # A subclass may hold more than its values, as a mask.
+        plain = type(part) is np.ndarray
+        return np.empty(extended(part.shape, axis, rows), part.dtype) if plain else None
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         return np.empty(shape, hostmemory.np_dtype(dtype))

@@ -22,7 +22,7 @@ from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import takes_self
-from arraybridge.memory.recovery import attempted, faults, recovered
+from arraybridge.memory.recovery import Plan, attempted, faults, recovered
 from arraybridge.options import OneWarning
 from arraybridge.placement import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
@@ -229,35 +229,21 @@ class Runner(Declaration):
             gpu_id = None
         if options.oom_recovery is True:
             attempt = (args, kwargs, call)
+            plan = Plan(options.max_retries, gpu_id)
             try:
-                given = (args[self.skip :], kwargs)
-                return recovered(
-                    self._carefully, attempt, {}, options.max_retries, gpu_id, failure=failure, given=given
-                )
+                return recovered(self._carefully, attempt, {}, plan, failure, (args[self.skip :], kwargs))
             finally:
                 del failure  # whose traceback holds this frame
         own, batch, names = args[: self.skip], args[self.skip :], tuple(kwargs)
         count = len(batch)
 
         def in_part(*values: Any) -> Any:
-            if not names:
-                return self._carefully((*own, *values) if own else values, {}, call)
             named = dict(zip(names, values[count:], strict=True))
             return self._carefully((*own, *values[:count]), named, call)
 
+        plan = Plan(options.max_retries, gpu_id, split=True, axis=options.split_axis, least=options.min_split)
         try:
-            return recovered(
-                in_part,
-                (*batch, *kwargs.values()),
-                {},
-                options.max_retries,
-                gpu_id,
-                split=True,
-                split_axis=options.split_axis,
-                min_split=options.min_split,
-                failure=failure,
-                given=(batch, kwargs),
-            )
+            return recovered(in_part, (*batch, *kwargs.values()), {}, plan, failure, (batch, kwargs))
         finally:
             del failure
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.batches import owned
+from arraybridge.batches import kept
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions.convert import being_compiled
 from arraybridge.options import OneWarning
-from arraybridge.trees import ARRAY, TREE, kind_of, source_of, together
+from arraybridge.trees import ARRAY, TREE, kind_of, map_arrays, source_of, together
 from arraybridge.types import FrameworkLike, GpuId
 
 __all__ = ["call_by_planes", "process_slices", "stack_slices", "unstack_slices"]
@@ -146,8 +146,8 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
 
 def _of_one(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a function gives for one plane, and does not write to again at the next."""
-    found = [fn(*args, **kwargs)]
-    return found[0] if being_compiled() else owned(found)
+    result = fn(*args, **kwargs)
+    return result if being_compiled() else map_arrays(result, kept)
 
 
 def join(results: Sequence[Any]) -> Any:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 from arraybridge.devices.discovery import devices as all_devices
 from arraybridge.devices.discovery import find_device
 from arraybridge.frameworks.base import CPU, find_or_host
 from arraybridge.frameworks.registry import loaded
+from arraybridge.functions.wrap import name_of
 from arraybridge.lines.followed import for_other_threads
-from arraybridge.lines.lanes import Lane
-from arraybridge.lines.line import Line, Station, here
-from arraybridge.lines.on_device import call_setup, move, own_framework, shown, working_on
-from arraybridge.lines.progress import with_progress
+from arraybridge.lines.on_device import Job, own_framework
+from arraybridge.lines.run import Run, Worker
 from arraybridge.options import OneWarning, after_one_warning
 from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
-__all__ = ["device_map"]
+__all__ = ["device_map", "source_of_items", "whole_number", "with_progress"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,14 +41,12 @@ def device_map(
 
     Each device has a thread. It moves the arrays of an item to the device (within their framework; NumPy
     arrays stay on the host), and makes the device the current one of every loaded framework. A decorated
-    function that names no device runs there too, whatever arrays it gets, and one that names its own runs on
-    its own.
+    function that names no device runs there too, and one that names its own runs on its own.
 
     Args:
         fn: a function of one item.
         items: read by the thread that asks for the results, as devices become free; at most four items a
-            thread are read and not handed out. Items wait as they are while the next are read: a source that
-            fills one buffer anew has to yield copies.
+            thread are read and not handed out. A source that fills one buffer anew has to yield copies.
         devices: ``"all"``: the accelerators of the function's framework, or where it is not decorated of all
             loaded frameworks; where there is none, their CPU devices. Else a list of devices in words, or of
             numbers of accelerators.
@@ -58,9 +54,8 @@ def device_map(
         ordered: give the results in the order of the items; False: as they are ready.
         progress: show a progress bar on the standard error stream.
         processes: a spawned process in place of each thread, for functions that hold Python's lock. Function,
-            items and results must pickle; a function that is defined in a module does. They are copied, those
-            on a card by way of the host. A script must keep its own start under
-            ``if __name__ == "__main__":``.
+            items and results must pickle; what is larger than 1 MiB goes by shared memory, and what is on a
+            card by way of the host. A script must keep its own start under ``if __name__ == "__main__":``.
         setup: is called once in each worker, on its device, which `get_device` tells there; what it returns
             is handed to ``fn`` before the item: a model, of which each device has one.
 
@@ -86,102 +81,100 @@ def device_map(
         raise TypeError(f"device_map takes a function of one item, not {fn!r}")
     if setup is not None and not callable(setup):
         raise TypeError(f"setup={setup!r} must be a function without arguments")
-    if isinstance(per_device, bool) or not isinstance(per_device, int):
-        raise TypeError(f"per_device={per_device!r} must be a whole number")
-    if per_device < 1:
-        raise ValueError(f"per_device={per_device!r} must be at least 1")
-    try:
-        source = iter(items)
-    except TypeError:
-        raise TypeError(f"device_map takes items to iterate over, not {items!r}") from None
+    whole_number("per_device", per_device)
+    source = source_of_items("device_map", items)
     with OneWarning():
         chosen = [d for d in _chosen(fn, devices) for _ in range(per_device)]
         if processes:
-            from arraybridge.lines.processes import process_station
+            from arraybridge.lines.processes import process_jobs
 
-            station = process_station(fn, chosen, setup)
+            jobs: Sequence[Any] = process_jobs(fn, setup, chosen)
         else:
-            station = _thread_station(fn, chosen, setup)
-        line = Line([station], _IN_FLIGHT * len(chosen), ordered, at=here())
-    total = len(items) if isinstance(items, Sized) else None
-    results = line.run(for_other_threads(source))
-    name = getattr(fn, "__name__", "device_map")
-    return with_progress(results, name, total) if progress else results
+            jobs = [Job(fn, setup, device) for device in chosen]
+        workers = [_worker(fn, job, device) for job, device in zip(jobs, chosen, strict=True)]
+        run = Run([workers], _IN_FLIGHT * len(chosen), ordered=ordered)
+    results = run.results(for_other_threads(source))
+    return with_progress(results, getattr(fn, "__name__", "device_map"), items) if progress else results
 
 
-# -- which devices -----------------------------------------------------------------------------------
+def _worker(fn: Any, job: Any, device: Device) -> Worker:
+    shown = ("item", name_of(fn), str(device))
+    return Worker(job, lambda number: f"item {number}, on {device}", shown, job.working)
+
+
+# -- what users pass ---------------------------------------------------------------------------------
+
+
+def whole_number(name: str, value: Any, least: int | None = 1) -> None:
+    """Refuse what is no number of something."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}={value!r} must be a whole number")
+    if least is not None and value < least:
+        raise ValueError(f"{name}={value!r} must be at least {least}")
+
+
+def source_of_items(who: str, items: Any) -> Iterator[Any]:
+    """What is read item by item."""
+    try:
+        return iter(items)
+    except TypeError:
+        raise TypeError(f"{who} takes items to iterate over, not {items!r}") from None
+
+
+def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any]:
+    """The results, with a bar on the standard error stream that counts them."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=len(items) if isinstance(items, Sized) else None)
+        try:
+            for result in results:
+                bar.advance(task)
+                yield result
+        finally:
+            results.close()  # type: ignore[attr-defined]  # a generator
 
 
 def _chosen(fn: Any, wanted: Any) -> list[Device]:
+    """The devices to run on."""
     framework = own_framework(fn)
     if wanted is None or (isinstance(wanted, str) and wanted == "all"):
-        if framework is not None:
+        if framework is None:
+            usable: Sequence[Device] = all_devices([one.name for one in loaded()])
+            usable = [device for device in usable if device.kind != "opencl"]
+        else:
             placed = placement(fn)
             own = None if placed is None else placed.named_device()
-            if own is not None:
-                return [own]
-            there: Sequence[Device] = framework.devices()
-        else:
-            there = [d for d in all_devices([one.name for one in loaded()]) if d.kind != "opencl"]
-        accelerators = [d for d in there if d.kind != "cpu"]
-        return accelerators or list(there) or [CPU]
-    if isinstance(wanted, (str, Device)):
+            usable = framework.devices() if own is None else [own]
+        return [device for device in usable if device.kind != "cpu"] or list(usable) or [CPU]
+    if not isinstance(wanted, Sequence) or isinstance(wanted, str):
+        if not isinstance(wanted, (str, Device)):
+            raise TypeError(f"devices={wanted!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
         wanted = [wanted]
-    if not isinstance(wanted, Sequence):
-        raise TypeError(f"devices={wanted!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
     if not wanted:
         raise ValueError("devices=[] leaves none to run on; pass 'all', or leave it out")
     asked: list[Device] = []
-    found: list[Device] = []
+    chosen: list[Device] = []
     host = False
     for word in wanted:
-        if isinstance(word, (str, Device)):
-            device = Device.parse(word)
-        else:
-            index = check_gpu_id(word)
-            if not isinstance(index, int):
-                raise ValueError(f"devices={wanted!r} names {word!r}, which is no device; pass 'gpu:0' or 0")
-            device = framework.accelerator(index) if framework is not None else Device("gpu", index)
+        device = _parsed(word, framework)
         with after_one_warning(host):
             one = find_device(device) if framework is None else find_or_host(framework, device)
         stands_in = one == CPU and device.kind != "cpu"
-        if device in asked or (one in found and not stands_in):
+        if device in asked or (one in chosen and not stands_in):
             raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")
         asked.append(device)
-        if stands_in:
-            host = True
-        else:
-            found.append(one)
-    return [*found, CPU] if host and CPU not in found else found  # once, for however many it stands
+        host = host or stands_in
+        if not stands_in:
+            chosen.append(one)
+    return [*chosen, CPU] if host and CPU not in chosen else chosen  # once, for however many it stands
 
 
-# -- one thread a device -----------------------------------------------------------------------------
-
-
-def _thread_station(fn: Callable[..., Any], chosen: list[Device], setup: Callable[[], Any] | None) -> Station:
-    decorated = own_framework(fn) is not None
-    made: list[tuple[Any, ...]] = [()] * len(chosen)
-
-    def worker(w: int) -> Callable[[Any], Any]:
-        # A decorated function brings its arrays to the device by itself, from any framework.
-        if setup is None:
-            return fn if decorated else lambda item: fn(move(item, chosen[w]))
-        return lambda item: fn(*made[w], item if decorated else move(item, chosen[w]))
-
-    @contextmanager
-    def enter(w: int, lane: Lane) -> Iterator[None]:
-        with working_on(chosen[w], lane):
-            if setup is not None:
-                made[w] = (call_setup(setup, chosen[w]),)
-            try:
-                yield
-            finally:
-                made[w] = ()
-
-    return Station(
-        [worker(w) for w in range(len(chosen))],
-        len(chosen),
-        lambda number, w: f"item {number}, on {chosen[w]}",
-        enter,
-        shown=shown(fn, chosen),
-    )
+def _parsed(word: Any, framework: Any) -> Device:
+    if not hasattr(word, "__index__"):
+        return Device.parse(word)
+    index = check_gpu_id(word)
+    assert isinstance(index, int)
+    return framework.accelerator(index) if framework is not None else Device("gpu", index)

@@ -16,11 +16,7 @@ __all__ = ["for_other_threads", "refuse_graphs"]
 
 
 def for_other_threads(items: Iterator[Any]) -> Iterator[Any]:
-    """Items for functions that other threads run, where tapes and tracers of this one do not follow.
-
-    Raises:
-        GradientError: later, for an item that one of them follows.
-    """
+    """Items for functions that other threads run; an item that a tape or tracer follows is refused."""
     return map(_for_other_threads, items)  # a generator would keep the item while it waits for the next one
 
 
@@ -42,18 +38,13 @@ def _for_other_threads(item: Any) -> Any:
 
 
 def refuse_graphs(result: Any) -> None:
-    """Refuse what would come out of a process without the graph that it has there.
-
-    Raises:
-        GradientError: an array of it is being differentiated.
-    """
+    """Refuse what would come out of a process without the graph that it has there."""
     for autodiff, leaf, name in _derived(result):
         if autodiff.has_graph(leaf):
             raise GradientError(
-                f"an array of {name} among the results is being differentiated, and its graph stays in the"
-                " process that made it: a backward pass would give nothing, in silence. Inside of the"
-                " function return it without, as x.detach(), or compute under torch.no_grad(), which does not"
-                " reach it from outside; for gradients call the function in this process",
+                f"an array of {name} is being differentiated, and its graph would stay behind: its graph"
+                " stays in the process that made it. Send it without, as x.detach(), or compute under"
+                " torch.no_grad() inside of the function; for gradients call the function in this process",
                 source_type=name,
                 reason="a graph does not leave its process",
             )

@@ -23,7 +23,7 @@ def marks_of(tree: Any) -> list[Mark]:
     JAX orders its own work, but would raise an error of this thread's computation in the thread that reads
     the result: such arrays are waited for here.
     """
-    found: dict[tuple[str, Device], Mark] = {}
+    marks: dict[tuple[str, Device], Mark | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None:
@@ -34,11 +34,9 @@ def marks_of(tree: Any) -> list[Mark]:
                 wait(x)
             continue
         device = owner.device_of(x)
-        if (owner.name, device) not in found:
-            mark = owner.streams.mark(device)
-            if mark is not None:
-                found[owner.name, device] = mark
-    return list(found.values())
+        if (owner.name, device) not in marks:
+            marks[owner.name, device] = owner.streams.mark(device)
+    return [mark for mark in marks.values() if mark is not None]
 
 
 def received(result: Any, marks: list[Mark]) -> Any:
@@ -60,11 +58,7 @@ def received(result: Any, marks: list[Mark]) -> Any:
 
 
 class Lane:
-    """A thread's streams, and the inputs that its queued work still reads.
-
-    Args:
-        depth: inputs that may wait for the accelerator before this thread waits for it.
-    """
+    """A thread's streams, and the inputs that its queued work still reads, at most ``depth`` of them."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -84,10 +78,7 @@ class Lane:
             mark.wait()
 
     def hold(self, item: Any) -> list[Mark]:
-        """Keep the input until the work that reads it is done: its memory belongs to another stream.
-
-        Returns the marks behind which that is so.
-        """
+        """Keep the input until the work that reads it is done; the marks behind which that is so."""
         marks = _readers(item)
         if marks:
             self._held.keep(item, lambda: all(m.is_done() for m in marks), lambda: _wait_for(marks))
@@ -104,21 +95,19 @@ class Lane:
 def _readers(tree: Any) -> list[Mark]:
     """Marks on all queues of this thread in which work may wait that reads the arrays.
 
-    A function may read an array in another framework than the array's, and says nothing of it: each framework
-    that has opened its cards is asked.
+    A function may read an array in another framework than the array's: each that has its cards open is asked.
     """
-    found: dict[tuple[str, Device], Mark | None] = {}
+    marks: dict[tuple[str, Device], Mark | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)
         if owner is None or (device := owner.device_of(x)).kind == "cpu":
             continue
         for reader in (owner, *registry.loaded()):
-            streams = reader.streams
-            if streams is None or (reader.name, device) in found:
+            if reader.streams is None or (reader.name, device) in marks:
                 continue
             if reader is owner or (reader.pool is not None and reader.pool.is_started()):
-                found[reader.name, device] = streams.mark(device)
-    return [mark for mark in found.values() if mark is not None]
+                marks[reader.name, device] = reader.streams.mark(device)
+    return [mark for mark in marks.values() if mark is not None]
 
 
 def _wait_for(marks: list[Mark]) -> None:

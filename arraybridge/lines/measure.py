@@ -148,13 +148,9 @@ def compare(
         counts = sorted(set(sizes))
         if args or not counts or counts[0] < 1:
             raise ValueError("compare(fn, sizes=[…]) takes sizes over 0, and no arguments beside them")
-        return SizeComparison(
-            tuple(
-                SizeRow(name, size, compare(one, make(size), seconds=seconds, runs=runs))
-                for name, one in named(fn).items()
-                for size in counts
-            )
-        )
+        pairs = [(name, one, size) for name, one in named(fn).items() for size in counts]
+        rows = (SizeRow(n, s, compare(f, make(s), seconds=seconds, runs=runs)) for n, f, s in pairs)
+        return SizeComparison(tuple(rows))
     if not callable(fn):
         raise TypeError(f"compare takes a function and its arguments, not {fn!r}")
     known = placement(fn)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,14 +11,22 @@ from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.registry import loaded
-from arraybridge.functions.wrap import name_of
 from arraybridge.lines.lanes import Lane
-from arraybridge.lines.line import Shown
 from arraybridge.placement import busy_workers, default_device, placement, worker_device
 from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device
 
-__all__ = ["call_setup", "move", "own_framework", "shown", "working_on"]
+__all__ = ["Job", "move", "noting", "own_framework", "working_on"]
+
+
+@contextmanager
+def noting(note: str) -> Iterator[None]:
+    """What is raised, whatever it is, goes on with a note."""
+    try:
+        yield
+    except BaseException as error:
+        note_on(error, note)
+        raise
 
 
 def own_framework(fn: Any) -> Framework | None:
@@ -49,18 +57,33 @@ def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
         yield
 
 
-def shown(fn: Any, devices: Sequence[Device]) -> Shown:
-    """How a trace calls the work of `device_map`."""
-    return Shown("item", name_of(fn), [str(device) for device in devices])
+class Job:
+    """The function of `device_map` in one worker, with what ``setup`` makes there."""
 
+    def __init__(self, fn: Callable[..., Any], setup: Callable[[], Any] | None, device: Device) -> None:
+        self.fn, self.setup, self.device = fn, setup, device
+        # A decorated function brings its arrays to the device by itself, from any framework.
+        self.decorated = own_framework(fn) is not None
+        self.made: tuple[Any, ...] = ()
 
-def call_setup(setup: Callable[[], Any], device: Device) -> Any:
-    """What ``setup`` makes for a worker of `device_map`; what it raises says where."""
-    try:
-        return setup()
-    except BaseException as error:  # whatever it is, it goes on to the caller
-        note_on(error, f"in setup, on {device}")
-        raise
+    def prepare(self) -> None:
+        """Call ``setup``, once."""
+        if self.setup is not None and not self.made:
+            with noting(f"in setup, on {self.device}"):
+                self.made = (self.setup(),)
+
+    def __call__(self, item: Any) -> Any:
+        return self.fn(*self.made, item if self.decorated else move(item, self.device))
+
+    @contextmanager
+    def working(self, lane: Lane) -> Iterator[None]:
+        """Work in this thread; what ``setup`` made goes in the end."""
+        with working_on(self.device, lane):
+            self.prepare()
+            try:
+                yield
+            finally:
+                self.made = ()
 
 
 def move(item: Any, device: Device) -> Any:

@@ -1,7 +1,4 @@
-"""`Pipeline`: a chain of stages, each in a thread of its own, on its own device.
-
-The threads, and what happens when a stage fails (`Line._failed`), are in `arraybridge.lines.line`.
-"""
+"""`Pipeline`: a chain of stages, each in a thread of its own, on its own device."""
 
 from __future__ import annotations
 
@@ -10,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.batches import joined, owned, part, plain
+from arraybridge.batches import Joined, part, plain
 from arraybridge.functions.wrap import name_of
+from arraybridge.lines.device_map import source_of_items, whole_number
 from arraybridge.lines.followed import for_other_threads
-from arraybridge.lines.line import Line, Shown, Station, here
 from arraybridge.lines.report import PipelineReport, StageReport
+from arraybridge.lines.run import Run, Worker
 from arraybridge.placement import placement
-from arraybridge.timeline.events import Site
 from arraybridge.trees import arrays_of, source_of
 
 __all__ = ["Pipeline"]
@@ -76,23 +73,11 @@ class Pipeline:
                 )
             if not callable(stage):
                 raise TypeError(f"stage {i} is {stage!r}, which is no function; a stage takes one argument")
-        for name, value, least in (
-            ("microbatches", microbatches, 1),
-            ("queue_size", queue_size, 1),
-            ("axis", axis, None),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name}={value!r} must be a whole number")
-            if least is not None and value < least:
-                raise ValueError(f"{name}={value!r} must be at least {least}")
-        self.stages = stages
-        self.microbatches = microbatches
-        self.queue_size = queue_size
-        self.axis = axis
-        self._stations = [self._station(i) for i in range(len(stages))]
-        #: For the parts of a batch, where no stage may write to what it has given for another part.
-        self._apart = [self._station(i, apart=True) for i in range(len(stages))]
-        self._last: Line | None = None
+        whole_number("microbatches", microbatches)
+        whole_number("queue_size", queue_size)
+        whole_number("axis", axis, least=None)
+        self.stages, self.microbatches, self.queue_size, self.axis = stages, microbatches, queue_size, axis
+        self._last: Run | None = None
 
     def __call__(self, batch: Any) -> Any:
         """Split the batch, send its parts through the stages, and join what comes out.
@@ -105,8 +90,8 @@ class Pipeline:
             the results, joined along ``axis``: bit for bit what the stages make of the whole batch, where
             they treat each row by itself. Their structure is that which the last stage returns.
 
-            A stage may give a buffer of its own that it writes to again for the next part: that is copied,
-            unless the stage lends it to another framework.
+            The last stage may give a buffer of its own that it writes to again for the next part; the others
+            return memory that they do not write to again.
 
         Raises:
             TypeError: there is no array in the batch, or a stage returns None.
@@ -117,11 +102,19 @@ class Pipeline:
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))
         if count == 1:
-            return plain(next(self._run(iter([plain(batch)]), self._stations, here())))
+            return plain(next(self._run(iter([plain(batch)]))))
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
-        results = list(self._run(parts, self._apart, here()))
-        return joined(results, self.axis, given=batch, noun="microbatch")
+        joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)
+        counts = (stop - start for start, stop in bounds)
+
+        def keep(result: Any) -> bool:
+            joined.add(result, next(counts))
+            return True
+
+        for _ in self._run(parts, keep):
+            pass  # each part is in its place already
+        return joined.result()
 
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
         """Send items through the stages as they are, and give back the results in order.
@@ -140,36 +133,32 @@ class Pipeline:
             Exception: what a stage or ``items`` raise, with a note that names stage and microbatch. The
                 results of the items before it come first, and none behind it is begun any more.
         """
-        try:
-            source = iter(items)
-        except TypeError:
-            raise TypeError(f"pipeline.map takes items to iterate over, not {items!r}") from None
-        return self._run(source, self._stations, here())
+        return self._run(source_of_items("pipeline.map", items))
 
     # -- running ----------------------------------------------------------------------------------
 
-    def _run(self, source: Iterator[Any], stations: list[Station], at: Site | None) -> Iterator[Any]:
-        line = self._last = Line(stations, limit=len(self.stages) * (self.queue_size + 1), at=at)
-        yield from line.run(for_other_threads(source))
+    def _run(self, source: Iterator[Any], then: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+        last = len(self.stages) - 1
+        workers = [[self._worker(i, then if i == last else None)] for i in range(last + 1)]
+        self._last = Run(workers, len(self.stages) * (self.queue_size + 1))
+        return self._last.results(for_other_threads(source))
 
-    def _station(self, i: int, apart: bool = False) -> Station:
+    def _worker(self, i: int, then: Callable[[Any], Any] | None = None) -> Worker:
         stage, label = self.stages[i], name_of(self.stages[i])
 
         def work(item: Any) -> Any:
-            found = [stage(item)]
-            if found[0] is None:
+            result = stage(item)
+            if result is None:
                 raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
-            return owned(found, unsure=False, given=item) if apart else found[0]
+            return result if then is None else then(result)
 
-        return Station(
-            [work],
-            self.queue_size,
-            lambda number, _: f"in stage {i} ({label}), microbatch {number}",
+        return Worker(
+            work,
+            lambda number: f"in stage {i} ({label}), microbatch {number}",
+            ("stage", label, _device(stage)),
             depth=self.queue_size,
-            shown=Shown("stage", label, [_device(stage)]),
+            room=self.queue_size if i else 0,
         )
-
-    # -- splitting and joining --------------------------------------------------------------------
 
     def _rows(self, batch: Any) -> int:
         """Rows of the batch, which all its arrays have in common."""
@@ -202,36 +191,25 @@ class Pipeline:
     # -- what it looks like -----------------------------------------------------------------------
 
     def _drawn(self) -> list[tuple[str, str]]:
-        return [(name_of(stage), _place(stage)) for stage in self.stages]
+        return [(name_of(stage), str(placement(stage) or "where its input is")) for stage in self.stages]
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"
 
     def __str__(self) -> str:
-        plural = "" if self.microbatches == 1 else "s"
-        lines = [
-            f"Pipeline, {self.microbatches} microbatch{'e' if plural else ''}{plural} along axis {self.axis}"
-        ]
+        plural = "" if self.microbatches == 1 else "es"
         rows = self._drawn()
         width, wide = (max(len(row[i]) for row in rows) for i in (0, 1))
-        lines.append("  input")
-        before = "input"
-        for name, place in rows:
+        lines = [f"Pipeline, {self.microbatches} microbatch{plural} along axis {self.axis}", "  input"]
+        for (name, place), before in zip(rows, ["input", *(name for name, _ in rows)], strict=False):
             lines.append(f"    ↓ queue of {self.queue_size}")
             lines.append(f"  {name.ljust(width)}  {place.ljust(wide)}  waits for {before}")
-            before = name
         return "\n".join([*lines, "    ↓", "  output, in order"])
 
     def _repr_html_(self) -> str:
         from html import escape
 
-        style = "display:inline-block;border:1px solid;border-radius:4px;padding:4px 8px;text-align:center"
-        boxes = [
-            f'<span style="{style}"><b>{escape(name)}</b><br>{escape(place)}</span>'
-            for name, place in self._drawn()
-        ]
-        arrow = f" <span>→ {self.queue_size} →</span> "
-        return f"<div>input{arrow}{arrow.join(boxes)} → output</div>"
+        return f"<pre>{escape(str(self))}</pre>"
 
     def report(self) -> PipelineReport:
         """Where the last run spent its time, stage by stage; of a run that goes on, what it did so far.
@@ -244,14 +222,14 @@ class Pipeline:
         >>> pipeline.report().bottleneck
         'abs'
         """
-        line = self._last
-        if line is None:
+        run = self._last
+        if run is None:
             raise RuntimeError("this pipeline has not run yet; call it, or go through pipeline.map(items)")
         stages = tuple(
-            StageReport(name, place, c.items, c.busy, c.starved, c.blocked, spans)
-            for (name, place), (c, spans) in zip(self._drawn(), line.clocks(), strict=True)
+            StageReport(name, place, w.items, w.busy, w.starved, w.blocked, tuple(w.spans.copy()))
+            for (name, place), (w,) in zip(self._drawn(), run.stations, strict=True)
         )
-        return PipelineReport(stages, line.ended - line.began, line.most_in_flight)
+        return PipelineReport(stages, run.ended - run.began, run.most_in_flight)
 
 
 def _device(stage: Any) -> str:
@@ -261,9 +239,3 @@ def _device(stage: Any) -> str:
         return ""
     kind = "opencl" if placed.framework == "pyclesperanto" else "gpu"
     return f"{kind}:{placed.gpu_id}" if placed.device is None else str(placed.device)
-
-
-def _place(stage: Any) -> str:
-    """Framework and device of a stage, in words."""
-    placed = placement(stage)
-    return "where its input is" if placed is None else str(placed)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
+from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad, convert_tree
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
+from arraybridge.lines.device_map import source_of_items, whole_number, with_progress
 from arraybridge.lines.lanes import Lane
-from arraybridge.lines.line import BURST, Line, Shown, Station, here
-from arraybridge.lines.progress import with_progress
+from arraybridge.lines.run import END, Run, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
 __all__ = ["prefetch"]
 
-#: What takes the place of an item where there is none any more.
-_END = object()
+# Items that are read ahead at most, whatever depth is asked for: each has a future from the beginning.
+_MOST = 1000
 
 
 def prefetch(
@@ -34,9 +36,9 @@ def prefetch(
 ) -> Iterator[Any]:
     """Keep the next items converted, and on the device, while the present one is used.
 
-    One thread reads, another converts, as far ahead as ``depth`` allows. On a card the second has a stream of
-    its own, and the stream of the thread that uses an item waits for the event behind its copy. A loop that
-    spends 10 ms in reading an item and 10 ms in using it so takes 10 ms an item, not 20.
+    A thread reads and converts, as far ahead as ``depth`` allows. On a card it has a stream of its own, and
+    the stream of the thread that uses an item waits for the event behind its copy. A loop that spends 10 ms
+    in reading an item and 10 ms in using it so takes 10 ms an item, not 20.
 
     An item is converted before the next one is read: a source may fill one buffer again and again where the
     conversion copies (``copy=True``, a cast, a card), as in a loop that converts. Where it shares memory, the
@@ -48,16 +50,12 @@ def prefetch(
             a folder. It is read in a thread of its own.
         framework: the framework to convert to. Arrays in nested containers are converted too, as
             `convert_tree` does; what is no array stays as it is.
-        gpu_id: as for `convert_memory`.
-        device: as for `convert_memory`.
-        depth: how many items are read and wait, besides the one that is used, at most.
-        dtype: as for `convert_memory`.
-        copy: as for `convert_memory`.
-        grad: as for `convert_memory`.
+        gpu_id, device, dtype, copy, grad: as for `convert_memory`.
+        depth: how many items are read and wait, besides the one that is used, at most; never over 1000.
         progress: show a progress bar on the standard error stream.
 
     Returns:
-        an iterator, in the order of the items. When it ends, fails or is dropped half-way, the threads end.
+        an iterator, in the order of the items. When it ends, fails or is dropped half-way, the thread ends.
 
     Raises:
         TypeError: ``items`` cannot be iterated over, ``depth`` is no whole number.
@@ -73,98 +71,82 @@ def prefetch(
     a tensor(2., dtype=torch.float64)
     b tensor(0., dtype=torch.float64)
     """
-    if isinstance(depth, bool) or not isinstance(depth, int):
-        raise TypeError(f"depth={depth!r} must be a whole number")
-    if depth < 1:
-        raise ValueError(f"depth={depth!r} must be at least 1")
+    whole_number("depth", depth)
     if gpu_id is not None and device is not None:
         raise ValueError(f"pass gpu_id={gpu_id!r} or device={device!r}, not both")
     name = registry.framework_name(framework)
     target = registry.framework(name)
     place = _place(target, gpu_id, device)
-    try:
-        reader = _Reader(iter(items))
-    except TypeError:
-        raise TypeError(f"prefetch takes items to iterate over, not {items!r}") from None
-
-    def convert(item: Any) -> Any:
-        if item is _END:
-            return item
-        if place is not None:
-            return convert_tree(item, name, device=place, dtype=dtype, copy=copy, grad=grad)
-        return convert_tree(item, name, gpu_id, dtype=dtype, copy=copy, grad=grad)
-
-    @contextmanager
-    def enter(_: int, lane: Lane) -> Iterator[None]:
-        if place is not None and place.kind != "cpu":
-            lane.use_stream(target.streams, place)
-        yield
-
-    stations = [
-        Station(
-            [reader.read],
-            min(depth, BURST),
-            lambda number, _: f"while item {number} was read",
-            shown=Shown("item", "read", [""], _END),
-        ),
-        Station(
-            [convert],
-            depth,
-            lambda number, _: f"item {number}, on its way to {name}",
-            enter,
-            depth=depth,
-            in_step=True,
-            shown=Shown("item", f"to {name}", ["" if place is None else str(place)], _END),
-        ),
-    ]
-    results = _given_out(Line(stations, depth, refill=True, at=here()), reader.asked())
-    total = len(items) if isinstance(items, Sized) else None
-    return with_progress(results, f"to {name}", total) if progress else results
+    options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
+    reader = _Reader(source_of_items("prefetch", items), target, place, options)
+    worker = Worker(reader.read, reader.where, None, reader.reading, depth=depth)
+    # The item that is used is one of them, from when it is asked for.
+    run = Run([[worker]], min(depth, _MOST) + 1, refill=True)
+    results = run.results(repeat(None))
+    return with_progress(results, f"to {name}", items) if progress else results
 
 
 def _place(target: Framework, gpu_id: GpuId, device: DeviceLike | None) -> Device | None:
     """The device that is asked for, where it is known beforehand."""
     index = check_gpu_id(gpu_id)
     if device is not None:
-        wanted = Device.parse(device)
-    elif isinstance(index, int) and target.name != "numpy":
-        wanted = target.accelerator(index)
-    else:
-        return None
-    return find_or_host(target, wanted)
+        return find_or_host(target, Device.parse(device))
+    if isinstance(index, int) and target.name != "numpy":
+        return find_or_host(target, target.accelerator(index))
+    return None
 
 
 class _Reader:
-    """What is read, in a thread that is asked for one item after the other."""
+    """Reads and converts, in one thread."""
 
-    def __init__(self, source: Iterator[Any]) -> None:
-        self.source = source
+    def __init__(
+        self, source: Iterator[Any], target: Framework, place: Device | None, options: dict[str, Any]
+    ) -> None:
+        self.source, self.target, self.place, self.options = source, target, place, options
+        self.lane: Lane | None = None
         self.ended = False
+        self.step = "read"
 
-    def asked(self) -> Iterator[None]:
-        """Something for each item, until none is left."""
-        while not self.ended:
-            yield None
+    def where(self, number: int) -> str:
+        """What to say of an error at the item."""
+        if self.step == "read":
+            return f"while item {number} was read"
+        return f"item {number}, on its way to {self.target.name}"
+
+    @contextmanager
+    def reading(self, lane: Lane) -> Iterator[None]:
+        """Work in this thread, with a stream of its own on the card."""
+        self.lane = lane
+        if self.place is not None and self.place.kind != "cpu":
+            lane.use_stream(self.target.streams, self.place)
+        yield
 
     def read(self, _: None) -> Any:
+        """The next item, converted; `END` behind the last."""
         if self.ended:
-            return _END
-        try:
-            item = next(self.source, _END)
-        except BaseException:
-            self.ended = True
-            raise
-        self.ended = item is _END
-        return item
+            return END
+        self.step, self.ended = "read", True  # also where it raises
+        item = self._traced("read", lambda: next(self.source, END))
+        if item is END:
+            return END
+        self.step = "convert"
+        result = self._traced(f"to {self.target.name}", lambda: self._converted(item))
+        assert self.lane is not None
+        for mark in self.lane.hold(item):  # behind which the source may fill its memory anew
+            mark.wait()
+        self.ended = False
+        return result
 
+    def _converted(self, item: Any) -> Any:
+        return convert_tree(item, self.target.name, device=self.place, **self.options)
 
-def _given_out(line: Line, asked: Iterator[None]) -> Iterator[Any]:
-    results = line.run(asked)
-    try:
-        for item in results:
-            if item is _END:
-                return
-            yield item
-            del item
-    finally:
-        results.close()  # type: ignore[attr-defined]  # a generator
+    def _traced(self, name: str, work: Any) -> Any:
+        span = trace.span("item", name) if trace.open_logs else None
+        if span is None:
+            return work()
+        span.device = "" if self.place is None else str(self.place)
+        with span:
+            result = work()
+            if result is END:
+                span.drop()
+        return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,13 +84,8 @@ class SizeComparison(NamedTuple):
             KeyError: there is no function of that name.
         """
         rows = self._of(self.rows[0].name if name is None else name)
-        found = None
-        for row in reversed(rows):
-            speedup = row.comparison.speedup
-            if speedup is None or speedup < 1:
-                break
-            found = row.size
-        return found
+        paying = list(takewhile(lambda row: (row.comparison.speedup or 0) >= 1, reversed(rows)))
+        return paying[-1].size if paying else None
 
     def names(self) -> tuple[str, ...]:
         """The functions, in the order in which they were tried."""
@@ -127,54 +123,34 @@ class SizeComparison(NamedTuple):
     def as_dicts(self) -> list[dict[str, Any]]:
         """The medians in seconds, for JSON: a dictionary for each row."""
         return [
-            {
-                "function": name,
-                "elements": size,
-                "cpu": cpu.median,
-                "gpu": None if gpu is None else gpu.median,
-            }
+            dict(function=name, elements=size, cpu=cpu.median, gpu=None if gpu is None else gpu.median)
             for name, size, (cpu, gpu, _) in self.rows
         ]
 
     def plot(self, file: str | os.PathLike[str]) -> None:
         """Draw time against size, CPU dashed and GPU solid, and where the GPU begins to pay.
 
-        Needs matplotlib.
-
-        Args:
-            file: where to write it; the suffix says the form, ``.png``, ``.svg`` or ``.pdf``.
+        Needs matplotlib; the suffix of the file says the form, ``.png``, ``.svg`` or ``.pdf``.
 
         Raises:
             ImportError: matplotlib is not installed.
         """
         try:
-            from matplotlib import colormaps
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ImportError("plot() draws with matplotlib; run pip install matplotlib") from error
         figure = Figure(figsize=(9, 5.5), layout="constrained")
         axes = figure.subplots()
-        colours = colormaps["tab10"]
         for i, name in enumerate(self.names()):
-            rows = self._of(name)
-            sizes = [row.size for row in rows]
-            axes.plot(
-                sizes,
-                [row.comparison.cpu.median for row in rows],
-                "--o",
-                color=colours(i % 10),
-                label=f"{name}, cpu",
-            )
-            on_card = [(row.size, gpu.median) for row in rows if (gpu := row.comparison.gpu) is not None]
-            if on_card:
-                axes.plot(*zip(*on_card, strict=True), "-o", color=colours(i % 10), label=f"{name}, gpu")
+            for place, style in (("cpu", "--o"), ("gpu", "-o")):
+                timed = [(row.size, getattr(row.comparison, place)) for row in self._of(name)]
+                points = [(size, timing.median) for size, timing in timed if timing is not None]
+                if points:
+                    axes.plot(*zip(*points, strict=True), style, color=f"C{i % 10}", label=f"{name}, {place}")
             size = self.crossover(name)
             if size is not None:
-                axes.axvline(size, color=colours(i % 10), linewidth=0.8, linestyle=":")
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlabel("elements")
-        axes.set_ylabel("seconds")
+                axes.axvline(size, color=f"C{i % 10}", linewidth=0.8, linestyle=":")
+        axes.set(xscale="log", yscale="log", xlabel="elements", ylabel="seconds")
         axes.set_title(self._summary(), size=9, wrap=True)
         axes.legend(fontsize=8)
         figure.savefig(file, dpi=150)
@@ -186,14 +162,9 @@ def named(fn: Any) -> dict[str, Callable[..., Any]]:
     Raises:
         TypeError: one is no function.
     """
-    found: dict[str, Any]
-    if isinstance(fn, Mapping):
-        found = dict(fn)
-    elif isinstance(fn, Sequence) and not isinstance(fn, str):
-        found = {getattr(one, "__name__", repr(one)): one for one in fn}
-    else:
-        found = {getattr(fn, "__name__", repr(fn)): fn}
-    for one in found.values():
+    several = fn if isinstance(fn, Sequence) and not isinstance(fn, str) else [fn]
+    functions = dict(fn) if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
+    for one in functions.values():
         if not callable(one):
             raise TypeError(f"compare takes functions, and {one!r} is none")
-    return found
+    return functions

@@ -26,10 +26,11 @@ class Timing(NamedTuple):
     runs: int
 
     def __str__(self) -> str:
-        return (
-            f"median {format_seconds(self.median)}, minimum {format_seconds(self.minimum)},"
-            f" spread {format_seconds(self.spread)}, {self.runs} runs"
-        )
+        median, minimum, spread, runs = self._row()
+        return f"median {median}, minimum {minimum}, spread {spread}, {runs} runs"
+
+    def _row(self) -> tuple[str, ...]:
+        return (*(format_seconds(seconds) for seconds in self[:3]), str(self.runs))
 
 
 class Comparison(NamedTuple):
@@ -50,12 +51,8 @@ class Comparison(NamedTuple):
         return None if self.gpu is None else self.cpu.median / self.gpu.median
 
     def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = []
-        for name, timing in (("cpu", self.cpu), ("gpu", self.gpu)):
-            if timing is not None:
-                times = (timing.median, timing.minimum, timing.spread)
-                rows.append((name, *(format_seconds(t) for t in times), str(timing.runs)))
-        return rows
+        cpu = ("cpu", *self.cpu._row())
+        return [cpu] if self.gpu is None else [cpu, ("gpu", *self.gpu._row())]
 
     def _summary(self) -> str:
         if self.speedup is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
 
 from arraybridge.errors import text_of
 from arraybridge.frameworks import registry
@@ -27,21 +27,22 @@ def is_oom_error(error: BaseException) -> bool:
 
 def is_oom(error: BaseException, before: BaseException | None) -> bool:
     """`is_oom_error`, but for ``before``, an error that was being handled when the attempt began."""
-    if isinstance(error, MemoryError) and error is not before:
-        return True
     for one in chain(error, before):
-        if isinstance(one, MemoryError):
-            return True
-        for framework in loaded():
-            try:
-                if framework.is_oom(one):
-                    return True
-            except Exception:  # its message, which the framework reads, cannot be read
-                if text_of(one) is not None:
-                    raise
-        if registry.is_oom_of_a_library(one):
+        if isinstance(one, MemoryError) or _says_so(one):
             return True
     return False
+
+
+def _says_so(error: BaseException) -> bool:
+    """Whether a loaded framework knows the error as its own for memory that ran out."""
+    for framework in loaded():
+        try:
+            if framework.is_oom(error):
+                return True
+        except Exception:  # its message, which the framework reads, cannot be read
+            if text_of(error) is not None:
+                raise
+    return registry.is_oom_of_a_library(error)
 
 
 def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
@@ -62,42 +63,7 @@ def chain(error: BaseException, before: BaseException | None = None) -> Iterator
             waiting.extend(one.exceptions)
 
 
-def let_go(error: BaseException, before: BaseException | None = None) -> None:
-    """Clear the variables of every finished frame in the tracebacks, which keep their lines.
-
-    As `traceback.clear_frames`, but that closes generators which are suspended.
-    """
-    suspended: set[int] | None = None
-    for one in chain(error, before):
-        entry = one.__traceback__
-        while entry is not None:
-            frame = entry.tb_frame
-            entry = entry.tb_next
-            if frame.f_code.co_flags & _RESUMABLE:
-                if suspended is None:
-                    suspended = _suspended_frames()
-                if id(frame) in suspended:
-                    continue  # to clear its frame would close the generator
-            with suppress(RuntimeError):  # it is still running
-                frame.clear()
-
-
-# inspect.CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
-_RESUMABLE = 0x20 | 0x80 | 0x200
-
-
-def _suspended_frames() -> set[int]:
-    """The ids of the frames of all generators and coroutines that wait to be resumed."""
-    import gc
-    from types import AsyncGeneratorType, CoroutineType, GeneratorType
-
-    found: set[int] = set()
-    for one in gc.get_objects():
-        cls = type(one)
-        if cls is GeneratorType:
-            found.add(id(one.gi_frame))
-        elif cls is CoroutineType:
-            found.add(id(one.cr_frame))
-        elif cls is AsyncGeneratorType:
-            found.add(id(one.ag_frame))
-    return found
+def let_go(error: BaseException) -> None:
+    """Drop the tracebacks, and with them the frames that are finished and their variables."""
+    for one in list(chain(error, sys.exception())):
+        one.__traceback__ = None

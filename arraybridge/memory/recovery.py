@@ -1,40 +1,39 @@
 """When memory runs out: clean up and try again, and go on in smaller parts.
 
-An attempt that fails is left behind before the next one starts: outside the ``except`` block, with the
-variables of its frames cleared, so that nothing pins the arrays it had made.
+An attempt that fails is left behind before the next one starts: outside the ``except`` block, with its traceback
+dropped, so that nothing pins the arrays it had made.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar, cast
+from itertools import islice
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from arraybridge import batches
-from arraybridge.batches import fixed
+from arraybridge.batches import Joined
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import CannotSplitError, note_on, text_of
+from arraybridge.errors import FrameworkNotInstalledError, note_on, text_of
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
+from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.registry import loaded
+from arraybridge.memory.arguments import Arguments, Split, portion, read_once
 from arraybridge.memory.cleanup import release_caches
-from arraybridge.memory.late import find_wait, waits
-from arraybridge.memory.portions import Split, chosen_by, nothing_to_split, portion, read_once
 from arraybridge.memory.recognise import is_oom, let_go
 from arraybridge.placement import worker_device
-from arraybridge.trees import TREE, kind_of, kinds
+from arraybridge.types import TypeMemo
 
 __all__ = ["attempted", "faults", "recovered", "run_with_oom_recovery", "split_and_retry", "watchers"]
 
 R = TypeVar("R")
 
-#: After so many parts in a row that fit, twice the size is tried; each failure doubles the wait.
-GROW_AFTER = 4
-
 #: Faults of `arraybridge.testing.inject_oom`, each asked before every attempt.
 faults: list[Any] = []  # Rehearsal, which stands in a layer above
 
-#: Called with "retry", "split" or "grow" and a message whenever a recovery takes that step.
+#: Called with "retry" or "split" and a message whenever a recovery takes that step.
 watchers: list[Callable[[str, str], None]] = []
 
 
@@ -75,7 +74,7 @@ def run_with_oom_recovery(
             zeroes its gradients there. With ``split``, finished parts are not computed again.
 
     Raises:
-        The original error, with a note of what was tried, when every attempt ran out of memory.
+        The error of the last attempt, with a note of what was tried, when every one ran out of memory.
         CannotSplitError: with ``split``: memory has run out and no argument has that axis, or the results
             cannot be joined; or ``split`` names what is not there.
         ValueError: ``max_retries`` or ``min_split`` is out of range.
@@ -89,74 +88,16 @@ def run_with_oom_recovery(
         raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
-    failure: Exception | None = None
-    if not faults and (split is False or split is None):  # the usual call, by the shortest way
-        result, failure = attempted(fn, args, kwargs, sys.exception())
-        if failure is None:
-            return cast("R", result)
-    try:
-        found = recovered(
-            fn, args, kwargs, max_retries, gpu_id, split, split_axis, min_split, before_retry, failure
-        )
-    finally:
-        del failure  # whose traceback holds this frame
-    return cast("R", found)
-
-
-def recovered(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    max_retries: int,
-    gpu_id: int | None = None,
-    split: Split = False,
-    split_axis: int = 0,
-    min_split: int = 1,
-    before_retry: Callable[[], object] | None = None,
-    failure: Exception | None = None,
-    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
-) -> Any:
-    """`run_with_oom_recovery` with the arguments in a tuple and a dict, which may hold any name.
-
-    ``failure`` is what `attempted` has returned of a first attempt, where somebody has made one. ``given``:
-    the arguments as the user knows them, where these are others.
-    """
-    before = sys.exception()
-    splits = split is not False and split is not None
-    whole = (args, kwargs)
-    if splits:
-        if min_split.__class__ is not int or min_split < 1:
-            raise ValueError(f"min_split={min_split!r} is no number of rows; pass 1 or more")
-        for x in (*args, *kwargs.values()):
-            if type(x) is fixed or (kinds.get(type(x)) or kind_of(x)) == TREE:
-                whole = (batches.plain(args), batches.plain(kwargs))
-                break
-    call: _Call | None = None
-    if faults or (splits and split is not True):
-        call = _Call(
-            fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole, given
-        )
-    if failure is None:
-        tried = _rehearsed(fn, call.rows()) if call is not None and faults else fn
-        result, failure = attempted(tried, *whole, before)
-        if failure is None:
-            return batches.plain(result) if splits else result
-    if call is None:
-        call = _Call(
-            fn, args, kwargs, before, gpu_id, before_retry, split, split_axis, min_split, whole, given
-        )
-    try:
-        result = call.recover(failure, min(max_retries, 1) if splits else max_retries)
-    finally:
-        del failure  # whose traceback holds this frame
-    return batches.plain(result) if splits else result
+    plan = Plan(max_retries, gpu_id, before_retry, False if split is None else split, split_axis, min_split)
+    return cast("R", recovered(fn, args, kwargs, plan))
 
 
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
     """Call ``fn`` on a batch; when memory runs out, go on in parts and join their results.
 
     After a first clean-up and retry, the size is halved until a part fits. Parts that are finished are kept
-    and never computed again; the size that fits is used for the rest, and a larger one is tried again later.
+    and never computed again; the size that fits is used for the rest. The result of each part is copied into
+    one result that is made beforehand, so that ``fn`` may write to a buffer of its own at the next part.
     The result equals that of the whole batch, bit for bit, if ``fn`` is row-wise: it treats each row
     (slice along ``axis``) by itself, and gives one back for each.
 
@@ -175,7 +116,7 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         to be marked as `fixed`.
 
     Raises:
-        The original error, with a note, when a part of the smallest size does not fit.
+        The error, with a note, when a part of the smallest size does not fit.
         CannotSplitError: memory has run out, and no argument has that axis; or a result has not as many rows
             as its part, or is a number, of which nobody can say how to join it; or the parts gave results of
             different structures.
@@ -185,13 +126,10 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     >>> split_and_retry(np.sqrt, np.array([1.0, 4.0, 9.0]))
     array([1., 2., 3.])
     """
-    args: tuple[Any, ...] = (batch,)
-    kwargs: dict[str, Any] = {}
-    if type(batch) is tuple:
-        args = batch
-    elif type(batch) is dict:
-        args, kwargs = (), batch
-    return recovered(fn, args, kwargs, 1, split=True, split_axis=axis, min_split=min_split)
+    plan = Plan(1, split=True, axis=axis, least=min_split)
+    if type(batch) is dict:
+        return recovered(fn, (), batch, plan)
+    return recovered(fn, batch if type(batch) is tuple else (batch,), {}, plan)
 
 
 # -- one attempt -------------------------------------------------------------------------------------
@@ -200,13 +138,16 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
 def attempted(
     fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any], before: BaseException | None
 ) -> tuple[Any, Exception | None]:
-    """What the function returns, and None; or None and its error, where that is about memory."""
+    """What the function returns, and None; or None and its error, where that is about memory.
+
+    ``before`` is the error that is being handled meanwhile, which is not this call's.
+    """
     try:
         result = fn(*args, **kwargs)
         try:
-            wait = waits[type(result)]
+            wait = _waits[type(result)]
         except KeyError:
-            wait = find_wait(result)
+            wait = _find_wait(result)
         if wait is not None:
             wait(result)
         return result, None
@@ -216,253 +157,211 @@ def attempted(
         return None, error
 
 
-def _rehearsed(fn: Callable[..., Any], rows: int | None) -> Callable[..., Any]:
-    """The function, but that it fails where a rehearsal wants an attempt on so many rows to fail."""
-
-    def attempt(*args: Any, **kwargs: Any) -> Any:
-        for fault in tuple(faults):  # another thread may end its rehearsal
-            error = fault.error_for(rows)
-            if error is not None:
-                raise error
-        return fn(*args, **kwargs)
-
-    return attempt
+# Type of a result → what waits for it, so that an allocation which failed behind the caller's back (JAX) shows
+# itself; None where there is nothing to wait for.
+_waits: TypeMemo[Callable[[Any], object] | None] = TypeMemo()
+registry.on_register.append(_waits.clear)
 
 
-# -- after a failure ---------------------------------------------------------------------------------
+def _find_wait(result: Any) -> Callable[[Any], object] | None:
+    if isinstance(result, dict):
+        return _waits.keep(type(result), lambda results: _wait_for_all(results.values()))
+    if isinstance(result, (tuple, list)):
+        return _waits.keep(type(result), _wait_for_all)
+    try:
+        owner = registry.find_owner(result)
+    except FrameworkNotInstalledError:  # something else of a framework that does not work here
+        owner = None
+    wait = None if owner is None else (owner.running or Running()).late_errors(type(result))
+    return _waits.keep(type(result), wait)
 
 
-def _tell(step: str, gpu_id: int | None, message: str, *values: object) -> None:
-    import logging
-
-    logging.getLogger("arraybridge.memory").info(message, *values)
-    for watch in watchers:
-        watch(step, message % values)
-    if open_logs:
-        trace.note(step, message % values, _words(gpu_id))
+def _wait_for_all(results: Iterable[Any]) -> None:
+    # So many arrays settle the question; a list of a million numbers costs no time.
+    for one in islice(results, 100):
+        wait = _waits[type(one)] if type(one) in _waits else _find_wait(one)
+        if wait is not None:
+            wait(one)
 
 
-def _words(gpu_id: int | None) -> str:
-    """The device that ran out of memory, as far as it is known."""
-    return str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"
+# -- again, and in parts -----------------------------------------------------------------------------
 
 
-def _describe(error: BaseException) -> str:
-    first = (text_of(error) or "").partition("\n")[0]
-    return f"{type(error).__module__}.{type(error).__qualname__}: {first}".removeprefix("builtins.")
+class Plan(NamedTuple):
+    """What to do when memory runs out."""
+
+    retries: int
+    gpu_id: int | None = None
+    before_retry: Callable[[], object] | None = None
+    split: Split = False
+    axis: int = 0
+    least: int = 1
 
 
-# -- again, and in parts -------------------------------------------------------------------------------
+def recovered(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    plan: Plan,
+    failure: Exception | None = None,
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+) -> Any:
+    """Call the function as planned. ``failure`` is what `attempted` has returned of a first attempt, if any.
+
+    ``given``: the arguments as the user knows them, where these are others.
+    """
+    call = _Call(fn, Arguments(args, kwargs, plan.axis), plan, failure, given or (args, kwargs))
+    del failure  # whose traceback holds this frame
+    try:
+        if plan.split is False:
+            return call.again()
+        if plan.least.__class__ is not int or plan.least < 1:
+            raise ValueError(f"min_split={plan.least!r} is no number of rows; pass 1 or more")
+        if plan.split is not True:
+            call.arguments.choose(fn, plan.split)
+        return batches.plain(call.in_parts())
+    finally:
+        call.failure = None
 
 
 class _Call:
     """A call, made until it succeeds: again, or in parts."""
 
     def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        before: BaseException | None,
-        gpu_id: int | None,
-        before_retry: Callable[[], object] | None,
-        split: Split,
-        axis: int,
-        min_split: int,
-        whole: tuple[tuple[Any, ...], dict[str, Any]],
-        given: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        self, fn: Callable[..., Any], arguments: Arguments, plan: Plan, failure: Exception | None, given: Any
     ) -> None:
-        self.fn, self.args, self.kwargs = fn, args, kwargs
-        #: The error that was being handled when the call began, which is not this call's.
-        self.before = before
-        self.gpu_id = gpu_id
-        self.before_retry = before_retry
-        #: The arguments of the whole call: the very objects that came in, where none is marked as fixed.
-        self.whole = whole
-        #: The arguments as the user knows them.
-        self.given = (args, kwargs) if given is None else given
-        self.axis = axis
-        #: The fewest rows of a part; None where nothing is to be split.
-        self.min_split: int | None = None
-        #: Positions and keywords of the arguments to split; None: all.
-        self.chosen: frozenset[str | int] | None = None
-        if split is not False and split is not None:
-            self.min_split = min_split
-            if split is not True:
-                self._choose(split)
+        self.fn, self.arguments, self.plan, self.given = fn, arguments, plan, given
+        #: Of the last attempt. Nowhere else: its traceback holds the frames of all these methods.
+        self.failure = failure
 
-    def recover(self, original: Exception, retries: int) -> Any:
-        """Go on after a failure: attempt after attempt, each with nothing left of the one before."""
-        splits, least = self.min_split is not None, self.min_split or 1
-        rows = self.rows() if splits or faults else None
-        hindrance = read_once(*self.given) if splits or retries > 0 else ""
-        attempts = retries + 1
-        done: list[Any] = []
-        start, size, take = 0, rows or 0, rows  # the next row; how many are known, or hoped, to fit
-        fitted, patience = 0, GROW_AFTER
-        failure: Exception | None = original
-        first = [original]  # whose traceback holds this frame; `_give_up` takes it out
-        del original
-        while True:
-            if failure is not None:
-                freed = self._clean_up(failure)
-                reason, failure = _describe(failure), None
-                if not hindrance and splits and retries == 0 and rows is not None and not done:
-                    hindrance = self._uncut(rows)
-                if hindrance:
-                    self._give_up(first, hindrance)
-                if retries > 0:
-                    retries -= 1
-                    _tell(
-                        "retry",
-                        self.gpu_id,
-                        "%s ran out of memory (%s); freed %d bytes of caches and try again",
-                        f"{take} rows" if splits else f"attempt {attempts - retries - 1} of {attempts}",
-                        reason,
-                        freed,
-                    )
-                elif splits and rows is not None and take is not None and take >= 2 * least:
-                    size, fitted = take // 2, 0
-                    if done:
-                        patience *= 2
-                    # Parts of the smallest size are tried twice, since nothing smaller is left to try.
-                    retries = 1 if size < 2 * least else 0
-                    _tell(
-                        "split",
-                        self.gpu_id,
-                        "%d rows ran out of memory (%s); freed %d bytes of caches and go on with %d rows at a"
-                        " time (%d of %d rows are done)",
-                        take, reason, freed, size, start, rows,
-                    )  # fmt: skip
-                else:
-                    self._give_up(first, self._why(first, take, rows, attempts))
-                if self.before_retry is not None:
-                    self.before_retry()
-            if splits and rows is not None:
-                take = portion(rows - start, size, least)
-            result, failure = attempted(self._attempt, (start, take, rows), {}, self.before)
-            if failure is not None:
-                continue
-            if take == rows or rows is None or take is None:
-                return result
-            batches.check_parts([*done[:1], result], self.axis, take, (self.args, self.kwargs))
-            done.append(result)
-            del result
-            start += take
-            if start == rows:
-                return self._joined(done)
-            fitted += 1
-            if fitted >= patience and size < rows - start:
-                _tell("grow", self.gpu_id, "%d parts of %d rows fitted; try %d rows", fitted, size, 2 * size)
-                size, fitted = 2 * size, 0
-            retries = 1 if portion(rows - start, size, least) < 2 * least else 0
-
-    def _joined(self, done: list[Any]) -> Any:
-        given = (self.args, self.kwargs)
-        arguments = {"given": given}
-        result, failure = attempted(batches.joined, (done, self.axis), arguments, self.before)
-        if failure is None:
-            return result
-        self._clean_up(failure)
-        failure = None
-        return batches.joined(done, self.axis, given=given)
-
-    def _clean_up(self, failure: Exception) -> int:
-        span = trace.span("clean-up", "clean-up") if open_logs else None
-        let_go(failure, self.before)
-        freed = release_caches(loaded(), self.gpu_id)
-        if span is not None:
-            span.nbytes, span.device, span.reason = freed, _words(self.gpu_id), "memory ran out"
-            span.end()
-        return freed
-
-    def _attempt(self, start: int, take: int | None, rows: int | None) -> Any:
-        """Call the function on these rows. What it gives for some of them, it may write to at the next."""
-        args, kwargs = self._part(start, take, rows)
-        tried = _rehearsed(self.fn, take) if faults else self.fn
-        if take == rows:
-            return tried(*args, **kwargs)
-        found = [tried(*args, **kwargs)]
-        del args, kwargs  # memory is short
-        return batches.owned(found)
-
-    def _why(self, first: list[Exception], take: int | None, rows: int | None, attempts: int) -> str:
-        """Why there is nothing left to try."""
-        if self.min_split is None:
-            return (
-                f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
-                " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for who"
-                " holds the memory."
-            )
-        if rows is None:
-            raise nothing_to_split(self.args, self.kwargs, self.axis) from first.pop()
-        return (
-            f"with {take} of {rows} rows, and {take} rows cannot be halved (min_split={self.min_split});"
-            " lower min_split, or see memory_stats() for who holds the memory."
+    def again(self) -> Any:
+        """The whole call, as often as is planned."""
+        attempts = self.plan.retries + 1
+        for number in range(1, attempts + 1):
+            if self.failure is None:
+                result = self._attempt(0, None)
+                if self.failure is None:
+                    return result
+            if number < attempts:
+                self._clean_up("retry", f"attempt {number} of {attempts}", "try again")
+        return self._give_up(
+            f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between them;"
+            " process fewer rows at a time (oom_recovery='split'), or see memory_stats() for who holds the memory."
         )
 
-    def _give_up(self, first: list[Exception], note: str) -> NoReturn:
-        original = first.pop()
-        note_on(original, f"arraybridge: out of memory {note}")
-        try:
-            raise original
-        finally:
-            del original  # whose traceback holds this frame
-
-    # -- arguments --------------------------------------------------------------------------------
-
-    def rows(self) -> int | None:
-        """Rows of the first array to split, or None."""
-        for key, x in (*enumerate(self.args), *self.kwargs.items()):
-            if self.chosen is None or key in self.chosen:
-                found = batches.rows(x, self.axis)
-                if found is not None:
-                    return found
-        return None
-
-    def _part(self, start: int, take: int | None, rows: int | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with every array of the batch cut down to these rows."""
-        if take is None or rows is None or take == rows:
-            return self.whole
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for key, x in (*enumerate(self.args), *self.kwargs.items()):
-            if self.chosen is None or key in self.chosen:
-                value = batches.part(x, self.axis, rows, start, start + take)
+    def in_parts(self) -> Any:
+        """The whole call; then parts of half the size, until one fits."""
+        least, rows = self.plan.least, self.arguments.rows()
+        take = size = rows or 0
+        joined = Joined(take, self.plan.axis, (self.arguments.args, self.arguments.kwargs))
+        retries = min(self.plan.retries, 1)
+        while True:
+            if self.failure is None:
+                result = self._attempt(joined.done, None if take == joined.rows else take)
+            if self.failure is None:
+                if take == joined.rows:
+                    return result
+                self._keep(joined, result, take)
+                result = None
+                if joined.done == rows:
+                    return joined.result()
+            elif retries:
+                retries -= 1
+                self._clean_up("retry", f"{rows and take} rows", "try again")
+                continue
             else:
-                value = batches.plain(x)
-            if isinstance(key, str):
-                kwargs[key] = value
-            else:
-                args.append(value)
-        return tuple(args), kwargs
+                size = self._half(take, rows, joined.done)
+            take = portion(joined.rows - joined.done, size, least)
+            # Parts of the smallest size are tried twice, since nothing smaller is left to try.
+            retries = int(take < 2 * least)
 
-    def _uncut(self, rows: int) -> str:
-        """Why the batch cannot be cut into parts; "" where it can."""
+    def _half(self, take: int, rows: int | None, done: int) -> int:
+        """Half the size, after so many rows have failed; or give up."""
+        if rows is None:
+            raise self.arguments.nothing_to_split() from self.failure
+        if take < 2 * self.plan.least:
+            self._give_up(
+                f"with {take} of {rows} rows, and {take} rows cannot be halved (min_split={self.plan.least});"
+                " lower min_split, or see memory_stats() for who holds the memory."
+            )
+        hindrance = self._uncut()
+        if hindrance:
+            self._give_up(f"with {rows} rows, which cannot be cut along axis {self.plan.axis} ({hindrance})")
+        then = f"go on with {take // 2} rows at a time ({done} of {rows} rows are done)"
+        self._clean_up("split", f"{take} rows", then)
+        return take // 2
+
+    def _attempt(self, start: int, take: int | None) -> Any:
+        """Call the function on these rows; None: on all."""
+        result, self.failure = attempted(self._run, (start, take), {}, sys.exception())
+        return result
+
+    def _run(self, start: int, take: int | None) -> Any:
+        if faults:
+            _rehearse(self.arguments.rows() if take is None else take)
+        args, kwargs = self.arguments.cut(start, take, self.plan.split is not False)
+        return self.fn(*args, **kwargs)
+
+    def _keep(self, joined: Joined, result: Any, count: int) -> None:
+        """Copy the result of a part to its place, for which memory may run out as well."""
+        _, self.failure = attempted(joined.add, (result, count), {}, sys.exception())
+        if self.failure is not None:
+            self._clean_up("retry", "joining", "try again")
+            joined.add(result, count)
+
+    def _uncut(self) -> str:
+        """Why the arguments cannot be cut into parts; "" where they can."""
         try:
-            attempted(self._part, (0, 1, rows), {}, self.before)
+            self.arguments.cut(0, 1)
+        except MemoryError:
+            return ""
         except refusals(*loaded()) as error:
             return (
-                f"with {rows} rows, which cannot be cut along axis {self.axis} ({_describe(error)}); pass"
-                " arrays that can be sliced, as x.to_dense() of a sparse one, or mark what every part is"
-                " to get as fixed(array)."
+                f"{_describe(error)}); pass arrays that can be sliced, as x.to_dense() of a sparse one, or mark"
+                " what every part is to get as fixed(array"
             )
         return ""
 
-    def _choose(self, split: Split) -> None:
-        """Find the arguments that ``split`` names.
+    def _clean_up(self, step: str, what: str, then: str) -> None:
+        """Let go of what the failed attempt has made, and say so."""
+        hindrance = read_once(*self.given)
+        if hindrance:
+            self._give_up(hindrance)
+        assert self.failure is not None
+        reason = _describe(self.failure)
+        device = str(worker_device.get() or "") if self.plan.gpu_id is None else f"gpu:{self.plan.gpu_id}"
+        span = trace.span("clean-up", "clean-up") if open_logs else None
+        let_go(self.failure)
+        self.failure = None
+        freed = release_caches(loaded(), self.plan.gpu_id)
+        if span is not None:
+            span.nbytes, span.device, span.reason = freed, device, "memory ran out"
+            span.end()
+        message = f"{what} ran out of memory ({reason}); freed {freed} bytes of caches and {then}"
+        import logging  # nothing that `import arraybridge` needs
 
-        Raises:
-            CannotSplitError: the call does not have one of them, or they differ in length.
-        """
-        self.chosen = chosen_by(self.fn, self.args, self.kwargs, split)
-        rows = self.rows()
-        for key, x in (*enumerate(self.args), *self.kwargs.items()):
-            if key in self.chosen and rows is not None:
-                found = batches.rows(x, self.axis)
-                if found != rows:
-                    raise CannotSplitError(
-                        f"argument {key!r} has {found} rows along axis {self.axis}, the batch has {rows};"
-                        " split arguments of one length only",
-                        reason="the arguments to split differ in length",
-                    )
+        logging.getLogger("arraybridge.memory").info(message)
+        for watch in watchers:
+            watch(step, message)
+        if open_logs:
+            trace.note(step, message, device)
+        if self.plan.before_retry is not None:
+            self.plan.before_retry()
+
+    def _give_up(self, note: str) -> NoReturn:
+        assert self.failure is not None
+        note_on(self.failure, f"arraybridge: out of memory {note}")
+        raise self.failure
+
+
+def _rehearse(rows: int | None) -> None:
+    """Fail where a rehearsal wants an attempt on so many rows to fail."""
+    for fault in tuple(faults):  # another thread may end its rehearsal
+        error = fault.error_for(rows)
+        if error is not None:
+            raise error
+
+
+def _describe(error: BaseException) -> str:
+    first = (text_of(error) or "").partition("\n")[0]
+    return f"{type(error).__module__}.{type(error).__qualname__}: {first}".removeprefix("builtins.")

@@ -14,8 +14,8 @@ from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
 # What decides and runs is imported by the first function that is decorated: it takes a tenth of the time of
 # `import arraybridge`.
 if TYPE_CHECKING:
-    from arraybridge.offload.decision import Decision
-    from arraybridge.offload.history import History
+    from arraybridge.offload.call import Decision
+    from arraybridge.offload.timings import History
 
 __all__ = ["Offloaded", "gpu", "stay_on_gpu"]
 
@@ -74,17 +74,16 @@ def gpu(
     the CPU it is handed NumPy arrays, on a card arrays of CuPy, PyTorch or JAX, whichever is installed.
     Its results come back as its first array came: NumPy for NumPy, a torch tensor for a torch tensor.
 
-    Each call is decided on by what is known: the bytes that are not on the card yet and the rates at which
-    they travel, which are measured once on each machine; how long this function took before, on either side,
-    with arrays of that size; and the card's free memory. Small arrays stay on the CPU, as does everything
-    where there is no GPU, or inside ``use_device("cpu")``.
+    For each footprint (dtypes, ranks, power of two of the bytes, numbers and words among the arguments) the
+    first call runs on the CPU. The next one is a trial: it runs on the card as well, and structure, shapes,
+    dtypes and values are compared, to half of the dtype's digits. From then on the place that takes less time,
+    transfers included, is taken; the other one is measured again now and then. Arrays that are on the card stay
+    there. Quick calls, what has no room on the card, and all calls where there is no GPU, or inside
+    ``use_device("cpu")``, stay on the CPU.
 
-    It gives NumPy's results. The first run with arrays of a size and dtype on a card is a trial: it is
-    computed on the CPU as well, and structure, shapes, dtypes and values are compared, to the rounding that
-    the dtype allows. A function that differs (in PyTorch, ``x.std()`` divides by N−1) stays on the CPU from
-    then on, with one warning that shows the difference, and so does one that fails on the card. A call that
-    runs out of memory there is computed on the CPU. Functions that change their arguments in place, return
-    views of them or draw random numbers stay on the CPU as well.
+    A function that differs (in PyTorch, ``x.std()`` divides by N−1) or fails on the card stays on the CPU from
+    then on, with one warning that shows the difference. So do functions that change their arguments in place,
+    return views of them or draw random numbers. A call that runs out of memory is computed on the CPU.
 
     Args:
         fn: a function, method, static or class method. It should do nothing besides computing its result: a
@@ -129,7 +128,7 @@ def gpu(
 
 
 def _decorate(fn: Any, backend: str | None, gpu_id: GpuId, split_axis: int | None) -> Any:
-    from arraybridge.offload.run import Offload
+    from arraybridge.offload.call import Offload
 
     def make(function: Any) -> Any:
         if kind_of_function(function) != "function":
@@ -163,7 +162,7 @@ def stay_on_gpu() -> Iterator[None]:
     >>> result
     array([0, 4, 8])
     """
-    from arraybridge.offload.decision import staying
+    from arraybridge.offload.call import staying
 
     token = staying.set(True)
     try:

@@ -7,7 +7,7 @@ import sys
 from itertools import count
 
 from arraybridge import Pipeline, device_map, prefetch
-from arraybridge.lines import line
+from arraybridge.lines import run
 
 
 def main() -> None:
@@ -17,8 +17,8 @@ def main() -> None:
         Pipeline(abs).map(count()),
     ]
     assert [next(one) for one in begun] == [0, 0, 0]
-    # As a thread of a line does for moments: the child finds them locked.
-    locks = [one._lock for one in line._running]
+    # As a thread does for moments: the child finds the futures locked.
+    locks = [future._condition for one in run._runs for future in one._window]
     for lock in locks:
         lock.acquire()
     child = os.fork()

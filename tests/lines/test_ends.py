@@ -54,7 +54,7 @@ def test_a_stage_that_raises_stop_iteration_is_named() -> None:
 
 def test_a_line_that_is_ended_from_outside_does_not_hang() -> None:
     """As the end of the program does it to one that a thread reads."""
-    from arraybridge.lines import line
+    from arraybridge.lines import run
 
     release = threading.Event()
 
@@ -73,9 +73,9 @@ def test_a_line_that_is_ended_from_outside_does_not_hang() -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    while not line._running:
+    while not run._runs:
         pass
-    for one in list(line._running):
+    for one in list(run._runs):
         one.stop()
     release.set()
     reader.join(20)

@@ -14,7 +14,7 @@ import pytest
 import arraybridge
 from arraybridge import run_with_oom_recovery
 from arraybridge.frameworks import registry
-from arraybridge.memory import cleanup, late
+from arraybridge.memory import cleanup, recovery
 from arraybridge.testing import inject_oom
 from tests.helpers import require
 
@@ -219,7 +219,7 @@ def test_jax_errors_that_come_late_are_caught(monkeypatch: pytest.MonkeyPatch) -
         if len(waited) == 1:
             raise framework.pool.oom_error()
 
-    monkeypatch.setitem(late.waits, type(x), raising)
+    monkeypatch.setitem(recovery._waits, type(x), raising)
     result = run_with_oom_recovery(lambda: {"a": (x,)})
     assert result["a"][0] is x
     assert len(waited) == 2

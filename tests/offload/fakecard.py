@@ -9,8 +9,9 @@ import numpy as np
 
 import arraybridge
 from arraybridge.frameworks.parts import Pool
-from arraybridge.offload.machine import Card, Machine
-from arraybridge.offload.run import Offload
+from arraybridge.offload.call import Offload
+from arraybridge.offload.cards import Card
+from arraybridge.offload.cards import Cards as Machine
 from arraybridge.types import Device
 from tests.cards import CARDS, CardArray, CardFramework
 from tests.helpers import require
@@ -125,7 +126,7 @@ class Pretended(Machine):
     """A machine on which a CPU device of a real framework is the card."""
 
     def __init__(self, name: str, device: str) -> None:
-        super().__init__(Clock(), folder=lambda: None)
+        super().__init__(Clock())
         require(name)
         self.card = Card(arraybridge.framework(name), arraybridge.Device.parse(device), self.clock)
         self._found[name, 0] = self.card

@@ -5,13 +5,10 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
-import math
-import os
 import pickle
 import random
 import threading
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,12 +17,10 @@ import pytest
 import arraybridge
 from arraybridge import array_namespace
 from arraybridge.frameworks.cards import cards
-from arraybridge.offload import rates_file
+from arraybridge.offload.call import Offload
+from arraybridge.offload.cards import Card
+from arraybridge.offload.cards import Cards as Machine
 from arraybridge.offload.decorator import gpu, stay_on_gpu
-from arraybridge.offload.history import Times
-from arraybridge.offload.machine import Card, Machine
-from arraybridge.offload.rates import Link, Rates
-from arraybridge.offload.run import Offload
 from arraybridge.placement import worker_device
 from arraybridge.testing import inject_oom
 from arraybridge.types import Device
@@ -392,7 +387,7 @@ def test_jax_counts_its_cache_as_free_and_so_nobody_else_does(
     monkeypatch.setattr(jax_devices, "jax_device", lambda device: card)
     monkeypatch.setattr(jax_devices.JaxPool, "_opened", lambda self: [card])
     monkeypatch.setattr(jax_devices, "card_memory", lambda index: 1000 - 150 - others)
-    assert Card(arraybridge.framework("jax"), Device("gpu", 0)).free() == free
+    assert Card(arraybridge.framework("jax"), Device("gpu", 0), lambda: 0.0).free() == free
 
 
 def test_oom_is_split_where_rows_are_independent(
@@ -625,113 +620,6 @@ def test_real_results_stay_with_the_framework(name: str, device: str) -> None:
     assert arraybridge.detect_memory_type(result) == name
     assert arraybridge.device_of(result) == device
     assert arraybridge.to_numpy(result)[0] == 2.0
-
-
-# -- the file -----------------------------------------------------------------------------------------
-
-RATES = Rates(Link(1e-5, 1e10), Link(2e-5, 2e10), 1e-5)
-KEY = {"card": "One", "backend": "cupy 14"}
-
-
-def test_rates_are_measured_once_and_kept(machine: Machine, card: FakeCard, tmp_path: Path) -> None:
-    found = machine.find("fakecard", 0)
-    assert not isinstance(found, str)
-    rates = found.rates
-    assert math.isclose(rates.to_card.bandwidth, 10e9, rel_tol=0.05)
-    assert math.isclose(rates.to_card.latency, 20e-6, rel_tol=0.05)
-    assert math.isclose(rates.to_host.bandwidth, 10e9, rel_tol=0.05)
-    card.moved.clear()
-    other = Machine(Clock(), lambda: tmp_path).find("fakecard", 0)
-    assert not isinstance(other, str)
-    assert other.rates == rates
-    assert card.moved == []
-
-
-def test_measuring_is_not_traced(machine: Machine) -> None:
-    found = machine.find("fakecard", 0)
-    assert not isinstance(found, str)
-    with arraybridge.trace() as log:
-        assert found.rates.launch > 0
-    assert not log.records
-
-
-def test_stored_rates_come_back(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    assert rates_file.store_rates(folder, KEY, RATES)
-    assert rates_file.load_rates(folder, KEY) == RATES
-    assert rates_file.load_rates(folder, {**KEY, "backend": "cupy 15"}) is None
-    assert [f.suffix for f in folder.iterdir()] == [".json"]
-
-
-def damaged() -> list[bytes]:
-    good = {"format": 1, "key": KEY, "rates": json.loads(json.dumps(rates_file.asdict(RATES)))}
-    bad: list[Any] = [[], None, {}, {**good, "format": 2}, {**good, "key": {"card": "Other"}}]
-    for value in (0.0, -1.0, math.inf, math.nan, "fast", None, True, [1.0]):
-        bad.append({**good, "rates": {**good["rates"], "launch": value}})  # noqa: PERF401
-    bad.append({**good, "rates": {"launch": 1.0}})
-    whole = json.dumps(good).encode()
-    return [json.dumps(b).encode() for b in bad] + [b"", whole[:40], b"\xff\xfe\x00", b"[" * 100_000]
-
-
-@pytest.mark.parametrize("content", damaged(), ids=lambda c: c[:12].decode("ascii", "replace"))
-def test_a_damaged_file_is_ignored(tmp_path: Path, content: bytes) -> None:
-    assert rates_file.store_rates(tmp_path, KEY, RATES)
-    (file,) = tmp_path.iterdir()
-    file.write_bytes(content)
-    assert rates_file.load_rates(tmp_path, KEY) is None
-    assert rates_file.store_rates(tmp_path, KEY, RATES)
-    assert rates_file.load_rates(tmp_path, KEY) == RATES
-
-
-def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rates_file.store_rates(tmp_path, KEY, RATES)
-
-    def fail(self: Path, target: Path) -> None:
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(Path, "replace", fail)
-    assert not rates_file.store_rates(tmp_path, KEY, Rates(Link(1.0, 1.0), Link(1.0, 1.0), 1.0))
-    monkeypatch.undo()
-    assert rates_file.load_rates(tmp_path, KEY) == RATES
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
-    rates_file.store_rates(tmp_path, KEY, RATES)
-    others = [Rates(Link(float(i), 1.0), Link(1.0, 1.0), 1.0) for i in range(1, 60)]
-    done = threading.Event()
-    seen: list[Rates | None] = []
-
-    def read() -> None:
-        while not done.is_set():
-            seen.append(rates_file.load_rates(tmp_path, KEY))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    for one in others:
-        assert rates_file.store_rates(tmp_path, KEY, one)
-    done.set()
-    reader.join()
-    assert None not in seen
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    assert not rates_file.store_rates(file / "below", KEY, RATES)
-    assert not rates_file.store_rates(None, KEY, RATES)
-    assert rates_file.load_rates(None, KEY) is None
-
-
-@pytest.mark.skipif(os.name == "nt", reason="the folders of Windows and of others differ")
-def test_the_folder_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert rates_file.cache_folder() == tmp_path / "arraybridge"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = rates_file.cache_folder()
-    assert folder is not None
-    assert tmp_path in folder.parents
 
 
 # -- the decorator, without a card --------------------------------------------------------------------

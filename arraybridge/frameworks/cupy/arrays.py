@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from arraybridge.frameworks import cards, hostmemory, loans
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, extended
 from arraybridge.frameworks.holders import ONE_HOLDER, held_by_one, held_through_views, holders_of
 from arraybridge.frameworks.parts import Mark, Pinning, Pool, Running, Streams, Usage
 from arraybridge.types import Device
@@ -157,6 +157,14 @@ class CupyFramework(Framework):
     def concatenate(self, parts: list[cupy.ndarray], axis: int) -> cupy.ndarray:
         with _on_card(parts[0].device.id):
             return cupy.concatenate(parts, axis)
+
+    def room(self, part: cupy.ndarray, axis: int, rows: int) -> cupy.ndarray:
+        with _on_card(part.device.id):
+            return cupy.empty(extended(part.shape, axis, rows), part.dtype)
+
+    def write(self, room: cupy.ndarray, part: cupy.ndarray, axis: int, start: int) -> None:
+        with _on_card(part.device.id):
+            super().write(room, part, axis, start)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> cupy.ndarray:
         with _on_card(device.index):

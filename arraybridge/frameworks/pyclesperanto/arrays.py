@@ -15,7 +15,7 @@ import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.base import Framework, extended
 from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.holders import ONE_HOLDER, held_by_one, holders_of
 from arraybridge.frameworks.parts import Pickling, Pool, Running
@@ -186,6 +186,18 @@ class PyclesperantoFramework(Framework):
             return native
         host = package.read(x)[(slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)]
         return self.from_host(host, self.device_of(x))
+
+    # Its arrays are not written to in part: the whole is made in memory of the host.
+
+    def room(self, part: Any, axis: int, rows: int) -> np.ndarray:
+        return np.empty(extended(self.shape(part), axis, rows), self.dtype_name(part))
+
+    def write(self, room: np.ndarray, part: Any, axis: int, start: int) -> None:
+        stop = start + self.shape(part)[axis]
+        room[(slice(None),) * (axis % room.ndim) + (slice(start, stop),)] = self.to_host(part)
+
+    def filled(self, room: np.ndarray, device: Device) -> Any:
+        return self.from_host(room, device)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.supports(dtype, shape)

@@ -20,7 +20,7 @@ from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans
-from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse_dtype
 from arraybridge.frameworks.holders import held_by_one
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
 from arraybridge.frameworks.torch import gradients as torch_autodiff
@@ -272,6 +272,12 @@ class TorchFramework(Framework):
     def concatenate(self, parts: list[torch.Tensor], axis: int) -> torch.Tensor:
         return torch.cat(parts, axis)
 
+    def room(self, part: torch.Tensor, axis: int, rows: int) -> torch.Tensor | None:
+        plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized
+        if not plain or part.is_nested or part.requires_grad:
+            return None
+        return torch.empty(extended(tuple(part.shape), axis, rows), dtype=part.dtype, device=part.device)
+
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
         with torch.inference_mode(False):  # whose tensors cannot be written to outside
             return torch.empty(shape, dtype=_DTYPES[dtype], device=self.torch_device(device))
@@ -409,6 +415,7 @@ class TorchPickling(Pickling):
 class TorchRunning(Running):
     def __init__(self, framework: TorchFramework) -> None:
         self.check_copy = framework.check_bounds  # type: ignore[method-assign]
+        self._from_host = framework.from_host
 
     def may_change(self, x: torch.Tensor) -> bool | None:
         return sys.getrefcount(x) > held_by_one() or torch_autodiff.memory_is_held(x)
@@ -422,6 +429,9 @@ class TorchRunning(Running):
     def part(self, x: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         # No view of x to autograd: what is done to one is nothing to the other.
         with torch.inference_mode(False):
+            if isinstance(x, np.ndarray):  # memory of the host
+                values = np.ndarray(shape, hostmemory.np_dtype(dtype), x)
+                return self._from_host(values, CPU)
             return torch.empty(0, dtype=_DTYPES[dtype], device=x.device).set_(x.untyped_storage(), 0, shape)
 
     conforms = True

@@ -1,0 +1,352 @@
+"""Threads that work for an iterator: what `device_map`, `Pipeline` and `prefetch` have in common.
+
+Each item has a future, in a window of bounded length. The caller's own thread reads the input and hands out
+the results, so that an iterator that is dropped has only idle workers to end. With each item travel the marks
+behind which its arrays are ready (see lanes.py). What is raised at an item takes the place of its result.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, suppress
+from contextvars import copy_context
+from itertools import count
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from arraybridge.conversion import trace
+from arraybridge.conversion.trace import open_logs
+from arraybridge.errors import handed_from, note_on, place
+from arraybridge.frameworks.parts import Mark, Running
+from arraybridge.frameworks.registry import loaded
+from arraybridge.lines.lanes import Lane, marks_of, received
+from arraybridge.options import already_told
+from arraybridge.timeline.events import device_words, handed_out, site
+
+__all__ = ["END", "Run", "Span", "Worker"]
+
+#: A result that stands for no item: the input has ended.
+END = object()
+
+_numbers = count()
+# How long the caller's thread waits before it looks up, so that Ctrl-C is minded on every system.
+_LOOK_UP = 0.5
+# How long an iterator that is dropped waits for its threads, and the end of the program: a thread that comes
+# back from native code into an interpreter that is being taken down ends the process with SIGABRT.
+_PATIENCE, _LAST_PATIENCE = 0.1, 20.0
+
+
+class Span(NamedTuple):
+    """One item in one worker: its number, and start and end in seconds since the run began."""
+
+    item: int
+    start: float
+    end: float
+
+
+class _Failed(list[BaseException]):
+    """What takes the place of a result: the error, which is popped where it is raised.
+
+    A frame that kept the error that it raises would close a circle.
+    """
+
+
+_Outcome = tuple[Any, list[Mark]]
+
+
+class Worker:
+    """What one thread makes of an item, and how long that took.
+
+    Args:
+        work: from an item to its result.
+        where: what to say of an error, from the number of the item.
+        shown: kind, name and device of its events in a trace; None: ``work`` tells the trace itself.
+        enter: a context in which the thread works, from its lane.
+        depth: inputs whose work may wait for an accelerator.
+        room: items that wait in front of it at most; 0 for any number.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Any], Any],
+        where: Callable[[int], str],
+        shown: tuple[str, str, str] | None,
+        enter: Callable[[Lane], AbstractContextManager[Any]] | None = None,
+        *,
+        depth: int = 2,
+        room: int = 0,
+    ) -> None:
+        self.work, self.where, self.shown, self.enter = work, where, shown, enter
+        #: A token for each item that may still come to wait here.
+        self.room: SimpleQueue[None] | None = SimpleQueue() if room else None
+        for _ in range(room):
+            self.room.put(None)  # type: ignore[union-attr]
+        self.lane = Lane(depth)
+        self.refusal: BaseException | None = None
+        #: Items done, and seconds at work, waiting for input, and waiting for room behind.
+        self.items = 0
+        self.busy = self.starved = self.blocked = 0.0
+        self.spans: deque[Span] = deque(maxlen=10_000)
+
+    def enter_all(self, stack: ExitStack, settings: list[Any]) -> None:
+        """Enter what it works in; what is raised there, each item is told."""
+        try:
+            for same in settings:
+                stack.enter_context(same())
+            if self.enter is not None:
+                stack.enter_context(self.enter(self.lane))
+            stack.callback(self.lane.close)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
+            self.refusal = error
+
+    def outcome(self, number: int, item: Any, marks: list[Mark], flow: str) -> _Outcome:
+        """The result and the marks behind which it is ready, or what was raised."""
+        try:
+            if self.refusal is not None:
+                raise self.refusal
+            self.lane.receive(marks)
+            result = self._traced(number, item, flow) if open_logs and self.shown else self.work(item)
+            made = marks_of(result)
+            self.lane.hold(item)
+            return result, made
+        except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
+            return _Failed([_named(error, self.where(number))]), []
+
+    def _traced(self, number: int, item: Any, flow: str) -> Any:
+        assert self.shown is not None
+        kind, name, device = self.shown
+        span = trace.span(kind, name)
+        if span is None:
+            return self.work(item)
+        span.device, span.item, span.flow = device, number, flow
+        with span:
+            result = self.work(item)
+            span.device = device or device_words(result)
+        return result
+
+    def count(self, starved: float, busy: float, blocked: float) -> None:
+        """Another item is done, and took so many seconds."""
+        self.items += 1
+        self.starved += starved
+        self.busy += busy
+        self.blocked += blocked
+
+
+def _named(error: BaseException, where: str) -> BaseException:
+    """The error with a note; to Python a StopIteration would be the end of the caller's iterator."""
+    if isinstance(error, StopIteration):
+        named = RuntimeError(f"{where}: StopIteration was raised, which Python takes for an end")
+        named.__cause__ = error
+        error = named
+    note_on(error, where)
+    return error
+
+
+class Run:
+    """Stations in a row with their workers, and the items on their way through them.
+
+    Args:
+        stations: for each the workers that share its queue, every one with a thread.
+        limit: items that are read and not handed out yet, at most.
+        ordered: hand results out in the order of the input; only one station need not.
+        refill: read as far as the limit goes before a result is handed out; for an input that never blocks.
+    """
+
+    def __init__(
+        self, stations: Sequence[Sequence[Worker]], limit: int, *, ordered: bool = True, refill: bool = False
+    ) -> None:
+        self.stations, self.limit, self.ordered, self.refill = stations, limit, ordered, refill
+        self.began = self.ended = time.perf_counter()
+        #: Most items that were on their way at one time.
+        self.most_in_flight = 0
+        self._name, self._process = next(_numbers), os.getpid()
+        self._queues: list[SimpleQueue[Any]] = [SimpleQueue() for _ in stations]
+        self._window: deque[Future[_Outcome]] = deque()
+        self._done: SimpleQueue[Future[_Outcome]] = SimpleQueue()  # where there is no order
+        self._read = self._given = 0
+        self._unread = _Failed()
+        self._end = sys.maxsize  # items behind this number are of no use, since that one has failed
+        self._threads: list[threading.Thread] = []
+        told = already_told.get()  # one call to the user, which warns once, and at the line of that call
+        self._call: list[tuple[Any, Any]] = [
+            (already_told, {} if told is None else told),
+            (handed_from, place()),
+            (handed_out, site() if open_logs and trace.listeners() else None),
+        ]
+
+    def results(self, source: Iterator[Any]) -> Iterator[Any]:
+        """The results; reads the source as there is room, and ends the threads when it is closed.
+
+        What is raised at an item, or by the source, comes after the results of the items before it; without
+        order, after those that were ready when it was raised.
+        """
+        more, patience = True, _PATIENCE
+        try:
+            self._start()
+            while True:
+                self._check()
+                while more and self._read - self._given < self.limit and self._read <= self._end:
+                    more = self._feed(source)
+                    if self._is_ready() and not self.refill:  # the source may block
+                        break
+                if self._read == self._given:
+                    self._check()
+                    break
+                result = self._next()
+                if result is END:
+                    break
+                yield result
+                del result
+            if self._unread:
+                raise self._unread.pop()
+            patience = 10 * _PATIENCE  # nothing is left to do, so that none is at work
+        finally:
+            self.stop()
+            self.join(patience)
+
+    # -- the caller's thread ----------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.began = self.ended = time.perf_counter()
+        # Gradients off, autocast, 64 bits: what frameworks keep for each thread.
+        settings = [(one.running or Running()).thread_settings() for one in loaded()]
+        _runs.add(self)
+        for s, station in enumerate(self.stations):
+            for w, worker in enumerate(station):
+                # Settings, traces and the default device of the caller hold in the threads that work for it.
+                context = copy_context()
+                for variable, value in self._call:
+                    context.run(variable.set, value)
+                arguments = self._work, s, worker, settings
+                # A program that keeps a half-read iterator must be able to end, hence daemons: see _end_all.
+                thread = threading.Thread(
+                    target=context.run, args=arguments, name=f"arraybridge-{s}-{w}", daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+
+    def _feed(self, source: Iterator[Any]) -> bool:
+        """Read an item and give it to the first station; whether there may be more."""
+        try:
+            item = next(source)
+            given = item, marks_of(item)  # which raises for a deleted array of JAX
+        except StopIteration:
+            return False
+        except Exception as error:  # noqa: BLE001  # whatever it is, it goes on to the caller
+            note_on(error, f"while reading item {self._read} of the input")
+            self._unread.append(error)
+            return False
+        future: Future[_Outcome] = Future()
+        self._queues[0].put((future, self._read, *given))
+        if self.ordered:
+            self._window.append(future)
+        else:
+            future.add_done_callback(self._done.put)
+        self._read += 1
+        self.most_in_flight = max(self.most_in_flight, self._read - self._given)
+        return True
+
+    def _is_ready(self) -> bool:
+        return self._window[0].done() if self._window else not self._done.empty()
+
+    def _next(self) -> Any:
+        """The next result, once it is ready; or its error is raised."""
+        outcome = None
+        while outcome is None:
+            with suppress(TimeoutError, Empty, IndexError):
+                future = self._window[0] if self.ordered else self._done.get(timeout=_LOOK_UP)
+                outcome = future.result(_LOOK_UP)
+            self._check()
+        if self.ordered:
+            self._window.popleft()
+        if type(outcome[0]) is _Failed:
+            raise outcome[0].pop()
+        self._given += 1
+        self.ended = time.perf_counter()
+        return received(*outcome)
+
+    def _check(self) -> None:
+        """Refuse to go on without threads."""
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this iterator was begun before its process was forked, and its threads are in the other"
+                " process; begin it after the fork"
+            )
+        if self._end < 0:
+            raise RuntimeError("the program ends, and with it the threads of this iterator")
+
+    # -- the threads ------------------------------------------------------------------------------
+
+    def _work(self, s: int, worker: Worker, settings: list[Any]) -> None:
+        following = self.stations[s + 1][0] if s + 1 < len(self.stations) else None
+        with ExitStack() as stack:
+            worker.enter_all(stack, settings)
+            free = time.perf_counter()
+            while (job := self._queues[s].get()) is not None:
+                if worker.room is not None:
+                    worker.room.put(None)
+                future, number, item, marks = job
+                del job  # a thread that works holds what it works on, and nothing else
+                if number > self._end:
+                    continue  # one before it has failed, so that nobody waits for this one
+                start = time.perf_counter()
+                outcome = worker.outcome(number, item, marks, f"{self._name}.{number}")
+                del item, marks
+                end = time.perf_counter()
+                if following is None or type(outcome[0]) is _Failed:
+                    self._finish(future, number, outcome)
+                else:
+                    if following.room is not None:
+                        following.room.get()
+                    self._queues[s + 1].put((future, number, *outcome))
+                del future, outcome
+                now = time.perf_counter()
+                worker.count(start - free, end - start, now - end)
+                worker.spans.append(Span(number, start - self.began, end - self.began))
+                free = now
+
+    def _finish(self, future: Future[_Outcome], number: int, outcome: _Outcome) -> None:
+        future.set_result(outcome)
+        if type(outcome[0]) is _Failed:
+            self._end = min(self._end, number if self.ordered else 0)
+
+    def stop(self) -> None:
+        """No more results are wanted: threads that wait end, the others when their call returns."""
+        self._end = -1
+        for station, queue in zip(self.stations, self._queues, strict=True):
+            for worker in station:
+                queue.put(None)
+                if worker.room is not None:
+                    worker.room.put(None)
+        self._window.clear()  # a report keeps the run, and need not keep the arrays
+        self._done = SimpleQueue()
+
+    def join(self, patience: float) -> None:
+        """Wait so many seconds for the threads to end."""
+        until = time.perf_counter() + patience
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.perf_counter()))
+
+
+#: Runs some of whose threads may be alive; each thread holds its run.
+_runs: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    """End the threads of half-read iterators before the interpreter goes, those in native code too."""
+    runs = list(_runs)
+    for run in runs:
+        run.stop()
+    until = time.perf_counter() + _LAST_PATIENCE
+    for run in runs:
+        run.join(max(0.0, until - time.perf_counter()))

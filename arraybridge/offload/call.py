@@ -1,0 +1,358 @@
+"""What a function decorated with `gpu` does on each call: decide, run, measure, and come back."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion import trace
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.trace import open_logs
+from arraybridge.errors import CannotSplitError, told
+from arraybridge.frameworks import registry
+from arraybridge.functions.wrap import label_of, takes_self
+from arraybridge.memory.recognise import is_oom_error, let_go
+from arraybridge.memory.recovery import run_with_oom_recovery
+from arraybridge.offload.cards import Card, Cards
+from arraybridge.offload.comparison import difference, widened
+from arraybridge.offload.effects import Watch
+from arraybridge.offload.timings import CARD, CPU, History, Timings
+from arraybridge.placement import card_meant, chosen_device, placement, worker_device
+from arraybridge.show import format_bytes, format_seconds
+from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays, source_of
+from arraybridge.types import Device, GpuId
+
+__all__ = ["Decision", "Offload", "staying"]
+
+#: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
+LOOK_BYTES, LOOK_SECONDS = 1 << 20, 1e-3
+#: What takes less on the CPU is done there before a card has begun.
+QUICK = 50e-6
+
+cards = Cards()
+registry.on_register.append(cards.forget)
+
+#: Whether results stay on the card, in this thread or task.
+staying: ContextVar[bool] = ContextVar("arraybridge_stay_on_gpu", default=False)
+#: Whether this thread runs a function whose place is decided: `gpu` functions that it calls run there.
+_decided: ContextVar[bool] = ContextVar("arraybridge_gpu_decided", default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Where a call of a `gpu` function would run, and why. Prints as plain sentences.
+
+    Attributes:
+        on_gpu: whether it would run on a card.
+        device: where.
+        backend: the framework that it would run in.
+        reasons: sentences; the first one is what decided.
+        cpu_seconds: what it takes on the CPU; None where nothing is known.
+        gpu_seconds: what it takes on the card, with transfers; None where nothing is known.
+    """
+
+    on_gpu: bool
+    device: Device
+    backend: str
+    reasons: tuple[str, ...]
+    cpu_seconds: float | None = None
+    gpu_seconds: float | None = None
+
+    def __str__(self) -> str:
+        where = f"on {self.device} in {self.backend}" if self.on_gpu else "on the CPU in NumPy"
+        sentences = [r[:1].upper() + r[1:] + ("" if r.endswith(".") else ".") for r in self.reasons]
+        return "\n".join([f"It would run {where}.", *sentences])
+
+
+class Call:
+    """What a function is called with: self, which stays as it is, and all else."""
+
+    def __init__(self, own: tuple[Any, ...], batch: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.own, self.batch, self.named = own, batch, named
+
+    def look(self) -> Call:
+        """Find its arrays, and what tells it from other calls."""
+        self.arrays: list[Any] = []
+        kinds: list[Any] = [tuple(self.named)]
+        self.nbytes, self.in_numpy = 0, True
+        for x in leaves_of([*self.batch, *self.named.values()]):
+            if type(x) is np.ndarray:
+                kinds.append((x.dtype, x.ndim))
+                nbytes = x.nbytes
+            elif kind_of(x) == ARRAY:
+                owner, data = source_of(x)
+                kinds.append((np.dtype(owner.dtype_name(data)), len(owner.shape(data))))
+                nbytes, self.in_numpy = owner.nbytes(data), False
+            else:
+                kinds.append(_kind_of_leaf(x))
+                continue
+            self.arrays.append(x)
+            self.nbytes += nbytes
+        self.footprint = (self.nbytes.bit_length(), *kinds)
+        return self
+
+    def mapped(self, convert: Callable[[Any], Any]) -> Call:
+        """The same with other arrays."""
+        batch = tuple([map_arrays(x, convert) for x in self.batch])
+        return Call(self.own, batch, {name: map_arrays(x, convert) for name, x in self.named.items()})
+
+    def run(self, fn: Callable[..., Any]) -> Any:
+        return fn(*self.own, *self.batch, **self.named)
+
+    def on_host(self) -> Call:
+        return self if self.in_numpy else self.mapped(lambda x: convert_memory(x, "numpy"))
+
+
+def _kind_of_leaf(x: Any) -> Any:
+    """Numbers that are not whole by their type alone; of functions their code: a lambda is new each time."""
+    if type(x) in (int, bool, str, bytes, np.dtype):
+        return type(x), x
+    return x.__code__ if type(x) is FunctionType else x if isinstance(x, type) else type(x)
+
+
+class Offload:
+    """Runs one function, each call on the CPU or on a card."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        backend: str | None = None,
+        gpu_id: GpuId = None,
+        split_axis: int | None = None,
+        cards: Cards = cards,
+    ) -> None:
+        self.fn, self.backend, self.split_axis, self.cards = fn, backend, split_axis, cards
+        self.gpu_id: GpuId = gpu_id
+        self.label = label_of(fn)
+        self.skip = 1 if takes_self(fn) else 0  # self stays as it is, also where it is an array
+        self.history = History()
+        placed = placement(fn)
+        #: Why the function stays on the CPU, and why where its arrays are; or "".
+        self.refused = "" if placed is None else f"its own decorator says where it runs: {placed}"
+        self.in_place = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        options = {"backend": self.backend, "gpu_id": self.gpu_id, "split_axis": self.split_axis}
+        return (partial(Offload, **options), (self.fn,))
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = Call(args[: self.skip], args[self.skip :], kwargs)
+        if _decided.get() or not call.look().arrays:
+            return call.run(self.fn)
+        timings = self.history[call.footprint]
+        card, why = self._decide(call, timings)
+        span = trace.span("decision", self.label) if open_logs else None
+        if span is None:
+            result, complaint = self._run(card, call, timings)
+        else:
+            with span:
+                span.device, span.reason = "cpu" if card is None else str(card.device), why
+                result, complaint = self._run(card, call, timings)
+        if complaint:
+            warnings.warn(f"{self.label}() {complaint}", RuntimeWarning, stacklevel=3)
+        return result
+
+    # -- where ------------------------------------------------------------------------------------
+
+    def _decide(self, call: Call, timings: Timings) -> tuple[Card | None, str]:
+        cpu = timings.estimate(CPU)
+        if (
+            call.in_numpy
+            and not self.cards.looked
+            and call.nbytes < LOOK_BYTES
+            and (cpu or 0.0) < LOOK_SECONDS
+        ):
+            return None, f"it takes {format_bytes(call.nbytes)} in, too little to look for a card"
+        card = self._card()
+        if isinstance(card, str) or self.refused:
+            return None, card if isinstance(card, str) else self.refused
+        if not call.in_numpy and all(card.holds(x) for x in call.arrays):
+            return card, "the arrays are on the card already"
+        if self.in_place or timings.refused:
+            return None, self.in_place or timings.refused
+        if cpu is None:
+            return None, "it has not run with such arrays yet"
+        if cpu < QUICK:
+            return None, "it is done on the CPU before a card has begun"
+        needed, free = 3 * call.nbytes, card.free()  # as much again for the result, and on the way to it
+        if free and needed > free:
+            return None, (
+                f"the call needs about {format_bytes(needed)}, and {card.name} has {format_bytes(free)} free"
+            )
+        if not timings.proven:
+            return card, "the card has not been tried with such arrays yet"
+        place, why = timings.choose()
+        return (card if place == CARD else None), why
+
+    def _card(self) -> Card | str:
+        """The card to run on, or why there is none."""
+        # None where nobody chose one; a worker of device_map has a device of its own.
+        chosen = (worker_device.get() if self.gpu_id is None else None) or chosen_device()
+        if chosen is not None and chosen.kind == "cpu":
+            return "the default device is the CPU"
+        index = card_meant(self.gpu_id)
+        if isinstance(index, str):  # "auto"
+            from arraybridge.devices.discovery import least_used_gpu
+
+            index = self.gpu_id = least_used_gpu() or 0
+        return self.cards.find(
+            self.backend, (0 if chosen is None else chosen.index) if index is None else index
+        )
+
+    def explain(self, *args: Any, **kwargs: Any) -> Decision:
+        """Where the call would run, and why; the function is not called."""
+        # Whether self comes along does not matter: it is no array, and what is none is not looked at.
+        call = Call((), args, kwargs).look()
+        if not call.arrays:
+            return Decision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
+        timings = self.history.entries.get(call.footprint) or Timings()
+        card, why = self._decide(call, timings)
+        reasons = [why]
+        for place, words in ((CPU, "On the CPU"), (CARD, "On the card, with transfers,")):
+            seconds = timings.estimate(place)
+            if seconds is not None:
+                took = format_seconds(seconds)
+                reasons.append(f"{words} it takes {took} (runs so far: {timings.counts[place]})")
+        if card is not None and not timings.proven:
+            reasons.append(
+                "The first run with such arrays on the card is a trial: it is computed on the CPU as well, and the"
+                " results are compared"
+            )
+        where = ("cpu", "numpy") if card is None else (str(card.device), card.backend)
+        estimates = timings.estimate(CPU), timings.estimate(CARD)
+        return Decision(card is not None, Device.parse(where[0]), where[1], tuple(reasons), *estimates)
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def _run(self, card: Card | None, call: Call, timings: Timings) -> tuple[Any, str]:
+        """The result, and what there is to complain about, or ``""``."""
+        if card is None:
+            return self._on_cpu(call, timings), ""
+        if not timings.proven and not self.in_place:
+            return self._trial(card, call, timings)
+        try:
+            return self._on_card(card, call, timings), ""
+        except Exception as error:  # noqa: BLE001  # an unknown function's: the CPU tells whether it is its own
+            result = self._on_cpu(call, timings)
+            return result, self._refuse(card, timings, error)
+
+    def _on_cpu(self, call: Call, timings: Timings) -> Any:
+        started = self.cards.clock()
+        result = call.on_host().run(self.fn)
+        result = result if call.in_numpy else _home(result, call.arrays[0], [])
+        timings.add(CPU, self.cards.clock() - started)
+        return result
+
+    def _on_card(self, card: Card, call: Call, timings: Timings) -> Any:
+        names, count = tuple(call.named), len(call.batch)
+        stays = staying.get() or card.holds(call.arrays[0])
+
+        def attempt(*values: Any) -> Any:
+            part = Call(call.own, values[:count], dict(zip(names, values[count:], strict=True)))
+            there = part.mapped(card.put)
+            result = card.run(lambda: _inside(there, self.fn))
+            return result if stays else _home(result, call.arrays[0], timings.scalars)
+
+        axis = self.split_axis
+        started = self.cards.clock()
+        result = run_with_oom_recovery(
+            attempt,
+            *call.batch,
+            *call.named.values(),
+            max_retries=1,
+            gpu_id=card.device.index,
+            split=axis is not None,
+            split_axis=axis or 0,
+        )
+        if not stays:  # else it may be on its way
+            timings.add(CARD, self.cards.clock() - started)
+        return result
+
+    def _refuse(self, card: Card, timings: Timings, error: Exception) -> str:
+        """Remember that the card could not do it, and say so."""
+        why = told(error).partition("\n")[0]
+        let_go(error)  # whose variables hold the card's memory
+        if is_oom_error(error) or isinstance(error, CannotSplitError):
+            timings.refused = f"it ran out of memory on {card.name} before"
+            return f"ran out of memory on {card.name} ({why}); this call was computed on the CPU"
+        self.refused = f"it cannot run in {card.backend}: {why}"
+        return f"cannot run in {card.backend} ({why}); it runs on the CPU from now on"
+
+    # -- the trial --------------------------------------------------------------------------------
+
+    def _trial(self, card: Card, call: Call, timings: Timings) -> tuple[Any, str]:
+        """The first run of a footprint on a card: in NumPy as well, which tells what is right."""
+        on_host = call.on_host()
+        watch = Watch(self.fn, on_host.own, [*on_host.batch, *on_host.named.values()])
+        started = self.cards.clock()
+        expected = _inside(on_host, self.fn)
+        timings.add(CPU, self.cards.clock() - started)
+        timings.scalars = [isinstance(x, np.generic) for x in arrays_of(expected, also=np.generic)]
+
+        def home() -> Any:
+            return expected if call.in_numpy else _home(expected, call.arrays[0], [])
+
+        self.refused, self.in_place = watch.drew(), watch.in_place(expected)
+        held = not call.in_numpy and all(card.holds(x) for x in call.arrays)
+        if self.refused or (self.in_place and not held):
+            return home(), ""
+        try:
+            found = self._on_card(card, call, timings)
+        except Exception as error:  # noqa: BLE001  # an unknown function's: NumPy has shown that it is none of its own
+            return home(), self._refuse(card, timings, error)
+        why = self._difference(card, on_host, expected, found)
+        if not why:
+            timings.proven = True
+            return found, ""
+        self.refused = f"its trial failed: in {card.backend} {why}"
+        return home(), f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"
+
+    def _difference(self, card: Card, on_host: Call, expected: Any, found: Any) -> str:
+        arguments = arrays_of([*on_host.batch, *on_host.named.values()])
+        why, exact = difference(expected, found, arguments)
+        if why or exact:
+            return why
+        # Rounding, or another formula? In double precision the one fades, and the other does not.
+        wide = on_host.mapped(widened)
+        try:
+            expected = _inside(wide, self.fn)
+            found = card.run(lambda: _inside(wide.mapped(card.put), self.fn))
+        except Exception:  # noqa: BLE001  # an unknown function's, which need not take other dtypes than these
+            return ""
+        return difference(expected, found, arrays_of([*wide.batch, *wide.named.values()]))[0]
+
+
+def _inside(call: Call, fn: Callable[..., Any]) -> Any:
+    """Run it, and the `gpu` functions that it calls in the same place."""
+    token = _decided.set(True)
+    try:
+        return call.run(fn)
+    finally:
+        _decided.reset(token)
+
+
+def _home(result: Any, first: Any, scalars: list[bool]) -> Any:
+    """The result as the first argument came; ``scalars`` says of each 0-d array whether NumPy gives a scalar."""
+    owner, data = source_of(first)
+    device, is_scalar = owner.device_of(data), iter(scalars)
+
+    def bring(x: Any) -> Any:
+        scalar = next(is_scalar, True)
+        if owner.name != "numpy":
+            return convert_memory(
+                np.asarray(x) if isinstance(x, np.generic) else x, owner.name, device=device
+            )
+        host = np.asarray(x) if isinstance(x, np.generic) else convert_memory(x, "numpy")
+        if not host.ndim and scalar:
+            return host[()]
+        return host if host.flags.writeable else host.copy()  # as NumPy's results are
+
+    return map_arrays(result, bring, also=np.generic)

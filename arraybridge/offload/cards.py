@@ -1,0 +1,143 @@
+"""The cards that `gpu` runs functions on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.errors import FrameworkNotInstalledError
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.cards import cards
+from arraybridge.frameworks.facts import BUILT_IN
+from arraybridge.frameworks.parts import Running
+from arraybridge.frameworks.presence import is_imported
+from arraybridge.trees import source_of
+from arraybridge.types import Device
+
+__all__ = ["Card", "Cards"]
+
+#: The free memory of a card is asked for again after so many seconds.
+ASK_AGAIN = 0.5
+
+
+class Card:
+    """One card, as one framework sees it."""
+
+    def __init__(self, framework: Framework, device: Device, clock: Callable[[], float]) -> None:
+        self.framework, self.device, self.clock = framework, device, clock
+        self.backend = framework.name
+        self.name = f"{framework.name} {device}"
+        self._free, self._asked = 0, -ASK_AGAIN
+
+    def holds(self, x: Any) -> bool:
+        """Whether the array, of whichever framework, lives on this card."""
+        if type(x) is np.ndarray:
+            return False
+        owner, data = source_of(x)
+        return owner.device_of(data) == self.device
+
+    def put(self, x: Any) -> Any:
+        """The array on the card, as one of the backend's; complete on return."""
+        return convert_memory(x, self.backend, device=self.device)
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """``fn()`` with this card as the backend's current one, on a stream of this thread."""
+        with ExitStack() as stack:
+            stack.enter_context(self.framework.selected(self.device))
+            stack.enter_context((self.framework.running or Running()).wide())
+            streams = self.framework.streams
+            stream = None if streams is None else streams.stream(self.device)
+            if stream is not None:
+                stack.enter_context(stream)
+            return fn()
+
+    def free(self) -> int:
+        """Bytes that the backend could still take, its cache included; 0 where it cannot tell."""
+        now = self.clock()
+        if now - self._asked >= ASK_AGAIN:
+            self._asked, self._free = now, self._ask()
+        return self._free
+
+    def _ask(self) -> int:
+        pool = self.framework.pool
+        free = 0 if pool is None else pool.free_memory_of(self.device)
+        if pool is None or not free or pool.counts_cache_as_free:
+            return free
+        return free + sum(use.cached or 0 for use in pool.usage() if use.device == self.device)
+
+
+class Cards:
+    """The cards of this process, each looked for once. Tests make one with a clock of their own."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self._lock = threading.RLock()
+        self._found: dict[tuple[str | None, int], Card | str] = {}
+
+    def forget(self) -> None:
+        """Look again at the next call."""
+        # Without the lock: a framework is registered under a lock that whoever looks for cards will want.
+        self._found.clear()
+
+    @property
+    def looked(self) -> bool:
+        """Whether somebody has looked for a card already, so that doing so again costs nothing."""
+        return bool(self._found)
+
+    def find(self, backend: str | None, index: int) -> Card | str:
+        """The card of that number in that framework (None: the first that has it), or why there is none."""
+        found = self._found.get((backend, index))
+        if found is None:
+            with self._lock:
+                found = self._found[backend, index] = self._find(backend, index)
+        return found
+
+    def _find(self, backend: str | None, index: int) -> Card | str:
+        wanted, reasons = Device("gpu", index), []
+        for name in _worth_asking(backend):
+            framework, there, reason = _devices(name)
+            if framework is not None and wanted in there:
+                return Card(framework, wanted, self.clock)
+            others = ", ".join(str(d) for d in there if d.kind == "gpu")
+            reasons.append(f"{name} has no {wanted} (it has {others})" if others else reason)
+        if not reasons:
+            return "this machine has no GPU, or no driver for one"
+        return f"there is no {wanted} here: {'; '.join(reasons)}"
+
+
+def _devices(name: str) -> tuple[Framework | None, tuple[Device, ...], str]:
+    """The framework and its devices, and why it has no card if it has none."""
+    if not registry.is_installed(name):
+        return None, (), f"{name} is not installed"
+    try:
+        framework = registry.framework(name)
+        return framework, framework.devices(), framework.missing_device_reason() or f"{name} has no GPU"
+    except FrameworkNotInstalledError as error:
+        return None, (), f"{name} does not work here ({error.reason})"
+    except RuntimeError as error:  # the driver refuses
+        return None, (), f"{name} finds no card ({error})"
+
+
+def _worth_asking(backend: str | None) -> list[str]:
+    """The frameworks to ask for a card. Without a driver none is worth the seconds that its import takes."""
+    names = registry.for_numpy_code() if backend is None else [backend]
+    if _has_driver():
+        return names
+    return [name for name in names if name not in BUILT_IN or is_imported(name)]
+
+
+def _has_driver() -> bool:
+    if sys.platform == "darwin":
+        return platform.machine() == "arm64"
+    # An AMD card, or NVIDIA ones.
+    return os.path.exists("/dev/kfd") or bool(cards())  # noqa: PTH110  # pathlib costs 3 ms to import

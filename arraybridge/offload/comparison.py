@@ -1,0 +1,146 @@
+"""Whether a card gives what NumPy gives: structure, dtypes, shapes, and values to half of their digits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.errors import CannotSplitError
+from arraybridge.frameworks.hostmemory import np_dtype
+from arraybridge.trees import ARRAY, kind_of, map_arrays, outline, source_of, together
+
+__all__ = ["difference", "dtype_name", "widened"]
+
+
+def difference(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
+    """How the result of a card differs from NumPy's, in words, or ``""``; and whether it is the same bit for bit.
+
+    Args:
+        expected: what the function returned in NumPy.
+        found: what it returned on the card, with arrays of any framework.
+        arguments: its arrays in NumPy, whose precision and size tell what rounding may do.
+    """
+    differences: list[str] = []
+    exact = True
+
+    def compare(pair: Any, where: str) -> Any:
+        nonlocal exact
+        why, same = _of_leaves(pair[0], pair[1], arguments)
+        exact = exact and same
+        if why:
+            differences.append(f"at {where}, {why}" if where else why)
+        return pair[0]
+
+    try:
+        together([expected, found], compare, "result")
+    except CannotSplitError:
+        differences.append(_says(found, expected))
+    return (differences[0] if differences else ""), exact
+
+
+def _says(found: Any, expected: Any) -> str:
+    return f"it gives {_in_words(found)} there, and {_in_words(expected)} in NumPy"
+
+
+def _in_words(x: Any) -> str:
+    is_array = kind_of(x) == ARRAY or isinstance(x, np.generic)
+    return f"an array of {dtype_name(x)}" if is_array else outline(x)
+
+
+def dtype_name(x: Any) -> str:
+    if isinstance(x, (np.ndarray, np.generic)):
+        return str(x.dtype.name)
+    owner, data = source_of(x)
+    return owner.dtype_name(data)
+
+
+def _of_leaves(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
+    if kind_of(expected) == ARRAY or isinstance(expected, np.generic):
+        return _of_arrays(expected, found, arguments)
+    if expected is found:
+        return "", True
+    if type(expected) is not type(found):
+        return _says(found, expected), False
+    if isinstance(expected, (float, complex)):
+        return _of_values(np.asarray(expected), np.asarray(found), arguments)
+    if isinstance(expected, (int, str, bytes, slice, range)):
+        same = expected == found
+        return ("" if same else f"it gives {found!r} there, and {expected!r} in NumPy"), same
+    return f"it gives {outline(expected)}, in which nobody can look for arrays", False
+
+
+def _of_arrays(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
+    is_array = kind_of(found) == ARRAY or isinstance(found, np.generic)
+    special = isinstance(expected, np.ndarray) and type(expected) not in (np.ndarray, type(found))
+    if not is_array or special:
+        return _says(found, expected), False
+    names = dtype_name(expected), dtype_name(found)
+    if names[0] != names[1]:
+        return f"it gives {names[1]} there, and {names[0]} in NumPy", False
+    a, b = (
+        np.asarray(x) if isinstance(x, np.generic) else convert_memory(x, "numpy") for x in (expected, found)
+    )
+    if a.shape != b.shape:
+        return f"it gives shape {b.shape} there, and {a.shape} in NumPy", False
+    return _of_values(a, b, arguments)
+
+
+def _of_values(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
+    """Of two arrays of one dtype and shape."""
+    if np.array_equal(expected, found):
+        return "", True
+    at_one_place = not expected.ndim
+    expected, found = np.atleast_1d(expected), np.atleast_1d(found)
+    wrong = expected != found
+    precision = max([_precision(x) for x in (expected, *arguments)]) if _precision(expected) else 0.0
+    if precision:
+        wide = np.complex128 if expected.dtype.kind == "c" else np.float64
+        a, b = expected.astype(wide), found.astype(wide)
+        finite = np.isfinite(a) & np.isfinite(b)
+        wrong = ~finite & ~((a == b) | (np.isnan(a) & np.isnan(b)))
+        if finite.any():
+            # Half of the digits; and where large numbers cancel out, what is left is as uncertain as they were.
+            largest = float(np.abs(a[finite]).max())
+            allowed = math.sqrt(precision) * largest + 2 * precision * max(
+                map(_magnitude, arguments), default=0.0
+            )
+            wrong[finite] = np.abs(a[finite] - b[finite]) > allowed
+    if not wrong.any():
+        return "", False
+    first = tuple(int(i) for i in np.argwhere(wrong)[0])
+    at = "" if at_one_place else f" at {list(first)}"
+    share = "" if at_one_place else f" ({int(wrong.sum())} of {wrong.size} values differ)"
+    return f"it gives {found[first]!s}{at} there, and {expected[first]!s} in NumPy{share}", False
+
+
+def _precision(x: Any) -> float:
+    """The distance of 1 to the next number of a floating or complex dtype; 0 for others."""
+    if x.dtype.kind in "fc":
+        return float(np.finfo(x.dtype).eps)
+    if not x.dtype.name.startswith(("bfloat", "float")):
+        return 0.0
+    import ml_dtypes  # whose dtypes np.finfo does not know
+
+    return float(ml_dtypes.finfo(x.dtype).eps)
+
+
+def _magnitude(x: Any) -> float:
+    if not x.size or x.dtype.kind not in "biufc":
+        return 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        largest = float(np.max(np.abs(x.astype(np.complex128))))
+    return largest if math.isfinite(largest) else 0.0
+
+
+def widened(tree: Any) -> Any:
+    """The NumPy arrays in double precision, in which another formula shows and rounding does not."""
+
+    def widen(x: Any) -> Any:
+        if not _precision(x):
+            return x
+        return x.astype(np_dtype("complex128" if x.dtype.kind == "c" else "float64"))
+
+    return map_arrays(tree, widen)
