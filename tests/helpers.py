@@ -101,6 +101,8 @@ def run_python(
     assert package is not None
     assert package.origin is not None
     paths = [str(Path(package.origin).parent.parent), str(SCRIPTS.parent.parent)]
+    # What tools/card.sh brought along for this Python stays reachable.
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import configparser
 import importlib.util
 import os
-import re
 import subprocess
 import sys
-import tomllib
 import xml.etree.ElementTree as ET
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.helpers import run_python
 
 TOOLS = Path(__file__).parent.parent / "tools"
 
@@ -62,9 +62,8 @@ def test_the_verdict(ran: int, failed: list[str], not_run: int, word: str, code:
     assert found == code
 
 
-@pytest.mark.parametrize(("listing", "emulated"), [("", ""), ("GPU 0: Planted Card (UUID: GPU-1)", "lazy")])
-def test_without_a_card_nothing_has_passed(tmp_path: Path, listing: str, emulated: str) -> None:
-    """No card, or one that is emulated and whose results would land among those of real ones."""
+def run_card(tmp_path: Path, *arguments: str, listing: str = "", emulated: str = "") -> Any:
+    """Run tools/card.sh with a stand-in for nvidia-smi that lists these cards."""
     if os.name != "posix":
         pytest.skip("a script of the shell")
     smi = tmp_path / "nvidia-smi"
@@ -72,26 +71,54 @@ def test_without_a_card_nothing_has_passed(tmp_path: Path, listing: str, emulate
     smi.chmod(0o755)
     path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
     env = {**os.environ, "PATH": path, "PYTHON": sys.executable, "ARRAYBRIDGE_EMULATED_CARD": emulated}
-    done = subprocess.run(
-        [str(TOOLS / "card.sh"), "--here", "tests"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env=env,
+    return subprocess.run(
+        [str(TOOLS / "card.sh"), *arguments], capture_output=True, text=True, timeout=60, check=False, env=env
     )
+
+
+@pytest.mark.parametrize(("listing", "emulated"), [("", ""), ("GPU 0: Planted Card (UUID: GPU-1)", "lazy")])
+def test_without_a_card_nothing_has_passed(tmp_path: Path, listing: str, emulated: str) -> None:
+    """No card, or one that is emulated and whose results would land among those of real ones."""
+    done = run_card(tmp_path, "tests", listing=listing, emulated=emulated)
     assert done.returncode == 1
-    told = "pass --out, away from benchmarks/results" if emulated else "nothing has passed"
-    assert told in done.stderr
+    reason = "pass --out, away from benchmarks/results" if emulated else "nothing has passed"
+    assert reason in done.stderr
 
 
-def test_the_script_says_how_it_is_called() -> None:
-    done = subprocess.run(
-        ["bash", str(TOOLS / "card.sh"), "everything"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "tools/card.sh WHEELS tests" in done.stdout
-    assert "a skip is no pass" in done.stdout
+def test_what_it_says_of_itself(tmp_path: Path) -> None:
+    done = run_card(tmp_path, "--help")
+    assert done.returncode == 0
+    assert "a skip is no pass" in " ".join(done.stdout.split())
+
+
+def test_parts_hold_every_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card_run, "EMULATED", False)
+    every = card_run.gpu_files("1/1")
+    assert sorted(card_run.gpu_files("1/2") + card_run.gpu_files("2/2")) == every
+    assert every
+    # A real card has nothing to say of the emulated one.
+    assert not [file for file in every if file.parent.name == "card"]
+
+
+@pytest.mark.parametrize("words", ["0/2", "3/2", "1", "all"])
+def test_a_part_that_is_none(words: str) -> None:
+    with pytest.raises(card_run.argparse.ArgumentTypeError, match="is no part, as 1/2 is"):
+        card_run.part_of(words)
+
+
+def test_packages_come_along_in_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in the folder is importable in every process that is started; the path of before stays."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "brought_along-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("brought_along.py", "value = 3")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "before"))
+    card_run.on_path(wheels, tmp_path / "site")
+    done = run_python("-c", "import brought_along, sys; print(brought_along.value, *sys.path)")
+    assert done.stdout.split()[0] == "3", done.stderr
+    assert str(tmp_path / "before") in done.stdout
+    with pytest.raises(SystemExit, match="has no wheels"):
+        card_run.on_path(tmp_path / "none", tmp_path / "site")
 
 
 def test_every_benchmark_is_there(tmp_path: Path) -> None:
@@ -99,32 +126,3 @@ def test_every_benchmark_is_there(tmp_path: Path) -> None:
         assert set(one.needs_one_of) <= set(card_run.FRAMEWORKS)
         assert importlib.util.find_spec(one.command[1]) is not None
     assert sum(one.seconds for one in card_run.benchmarks_into(tmp_path)) <= card_run.LIMIT
-
-
-DEPS = ("torch>=2.11", "jax[cuda13]", "numba-cuda[cu13]")
-
-
-def test_both_ways_to_a_real_card_install_what_its_tests_need() -> None:
-    """`tox -e gpu`, and the wheels that tools/card.sh takes along where there is no network."""
-    tox = configparser.ConfigParser(interpolation=None)
-    tox.read(TOOLS.parent / "tox.ini", encoding="utf-8")
-    online = tox["testenv:gpu"]
-    extras = {word.strip() for word in online["extras"].split(",")}
-    script = (TOOLS / "card.sh").read_text(encoding="utf-8")
-    (fetched,) = re.findall(r"pip download --dest WHEELS (.*)", script)
-    # nvidia-ml-py is the extra nvml; pytest-timeout is one of the extra test.
-    assert {"test", "nvml"} <= extras
-    assert {"test", "nvml"} <= set(re.findall(r"\w+", fetched.partition(".[")[2].partition("]")[0]))
-    # torch first: pip else takes the newest libraries for the others, and looks for a torch that suits them.
-    for package in DEPS:
-        assert package in online["deps"]
-        assert f'"{package}"' in fetched
-    assert fetched.startswith(f'"{DEPS[0]}" ')
-    assert online["deps"].index(DEPS[0]) < online["deps"].index(DEPS[1])
-    assert "cupy-cuda13x" in extras
-    assert '"cupy-cuda13x[ctk]"' in fetched
-    pyproject = tomllib.loads((TOOLS.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    known = pyproject["project"]["optional-dependencies"]
-    assert any(one.startswith("pytest-timeout") for one in known["test"])
-    assert any(one.startswith("nvidia-ml-py") for one in known["nvml"])
-    assert "--no-index" in script

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -22,8 +21,6 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import numpy as np
 
 import arraybridge
-from arraybridge.conversion import staging
-from arraybridge.types import Device
 
 FRAMEWORKS = ("cupy", "torch", "jax")
 N = 1 << 20
@@ -205,27 +202,6 @@ def host_calls_open_no_card() -> str:
     return said(done.stdout.strip() == "False")
 
 
-def staging_verdict(name: str) -> Callable[[], str]:
-    """A question: from which sizes on do the pinned buffers win?"""
-
-    def ask() -> str:
-        module(name)
-        told: list[str] = []
-        handler = logging.Handler()
-        handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-        logger = logging.getLogger("arraybridge.conversion")
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        try:
-            least = staging.prove(arraybridge.framework(name), Device("gpu", 0))
-        finally:
-            logger.removeHandler(handler)
-        return f"{least}; {'; '.join(told) or 'it could not be tried'}"
-
-    ask.__doc__ = f"From which sizes on do the pinned buffers win, in {name}?"
-    return ask
-
-
 PAIRS = [(a, b) for a in FRAMEWORKS for b in FRAMEWORKS if a != b]
 QUESTIONS: list[Callable[[], str]] = [
     jax_waits_for_a_side_stream_of_torch,
@@ -237,8 +213,6 @@ QUESTIONS: list[Callable[[], str]] = [
     from_card_to_card,
     work_on_one_card_opens_no_other,
     host_calls_open_no_card,
-    staging_verdict("cupy"),
-    staging_verdict("torch"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""What tools/card.sh runs: the questions and the tests, or the benchmarks, and a summary of ten lines.
+"""What tools/card.sh runs: the questions and the tests, or the benchmarks, and a summary.
 
 The exit code is 0 where all was run and nothing failed, 1 where something failed, and 3 where something was
 not run: a skip is no pass.
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
@@ -49,7 +50,7 @@ def benchmarks_into(folder: Path) -> list[Benchmark]:
     # Emulated, CuPy has no cuBLAS and no cuFFT, and no time means anything.
     few = ("--functions", "elementwise,reduction,filter", "--rounds", "3") if EMULATED else ()
     sizes = "1e3,1e4" if EMULATED else "1e3,1e4,1e5,1e6,1e7,1e8"
-    files = [str(folder / name) for name in ("sizes.json", "sizes.png", "matrix.html")]
+    files = [str(folder / name) for name in ("sizes.json", "matrix.html")]
     cli, any_of = ("-m", "arraybridge"), ("cupy", "torch", "jax")
     transfer = ("-m", "benchmarks.memory", "--section", "transfer", "--section", "reading")
     ahead = (
@@ -64,11 +65,11 @@ def benchmarks_into(folder: Path) -> list[Benchmark]:
         Benchmark("prefetch", (*ahead, "--out", str(folder)), ("torch", "cupy"), 60),
         Benchmark(
             "sizes",
-            (*cli, "bench", "--sizes", sizes, *few, "--out", files[0], "--plot", files[1]),
+            (*cli, "bench", "--sizes", sizes, *few, "--out", files[0]),
             any_of,
             120,
         ),
-        Benchmark("matrix", (*cli, "matrix", "--size", "1MiB", "--html", files[2]), any_of, 90),
+        Benchmark("matrix", (*cli, "matrix", "--size", "1MiB", "--html", files[1]), any_of, 90),
     ]
 
 
@@ -104,14 +105,27 @@ def run(command: list[str], seconds: float, env: dict[str, str]) -> int | None:
 
 
 def environment() -> dict[str, str]:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
+
+
+def on_path(wheels: Path | None, folder: Path) -> None:
+    """Put the checkout, and what is unpacked from the wheels, first on the path of every process from here on."""
+    paths = [str(ROOT)]
+    if wheels is not None:
+        files = sorted(wheels.glob("*.whl"))
+        if not files:
+            sys.exit(f"{wheels} has no wheels; fill it as tools/card.sh says")
+        for file in files:
+            print("unpacks", file.name, flush=True)
+            with zipfile.ZipFile(file) as wheel:
+                wheel.extractall(folder)
+        paths.append(str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 # -- what is there -----------------------------------------------------------------------------------
@@ -175,11 +189,22 @@ def questions(folder: Path, until: float, env: dict[str, str], out: Outcome) -> 
     out.lines.append("questions: " + ", ".join(f"{kinds[kind]} {words}" for kind, words in told))
 
 
-def tests(folder: Path, there: list[str], until: float, out: Outcome) -> None:
+def gpu_files(part: str) -> list[Path]:
+    """The files with tests of a real card; of ``"1/2"`` every other one."""
+    number, _, parts = part.partition("/")
+    files = [f for f in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in f.read_text()]
+    # What asks the emulated card itself has nothing to ask of a real one.
+    if not EMULATED:
+        files = [f for f in files if f.parent.name != "card"]
+    return files[int(number) - 1 :: int(parts)]
+
+
+def tests(folder: Path, there: list[str], part: str, until: float, out: Outcome) -> None:
     """Ask the questions; run the tests, each file in a process of its own, where its errors of a card end."""
     env = environment() | {"ARRAYBRIDGE_REQUIRE": ",".join(["numpy", "gpu", *there])}
-    questions(folder, until, env, out)
-    files = [f for f in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in f.read_text()]
+    if part.startswith("1/"):
+        questions(folder, until, env, out)
+    files = gpu_files(part)
     counts, skips = Counter[str](), Counter[str]()
     lost: list[str] = []
     outcomes: dict[str, str] = {}
@@ -188,21 +213,28 @@ def tests(folder: Path, there: list[str], until: float, out: Outcome) -> None:
         name = str(file.relative_to(ROOT))
         with tempfile.TemporaryDirectory() as scratch:
             report = Path(scratch) / "tests.xml"
-            seconds = until - time.monotonic()
+            started = time.monotonic()
             full = [*pytest, "--timeout", "120", f"--junitxml={report}", name]
-            code = run(full, seconds, env) if seconds > 5 else None
-            if code not in (0, 1) or not report.exists():
+            code = run(full, until - started, env) if until - started > 5 else None
+            # 5: no test was collected, since the whole file skips for want of a package.
+            if code not in (0, 1, 5) or not report.exists():
                 lost.append(f"{name} ({'its time was up' if code is None else f'ended with {code}'})")
+                print(f"{name}: LOST", flush=True)
                 continue
+            of_file = Counter[str]()
             for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest has just written it
                 kind, why = result_of(case)
-                outcomes[f"{case.get('classname')}::{case.get('name')}"] = f"{kind}: {why}" if why else kind
-                counts[kind] += 1
+                outcomes[f"{name}::{case.get('name')}"] = f"{kind}: {why}" if why else kind
+                of_file[kind] += 1
                 if kind == "not run":
                     skips[why] += 1
                 elif kind == "failed":
                     out.failed.append(f"{file.name}::{case.get('name')}")
-    (folder / "tests.json").write_text(json.dumps(outcomes, indent=1) + "\n")
+            counts.update(of_file)
+            words = ", ".join(f"{n} {kind}" for kind, n in of_file.items()) or "nothing to run"
+            print(f"{name}: {words}, {time.monotonic() - started:.0f} s", flush=True)
+        # After each file, so that a run which is cut short has told what it did.
+        (folder / f"tests-{part.replace('/', 'of')}.json").write_text(json.dumps(outcomes, indent=1) + "\n")
     out.ran += counts["passed"]
     out.not_run += counts["not run"]
     out.failed += lost
@@ -240,14 +272,23 @@ def benchmarks(folder: Path, there: list[str], until: float, out: Outcome) -> No
             out.failed.append(f"{one.name}: {how}")
 
 
+def part_of(words: str) -> str:
+    """``"2/3"``, checked."""
+    found = re.fullmatch(r"([1-9])/([1-9])", words)
+    if found is None or found[1] > found[2]:
+        raise argparse.ArgumentTypeError(f"{words!r} is no part, as 1/2 is")
+    return words
+
+
 def main() -> int:
     """One of the two runs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("tests", "benchmarks"))
-    parser.add_argument("--spent", type=float, default=0, help="seconds of the nine minutes that are gone")
+    parser = argparse.ArgumentParser(prog="tools/card.sh", description=__doc__)
+    parser.add_argument("what", choices=("tests", "benchmarks"))
+    parser.add_argument("--part", type=part_of, default="1/1", help="of the tests: 1/2, 2/2")
+    parser.add_argument("--site", type=Path, help="a folder of wheels that this Python lacks")
     parser.add_argument("--out", type=Path, help="in place of benchmarks/results/card-NAME")
     chosen = parser.parse_args()
-    until = time.monotonic() + LIMIT - chosen.spent
+    until = time.monotonic() + LIMIT
     card = card_name()
     if EMULATED and chosen.out is None:
         sys.exit(
@@ -256,21 +297,31 @@ def main() -> int:
     words = re.sub(r"[^a-z0-9]+", "-", card.lower()).strip("-")
     folder = (chosen.out or ROOT / "benchmarks" / "results" / f"card-{words}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="card-site-") as site:
+        on_path(chosen.site, Path(site))
+        return everything(chosen.what, chosen.part, card, folder, until)
+
+
+def everything(what: str, part: str, card: str, folder: Path, until: float) -> int:
+    """Run it and sum it up; the exit code."""
     there, missing = frameworks()
     out = Outcome()
-    {"tests": tests, "benchmarks": benchmarks}[chosen.part](folder, list(there), until, out)
+    if what == "tests":
+        tests(folder, list(there), part, until, out)
+    else:
+        benchmarks(folder, list(there), until, out)
     verdict, code = out.verdict()
-    found = ", ".join(f"{name} {version}" for name, version in there.items()) or "none"
+    versions = ", ".join(f"{name} {version}" for name, version in there.items()) or "none"
     lacking = "; ".join(f"{name} ({why})" for name, why in missing.items())
     summary = [
         f"card: {card}" + (" - EMULATED, a rehearsal: nothing here is a figure of a card" * EMULATED),
-        f"frameworks: {found}" + (f"; MISSING: {lacking}" if missing else ""),
+        f"frameworks: {versions}" + (f"; MISSING: {lacking}" if missing else ""),
         *out.lines,
         f"results: {folder}",
         verdict,
     ]
     text = "\n".join(summary)
-    (folder / f"summary-{chosen.part}.txt").write_text(text + "\n")
+    (folder / f"summary-{what}-{part.replace('/', 'of')}.txt").write_text(text + "\n")
     print(f"\n{text}")
     return code
 
