@@ -114,7 +114,7 @@ def environment() -> dict[str, str]:
 
 
 def on_path(wheels: Path | None, folder: Path) -> None:
-    """Put the checkout, and what is unpacked from the wheels, first on the path of every process from here on."""
+    """Put the checkout, and what the wheels hold, first on the path of every process from here on."""
     paths = [str(ROOT)]
     if wheels is not None:
         files = sorted(wheels.glob("*.whl"))
