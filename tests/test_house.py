@@ -373,6 +373,6 @@ def test_the_drawing_shows_the_house() -> None:
     page = (CHECKOUT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     words = re.search(r":alt: (Floors.*)", page)
     assert words is not None
-    floors = {part for layer in check["LAYERS"] for part in layer} - {"__init__", "__main__", "dask_arrays"}
+    floors = {part for layer in check["LAYERS"] for part in layer} - {"__init__", "__main__"}
     assert [floor for floor in sorted(floors) if floor not in words[1]] == []
     assert [floor for floor in sorted(floors) if not re.search(rf">[^<]*\b{floor}\b", drawing)] == []

@@ -35,7 +35,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"functions", "devices"}),
     frozenset({"offload", "lines"}),
     frozenset({"__init__"}),  # the public names, which programs on top may use as any user does
-    frozenset({"cli", "dask", "dask_arrays", "testing"}),
+    frozenset({"cli", "dask", "testing"}),
     frozenset({"__main__"}),
 )
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

@@ -10,35 +10,26 @@
 array([0. , 0.5, 1. , 1.5, 2. , 2.5])
 
 Dask does the scheduling, the transport and the chunking; what is added is what happens inside a block, and
-what Dask has to know of arrays (`arraybridge.dask_arrays`). Install it with the extra ``dask``.
+what Dask has to know of arrays (`arraybridge.dask.arrays`). Install it with the extra ``dask``.
 """
 
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
-from arraybridge import dask_arrays
 from arraybridge.errors import FrameworkNotInstalledError
 
-try:
-    for _package in ("cloudpickle", "dask.array", "distributed"):
-        importlib.import_module(_package)
-except ImportError as error:
-    raise FrameworkNotInstalledError(
-        'arraybridge.dask needs Dask and distributed; run pip install "dask[array]" distributed cloudpickle,'
-        ' or pip install ".[dask]" in a checkout of arraybridge.',
-        reason=str(error),
-    ) from error
-
-from arraybridge.dask.block import BlockError as BlockError
-from arraybridge.dask.clusters import cluster as cluster
-from arraybridge.dask.clusters import prepare as prepare
-from arraybridge.dask.exchange import from_dask as from_dask
-from arraybridge.dask.exchange import to_dask as to_dask
-from arraybridge.dask.mapping import map_blocks as map_blocks
-from arraybridge.dask.mapping import map_overlap as map_overlap
-from arraybridge.dask.recovered import recoveries as recoveries
-from arraybridge.dask.workers import WorkerSetup as WorkerSetup
+if TYPE_CHECKING:
+    from arraybridge.dask.block import BlockError as BlockError
+    from arraybridge.dask.clusters import cluster as cluster
+    from arraybridge.dask.clusters import prepare as prepare
+    from arraybridge.dask.exchange import from_dask as from_dask
+    from arraybridge.dask.exchange import to_dask as to_dask
+    from arraybridge.dask.mapping import map_blocks as map_blocks
+    from arraybridge.dask.mapping import map_overlap as map_overlap
+    from arraybridge.dask.recovered import recoveries as recoveries
+    from arraybridge.dask.workers import WorkerSetup as WorkerSetup
 
 __all__ = [
     "BlockError",
@@ -51,4 +42,31 @@ __all__ = [
     "to_dask",
 ]
 
-dask_arrays.register()
+# Loaded when first asked for: Dask itself loads `arrays`, by its entry point, and needs no more.
+_MODULES = {
+    "BlockError": "block",
+    "cluster": "clusters",
+    "prepare": "clusters",
+    "from_dask": "exchange",
+    "to_dask": "exchange",
+    "map_blocks": "mapping",
+    "map_overlap": "mapping",
+    "recoveries": "recovered",
+    "WorkerSetup": "workers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'arraybridge.dask' has no attribute {name!r}")
+    try:
+        for package in ("cloudpickle", "dask.array", "distributed"):
+            importlib.import_module(package)
+    except ImportError as error:
+        raise FrameworkNotInstalledError(
+            'arraybridge.dask needs Dask and distributed; run pip install "dask[array]" distributed'
+            ' cloudpickle, or pip install ".[dask]" in a checkout of arraybridge.',
+            reason=str(error),
+        ) from error
+    importlib.import_module("arraybridge.dask.workers")  # teaches Dask the arrays
+    return getattr(importlib.import_module(f"arraybridge.dask.{_MODULES[name]}"), name)

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 
-from arraybridge import dask_arrays
 from arraybridge.conversion.convert import convert_memory, detect_memory_type
+from arraybridge.dask import arrays
 from arraybridge.dask.workers import arrive, on_this_worker
 from arraybridge.errors import (
     FrameworkNotInstalledError,
@@ -70,7 +70,7 @@ class Block:
         return self._function()
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
-        function = dask_arrays.function_token(self._function())
+        function = arrays.function_token(self._function())
         return (function, str(self.dtype), self.target, self.shape)
 
     def __getstate__(self) -> dict[str, Any]:

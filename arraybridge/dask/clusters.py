@@ -10,7 +10,7 @@ from typing import Any
 import dask
 from distributed import LocalCluster
 
-from arraybridge import dask_arrays
+from arraybridge.dask import arrays
 from arraybridge.dask.workers import WorkerSetup
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
@@ -73,7 +73,7 @@ def cluster(
             started = _cuda_cluster(environment, plugins, n_workers=n_workers, **options)
         else:
             started = LocalCluster(n_workers=n_workers, env=environment, plugins=plugins, **options)
-    dask_arrays.agree(started.scheduler_address)
+    arrays.agree(started.scheduler_address)
     return started
 
 
@@ -126,7 +126,7 @@ def prepare(client: Any, *, share_memory: bool = False, own_card: bool | None = 
 
     `map_blocks` runs without this; but then arrays of torch, JAX and TensorFlow that travel by themselves, as
     results of ``client.submit``, are pickled, and those of pyclesperanto cannot travel. Other clients of that
-    cluster have to import `arraybridge.dask` too.
+    cluster have to `prepare` it too.
 
     Args:
         client: a ``distributed.Client``. Workers that join later are prepared as well.
@@ -135,4 +135,4 @@ def prepare(client: Any, *, share_memory: bool = False, own_card: bool | None = 
             dask-cuda started the worker, which makes that card its own.
     """
     client.register_plugin(WorkerSetup(share_memory=share_memory, own_card=own_card))
-    dask_arrays.agree(client.scheduler.address)
+    arrays.agree(client.scheduler.address)

@@ -7,7 +7,8 @@ from typing import Any
 
 from distributed import WorkerPlugin, get_worker
 
-from arraybridge import dask_arrays, placement
+from arraybridge import placement
+from arraybridge.dask import arrays
 from arraybridge.memory import cleanup
 
 __all__ = ["WorkerSetup", "arrive", "on_this_worker", "this_worker"]
@@ -35,7 +36,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         """Called by Dask when the worker has started. The import of this module has registered the arrays."""
         global _arrived
         if worker is not None:
-            dask_arrays.agree(worker.scheduler.address)
+            arrays.agree(worker.scheduler.address)
         _arrived = True  # the first block has nothing to find out any more
         self.take_card()
         if self.share_memory:
@@ -69,3 +70,7 @@ def arrive() -> None:
         if this_worker() is not None:
             WorkerSetup().take_card()
         _arrived = True
+
+
+# A worker imports this when it is told of its setup, before the first array comes.
+arrays.register()

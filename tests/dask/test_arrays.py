@@ -28,7 +28,7 @@ from distributed.protocol import deserialize, deserialize_bytes, serialize, seri
 from distributed.protocol.core import dumps, loads
 
 from arraybridge.dask import cluster
-from arraybridge.dask_arrays import function_token, save
+from arraybridge.dask.arrays import function_token, save
 
 PROGRAMS = Path(__file__).parent / "scripts" / "array_programs.py"
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
@@ -162,11 +162,11 @@ def test_dask_knows_the_sizes_where_nobody_imports_arraybridge(framework: str) -
     assert not found["dask module"]
 
 
-@pytest.mark.parametrize("module", ["arraybridge.dask", "arraybridge.dask_arrays", "dask.sizeof"])
+@pytest.mark.parametrize("module", ["arraybridge.dask.workers", "arraybridge.dask.arrays", "dask.sizeof"])
 def test_no_framework_is_loaded_by_what_teaches_dask(module: str) -> None:
     found = set(program("loaded", module))
     assert found <= {"cupy"}, "dask.array itself imports CuPy, where it is installed"
-    assert not found or module == "arraybridge.dask"
+    assert not found or module == "arraybridge.dask.workers"
 
 
 # -- the order of imports ----------------------------------------------------------------------------
@@ -177,16 +177,16 @@ def test_no_framework_is_loaded_by_what_teaches_dask(module: str) -> None:
     [
         # Of each kind one: torch is there, and Dask's own answers are in use, or are registered afterwards;
         # torch comes later; the entry point comes first; Dask registers its own for the sake of torchvision.
-        ["torch", "distributed", "use", "arraybridge.dask", "use"],
-        ["torch", "arraybridge.dask", "distributed.protocol.torch"],
-        ["arraybridge.dask", "torch"],
-        ["dask.sizeof", "use", "arraybridge.dask"],
-        ["arraybridge.dask", "torchvision"],
-        ["torchvision", "arraybridge.dask"],
+        ["torch", "distributed", "use", "arraybridge.dask.workers", "use"],
+        ["torch", "arraybridge.dask.workers", "distributed.protocol.torch"],
+        ["arraybridge.dask.workers", "torch"],
+        ["dask.sizeof", "use", "arraybridge.dask.workers"],
+        ["arraybridge.dask.workers", "torchvision"],
+        ["torchvision", "arraybridge.dask.workers"],
         # Easier ones of these kinds.
-        pytest.param(["dask", "distributed", "torch", "arraybridge.dask"], marks=pytest.mark.slow),
-        pytest.param(["torch", "dask", "arraybridge.dask"], marks=pytest.mark.slow),
-        pytest.param(["torch", "arraybridge.dask", "torchvision"], marks=pytest.mark.slow),
+        pytest.param(["dask", "distributed", "torch", "arraybridge.dask.workers"], marks=pytest.mark.slow),
+        pytest.param(["torch", "dask", "arraybridge.dask.workers"], marks=pytest.mark.slow),
+        pytest.param(["torch", "arraybridge.dask.workers", "torchvision"], marks=pytest.mark.slow),
     ],
     ids=" ".join,
 )
@@ -488,7 +488,7 @@ def test_a_device_that_is_not_there_is_replaced() -> None:
     require("torch")
     header, frames = save(float32("torch", 3))
     header = {**header, "device": "gpu:97"}
-    from arraybridge.dask_arrays import load
+    from arraybridge.dask.arrays import load
 
     assert load(header, frames).tolist() == [0.0, 1.0, 2.0]
 

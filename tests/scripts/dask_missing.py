@@ -9,7 +9,7 @@ from tests.conversion.scripts.blocker import hide
 
 hide(*sys.argv[1:])
 try:
-    import arraybridge.dask
+    from arraybridge.dask import cluster  # noqa: F401
 except arraybridge.FrameworkNotInstalledError as error:
     print(f"{type(error).__name__}: {error}")
 assert arraybridge.detect_memory_type(np.zeros(3)) == "numpy"  # all else works

@@ -28,7 +28,7 @@ def sizes(framework: str) -> Any:
         "bytes": sizeof(array),
         "loaded before": before,
         "loaded after": [name for name in FRAMEWORKS if name in sys.modules],
-        "dask module": "arraybridge.dask" in sys.modules,
+        "dask module": "arraybridge.dask.workers" in sys.modules,
     }
 
 
@@ -86,7 +86,7 @@ def tokens(*frameworks: str) -> Any:
 
     from tests import matrix_data as data
 
-    importlib.import_module("arraybridge.dask")
+    importlib.import_module("arraybridge.dask.workers")
     arrays = {name: tokenize(data.build(name, "aligned", "float32").array) for name in frameworks}
     return {"arrays": arrays, "functions": function_tokens()}
 
@@ -122,7 +122,7 @@ def function_tokens() -> Any:
     """The tokens of these functions, before a call and after it."""
     import numpy as np
 
-    from arraybridge.dask_arrays import function_token
+    from arraybridge.dask.arrays import function_token
 
     functions = by_value()
     before = {name: function_token(function) for name, function in functions.items()}

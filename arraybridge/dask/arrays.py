@@ -4,7 +4,7 @@ Dask takes a torch tensor of 40 MB for 80 bytes and so cannot see when to spill 
 corrects that for every framework, and imports none: each is registered when Dask meets its first array.
 
 The sizes are registered by the entry point ``dask.sizeof``, that is wherever Dask runs beside arraybridge.
-All else is registered when `arraybridge.dask` is imported.
+All else is registered when a name of `arraybridge.dask` is first used.
 """
 
 from __future__ import annotations
