@@ -363,7 +363,7 @@ ROOMS = [path for path in (Path(arraybridge.__file__).parent / "frameworks").ite
 
 
 def modules() -> list[str]:
-    """Every module of the package but those for Dask, those of one framework, and the one that is a program."""
+    """Every module of the package but those for Dask, of one framework, and the program."""
     names = [one.name for one in pkgutil.walk_packages(arraybridge.__path__, "arraybridge.")]
     apart = r"arraybridge\.(dask|__main__|frameworks\.(" + "|".join(room.name for room in ROOMS) + r"))(\.|$)"
     return [name for name in names if not re.match(apart, name)]
