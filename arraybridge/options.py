@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from arraybridge.errors import MissingGpuWarning, warn
 
 __all__ = [
@@ -24,7 +22,6 @@ __all__ = [
     "missing_gpu",
     "set_annotating",
     "settings",
-    "staging_allowed",
     "warn_of_missing_gpu",
 ]
 
@@ -41,7 +38,6 @@ def set_annotating(annotating: Callable[[str], AbstractContextManager[None]]) ->
 
 
 _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gpu", default=None)
-_staging: ContextVar[bool | None] = ContextVar("arraybridge_staging", default=None)
 
 
 def missing_gpu() -> MissingGpu:
@@ -97,22 +93,10 @@ def _checked(value: object, what: str) -> MissingGpu:
     raise ValueError(f"{what} is {value!r}; it must be 'error' or 'host'")
 
 
-def staging_allowed() -> bool:
-    """Whether large arrays may travel through pinned buffers, in this thread or task."""
-    chosen = _staging.get()
-    if chosen is not None:
-        return chosen
-    value = os.environ.get("ARRAYBRIDGE_STAGING") or "on"
-    if value not in ("on", "off"):
-        raise ValueError(f"ARRAYBRIDGE_STAGING is {value!r}; it must be 'on' or 'off'")
-    return value == "on"
-
-
 @contextmanager
 def settings(
     *,
     missing_gpu: MissingGpu | None = None,
-    staging: bool | None = None,
     annotate: Profiler | None = None,
 ) -> Iterator[None]:
     """Change arraybridge's settings inside a ``with`` block, for this thread or task alone.
@@ -121,9 +105,6 @@ def settings(
         missing_gpu: ``"error"`` (the default of the library) refuses a GPU that is not there;
             ``"host"`` places the array on the host instead, with one warning that carries the reason.
             The environment variable ``ARRAYBRIDGE_MISSING_GPU`` does the same for a whole process.
-        staging: False moves every array to a card, and back, by the framework's own call; True (the
-            default of the library) lets large ones travel through pinned buffers where these have proven
-            faster. ``ARRAYBRIDGE_STAGING=off`` in the environment is False for a whole process.
         annotate: names conversions, decorated calls, stages and items in another profiler, as `trace` names
             them: ``"torch"`` (``torch.profiler``), ``"jax"`` (``jax.profiler``) or ``"nvtx"`` (Nsight
             Systems).
@@ -136,37 +117,33 @@ def settings(
     >>> with arraybridge.settings(missing_gpu="host"):
     ...     pass
     """
-    if staging is not None and not (isinstance(staging, (int, np.bool_)) and staging in (True, False)):
-        raise ValueError(f"staging is {staging!r}; it must be True or False")
     if annotate is not None and not (isinstance(annotate, str) and annotate in ("torch", "jax", "nvtx")):
         raise ValueError(f"annotate is {annotate!r}; it must be 'torch', 'jax' or 'nvtx'")
     chosen = _missing_gpu.get() if missing_gpu is None else _checked(missing_gpu, "missing_gpu")
-    tokens = _missing_gpu.set(chosen), _staging.set(_staging.get() if staging is None else bool(staging))
+    token = _missing_gpu.set(chosen)
     try:
         with nullcontext() if annotate is None else _annotating[0](annotate):
             yield
     finally:
-        _missing_gpu.reset(tokens[0])
-        _staging.reset(tokens[1])
+        _missing_gpu.reset(token)
 
 
 class Settings(NamedTuple):
     """What a thread or task has set, as another process can be told: all but ``annotate``."""
 
     missing_gpu: MissingGpu | None
-    staging: bool | None
     told: tuple[str, ...]
 
 
 def in_force() -> Settings:
     """What this thread or task has set, for `hold` in another process."""
-    return Settings(_missing_gpu.get(), _staging.get(), tuple(already_told.get() or ()))
+    return Settings(_missing_gpu.get(), tuple(already_told.get() or ()))
 
 
 @contextmanager
 def hold(there: Settings) -> Iterator[None]:
     """Work for the call of another process, whose settings hold, and which warns once."""
-    with settings(missing_gpu=there.missing_gpu, staging=there.staging):
+    with settings(missing_gpu=there.missing_gpu):
         told: dict[str, object] = dict.fromkeys(there.told, "")
         token = already_told.set(told)
         try:

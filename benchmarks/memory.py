@@ -31,7 +31,6 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import arraybridge  # noqa: E402
-from arraybridge.conversion import staging  # noqa: E402
 from arraybridge.types import Device  # noqa: E402
 from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, versions  # noqa: E402
 
@@ -130,22 +129,17 @@ def gb_per_second(call: Callable[[], object], nbytes: int, rounds: int) -> float
 def transfer(rounds: int) -> Json:
     """GB/s of pageable memory to the first card and back: by the library, the frameworks' calls, and pinned.
 
-    ``staged``: through the buffers, whatever their trial has shown, and to the host into warm memory.
-    ``convert``: ``convert_memory(gpu_id=0)``, which uses them from the size on from which they won.
-    ``plain``: the same with ``settings(staging=False)``.
+    ``convert``: ``convert_memory(gpu_id=0)``.
     """
     arraybridge.coexist()  # JAX takes only what it needs
     import torch
 
     device = Device("gpu", 0)
     owners = [name for name in ("torch", "cupy") if importlib.util.find_spec(name) is not None]
-    found: Json = {"card": card_name(), "used from, bytes": {}, "sizes": []}
-    for name in owners:
-        found["used from, bytes"][name] = staging.prove(arraybridge.framework(name), device)
+    found: Json = {"card": card_name(), "frameworks": owners, "sizes": []}
     for mib in SIZES_MIB:
         count = int(mib * (1 << 20)) // 4
         host = np.arange(count, dtype=np.float32)
-        warm = np.empty_like(host)
         nbytes = host.nbytes
         locked = torch.empty(count, dtype=torch.float32, pin_memory=True)
         locked.numpy()[...] = host
@@ -161,15 +155,8 @@ def transfer(rounds: int) -> Json:
         for name in owners:
             framework = arraybridge.framework(name)
             on_card = framework.from_host(host, device)
-            sent = staging.send_through(host, framework, device)
-            np.testing.assert_array_equal(framework.to_host(sent), host)
-            np.testing.assert_array_equal(staging.fetch_through(on_card, framework, warm), host)
-            up[f"staged, {name}"] = lambda a=host, f=framework: staging.send_through(a, f, device)
             up[f"convert, {name}"] = lambda a=host, n=name: convert(a, n)
-            up[f"plain, {name}"] = lambda a=host, n=name: convert(a, n, staged=False)
-            down[f"staged, {name}"] = lambda a=on_card, f=framework, b=warm: staging.fetch_through(a, f, b)
             down[f"convert, {name}"] = lambda a=on_card: convert(a, "numpy")
-            down[f"plain, {name}"] = lambda a=on_card: convert(a, "numpy", staged=False)
         if "cupy" in owners:
             import cupy
 
@@ -192,9 +179,8 @@ def transfer(rounds: int) -> Json:
     return found
 
 
-def convert(x: Any, target: str, staged: bool = True) -> Any:
-    with arraybridge.settings(staging=staged):
-        return arraybridge.convert_memory(x, target, gpu_id=0)
+def convert(x: Any, target: str) -> Any:
+    return arraybridge.convert_memory(x, target, gpu_id=0)
 
 
 def transfer_targets(found: Json) -> list[tuple[str, float, float]]:
@@ -204,21 +190,11 @@ def transfer_targets(found: Json) -> list[tuple[str, float, float]]:
         for way in ("to the card", "to the host"):
             rates = row[way]
             best = max(rate for name, rate in rates.items() if name in ("torch", "cupy", "jax"))
-            for name in found["used from, bytes"]:
+            for name in found["frameworks"]:
                 what = f"{row['mib']} MiB {way}, {name}"
                 converted = rates[f"convert, {name}"]
-                if row["mib"] >= 64:
-                    staged = rates[f"staged, {name}"]
-                    targets.append((f"{what}: staged, of the pinned rate", staged / rates["pinned"], 0.8))
-                    targets.append((f"{what}: staged, of the best native call", staged / best, 1.5))
-                    targets.append(
-                        (f"{what}: gpu_id=0, of the pinned rate", converted / rates["pinned"], 0.8)
-                    )
-                    targets.append((f"{what}: gpu_id=0, of the best native call", converted / best, 1.5))
-                # Never slower, but for what two equal calls differ by.
-                targets.append(
-                    (f"{what}: gpu_id=0, of the plain call", converted / rates[f"plain, {name}"], 0.9)
-                )
+                # Never slower than the framework's own call, but for what two equal calls differ by.
+                targets.append((f"{what}: gpu_id=0, of the best native call", converted / best, 0.9))
     return targets  # fmt: skip
 
 

@@ -69,7 +69,6 @@ LATER = frozenset(
 )
 LATER_ROOMS = (
     "cli",
-    "conversion.staging",
     "frameworks.cards",
     "functions.gradients",
     "frameworks.torch",

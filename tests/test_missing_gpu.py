@@ -19,7 +19,6 @@ from arraybridge import (
     MissingGpuWarning,
     Pipeline,
     device_map,
-    options,
     prefetch,
     settings,
 )
@@ -219,13 +218,7 @@ def test_a_line_warns_once_by_default() -> None:
 
 
 @pytest.mark.parametrize("odd", [np.ones(2), np.ones(1), [1], object(), "", "maybe", 2, 0.5])
-@pytest.mark.parametrize("option", ["missing_gpu", "staging", "annotate"])
+@pytest.mark.parametrize("option", ["missing_gpu", "annotate"])
 def test_what_an_option_takes_is_said(option: str, odd: Any) -> None:
     with pytest.raises(ValueError, match=f"^{option} is .*; it must be "), settings(**{option: odd}):
         pass
-
-
-@pytest.mark.parametrize("on", [True, False, np.True_, np.False_])
-def test_staging_takes_the_truth_values_of_numpy(on: Any) -> None:
-    with settings(staging=on):
-        assert options.staging_allowed() is bool(on)

@@ -324,7 +324,7 @@ class _Journey:
         if there.kind != "cpu":
             method: Method = "device" if self.here.kind == "cpu" else "host"
             reason = reason or f"{there} has memory of its own"
-            return self._end(method, copies + 1, reason, lambda x: _send(target, fetch(x), there))
+            return self._end(method, copies + 1, reason, lambda x: target.from_host(fetch(x), there))
         return self._end(
             "host",
             copies + (not target.alignment),
@@ -337,7 +337,7 @@ class _Journey:
         source = self.source
         if self.here.kind != "cpu":
             reason = f"{source.name} on {self.here} and {self.target.name} on {self.there} share no memory"
-            return self._from_values(lambda x: _fetch(source, source.resolve(x))), 1, reason
+            return self._from_values(lambda x: source.to_host(source.resolve(x))), 1, reason
         reason = source.must_copy(self.data)
         if reason:
             return self._from_values(source.to_host), 1, reason
@@ -350,9 +350,7 @@ class _Journey:
         copies = 1
         if here.kind != "cpu" and there.kind != "cpu" and target.dlpack_device is None:
             method, copies = "host", 2  # OpenCL: out of one device, and into the other
-        return self._end(
-            method, copies, f"{there} is another device", lambda x: _move(target, x, here, there)
-        )
+        return self._end(method, copies, f"{there} is another device", lambda x: target.to_device(x, there))
 
     def _card_to_card(self, shape: tuple[int, ...]) -> tuple[Route, Run]:
         """Both frameworks reach the card where the array lives."""
@@ -398,7 +396,7 @@ class _Journey:
         def run(x: Any) -> Any:
             values = numpy.cast(fetch(x), dtype)
             if there.kind != "cpu":
-                return _send(target, values, there)
+                return target.from_host(values, there)
             return target.from_host(_viewable(target, values), there)
 
         method: Method = "host" if there.kind == "cpu" else "device"
@@ -454,36 +452,6 @@ def _refused(source: Framework, target: Framework, method: str, error: Exception
         method=method,
         reason=reason,
     )
-
-
-# Only what goes to a card that memory can be pinned for, or comes from one, loads the staging.
-
-
-def _send(target: Framework, memory: np.ndarray, there: Device) -> Any:
-    """Host memory as an array on a card."""
-    if target.pinning is None:
-        return target.from_host(memory, there)
-    from arraybridge.conversion import staging
-
-    return staging.send(target, memory, there)
-
-
-def _fetch(source: Framework, x: Any) -> np.ndarray:
-    """The values of an array on a card, in host memory."""
-    if source.pinning is None:
-        return source.to_host(x)
-    from arraybridge.conversion import staging
-
-    return staging.fetch(source, x)
-
-
-def _move(owner: Framework, x: Any, here: Device, there: Device) -> Any:
-    """An array on another device of its framework, one of the two being an accelerator at least."""
-    if owner.pinning is None or (here.kind != "cpu" and there != CPU):
-        return owner.to_device(x, there)
-    from arraybridge.conversion import staging
-
-    return staging.send_own(owner, x, there) if here.kind == "cpu" else staging.fetch_own(owner, x)
 
 
 def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:

@@ -128,10 +128,7 @@ class Streams:
 
 
 class Pinning:
-    """Page-locked host memory, through which large arrays travel to the cards and back."""
-
-    #: Whether `Pool.free_cache` counts the memory that `pinned_bytes` once handed out.
-    is_counted: bool = False
+    """Page-locked host memory, from which a framework's own copies to its cards run at full speed."""
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
@@ -140,24 +137,6 @@ class Pinning:
     def is_pinned(self, memory: np.ndarray) -> bool:
         """Whether host memory (uint8, 1-D) is page-locked for its cards, whoever locked it."""
         return False
-
-    def can_stage(self, x: Any) -> bool:
-        """Whether a copy of its bytes is all that ``x`` is: of no subclass, in no graph, and not lazy."""
-        return False
-
-    def own_bytes(self, x: Any) -> np.ndarray | None:
-        """The bytes of an array of its own on the host, uint8 1-D, leaving no mark on ``x``.
-
-        None where they are not packed, or cannot be had like that.
-        """
-        return None
-
-    def enqueue_copy(self, host: np.ndarray, x: Any, offset: int, to_host: bool) -> Callable[[], None]:
-        """Queue a copy between pinned bytes and the bytes of the packed array ``x`` from ``offset`` on.
-
-        Returns a function that waits until the copy is done.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no queue for copies")
 
 
 class Usage(NamedTuple):

@@ -348,16 +348,3 @@ def _locked(nbytes: int) -> np.ndarray:
             reason="no imported framework sees a card to lock memory for",
         )
     return memory
-
-
-# -- the buffers behind gpu_id= ------------------------------------------------------------------------
-
-
-def _drop_rings(device: Device | None, name: str | None) -> int:
-    """Let the staging buffers go that a framework locked, for whichever of its cards."""
-    from arraybridge.conversion import staging  # nothing that `import arraybridge` needs
-
-    return staging.drop(name)
-
-
-cleanup.own_caches.append(_drop_rings)

@@ -29,28 +29,15 @@ class Mistake(NamedTuple):
     card: bool = True
 
 
-CUPY, TORCH, TORCH_CUDA, JAX, LANES, LOAN, RING = (
+CUPY, TORCH, TORCH_CUDA, JAX, LANES, LOAN = (
     "frameworks/cupy/arrays.py",
     "frameworks/torch/arrays.py",
     "frameworks/torch/memory.py",
     "frameworks/jax/arrays.py",
     "lines/lanes.py",
     "frameworks/loans.py",
-    "conversion/ring.py",
 )
 MISTAKES = (
-    Mistake(
-        "a staging buffer is filled again before its last copy has left",
-        RING,
-        "                waiting()  # for the copy that used this buffer last\n",
-        "                pass\n",
-    ),
-    Mistake(
-        "a staging buffer is emptied before it is filled",
-        RING,
-        "            wait()\n            part = target",
-        "            part = target",
-    ),
     Mistake(
         "an array is handed out before its last bytes have left locked memory",
         CUPY,

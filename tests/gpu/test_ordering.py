@@ -18,7 +18,6 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map
-from arraybridge.conversion import staging
 from arraybridge.frameworks import loans
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.parts import Mark, Pool, Streams
@@ -842,24 +841,6 @@ def test_a_result_may_be_dropped_while_others_are_on_their_way() -> None:
         del y
         overwrite(0)
         assert is_all(z, 2 * (i + 3))
-
-
-# -- staging ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, (1 << 20) + 1, 70 << 20])
-def test_staged_bytes_keep_their_order(size: int) -> None:
-    """More chunks than buffers: each buffer is used again, and only once its last copy is done."""
-    framework, card = arraybridge.framework("cupy"), Device("gpu", 0)
-    side()
-    host = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    there = staging.send_through(host, framework, card)
-    expected = host.copy()
-    host[:] = 0  # complete on return
-    np.testing.assert_array_equal(there.get(), expected)
-    there += 1  # queued, and not done yet
-    back = staging.fetch_through(there, framework, np.empty_like(host))
-    np.testing.assert_array_equal(back, expected + np.uint8(1))
 
 
 def test_buffers_of_a_pool_are_settled() -> None:

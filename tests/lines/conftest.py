@@ -17,7 +17,7 @@ from tests.lines.streams import StreamFramework
 
 
 def our_threads() -> list[str]:
-    """Names of the threads of lines that are alive; those of staging, which live on, have a word there."""
+    """Names of the threads of lines that are alive."""
     return [t.name for t in threading.enumerate() if re.match(r"arraybridge-\d", t.name)]
 
 

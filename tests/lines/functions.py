@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import arraybridge
-from arraybridge.options import missing_gpu, staging_allowed
+from arraybridge.options import missing_gpu
 
 
 def square(x: Any) -> Any:
@@ -81,8 +81,8 @@ def with_graph_inside(x: Any) -> Any:
     return partial(abs, x * 1)
 
 
-def settings_here(x: Any) -> tuple[str, bool]:
-    return missing_gpu(), staging_allowed()
+def settings_here(x: Any) -> str:
+    return missing_gpu()
 
 
 @arraybridge.jax(gpu_id=97, output_type="numpy")

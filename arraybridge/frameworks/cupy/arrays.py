@@ -355,21 +355,6 @@ class CupyPinning(Pinning):
             return False  # what some versions answer for memory that they do not know
         return found.type == cupy.cuda.runtime.memoryTypeHost
 
-    def can_stage(self, x: cupy.ndarray) -> bool:
-        return type(x) is cupy.ndarray
-
-    def enqueue_copy(
-        self, host: np.ndarray, x: cupy.ndarray, offset: int, to_host: bool
-    ) -> Callable[[], None]:
-        with _on_card(x.device.id):
-            stream = cupy.cuda.get_current_stream()
-            place, address = x.data + offset, ctypes.c_void_p(hostmemory.address(host))
-            if to_host:
-                place.copy_to_host_async(address, host.size, stream)
-            else:
-                place.copy_from_host_async(address, host.size, stream)
-            return stream.record().synchronize
-
 
 def _devices() -> tuple[Device, ...]:
     try:

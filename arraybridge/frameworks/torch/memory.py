@@ -220,9 +220,6 @@ def from_interface(x: Any) -> torch.Tensor:
 
 
 class TorchPinning(Pinning):
-    def __init__(self) -> None:
-        self.is_counted = _empty_pinned_cache() is not None and hasattr(torch.cuda, "host_memory_stats")
-
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         if not torch.cuda.is_available():
             return None
@@ -230,34 +227,6 @@ class TorchPinning(Pinning):
 
     def is_pinned(self, memory: np.ndarray) -> bool:
         return torch.from_numpy(hostmemory.writable_alias(memory)).is_pinned()
-
-    def can_stage(self, x: torch.Tensor) -> bool:
-        if type(x) is not torch.Tensor or x.__dict__ or x.requires_grad or x.is_conj() or x.is_neg():
-            return False
-        if getattr(x, "has_names", bool)():  # torch 2.13 has no named dimensions any more
-            return False
-        # Inside dual_level() a tensor may carry a tangent; asking for it compiles a lot first (2.13).
-        return getattr(torch.autograd.forward_ad, "_current_level", 0) < 0
-
-    def own_bytes(self, x: torch.Tensor) -> np.ndarray | None:
-        if not x.is_contiguous():
-            return None
-        # Unlike .numpy(), DLPack leaves the storage resizable; NumPy 1 marks what comes by it as read-only.
-        return hostmemory.writable_alias(np.from_dlpack(x.view(-1).view(torch.uint8)))
-
-    def enqueue_copy(
-        self, host: np.ndarray, x: torch.Tensor, offset: int, to_host: bool
-    ) -> Callable[[], None]:
-        place = x.view(-1).view(torch.uint8)[offset : offset + host.size]
-        staged = torch.from_numpy(host)  # torch sees by its address that it is pinned
-        with torch.cuda.device(x.device):
-            if to_host:
-                staged.copy_(place, non_blocking=True)
-            else:
-                place.copy_(staged, non_blocking=True)
-            done = torch.cuda.Event()
-            done.record()
-        return done.synchronize
 
 
 def _empty_pinned_cache() -> Callable[[], object] | None:
