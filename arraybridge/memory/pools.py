@@ -41,7 +41,7 @@ class _Order(NamedTuple):
         return hostmemory.np_dtype(self.dtype).itemsize * math.prod(self.shape)
 
     def lends_views(self) -> bool:
-        """Whether the array is a view of bytes; else, where a framework has no such views, it is memory itself."""
+        """Whether the array is a view of bytes; where a framework has none, it is the memory itself."""
         return type(self.owner.running or Running()).part is not Running.part
 
     def place(self) -> tuple[Any, ...]:
@@ -77,14 +77,14 @@ class _Buffer(NamedTuple):
 
 
 class BufferPool:
-    """Arrays to use again, so that memory is not taken from the system, and touched for the first time, anew.
+    """Arrays to use again, so that memory is not taken from the system, and first touched, anew.
 
-    What is lent is a new array over the beginning of memory that was given back: the smallest that has enough,
-    and at most twice as much. NumPy and PyTorch use the same memory of the host.
+    What is lent is a new array over the beginning of memory that was given back: the smallest that has
+    enough, and at most twice as much. NumPy and PyTorch use the same memory of the host.
 
     A pool may be used by several threads. It counts what it has lent as well as what is idle, and drops idle
-    memory to stay within its bound, that which was given back first. `free_memory` and every recovery from OOM
-    drop it all. A lent array that its user forgets, instead of giving it back, is not counted any more.
+    memory to stay within its bound, that which was given back first. `free_memory` and every recovery from
+    OOM drop it all. A lent array that its user forgets, instead of giving it back, is not counted any more.
 
     Args:
         max_bytes: the bound on lent and idle memory together, in bytes.
@@ -104,8 +104,8 @@ class BufferPool:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
             raise ValueError(f"max_bytes={max_bytes!r} is no bound; pass a positive number of bytes")
         self.max_bytes = max_bytes
-        # Reentrant, and nothing is summed up in between: the collector may run a finaliser that gives a buffer
-        # back in the midst of any method.
+        # Reentrant, and nothing is summed up in between: the collector may run a finaliser that gives a
+        # buffer back in the midst of any method.
         self._lock = threading.RLock()
         self._idle: list[_Buffer] = []
         #: By the id of the lent array.
@@ -176,8 +176,8 @@ class BufferPool:
             del self._idle[0]
         if self.nbytes + nbytes > self.max_bytes:
             raise PoolLimitError(
-                f"a buffer of {nbytes} bytes does not fit into this pool: {self.nbytes} of its {self.max_bytes}"
-                " bytes are lent. Give buffers back first, or make the pool with a larger max_bytes.",
+                f"a buffer of {nbytes} bytes does not fit into this pool: {self.nbytes} of its"
+                f" {self.max_bytes} bytes are lent. Give buffers back first, or make the pool with a larger max_bytes.",
                 target_type=order.owner.name,
                 reason=f"{nbytes} bytes exceed what is left of {self.max_bytes}",
             )
@@ -252,8 +252,8 @@ def _order(framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None,
     order = _Order(owner, shape, name, _place(owner, gpu_id), bool(pinned))
     if pinned and order.device != CPU:
         raise ValueError(
-            f"pinned memory is the host's, and this buffer would be on {order.device}; take it without gpu_id,"
-            " as 'numpy' or 'torch'"
+            f"pinned memory is the host's, and this buffer would be on {order.device}; take it without"
+            " gpu_id, as 'numpy' or 'torch'"
         )
     return order
 
