@@ -177,7 +177,7 @@ class BufferPool:
         if self.nbytes + nbytes > self.max_bytes:
             raise PoolLimitError(
                 f"a buffer of {nbytes} bytes does not fit into this pool: {self.nbytes} of its"
-                f" {self.max_bytes} bytes are lent. Give buffers back first, or make the pool with a larger max_bytes.",
+                f" {self.max_bytes} bytes are lent. Give buffers back first, or pass a larger max_bytes.",
                 target_type=order.owner.name,
                 reason=f"{nbytes} bytes exceed what is left of {self.max_bytes}",
             )
