@@ -8,9 +8,15 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command ``arraybridge``."""
     try:
-        # typer and rich cost 100 ms, which `import arraybridge` shall not.
+        # typer and rich cost 100 ms, which `import arraybridge` shall not, and come with the extra `cli`.
         from arraybridge.cli.app import run
-
-        run()
-    except KeyboardInterrupt:  # while the program itself is imported; the rest is typer's
+    except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except ModuleNotFoundError as error:
+        if error.name not in ("typer", "rich"):
+            raise
+        raise SystemExit(
+            f'arraybridge: the command line needs {error.name}; run pip install "arraybridge[cli]", or'
+            ' pip install ".[cli]" in a checkout'
+        ) from None
+    run()

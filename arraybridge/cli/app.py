@@ -18,7 +18,7 @@ from arraybridge.cli.doctor import doctor
 from arraybridge.cli.matrix import matrix
 from arraybridge.cli.monitor import monitor
 from arraybridge.cli.output import no_colour, paragraphs
-from arraybridge.cli.trace import TraceCommand, trace
+from arraybridge.cli.trace import trace
 
 app = typer.Typer(
     name="arraybridge",
@@ -50,7 +50,9 @@ def program(
 
 for _command in (demo, doctor, matrix, bench, monitor):
     app.command(help=paragraphs(_command.__doc__ or ""))(_command)
-app.command(cls=TraceCommand, help=paragraphs(trace.__doc__ or ""))(trace)
+# What follows the script is its own.
+_OWN = {"allow_interspersed_args": False}
+app.command(context_settings=_OWN, help=paragraphs(trace.__doc__ or ""))(trace)
 
 
 def run() -> None:

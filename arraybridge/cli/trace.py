@@ -2,53 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
+import importlib.util
+import runpy
+import signal
 import sys
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from arraybridge.cli import output
-from arraybridge.cli.script import run_module, run_script, run_to_its_end
 from arraybridge.conversion.trace import TraceLog, everywhere
+from arraybridge.timeline.events import as_own
 from arraybridge.timeline.hotspots import HotSpots
 
-__all__ = ["TraceCommand", "trace"]
-
-#: What comes before the program's own arguments and takes a value.
-_WITH_VALUES = ("--save", "--html", "--top", "--limit")
-
-
-class TraceCommand(TyperCommand):
-    """What follows the script, or the module, is its own, whatever it looks like, as with ``python``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Divide the arguments between this command and the program."""
-        i = 0
-        while i < len(args):
-            word = args[i]
-            if word == "-m" and i + 1 < len(args):
-                return super().parse_args(ctx, [*args[: i + 2], "--", *args[i + 2 :]])
-            if word.startswith("-m") and not word.startswith("--") and len(word) > 2:
-                return super().parse_args(ctx, [*args[:i], "-m", word[2:], "--", *args[i + 1 :]])
-            if not word.startswith("-") or word in ("-", "--"):
-                break
-            i += 2 if word in _WITH_VALUES else 1
-        return super().parse_args(ctx, [*args[:i], "--", *args[i:]] if args[i : i + 1] != ["--"] else args)
+__all__ = ["trace"]
 
 
 def trace(
     program: Annotated[
-        list[str] | None,
+        list[str],
         typer.Argument(help="The script and its arguments.", metavar="SCRIPT [ARGS]...", show_default=False),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", help="Run a module in place of a script.", metavar="MODULE", show_default=False),
-    ] = None,
+    ],
+    is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
     save: Annotated[
         Path | None,
         typer.Option(help="Write the run for Perfetto (JSON).", metavar="FILE", show_default=False),
@@ -70,8 +48,8 @@ def trace(
 ) -> None:
     """Run a script, unchanged, and show which of its lines copy arrays, why, and what would save it.
 
-    All that follows the script is its own. It runs as under `python`: arguments, exit code, traceback and
-    Ctrl-C are the same. One that fails half-way still gets its table.
+    All that follows the script is its own, and so is the exit code. One that fails half-way still gets its
+    table.
 
     Examples:
     [bold]arraybridge trace train.py --epochs 2[/bold]
@@ -80,28 +58,81 @@ def trace(
 
     [bold]arraybridge trace --top 5 -m my_package.train[/bold]
     """
-    given = program or []
-    if module is None and not given:
-        raise typer.BadParameter("name a script, or a module by -m", param_hint="SCRIPT")
-    if module is None and not Path(given[0]).exists():
-        raise typer.BadParameter(f"there is no file {given[0]}", param_hint="SCRIPT")
-    for path, option, suffix in ((save, "--save", ".json"), (html, "--html", "")):
-        output.writable(path, option)
-        if path is not None and suffix and path.suffix != suffix:
-            raise typer.BadParameter(f"{path.name} must end in {suffix}", param_hint=option)
+    if not is_module and not Path(program[0]).exists():
+        raise typer.BadParameter(f"there is no file {program[0]}", param_hint="SCRIPT")
+    output.writable(save, "--save")
+    output.writable(html, "--html")
+    if save is not None and save.suffix != ".json":
+        raise typer.BadParameter(f"{save.name} must end in .json", param_hint="--save")
     # The program may change the folder.
     save, html = (None if path is None else path.absolute() for path in (save, html))
-    run = partial(run_script, given[0], given[1:]) if module is None else partial(run_module, module, given)
-    name = " ".join(given) if module is None else " ".join(["-m", module, *given])
     with output.stdout_is_for_json(as_json), everywhere(limit) as log:
-        end = run_to_its_end(run)
-    # It may have closed its output, which is no reason to lose the table.
-    with contextlib.suppress(AttributeError, ValueError):
+        code = _run(program, is_module)
         sys.stdout.flush()
-    if sys.stdout is None or sys.stdout.closed:
-        sys.stdout = sys.__stdout__ if not getattr(sys.__stdout__, "closed", True) else sys.stderr
+    name = " ".join(["-m", *program] if is_module else program)
     _tell(log, log.hotspots(top, libraries=libraries), name, save, html, as_json)
-    end()
+    sys.exit(code)
+
+
+# -- running it --------------------------------------------------------------------------------------
+
+
+class _Main(ModuleType):
+    """The module in which the parent finds the classes that its spawned processes send.
+
+    They call their main module ``__mp_main__``; here it is whatever module runs as ``__main__``.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules["__main__"], name)
+
+
+def _run(program: Sequence[str], is_module: bool) -> Any:
+    """Run the program as ``python`` does; the exit code, after its traceback has been shown."""
+    sys.argv[:] = program
+    sys.modules["__mp_main__"] = _Main("__mp_main__")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which `arraybridge` takes for Ctrl-C
+    try:
+        if is_module:
+            _search_first(Path.cwd())
+            _count_as_own(program[0])
+            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        else:
+            path = Path(program[0]).absolute()
+            _search_first(path.resolve().parent)
+            runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as error:
+        return error.code
+    except BaseException as error:  # noqa: BLE001  # whatever ends the program is its own, and is shown
+        own = _without_callers(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(own), own)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _search_first(folder: Path) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = str(folder)
+
+
+def _count_as_own(module: str) -> None:
+    """Where it is installed, it is the user's program all the same."""
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    for folder in () if spec is None else spec.submodule_search_locations or [spec.origin or module]:
+        as_own(folder)
+
+
+def _without_callers(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback from the program's first line on; None where there is none, as in a syntax error."""
+    while traceback is not None:
+        file = traceback.tb_frame.f_code.co_filename
+        if file not in (__file__, runpy.__file__) and not file.startswith("<frozen "):
+            return traceback
+        traceback = traceback.tb_next
+    return None
+
+
+# -- telling -----------------------------------------------------------------------------------------
 
 
 def _tell(
@@ -117,5 +148,5 @@ def _tell(
             html.write_text(page(log.events, spots, name), encoding="utf-8")
     if as_json:
         output.print_json({"program": name, "events": len(log.events), **spots.to_dict()})
-        return
-    typer.echo(repr(spots))
+    else:
+        typer.echo(repr(spots))
