@@ -91,16 +91,16 @@ from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
     from arraybridge.lines.device_map import device_map as device_map
-    from arraybridge.lines.measure import benchmark as benchmark
-    from arraybridge.lines.measure import compare as compare
     from arraybridge.lines.pipeline import Pipeline as Pipeline
     from arraybridge.lines.prefetch import prefetch as prefetch
     from arraybridge.lines.report import PipelineReport as PipelineReport
     from arraybridge.lines.report import StageReport as StageReport
     from arraybridge.lines.shared import shared as shared
-    from arraybridge.lines.sizes import SizeComparison as SizeComparison
-    from arraybridge.lines.timings import Comparison as Comparison
-    from arraybridge.lines.timings import Timing as Timing
+    from arraybridge.measure.benchmark import Timing as Timing
+    from arraybridge.measure.benchmark import benchmark as benchmark
+    from arraybridge.measure.compare import Comparison as Comparison
+    from arraybridge.measure.compare import SizeComparison as SizeComparison
+    from arraybridge.measure.compare import compare as compare
     from arraybridge.memory.peaks import memory_peak as memory_peak
     from arraybridge.memory.pools import BufferPool as BufferPool
     from arraybridge.memory.pools import PoolLimitError as PoolLimitError
@@ -216,15 +216,15 @@ __version__ = "1.0.0"
 # Loaded when first asked for: a quarter of what the import of this package would cost.
 _LATER = {
     "device_map": "arraybridge.lines.device_map",
-    "Comparison": "arraybridge.lines.timings",
-    "Timing": "arraybridge.lines.timings",
-    "benchmark": "arraybridge.lines.measure",
-    "compare": "arraybridge.lines.measure",
+    "Comparison": "arraybridge.measure.compare",
+    "Timing": "arraybridge.measure.benchmark",
+    "benchmark": "arraybridge.measure.benchmark",
+    "compare": "arraybridge.measure.compare",
     "Pipeline": "arraybridge.lines.pipeline",
     "prefetch": "arraybridge.lines.prefetch",
     "PipelineReport": "arraybridge.lines.report",
     "StageReport": "arraybridge.lines.report",
-    "SizeComparison": "arraybridge.lines.sizes",
+    "SizeComparison": "arraybridge.measure.compare",
     "shared": "arraybridge.lines.shared",
     "memory_peak": "arraybridge.memory.peaks",
     "BufferPool": "arraybridge.memory.pools",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-__all__ = ["Cell", "format_bytes", "format_rate", "format_seconds", "html_table", "text_table"]
+__all__ = ["Cell", "Table", "format_bytes", "format_rate", "format_seconds", "html_table", "text_table"]
 
 
 def format_bytes(nbytes: float | None) -> str:
@@ -163,6 +163,22 @@ def html_table(
 def _cell(tag: str, cell: str | Cell, span: str = "") -> str:
     inner, attributes = cell if isinstance(cell, Cell) else (_escaped(cell), "")
     return f"<{tag}{attributes and ' ' + attributes}{span}>{inner}</{tag}>"
+
+
+class Table:
+    """What prints as a table with a line below it, also in a notebook; subclasses say which."""
+
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]:
+        """The headings, the rows, the headings of columns that are set flush right, and the line."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        head, rows, right, line = self._table()
+        return f"{text_table(head, rows, right=right)}\n{line}"
+
+    def _repr_html_(self) -> str:
+        head, rows, _, line = self._table()
+        return html_table(head, rows, caption=line)
 
 
 def _escaped(text: str) -> str:

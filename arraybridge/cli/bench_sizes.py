@@ -16,8 +16,7 @@ from rich.markup import escape
 
 import arraybridge
 from arraybridge.cli import output
-from arraybridge.lines.measure import compare
-from arraybridge.lines.sizes import STANDARD, SizeComparison, SizeRow
+from arraybridge.measure.compare import STANDARD, SizeComparison, SizeRow, compare
 
 __all__ = ["bench_sizes"]
 

@@ -13,8 +13,8 @@ import pytest
 
 import arraybridge
 from arraybridge import benchmark, compare
-from arraybridge.lines import measure
-from arraybridge.lines.sizes import STANDARD, SizeRow, array_of
+from arraybridge.measure import benchmark as room
+from arraybridge.measure.compare import STANDARD, SizeRow, array_of
 from tests.helpers import require
 
 
@@ -102,7 +102,7 @@ def test_what_ends_only_after_its_function_has_returned_is_waited_for(
             for one in queued:
                 one.join()
 
-    monkeypatch.setattr(measure, "loaded", lambda: [SimpleNamespace(pool=Pool())])
+    monkeypatch.setattr(room, "loaded", lambda: [SimpleNamespace(pool=Pool())])
 
     def work() -> None:
         assert len(ended) == len(queued)  # each call before is waited for

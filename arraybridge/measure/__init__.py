@@ -1,0 +1,1 @@
+"""How long a call takes, and where it is the faster: `benchmark` and `compare`."""
