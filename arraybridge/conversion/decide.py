@@ -23,7 +23,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
-from arraybridge.frameworks.parts import Fallback, Pool, Running, itself
+from arraybridge.frameworks.parts import Fallback, itself
 from arraybridge.trees import source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
@@ -109,7 +109,7 @@ def decide(request: Request) -> tuple[Route, Run]:
         journey = _Journey(request, source, target, data, here, there, cast, native)
         if native and here == there:
             asked = request.device is not None or request.gpu_id is not None
-            if not (asked and (source.pool or Pool()).is_scattered(data)):
+            if not (asked and source.pool.is_scattered(data)):
                 return journey.in_place()
         return journey.depart()
     except MemoryConversionError as error:
@@ -194,7 +194,7 @@ class _Journey:
             target.supports(self.cast, target.shape(self.data))
             return self._end(method, 0, "", itself)  # the cast makes the copy
         if self.request.copy:
-            (target.running or Running()).check_copy(self.data)
+            target.check_copy(self.data)
             return self._end(method, 1, "copy=True was asked for", target.copy)
         return self._end("same", 0, "it is there already", itself)
 

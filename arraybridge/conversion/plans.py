@@ -176,7 +176,7 @@ def _facts_of(cls: type, source: Framework, target: Framework) -> Callable[[Any]
     try:
         return _facts[pair]
     except KeyError:
-        found = source.fast.facts(target.alignment) if source.fast and cls in source.fast.types() else None
+        found = source.fast.facts(target.alignment) if cls in source.fast.types() else None
     if len(_facts) >= _MAX_TYPES:
         _facts.clear()
     _facts[pair] = found

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import itself
 from arraybridge.show import format_bytes, format_seconds, html_table
 from arraybridge.types import Device
 
@@ -31,23 +30,19 @@ RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
 
 def same(source: Framework, target: Framework) -> FastFunction | None:
     """The very object comes back."""
-    return itself if source.fast is None else source.fast.same()
+    return source.fast.same()
 
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
     """The target looks at the source's host memory through NumPy."""
-    if source.fast is None:
-        return None
     if target.name == "numpy":
         return source.fast.view()
-    take = None if target.fast is None else target.fast.from_view()
+    take = target.fast.from_view()
     return None if take is None else source.fast.into(take)
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
     """The target shares the source's memory through a DLPack capsule."""
-    if source.fast is None or target.fast is None:
-        return None
     export = source.fast.export(target.alignment)
     adopt = target.fast.adopt(immutable=not source.mutable)
     if export is None or adopt is None:

@@ -56,7 +56,7 @@ def fast_converter(source: Framework, target: Framework, cls: type) -> FastFunct
     try:
         return _fast[known]
     except KeyError:
-        exact = source is target or (source.fast is not None and cls in source.fast.types())
+        exact = source is target or cls in source.fast.types()
     made = cell(source.name, target.name)(source, target) if exact else None
     if len(_fast) >= _MAX_TYPES:
         _fast.clear()

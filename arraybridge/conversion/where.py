@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
-from arraybridge.frameworks.parts import Pool
 from arraybridge.types import Device, DeviceLike, GpuId, check_gpu_id
 
 __all__ = ["resolve_device", "shares_cards"]
@@ -30,7 +29,7 @@ def resolve_device(
     if gpu_id == "auto":
         accelerators = [d for d in target.devices() if d.kind != "cpu"]
         if accelerators:
-            return max(accelerators, key=(target.pool or Pool()).free_memory_of)
+            return max(accelerators, key=target.pool.free_memory_of)
     return find_or_host(target, wanted)
 
 

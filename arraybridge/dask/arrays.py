@@ -24,7 +24,6 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, FrameworkNotInstalledError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Pickling
 from arraybridge.types import Device
 
 __all__ = ["load", "register", "register_sizes", "save", "size", "token"]
@@ -91,7 +90,7 @@ def _register_classes(names: list[str], before: list[Callable[[], Any]]) -> None
         except FrameworkNotInstalledError:  # a package that is imported but does not work here has no arrays
             continue
         for cls in classes:
-            if not _pickling(registry.framework(name)).all_pickle:
+            if not registry.framework(name).pickling.all_pickle:
                 copyreg.pickle(cls, _written_for_pickle)
             for dispatch, answer in _tables:
                 known = dispatch._lookup.get(cls)
@@ -100,12 +99,8 @@ def _register_classes(names: list[str], before: list[Callable[[], Any]]) -> None
                 dispatch.register(cls, answer)
 
 
-def _pickling(owner: Framework) -> Pickling:
-    return owner.pickling or Pickling()
-
-
 def _classes(owner: Framework) -> tuple[type, ...]:
-    return _pickling(owner).classes() or (() if owner.fast is None else owner.fast.types())
+    return owner.pickling.classes() or owner.fast.types()
 
 
 def size(x: Any) -> int:
@@ -119,7 +114,7 @@ def size(x: Any) -> int:
     try:
         if owner is not None:
             owner.check(x)
-            held = _pickling(owner).held_bytes(x)
+            held = owner.pickling.held_bytes(x)
             return owner.nbytes(x) if held is None else held
     except (ArrayNotSupportedError, DtypeNotSupportedError):
         pass  # sparse, nested, symbolic: no dense bytes to count
@@ -134,7 +129,7 @@ def token(x: Any) -> Any:
     try:
         if owner is not None:
             owner.check(x)
-            if not _pickling(owner).is_plain(x):
+            if not owner.pickling.is_plain(x):
                 return normalize_object(x)
             place, grad = str(owner.device_of(x)), owner.requires_grad(x)
             return (owner.name, owner.dtype_name(x), owner.shape(x), place, grad, normalize_token(_bytes(x)))
@@ -155,7 +150,7 @@ def function_token(fn: Callable[..., Any]) -> Any:
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             owner = None if isinstance(obj, type) else registry.find_owner(obj)
-            if owner is not None and owner.name not in _KNOWN_TO_DASK and _pickling(owner).is_plain(obj):
+            if owner is not None and owner.name not in _KNOWN_TO_DASK and owner.pickling.is_plain(obj):
                 return str, (str(token(obj)),)
             return super().reducer_override(obj)
 
@@ -185,7 +180,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
     owner = registry.find_owner(x)
     if owner is None:
         raise TypeError(f"an object of type {type(x).__name__} is no array")
-    if not _pickling(owner).is_plain(x):
+    if not owner.pickling.is_plain(x):
         raise NotImplementedError(f"{type(x).__name__} is more than an array")
     return _write(x, owner) if _is_understood() else _saved_by_dask(x)
 
@@ -212,7 +207,7 @@ def _write(x: Any, owner: Framework) -> tuple[dict[str, Any], list[Any]]:
 def _written_for_pickle(x: Any) -> tuple[Any, ...]:
     owner = registry.find_owner(x)
     try:
-        if owner is not None and not _pickling(owner).pickles(x):
+        if owner is not None and not owner.pickling.pickles(x):
             return load, _write(x, owner)
     except NotImplementedError:
         pass

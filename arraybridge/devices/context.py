@@ -136,7 +136,7 @@ def array_namespace(*xs: Any) -> Any:
 
 
 def _namespace_of(owner: Framework) -> Any:
-    namespace = None if owner.running is None else owner.running.array_namespace()
+    namespace = owner.array_namespace()
     if namespace is None:
         raise ArrayNotSupportedError(
             f"{owner.name} arrays have no array API namespace; convert them first, as in"

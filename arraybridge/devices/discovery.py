@@ -12,7 +12,6 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, visible_devices
-from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device, FrameworkLike
@@ -108,7 +107,7 @@ def _described(
     from arraybridge.frameworks.cards import cards
 
     names = tuple(one.name for one, _ in owners)
-    told = [(one.name, *(one.pool or Pool()).card_of(seen)) for one, seen in owners]
+    told = [(one.name, *one.pool.card_of(seen)) for one, seen in owners]
     name = next((name for _, name, _, _ in told if name), "")
     identity = next((identity for _, _, identity, _ in told if identity), "")
     total = next((total for _, _, _, total in told if total), None)
@@ -212,7 +211,7 @@ def least_used_gpu() -> int | None:
     if not free:
         for one in loaded():
             for device in visible_devices(one):
-                if device.kind == "gpu" and one.pool is not None and one.pool.is_started():
+                if device.kind == "gpu" and one.pool.is_started():
                     free[device.index] = max(free.get(device.index, 0), one.pool.free_memory_of(device))
     if free:
         return max(free, key=lambda index: (free[index], -index))
@@ -253,7 +252,7 @@ def device_info() -> DeviceInfo:
         for one in loaded():
             found = [d for d in visible_devices(one) if d.kind == "gpu"]
             if found:
-                told = [(one.pool or Pool()).card_of(d) for d in found]
+                told = [one.pool.card_of(d) for d in found]
                 names = [name for name, _, _ in told]
                 sizes = [(total, None) for _, _, total in told]
                 backend = one.name

@@ -18,7 +18,7 @@ import numpy as np
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.facts import Facts
-from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Running, Streams
+from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Scopes, Streams
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device
 
@@ -46,7 +46,9 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        fast, streams, pinning, pool, pickling, running, autodiff: the parts that it has; None for others.
+        fast, streams, pinning, pool, pickling, scopes: its parts; those of parts.py where it has none.
+        autodiff: its derivatives, or None.
+        conforms: whether `array_namespace` is the whole array API.
     """
 
     name: ClassVar[str]
@@ -57,14 +59,15 @@ class Framework(ABC):
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
+    conforms: ClassVar[bool] = False
     dlpack_device: int | None = None
 
-    fast: Fast | None = None
-    streams: Streams | None = None
-    pinning: Pinning | None = None
-    pool: Pool | None = None
-    pickling: Pickling | None = None
-    running: Running | None = None
+    fast: Fast = Fast()
+    streams: Streams = Streams()
+    pinning: Pinning = Pinning()
+    pool: Pool = Pool()
+    pickling: Pickling = Pickling()
+    scopes: Scopes = Scopes()
     autodiff: Autodiff | None = None
 
     def __repr__(self) -> str:
@@ -226,6 +229,13 @@ class Framework(ABC):
         """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
         return self.from_host(hostmemory.fresh(self.host_view(x)), self.device_of(x))
 
+    def check_copy(self, x: Any) -> None:
+        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave.
+
+        Raises:
+            MemoryConversionError: or a subclass.
+        """
+
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
         values = self.host_view(x).astype(hostmemory.np_dtype(dtype))
@@ -261,6 +271,15 @@ class Framework(ABC):
         host = np.concatenate([self.to_host(part) for part in parts], axis)
         return self.from_host(host, self.device_of(parts[0]))
 
+    def stack(self, planes: list[Any]) -> Any:
+        """Arrays of one shape and dtype, of one device, along a new first axis."""
+        host = np.stack([self.to_host(plane) for plane in planes])
+        return self.from_host(hostmemory.fresh(host), self.device_of(planes[0]))
+
+    def unstack(self, x: Any) -> list[Any]:
+        """The arrays along the first axis (views where the framework has views)."""
+        return [x[i] for i in range(self.shape(x)[0])]
+
     def room(self, part: Any, axis: int, rows: int) -> Any:
         """Memory for an array like ``part`` with so many rows along ``axis``, which `write` and `filled` take.
 
@@ -285,7 +304,26 @@ class Framework(ABC):
         """A context in which ``device`` is this framework's current one, for this thread."""
         return nullcontext()
 
+    def reshaped(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
+        return None
+
     # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        """The module of the Python array API for its arrays; None where there is none."""
+        return None
+
+    def extent(self, x: Any) -> tuple[int, int]:
+        """The smallest and the largest of integers or booleans (at least one), exactly."""
+        xp = self.array_namespace()
+        if "bool" in str(x.dtype):
+            return int(bool(xp.all(x))), int(bool(xp.any(x)))
+        return int(xp.min(x)), int(xp.max(x))
+
+    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
+        """What waits for an array of this class, where an error of its computation shows only then; or None."""
+        return None
 
     @property
     def decorator(self) -> Any:
@@ -303,7 +341,7 @@ def set_decorator_maker(maker: Callable[[str], Any]) -> None:
 
 def visible_devices(framework: Framework) -> tuple[Device, ...]:
     """The framework's devices; opens no accelerator where it can tell without."""
-    foretold = None if framework.pool is None else framework.pool.visible_devices()
+    foretold = framework.pool.visible_devices()
     return framework.devices() if foretold is None else foretold
 
 
@@ -326,13 +364,12 @@ def find_or_host(framework: Framework, wanted: Device) -> Device:
 
 def open_devices(framework: Framework) -> tuple[Device, ...]:
     """The framework's devices; none where asking would open its accelerators, which nobody uses as yet."""
-    asking_opens = framework.pool is not None and framework.pool.asking_opens()
-    return () if asking_opens else visible_devices(framework)
+    return () if framework.pool.asking_opens() else visible_devices(framework)
 
 
 def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
     """What these frameworks raise for an array that they do not take."""
-    own = (error for one in frameworks if one.fast is not None for error in one.fast.errors)
+    own = (error for one in frameworks for error in one.fast.errors)
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
 
 

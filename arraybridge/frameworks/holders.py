@@ -1,51 +1,12 @@
-"""Who holds memory besides an array: what the array is a view of says so."""
+"""Who holds an array besides those who ask."""
 
 from __future__ import annotations
 
-import array
-import ctypes
 import sys
-import weakref
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-__all__ = ["ONE_HOLDER", "held_by_one", "held_through_views", "holders_of", "is_kept", "kept_among"]
-
-
-def holders_of(x: Any, name: str) -> int:
-    """What `sys.getrefcount` says of an attribute; `ONE_HOLDER` where ``x`` alone holds it."""
-    return sys.getrefcount(getattr(x, name))
-
-
-ONE_HOLDER = holders_of(SimpleNamespace(base=object()), "base")
-
-
-def held_through_views(x: Any, cls: type) -> bool | None:
-    """Whether somebody holds what ``x`` is a view of, by ``x.base``; None where that is of another class."""
-    if weakref.getweakrefcount(x):
-        return True
-    while x.base is not None:
-        if isinstance(x.base, memoryview):
-            return True if isinstance(x.base.obj, _BUFFERS) else None
-        if not isinstance(x.base, (cls, _STRIDED, *_BUFFERS)):
-            return None
-        if holders_of(x, "base") > ONE_HOLDER:
-            return True
-        if isinstance(x.base, _BUFFERS):
-            return False
-        x = x.base
-        if weakref.getweakrefcount(x):
-            return True
-    return False
-
-
-#: Memory of Python's own, which whoever made it an array may write to.
-_BUFFERS = (bytearray, array.array, ctypes.Array)
-#: What NumPy's as_strided puts between an array and what it is a view of.
-_STRIDED: Any = type(np.lib.stride_tricks.as_strided(np.zeros(1)).base)
+__all__ = ["held_by_one", "is_kept", "kept_among"]
 
 
 def _references(x: Any) -> int:

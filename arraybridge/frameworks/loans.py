@@ -33,34 +33,29 @@ class Loan:
 
     Args:
         borrowed: what keeps the memory alive.
-        lender: the queues of the framework that owns it; None where they cannot be told to wait.
+        lender: the queues of the framework that owns it.
         borrower: the queues of the framework that reads it.
         device: the card.
     """
 
     __slots__ = ("__weakref__", "_borrowed", "_borrower", "_device", "_lender", "_lent_on")
 
-    def __init__(self, borrowed: Any, lender: Streams | None, borrower: Streams, device: Device) -> None:
+    def __init__(self, borrowed: Any, lender: Streams, borrower: Streams, device: Device) -> None:
         self._borrowed = borrowed
         self._lender = lender
         self._borrower = borrower
         self._device = device
         #: The lender's queue, by its handle: its allocator minds that one alone, whichever thread asks it.
         self._lent_on: int | None = None
-        if lender is not None:
-            with suppress(NotImplementedError):  # a plug-in's queues need have no handles
-                handle = lender.handle(device)
-                self._lent_on = None if handle == _OF_EACH_THREAD else handle
+        with suppress(NotImplementedError):  # it has no queues, or its queues have no handles
+            handle = lender.handle(device)
+            self._lent_on = None if handle == _OF_EACH_THREAD else handle
 
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
         try:
-            if (
-                self._lender is not None
-                and self._lent_on is not None
-                and self._lender.handle(self._device) == self._lent_on
-            ):
+            if self._lent_on is not None and self._lender.handle(self._device) == self._lent_on:
                 self._lender.wait_for(self._device, self._borrower.handle(self._device))
                 return
             mark = self._borrower.mark(self._device)

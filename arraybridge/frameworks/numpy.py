@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework, extended, refuse, refuse_dtype
-from arraybridge.frameworks.holders import held_by_one, held_through_views
-from arraybridge.frameworks.parts import Fallback, Fast, Running, itself
+from arraybridge.frameworks.parts import Fallback, Fast, itself
 from arraybridge.types import Device
 
 __all__ = ["NumpyFramework"]
@@ -35,10 +33,10 @@ _PLAIN = frozenset(
 class NumpyFramework(Framework):
     name = "numpy"
     honours_readonly = True
+    conforms = True
 
     def __init__(self) -> None:
         self.fast = NumpyFast()
-        self.running = NumpyRunning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, np.ndarray)
@@ -110,6 +108,25 @@ class NumpyFramework(Framework):
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
         return np.empty(shape, hostmemory.np_dtype(dtype))
 
+    def reshaped(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        wanted = hostmemory.np_dtype(dtype)
+        nbytes = wanted.itemsize * math.prod(shape)
+        return memory.reshape(-1).view(np.uint8)[:nbytes].view(wanted).reshape(shape)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.numpy as namespace
+
+        return namespace
+
+    def stack(self, planes: list[np.ndarray]) -> np.ndarray:
+        if not any(isinstance(plane, np.ma.MaskedArray) for plane in planes):
+            return np.stack(planes)
+        stacked = np.ma.stack(planes)  # np.stack drops masks
+        stacked.fill_value = np.ma.asanyarray(planes[0]).fill_value
+        return stacked
+
 
 class NumpyFast(Fast):
     errors = (TypeError, ValueError, BufferError)
@@ -156,34 +173,3 @@ class NumpyFast(Fast):
             return guard(x).__dlpack__()
 
         return give
-
-
-class NumpyRunning(Running):
-    def may_change(self, x: np.ndarray) -> bool | None:
-        held = sys.getrefcount(x) > held_by_one() or held_through_views(x, np.ndarray)
-        if held is False and isinstance(x, np.ma.MaskedArray) and x.mask is not np.ma.nomask:
-            mask = getattr(x, "_mask")  # noqa: B009  # `x.mask` is a view of it, made anew each time
-            return sys.getrefcount(mask) > held_by_one() + 1 or held_through_views(mask, np.ndarray)
-        return held
-
-    def condition(self, x: np.ndarray) -> tuple[Any, ...]:
-        return (x.strides, x.dtype.str, hostmemory.address(x), x.flags.writeable, x.flags.aligned)
-
-    def part(self, x: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        wanted = hostmemory.np_dtype(dtype)
-        nbytes = wanted.itemsize * math.prod(shape)
-        return x.reshape(-1).view(np.uint8)[:nbytes].view(wanted).reshape(shape)
-
-    conforms = True
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.numpy as namespace
-
-        return namespace
-
-    def stack(self, planes: list[np.ndarray]) -> np.ndarray:
-        if not any(isinstance(plane, np.ma.MaskedArray) for plane in planes):
-            return np.stack(planes)
-        stacked = np.ma.stack(planes)  # np.stack drops masks
-        stacked.fill_value = np.ma.asanyarray(planes[0]).fill_value
-        return stacked

@@ -1,7 +1,8 @@
-"""What a framework may have besides its core: each part is None, or an object that answers these questions.
+"""What a framework may have besides its core: each part is an object that answers these questions.
 
-`Framework` has an attribute for each. A framework decides for each of its instances which parts it has: torch
-built for the CPU has no streams. What a part does not answer has an answer here.
+`Framework` has an attribute for each. The classes here are the parts of a framework that lacks them: no queues,
+no cache, nothing locked. A framework decides for each of its instances which parts it has: torch built for the
+CPU has no streams.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from arraybridge.types import Device
 
-__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pinning", "Pool", "Running", "Streams", "Usage"]
+__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pinning", "Pool", "Scopes", "Streams", "Usage"]
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error
@@ -93,13 +94,19 @@ class Mark(NamedTuple):
 class Streams:
     """Queues of work on accelerators, one a thread, and the order between them."""
 
-    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
+    #: Whether there are any: those of a class of its own are.
+    has_queues: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        cls.has_queues = True
+
+    def stream(self, device: Device) -> AbstractContextManager[Any]:
         """A context in which this thread queues its work on a stream of its own on ``device``.
 
         The stream waits for what the current one holds on entry, and the current one waits for it on exit.
-        None where the device has no streams.
+        A device without streams has a context that does nothing.
         """
-        return None
+        return nullcontext()
 
     def take_stream(self, device: Device) -> None:
         """From now on this thread queues its work on ``device`` on a stream of its own.
@@ -258,29 +265,8 @@ class Pickling:
         return None
 
 
-class Running:
-    """What functions that are written in the framework find when they run: namespace, settings, compiler."""
-
-    #: Whether `array_namespace` is the whole array API.
-    conforms: ClassVar[bool] = False
-
-    def check_copy(self, x: Any) -> None:
-        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave.
-
-        Raises:
-            MemoryConversionError: or a subclass.
-        """
-
-    def array_namespace(self) -> Any:
-        """The module of the Python array API for its arrays; None where there is none."""
-        return None
-
-    def extent(self, x: Any) -> tuple[int, int]:
-        """The smallest and the largest of integers or booleans (at least one), exactly."""
-        xp = self.array_namespace()
-        if "bool" in str(x.dtype):
-            return int(bool(xp.all(x))), int(bool(xp.any(x)))
-        return int(xp.min(x)), int(xp.max(x))
+class Scopes:
+    """Contexts in which functions run: settings of a thread, dtypes, the framework's profiler and compiler."""
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
         """What this thread has set for itself alone, as a context for another thread that works for it."""
@@ -297,30 +283,3 @@ class Running:
     def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn`` as the framework's compiler, where it has one, leaves it alone."""
         return fn
-
-    def condition(self, x: Any) -> tuple[Any, ...]:
-        """What a user may have changed of an array in place, besides its values, shape and dtype."""
-        return ()
-
-    def part(self, x: Any, shape: tuple[int, ...], dtype: str) -> Any:
-        """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
-        return None
-
-    def may_change(self, x: Any) -> bool | None:
-        """Whether others than who asks, who holds ``x`` once, may write to it: they hold it, or its memory.
-
-        None where nobody can tell, as of memory that another framework lends.
-        """
-        return None
-
-    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        """What waits for an array of this class, where an allocation that failed shows only then; or None."""
-        return None
-
-    def stack(self, planes: list[Any]) -> Any:
-        """Arrays of one shape and dtype, of one device, along a new first axis; None: by way of the host."""
-        return None
-
-    def unstack(self, x: Any) -> list[Any] | None:
-        """The arrays along the first axis (views where the framework has views); None: by their index."""
-        return None

@@ -336,7 +336,7 @@ def _ready_now(name: str, packages: tuple[str, ...], there: list[ModuleType | No
 def _native_device(device: Device, name: FrameworkLike) -> Any:
     one = framework(framework_name(name))
     found = find_or_host(one, device)
-    native = None if one.pool is None else one.pool.native_device(found)
+    native = one.pool.native_device(found)
     return str(found) if native is None else native
 
 
@@ -399,8 +399,7 @@ _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 def _read_device(x: Any) -> Device | None:
     """The device that the object of a framework stands for; None for what is none. Imports no framework."""
     for name in _ROOTS.get(type(x).__module__.partition(".")[0], ()):
-        pool = framework(name).pool
-        found = None if pool is None else pool.read_device(x)
+        found = framework(name).pool.read_device(x)
         if found is not None:
             return found
     return None

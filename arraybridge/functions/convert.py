@@ -11,7 +11,6 @@ import numpy as np
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.convert import Grad, convert_memory
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.parts import Running
 from arraybridge.types import DeviceLike, GpuId, TypeMemo
 
 __all__ = ["being_compiled", "convert", "owner_name"]
@@ -76,7 +75,7 @@ def convert(
         return x  # as convert_memory does, which would look who listens
     if compiled:
         if not _untraced:
-            _untraced.append((registry.framework("torch").running or Running()).untraced(convert_memory))
+            _untraced.append(registry.framework("torch").scopes.untraced(convert_memory))
         return _untraced[0](x, target, grad=grad, gpu_id=gpu_id, device=device, dtype=dtype)
     return convert_memory(x, target, grad=grad, gpu_id=gpu_id, device=device, dtype=dtype)
 

@@ -12,7 +12,6 @@ from arraybridge.conversion.trace import listen_in, open_logs
 from arraybridge.errors import GradientError
 from arraybridge.frameworks.autodiff import Autodiff, Span, captured, overlap
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Running
 from arraybridge.functions.convert import convert
 from arraybridge.functions.draws import Draws
 from arraybridge.options import OneWarning
@@ -50,7 +49,7 @@ class Crossing:
         self.bring = bring
         # In force now, and again in the backward, which may run in a thread that knows nothing of them.
         self.context = contextvars.copy_context()
-        self.settings = (callee.running or Running()).thread_settings()
+        self.settings = callee.scopes.thread_settings()
         self.draws = Draws()
 
     def then(self, run: Callable[..., Any], *args: Any) -> Any:

@@ -30,7 +30,6 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Running
 from arraybridge.trees import source_of
 
 __all__ = ["DtypeConversion", "convert_dtype"]
@@ -96,9 +95,8 @@ def convert_dtype(x: Any, dtype: str) -> Any:
     owner.supports(dtype, owner.shape(x))
     # A framework without the whole array API makes the journey through NumPy, which is the same arithmetic.
     rule = _rule(owner, source, dtype)
-    running = owner.running or Running()
-    with running.wide():
-        if running.conforms:
+    with owner.scopes.wide():
+        if owner.conforms:
             return rule(owner, x, dtype)
         numpy = registry.framework("numpy")
         host = rule(numpy, convert_memory(x, "numpy"), dtype)
@@ -182,7 +180,7 @@ def _integer_to_integer(owner: Framework, x: Any, dtype: str) -> Any:
     lo, hi = _limits(dtype)
     has_lo, has_hi = _limits(owner.dtype_name(x))
     if not _is_empty(owner, x) and (has_lo < lo or has_hi > hi):
-        smallest, largest = (owner.running or Running()).extent(x)
+        smallest, largest = owner.extent(x)
         if smallest < lo or largest > hi:
             raise _refuse(
                 owner,

@@ -15,7 +15,6 @@ from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import written_beside
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Running
 from arraybridge.functions.bridge import Bridge, as_inner, may_run_again
 from arraybridge.functions.convert import being_compiled, convert
 from arraybridge.functions.crossing import autodiff_of
@@ -79,8 +78,7 @@ class FlowRunner(Runner):
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if being_compiled():  # torch.compile looks into what it is not told to leave alone
             if not _untraced:
-                running = registry.framework("torch").running or Running()
-                _untraced.append(running.untraced(FlowRunner.call))
+                _untraced.append(registry.framework("torch").scopes.untraced(FlowRunner.call))
             return _untraced[0](self, args, kwargs)
         return self.call(args, kwargs)
 

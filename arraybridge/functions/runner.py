@@ -201,12 +201,10 @@ class Runner(Declaration):
             with framework.selected(find_or_host(framework, self._wanted(framework))):
                 return self.body(*args, **kwargs)
         # The place is known where it matters: on a card with streams.
-        streams = None if call.place is None or not self.options.stream else framework_of(self.name).streams
-        stream = None if streams is None or call.place is None else streams.stream(call.place)
-        if stream is None:
+        if call.place is None or not self.options.stream:
             return self.body(*args, **kwargs)
         # `args` keeps what was brought alive until the stream of the caller waits for this one.
-        with stream:
+        with framework_of(self.name).streams.stream(call.place):
             return self.body(*args, **kwargs)
 
     def _by_planes(self, *args: Any, **kwargs: Any) -> Any:
@@ -297,7 +295,7 @@ class Runner(Declaration):
             self._refuse_what_is_no_array(args, kwargs)
         if self.planned and call.first is not None and not being_compiled():
             known = plans.plain.get(self.name) if self.into == self.name else plans.forms.get(self.into)
-            if known is not _ready.get(self.into) and framework_of(self.name).streams is None:
+            if known is not _ready.get(self.into) and not framework_of(self.name).streams.has_queues:
                 _ready[self.into] = known
         return args if changed is None else tuple(changed), named, call
 
@@ -344,7 +342,7 @@ class Runner(Declaration):
             )
         if call.place is None:
             framework = _frameworks.get(self.name) or framework_of(self.name)
-            if framework.streams is not None or (self.placed and card_meant(self.options.gpu_id) == "auto"):
+            if framework.streams.has_queues or (self.placed and card_meant(self.options.gpu_id) == "auto"):
                 call.place = framework.device_of(new)
         return new
 
@@ -364,7 +362,7 @@ class Runner(Declaration):
         framework = framework_of(self.name)
         if options.dtype is None and framework.owns(value) and not open_logs:
             here, wanted = framework.device_of(value), self._wanted(framework)
-            whole = framework.pool is None or not framework.pool.is_scattered(value)
+            whole = not framework.pool.is_scattered(value)
             if whole and here.kind == wanted.kind and here.index == wanted.index:
                 return value
         return convert(value, self.name, self.grad, gpu_id, self.device, options.dtype)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from arraybridge.batches import kept
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions.convert import being_compiled
 from arraybridge.options import OneWarning
@@ -67,20 +65,7 @@ def _along_new_axis(planes: list[Any], memory_type: FrameworkLike, gpu_id: GpuId
                 f" {target.dtype_name(planes[i])}; cast them first, by convert_memory(slice, ..., dtype=...)"
             )
     target.supports(dtype, (len(planes), *shape))
-    return _stacked(target, planes)
-
-
-def _stacked(target: Framework, planes: list[Any]) -> Any:
-    stack = None if target.running is None else target.running.stack(planes)
-    if stack is not None:
-        return stack
-    host = np.stack([target.to_host(plane) for plane in planes])
-    return target.from_host(hostmemory.fresh(host), target.device_of(planes[0]))
-
-
-def _planes(source: Framework, stack: Any) -> list[Any]:
-    planes = None if source.running is None else source.running.unstack(stack)
-    return [stack[i] for i in range(source.shape(stack)[0])] if planes is None else planes
+    return target.stack(planes)
 
 
 def _facts(framework: Framework, x: Any) -> tuple[tuple[int, ...], str, Any]:
@@ -112,7 +97,7 @@ def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None)
         raise ValueError(
             f"a stack has three axes, (slices, height, width); this array has shape {source.shape(data)}"
         )
-    return _planes(target, convert_memory(array, target.name, gpu_id=gpu_id))
+    return target.unstack(convert_memory(array, target.name, gpu_id=gpu_id))
 
 
 def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +180,7 @@ def call_by_planes(fn: Callable[..., Any], skip: int, args: tuple[Any, ...], kwa
                     f"slice_by_slice=True: the first array has {count} planes, another one has {shape[0]}"
                 )
             count = shape[0]
-            stacks[place] = _planes(source, data)
+            stacks[place] = source.unstack(data)
     if count is None:
         return fn(*args, **kwargs)
     results = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.loans import Kept
-from arraybridge.frameworks.parts import Mark, Running, Streams
+from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
@@ -28,8 +28,8 @@ def marks_of(tree: Any) -> list[Mark]:
         owner = registry.find_owner(x)
         if owner is None:
             continue
-        if owner.streams is None:
-            wait = (owner.running or Running()).late_errors(type(x))
+        if not owner.streams.has_queues:
+            wait = owner.late_errors(type(x))
             if wait is not None:
                 wait(x)
             continue
@@ -49,10 +49,9 @@ def received(result: Any, marks: list[Mark]) -> Any:
 
     def take_over(x: Any) -> Any:
         owner = registry.find_owner(x)
-        streams = None if owner is None else owner.streams
-        if owner is None or streams is None or (streams, owner.device_of(x)) not in marked:
+        if owner is None or (owner.streams, owner.device_of(x)) not in marked:
             return x
-        return streams.take_over(x)
+        return owner.streams.take_over(x)
 
     return map_arrays(result, take_over)
 
@@ -65,9 +64,9 @@ class Lane:
         self._streams: set[tuple[Streams, Device]] = set()
         self._held = Kept()
 
-    def use_stream(self, streams: Streams | None, device: Device) -> None:
+    def use_stream(self, streams: Streams, device: Device) -> None:
         """Give this thread a stream of its own on the device, the first time that it is asked to."""
-        if streams is not None and (streams, device) not in self._streams:
+        if (streams, device) not in self._streams:
             self._streams.add((streams, device))
             streams.take_stream(device)
 
@@ -103,9 +102,9 @@ def _readers(tree: Any) -> list[Mark]:
         if owner is None or (device := owner.device_of(x)).kind == "cpu":
             continue
         for reader in (owner, *registry.loaded()):
-            if reader.streams is None or (reader.name, device) in marks:
+            if not reader.streams.has_queues or (reader.name, device) in marks:
                 continue
-            if reader is owner or (reader.pool is not None and reader.pool.is_started()):
+            if reader is owner or reader.pool.is_started():
                 marks[reader.name, device] = reader.streams.mark(device)
     return [mark for mark in marks.values() if mark is not None]
 

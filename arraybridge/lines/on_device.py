@@ -93,7 +93,7 @@ def move(item: Any, device: Device) -> Any:
         source, array = source_of(x)
         if source.name == "numpy":
             return x
-        whole = source.pool is None or not source.pool.is_scattered(array)
+        whole = not source.pool.is_scattered(array)
         if whole and source.device_of(array) == device:
             return x
         try:

@@ -23,7 +23,6 @@ import numpy as np
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError, note_on, told
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.parts import Pickling
 from arraybridge.lines.followed import refuse_graphs
 from arraybridge.lines.lanes import Lane
 from arraybridge.lines.on_device import Job, noting, working_on
@@ -113,14 +112,13 @@ class _Pickler(pickle.Pickler):
         if self._is_large(owner, obj):
             self.kept.append(shared(obj))
             return _received, (owner.name, self.kept[-1])
-        reduced = None if owner.pickling is None else owner.pickling.reduced(obj)
+        reduced = owner.pickling.reduced(obj)
         return NotImplemented if reduced is None else reduced
 
     def _is_large(self, owner: Any, x: Any) -> bool:
         if isinstance(x, np.ndarray):
             return type(x) is np.ndarray and x.nbytes > _LARGE and x.dtype.kind in "biufc"
-        pickling = owner.pickling or Pickling()
-        if not owner.has_host or owner.nbytes(x) <= _LARGE or not pickling.is_plain(x):
+        if not owner.has_host or owner.nbytes(x) <= _LARGE or not owner.pickling.is_plain(x):
             return False
         return owner.device_of(x).kind == "cpu" and not getattr(x, "requires_grad", False)
 

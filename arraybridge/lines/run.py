@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import handed_from, note_on, place
-from arraybridge.frameworks.parts import Mark, Running
+from arraybridge.frameworks.parts import Mark
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.lanes import Lane, marks_of, received
 from arraybridge.options import already_told
@@ -217,7 +217,7 @@ class Run:
     def _start(self) -> None:
         self.began = self.ended = time.perf_counter()
         # Gradients off, autocast, 64 bits: what frameworks keep for each thread.
-        settings = [(one.running or Running()).thread_settings() for one in loaded()]
+        settings = [one.scopes.thread_settings() for one in loaded()]
         _runs.add(self)
         for s, station in enumerate(self.stations):
             for w, worker in enumerate(station):

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import loans, registry
 from arraybridge.frameworks.base import Framework, open_devices, visible_devices
-from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
@@ -97,8 +96,7 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
         device = None if index is None else one.accelerator(index)
         for empty in own_caches:
             freed += empty(device, one.name)
-        if one.pool is not None:
-            freed += one.pool.free_cache(device, compiled)
+        freed += one.pool.free_cache(device, compiled)
     return freed
 
 
@@ -110,7 +108,7 @@ def _check_accelerator(index: int, frameworks: list[Framework]) -> bool:
     """
     there: dict[str, list[str]] = {}
     for one in frameworks:
-        if one.pool is not None and one.pool.asking_opens() and one.pool.visible_devices() is None:
+        if one.pool.asking_opens() and one.pool.visible_devices() is None:
             return True
         devices = visible_devices(one)
         if one.accelerator(index) in devices:
@@ -226,9 +224,9 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {str(framework)!r}")
     torch, cupy = registry.framework("torch"), registry.framework("cupy")
     torch.find_device(Device("gpu", 0))
-    allocate, free = (torch.pool or Pool()).allocator()
+    allocate, free = torch.pool.allocator()
     try:
-        (cupy.pool or Pool()).use_allocator(allocate, free)
+        cupy.pool.use_allocator(allocate, free)
     except RuntimeError as error:
         raise SharedPoolError(
             f"CuPy cannot share PyTorch's memory any more: {error}. Call share_gpu_memory() before the first"
@@ -325,7 +323,7 @@ def coexist(fraction: float | None = None) -> Coexistence:
             ("torch", ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")),
         )
         if any(one in chosen and os.environ.get(one) != chosen[one] for one in variables)
-        and any((one.pool or Pool()).is_started() for one in loaded(name))
+        and any(one.pool.is_started() for one in loaded(name))
     )
     os.environ.update(chosen)
     if late:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from arraybridge.frameworks.hostmemory import own_memory
-from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.stats import THIS_PROCESS
 from arraybridge.show import format_bytes, html_table, text_table
@@ -69,7 +68,7 @@ class MemoryPeak:
         used, peak = own_memory()
         self._begin(("cpu", THIS_PROCESS), used, peak)
         for one in loaded():
-            pool = one.pool or Pool()
+            pool = one.pool
             for usage in pool.usage():
                 key = (str(usage.device), one.name)
                 self._begin(key, usage.used, None if pool.reset_peak(usage.device) else usage.peak)
@@ -83,12 +82,7 @@ class MemoryPeak:
     def _look(self) -> None:
         used, peak = own_memory()
         seen = [(("cpu", THIS_PROCESS), used, peak)]
-        seen += [
-            ((str(u.device), one.name), u.used, u.peak)
-            for one in loaded()
-            if one.pool
-            for u in one.pool.usage()
-        ]
+        seen += [((str(u.device), one.name), u.used, u.peak) for one in loaded() for u in one.pool.usage()]
         with self._lock:
             for key, now, most in seen:
                 if now is None:

@@ -13,7 +13,6 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import DeviceNotFoundError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
-from arraybridge.frameworks.parts import Running
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
 
@@ -42,7 +41,7 @@ class _Order(NamedTuple):
 
     def lends_views(self) -> bool:
         """Whether the array is a view of bytes; where a framework has none, it is the memory itself."""
-        return type(self.owner.running or Running()).part is not Running.part
+        return type(self.owner).reshaped is not Framework.reshaped
 
     def place(self) -> tuple[Any, ...]:
         """Where memory has to be to serve."""
@@ -62,7 +61,7 @@ class _Order(NamedTuple):
 
     def view(self, memory: Any) -> Any:
         """A new array over the beginning of the memory."""
-        view = (self.owner.running or Running()).part(memory, self.shape, self.dtype)
+        view = self.owner.reshaped(memory, self.shape, self.dtype)
         return memory if view is None else view
 
 
@@ -327,7 +326,7 @@ def pinned(x: Any) -> Any:
 def _page_locked(nbytes: int) -> np.ndarray | None:
     """Page-locked bytes from whichever loaded framework locks pages; None where none does."""
     for one in registry.loaded():
-        memory = None if one.pinning is None else one.pinning.pinned_bytes(nbytes)
+        memory = one.pinning.pinned_bytes(nbytes)
         if memory is not None:
             return memory
     return None

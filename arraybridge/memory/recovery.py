@@ -18,7 +18,6 @@ from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import FrameworkNotInstalledError, note_on, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
-from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.arguments import Arguments, Split, portion, read_once
 from arraybridge.memory.cleanup import release_caches
@@ -172,7 +171,7 @@ def _find_wait(result: Any) -> Callable[[Any], object] | None:
         owner = registry.find_owner(result)
     except FrameworkNotInstalledError:  # something else of a framework that does not work here
         owner = None
-    wait = None if owner is None else (owner.running or Running()).late_errors(type(result))
+    wait = None if owner is None else owner.late_errors(type(result))
     return _waits.keep(type(result), wait)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.hostmemory import PAGE_SIZE, own_memory
-from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.parts import Usage
 from arraybridge.frameworks.registry import loaded
 from arraybridge.show import format_bytes, html_table, text_table
 
@@ -166,7 +166,7 @@ def memory_stats() -> MemoryStats:
     frameworks = loaded()
     holdings: dict[str, list[tuple[str, Usage]]] = {}
     for one in frameworks:
-        for usage in (one.pool or Pool()).usage():
+        for usage in one.pool.usage():
             holdings.setdefault(str(usage.device), []).append((one.name, usage))
     devices = [_host()]
     from arraybridge.memory import nvml  # with the cards 2 ms, which `import arraybridge` shall not take
@@ -211,7 +211,7 @@ def _read_through(frameworks: list[Framework], device: str, held: list[tuple[str
     rows, ours = _rows(device, held)
     for one in frameworks:
         for _, usage in held:
-            memory = None if one.pool is None else one.pool.card_memory(usage.device)
+            memory = one.pool.card_memory(usage.device)
             if memory is not None:
                 free, total = memory
                 rows.append(Holding(device, REST, max(0, total - free - ours)))

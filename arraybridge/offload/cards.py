@@ -19,7 +19,6 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.facts import BUILT_IN
-from arraybridge.frameworks.parts import Running
 from arraybridge.frameworks.presence import is_imported
 from arraybridge.trees import source_of
 from arraybridge.types import Device
@@ -54,11 +53,8 @@ class Card:
         """``fn()`` with this card as the backend's current one, on a stream of this thread."""
         with ExitStack() as stack:
             stack.enter_context(self.framework.selected(self.device))
-            stack.enter_context((self.framework.running or Running()).wide())
-            streams = self.framework.streams
-            stream = None if streams is None else streams.stream(self.device)
-            if stream is not None:
-                stack.enter_context(stream)
+            stack.enter_context(self.framework.scopes.wide())
+            stack.enter_context(self.framework.streams.stream(self.device))
             return fn()
 
     def free(self) -> int:
@@ -70,8 +66,8 @@ class Card:
 
     def _ask(self) -> int:
         pool = self.framework.pool
-        free = 0 if pool is None else pool.free_memory_of(self.device)
-        if pool is None or not free or pool.counts_cache_as_free:
+        free = pool.free_memory_of(self.device)
+        if not free or pool.counts_cache_as_free:
             return free
         return free + sum(use.cached or 0 for use in pool.usage() if use.device == self.device)
 

@@ -312,8 +312,7 @@ def devices(s: Subject) -> Iterator[Case]:
 
 def oom(s: Subject) -> Iterator[Case]:
     """Its out-of-memory error is recognised, and nothing else is taken for one."""
-    pool = s.framework.pool
-    error = MemoryError() if pool is None else pool.oom_error()
+    error = s.framework.pool.oom_error()
 
     def own() -> None:
         hold(is_oom_error(error), f"its own error is not recognised: {error!r}")

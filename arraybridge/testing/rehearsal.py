@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Pool
 from arraybridge.memory import recovery
 from arraybridge.types import FrameworkLike
 
@@ -44,7 +43,7 @@ class Rehearsal:
             if self._count is not None and self.raised >= self._count:
                 return None
             self.raised += 1
-        return (self._framework.pool or Pool()).oom_error()
+        return self._framework.pool.oom_error()
 
 
 @contextmanager

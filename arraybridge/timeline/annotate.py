@@ -9,7 +9,6 @@ from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.parts import Running
 
 __all__ = ["span_of"]
 
@@ -21,7 +20,7 @@ def span_of(profiler: str) -> Callable[[str], AbstractContextManager[Any]]:
         FrameworkNotInstalledError: its package is missing.
     """
     if profiler != "nvtx":
-        return (registry.framework(profiler).running or Running()).annotation
+        return registry.framework(profiler).scopes.annotation
     try:
         import nvtx
     except ImportError as error:

@@ -16,6 +16,6 @@ def memory() -> Iterator[tuple[str, int]]:
     if used is not None:
         yield "cpu", used
     for one in loaded():
-        for usage in () if one.pool is None else one.pool.usage():
+        for usage in one.pool.usage():
             if usage.used is not None:
                 yield f"{usage.device} {one.name}", usage.used

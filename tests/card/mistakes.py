@@ -283,7 +283,7 @@ MISTAKES = (
         "items whose framework has no queues are not held",
         LANES,
         '(device := owner.device_of(x)).kind == "cpu":\n',
-        '(device := owner.device_of(x)).kind == "cpu" or owner.streams is None:\n',
+        '(device := owner.device_of(x)).kind == "cpu" or not owner.streams.has_queues:\n',
         LINES,
         card=False,
     ),

@@ -223,7 +223,7 @@ def test_what_frameworks_keep_for_a_thread_holds_in_the_stages() -> None:
     assert weights.grad.tolist() == [2.0, 2.0, 2.0]
     with torch.autocast("cpu", torch.bfloat16):
         assert Pipeline(lambda x: x @ x.T, microbatches=1)(torch.ones(2, 3)).dtype is torch.bfloat16
-    with arraybridge.framework("jax").running.wide():
+    with arraybridge.framework("jax").scopes.wide():
         assert Pipeline(lambda x: jax.numpy.ones(2) * x[0, 0])(np.ones((2, 3))).dtype == "float64"
 
 

@@ -11,7 +11,6 @@ import pytest
 
 import arraybridge
 from arraybridge import framework, is_oom_error
-from arraybridge.frameworks.parts import Pool
 from tests.helpers import require, run_script
 
 
@@ -199,7 +198,7 @@ def test_opencl_messages(message: str, expected: bool) -> None:
 def test_the_rehearsed_error_is_the_frameworks_own(name: str) -> None:
     if name != "numpy":
         require(name)
-    error = (framework(name).pool or Pool()).oom_error()
+    error = framework(name).pool.oom_error()
     assert framework(name).is_oom(error)
     assert is_oom_error(error)
 

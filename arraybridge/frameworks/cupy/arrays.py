@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -16,8 +15,7 @@ import numpy as np
 
 from arraybridge.frameworks import cards, hostmemory, loans
 from arraybridge.frameworks.base import Framework, extended
-from arraybridge.frameworks.holders import ONE_HOLDER, held_by_one, held_through_views, holders_of
-from arraybridge.frameworks.parts import Mark, Pinning, Pool, Running, Streams, Usage
+from arraybridge.frameworks.parts import Mark, Pinning, Pool, Streams, Usage
 from arraybridge.types import Device
 
 __all__ = ["CupyFramework"]
@@ -26,11 +24,10 @@ __all__ = ["CupyFramework"]
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
 
-_OWN_MEMORY = (cupy.cuda.memory.Memory, cupy.cuda.memory.PooledMemory)
-
 
 class CupyFramework(Framework):
     name = "cupy"
+    conforms = True
     has_host = False
     dtypes = frozenset(
         {
@@ -42,9 +39,8 @@ class CupyFramework(Framework):
     def __init__(self) -> None:
         self.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
         self.pool = CupyPool()
-        self.streams = self.queues = CupyStreams()
+        self.streams = CupyStreams()
         self.pinning = CupyPinning()
-        self.running = CupyRunning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, cupy.ndarray)
@@ -125,7 +121,7 @@ class CupyFramework(Framework):
         with source.selected(device), _on_card(device.index):
             # This hands the producer this thread's current stream on the array's card.
             exported = _TensorflowProducer(x, device) if source.name == "tensorflow" else x
-            return _on_loan(cupy.from_dlpack(exported), source.streams, self.queues, device)
+            return _on_loan(cupy.from_dlpack(exported), source.streams, self.streams, device)
 
     def settle(self, x: cupy.ndarray) -> None:
         with _on_card(x.device.id):
@@ -173,8 +169,23 @@ class CupyFramework(Framework):
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return _on_card(device.index)
 
+    def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
+        with _on_card(planes[0].device.id):
+            return cupy.stack(planes)
 
-def _on_loan(x: cupy.ndarray, lender: Streams | None, borrower: Streams, device: Device) -> cupy.ndarray:
+    def reshaped(self, memory: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
+        with _on_card(memory.device.id):
+            return cupy.ndarray(shape, hostmemory.np_dtype(dtype), memptr=memory.data)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.cupy as namespace
+
+        return namespace
+
+
+def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device) -> cupy.ndarray:
     """The same memory, in an array with whose end the loan ends in order."""
     if not x.size:
         return x
@@ -272,34 +283,8 @@ class CupyPool(Pool):
         return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
 
 
-class CupyRunning(Running):
-    def may_change(self, x: cupy.ndarray) -> bool | None:
-        held = sys.getrefcount(x) > held_by_one() or held_through_views(x, cupy.ndarray)
-        if held is not False:
-            return held
-        # Memory of others, and what another array was made of by its pointer, is nobody's base.
-        if not isinstance(x.data.mem, _OWN_MEMORY):
-            return None
-        return holders_of(x.data, "mem") > ONE_HOLDER + (x.base is not None)
-
-    conforms = True
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.cupy as namespace
-
-        return namespace
-
-    def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
-        with _on_card(planes[0].device.id):
-            return cupy.stack(planes)
-
-    def part(self, x: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
-        with _on_card(x.device.id):
-            return cupy.ndarray(shape, hostmemory.np_dtype(dtype), memptr=x.data)
-
-
 class CupyStreams(Streams):
-    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
+    def stream(self, device: Device) -> AbstractContextManager[Any]:
         return _side_stream(device.index)
 
     def take_stream(self, device: Device) -> None:

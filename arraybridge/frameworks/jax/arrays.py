@@ -26,7 +26,7 @@ from arraybridge.frameworks.base import (
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.jax.memory import JaxPool, as_device, cpu_alone, is_scattered, jax_device
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Scopes
 from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
@@ -92,6 +92,7 @@ _OOM = re.compile(
 
 class JaxFramework(Framework):
     name = "jax"
+    conforms = True
     alignment = hostmemory.ALIGNMENT
     mutable = False
     dtypes = _DTYPES
@@ -102,7 +103,7 @@ class JaxFramework(Framework):
         self.fast = JaxFast()
         self.pool = JaxPool()
         self.pickling = JaxPickling()
-        self.running = JaxRunning()
+        self.scopes = JaxScopes()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
@@ -252,6 +253,22 @@ class JaxFramework(Framework):
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return jax.default_device(jax_device(device))
 
+    def stack(self, planes: list[jax.Array]) -> jax.Array:
+        with _x64(True):
+            return jnp.stack(planes)
+
+    def unstack(self, x: jax.Array) -> list[jax.Array]:
+        with _x64(True):
+            return super().unstack(x)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        return jnp
+
+    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
+        return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
+
 
 class JaxFast(Fast):
     errors = (
@@ -321,15 +338,7 @@ class JaxFast(Fast):
         return take
 
 
-class JaxRunning(Running):
-    def may_change(self, x: Any) -> bool:
-        return False  # nobody writes to it
-
-    conforms = True
-
-    def array_namespace(self) -> Any:
-        return jnp
-
+class JaxScopes(Scopes):
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
         then = _thread_settings()
 
@@ -348,17 +357,6 @@ class JaxRunning(Running):
 
     def wide(self) -> AbstractContextManager[Any]:
         return _x64(True)
-
-    def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
-
-    def stack(self, planes: list[jax.Array]) -> jax.Array:
-        with _x64(True):
-            return jnp.stack(planes)
-
-    def unstack(self, x: jax.Array) -> list[jax.Array]:
-        with _x64(True):
-            return [x[i] for i in range(x.shape[0])]
 
 
 class JaxPickling(Pickling):

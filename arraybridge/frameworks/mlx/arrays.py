@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,9 +11,8 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
-from arraybridge.frameworks.holders import held_by_one
 from arraybridge.frameworks.mlx import gradients as mlx_autodiff
-from arraybridge.frameworks.parts import Pool, Running, Usage
+from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
 __all__ = ["MlxFramework"]
@@ -39,7 +37,6 @@ class MlxFramework(Framework):
 
     def __init__(self) -> None:
         self.pool = MlxPool()
-        self.running = MlxRunning()
         self.autodiff = self._derivatives = mlx_autodiff.MlxAutodiff(self.settle)
 
     # -- which arrays, and what they hold ---------------------------------------------------------
@@ -127,6 +124,15 @@ class MlxFramework(Framework):
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         return mx.concatenate(parts, axis)
 
+    def stack(self, planes: list[Any]) -> Any:
+        return mx.stack(planes)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def late_errors(self, cls: type) -> Callable[[Any], object]:
+        # Also, an array that was not computed in its own thread can't be computed in another.
+        return mx.eval
+
 
 # How MLX's allocators begin their messages (backend/metal/allocator.cpp, backend/no_gpu/allocator.cpp).
 _OOM = ("[malloc", "[metal::malloc]", "Unable to allocate")
@@ -156,18 +162,3 @@ class MlxPool(Pool):
 
     def oom_error(self) -> Exception:
         return RuntimeError("[malloc_or_wait] Unable to allocate 1 bytes. (a rehearsal)")
-
-
-class MlxRunning(Running):
-    def may_change(self, x: Any) -> bool:
-        return sys.getrefcount(x) > held_by_one()  # its memory does not, but an array may become another one
-
-    def late_errors(self, cls: type) -> Callable[[Any], object]:
-        # Also, an array that was not computed in its own thread can't be computed in another.
-        return mx.eval
-
-    def stack(self, planes: list[Any]) -> Any:
-        return mx.stack(planes)
-
-    def unstack(self, x: Any) -> list[Any]:
-        return [x[i] for i in range(x.shape[0])]

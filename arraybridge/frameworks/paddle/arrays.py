@@ -12,7 +12,7 @@ import paddle
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.paddle import gradients as paddle_autodiff
-from arraybridge.frameworks.parts import Pool, Running, Usage
+from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
 __all__ = ["PaddleFramework"]
@@ -37,7 +37,6 @@ class PaddleFramework(Framework):
     dtypes = _DTYPES
 
     def __init__(self) -> None:
-        self.running = PaddleRunning()
         self.pool = PaddlePool()
         self.autodiff = paddle_autodiff.AUTODIFF
         if paddle.is_compiled_with_cuda():
@@ -152,6 +151,9 @@ class PaddleFramework(Framework):
             return super().concatenate(parts, axis)
         return paddle.concat(parts, axis)
 
+    def stack(self, planes: list[Any]) -> Any:
+        return super().stack(planes) if self.dtype_name(planes[0]) in _NO_KERNELS else paddle.stack(planes)
+
 
 def _dtype_name(x: Any) -> str:
     return str(x.dtype).removeprefix("paddle.")
@@ -159,11 +161,6 @@ def _dtype_name(x: Any) -> str:
 
 def _place(device: Device) -> Any:
     return paddle.CUDAPlace(device.index) if device.kind == "gpu" else paddle.CPUPlace()
-
-
-class PaddleRunning(Running):
-    def stack(self, planes: list[Any]) -> Any:
-        return None if _dtype_name(planes[0]) in _NO_KERNELS else paddle.stack(planes)
 
 
 class PaddlePool(Pool):

@@ -6,8 +6,6 @@ arrays of either are welcome as sources, and new arrays belong to the one that t
 
 from __future__ import annotations
 
-import sys
-import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,8 +15,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework, extended
 from arraybridge.frameworks.cards import cards
-from arraybridge.frameworks.holders import ONE_HOLDER, held_by_one, holders_of
-from arraybridge.frameworks.parts import Pickling, Pool, Running
+from arraybridge.frameworks.parts import Pickling, Pool
 from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, OPEN, PACKAGES, Package, opened
@@ -50,7 +47,6 @@ class PyclesperantoFramework(Framework):
         self._main = opened((imported or installed)[0])
         self.pool = PyclesperantoPool(self)
         self.pickling = PyclesperantoPickling(self)
-        self.running = PyclesperantoRunning(self)
 
     def _packages(self) -> list[Package]:
         """The package that makes new arrays, and the other one if the process has imported it since."""
@@ -206,6 +202,18 @@ class PyclesperantoFramework(Framework):
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return self._main.selected(device.index)
 
+    def stack(self, planes: list[Any]) -> Any:
+        package = self._package(planes[0])
+        native = package.stack(planes) if all(package.owns(plane) for plane in planes) else None
+        return super().stack(planes) if native is None else native
+
+    def unstack(self, x: Any) -> list[Any]:
+        native = self._package(x).unstack(x)
+        if native is not None:
+            return native
+        host, device = self.to_host(x), self.device_of(x)
+        return [self.from_host(plane, device) for plane in host]
+
 
 class PyclesperantoPool(Pool):
     """Neither package keeps memory in a pool, so that there is no cache to free."""
@@ -232,28 +240,6 @@ class PyclesperantoPool(Pool):
     def oom_error(self) -> Exception:
         message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
         return RuntimeError(message)
-
-
-class PyclesperantoRunning(Running):
-    def __init__(self, owner: PyclesperantoFramework) -> None:
-        self._owner = owner
-
-    def may_change(self, x: Any) -> bool:
-        if sys.getrefcount(x) > held_by_one() or weakref.getweakrefcount(x):
-            return True
-        # Arrays of pyopencl may share a buffer; those of the other package are held by their objects alone.
-        return hasattr(x, "base_data") and holders_of(x, "base_data") > ONE_HOLDER
-
-    def stack(self, planes: list[Any]) -> Any:
-        package = self._owner._package(planes[0])
-        return package.stack(planes) if all(package.owns(plane) for plane in planes) else None
-
-    def unstack(self, x: Any) -> list[Any]:
-        native = self._owner._package(x).unstack(x)
-        if native is not None:
-            return native
-        host, device = self._owner.to_host(x), self._owner.device_of(x)
-        return [self._owner.from_host(plane, device) for plane in host]
 
 
 class PyclesperantoPickling(Pickling):

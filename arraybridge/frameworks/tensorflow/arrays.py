@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Running, Usage
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Usage
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
@@ -59,7 +59,6 @@ class TensorflowFramework(Framework):
         self.fast = TensorflowFast()
         self.pool = TensorflowPool()
         self.pickling = TensorflowPickling()
-        self.running = TensorflowRunning(self)
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
@@ -156,6 +155,9 @@ class TensorflowFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
+    def check_copy(self, x: Any) -> None:
+        self.check(x)
+
     def copy(self, x: Any) -> Any:
         self.check(x)
         if isinstance(x, tf.Variable):
@@ -188,6 +190,21 @@ class TensorflowFramework(Framework):
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return tf.device(f"/{device.kind.upper()}:{device.index}")
+
+    def stack(self, planes: list[Any]) -> Any:
+        with tf.device(planes[0].device):
+            return tf.stack(planes)
+
+    def unstack(self, x: Any) -> list[Any]:
+        return list(tf.unstack(x)) if x.shape[0] else []
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
+        from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
+
+        return tensorflow_namespace
 
 
 class TensorflowFast(Fast):
@@ -291,27 +308,6 @@ class TensorflowPool(Pool):
         message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
         error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
         return error
-
-
-class TensorflowRunning(Running):
-    def __init__(self, framework: TensorflowFramework) -> None:
-        self.check_copy = framework.check  # type: ignore[method-assign]
-
-    def may_change(self, x: Any) -> bool:
-        return isinstance(x, tf.Variable)  # nobody writes to a tensor
-
-    def array_namespace(self) -> Any:
-        # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
-        from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
-
-        return tensorflow_namespace
-
-    def stack(self, planes: list[Any]) -> Any:
-        with tf.device(planes[0].device):
-            return tf.stack(planes)
-
-    def unstack(self, x: Any) -> list[Any]:
-        return list(tf.unstack(x)) if x.shape[0] else []
 
 
 class TensorflowPickling(Pickling):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-import sys
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -21,8 +20,7 @@ from torch.utils import dlpack as torch_dlpack
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse_dtype
-from arraybridge.frameworks.holders import held_by_one
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Running
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Scopes
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch import memory as torch_cuda
 from arraybridge.types import Device
@@ -69,6 +67,7 @@ _OOM = re.compile(
 
 class TorchFramework(Framework):
     name = "torch"
+    conforms = True
     dtypes = frozenset(_DTYPES)
 
     def __init__(self) -> None:
@@ -76,7 +75,7 @@ class TorchFramework(Framework):
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
         self.fast = TorchFast()
         self.pickling = TorchPickling()
-        self.running = TorchRunning(self)
+        self.scopes = TorchScopes()
         self.pool = torch_cuda.TorchPool()
         if self.dlpack_device is not None:
             self.streams = torch_cuda.TorchStreams()
@@ -115,7 +114,7 @@ class TorchFramework(Framework):
                 f" {x.nbytes} bytes first, or make a new tensor",
             )
 
-    def check_bounds(self, x: torch.Tensor) -> None:
+    def check_copy(self, x: torch.Tensor) -> None:
         try:
             whole = x.untyped_storage().nbytes() == x.nbytes
         except RuntimeError:  # a sparse tensor, or one that stands for others
@@ -231,7 +230,7 @@ class TorchFramework(Framework):
     def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
             return torch_cuda.from_interface(x)
-        if device.kind != "gpu" or source.dlpack_device is None or self.streams is None:
+        if device.kind != "gpu" or source.dlpack_device is None or not self.streams.has_queues:
             return torch.from_dlpack(x)
         loans.release()
         # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
@@ -249,7 +248,7 @@ class TorchFramework(Framework):
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         strided = x.layout is torch.strided and not x.is_nested
-        self.check_bounds(x)
+        self.check_copy(x)
         plain = not x.requires_grad and not x.is_quantized
         if strided and plain and x.itemsize == 1 and x.dtype not in _DTYPES.values():
             # uint1 to uint7, and the like, have no kernel that copies. (What requires grad is no such one.)
@@ -257,7 +256,7 @@ class TorchFramework(Framework):
         return x.clone(memory_format=torch.contiguous_format) if strided else x.clone()
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
-        self.check_bounds(x)
+        self.check_copy(x)
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
             x = x.clone()  # see cannot_view: a cast of it ends the process
         return x.to(_DTYPES[dtype])
@@ -288,6 +287,36 @@ class TorchFramework(Framework):
         if torch.version.cuda or torch.version.hip:
             return torch.cuda.device(device.index)
         return torch.accelerator.device_index(device.index)  # torch 2.8
+
+    def stack(self, planes: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(planes)
+
+    def unstack(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return list(x.unbind())
+
+    def reshaped(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        # No view to autograd: what is done to one is nothing to the other.
+        with torch.inference_mode(False):
+            if isinstance(memory, np.ndarray):  # memory of the host
+                return self.from_host(np.ndarray(shape, hostmemory.np_dtype(dtype), memory), CPU)
+            empty = torch.empty(0, dtype=_DTYPES[dtype], device=memory.device)
+            return empty.set_(memory.untyped_storage(), 0, shape)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.torch as namespace
+
+        return namespace
+
+    def extent(self, x: torch.Tensor) -> tuple[int, int]:
+        # torch has no min and max of the wider unsigned integers: the next wider one holds the first two.
+        if x.dtype in (getattr(torch, "uint16", None), getattr(torch, "uint32", None)):
+            return super().extent(x.to(torch.int64))
+        if x.dtype == getattr(torch, "uint64", None):
+            view = x.cpu().numpy()
+            return int(view.min()), int(view.max())
+        return super().extent(x)
 
 
 def _has_storage(x: torch.Tensor) -> bool:
@@ -412,35 +441,7 @@ class TorchPickling(Pickling):
         return alone.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
-class TorchRunning(Running):
-    def __init__(self, framework: TorchFramework) -> None:
-        self.check_copy = framework.check_bounds  # type: ignore[method-assign]
-        self._from_host = framework.from_host
-
-    def may_change(self, x: torch.Tensor) -> bool | None:
-        return sys.getrefcount(x) > held_by_one() or torch_autodiff.memory_is_held(x)
-
-    def condition(self, x: torch.Tensor) -> tuple[Any, ...]:
-        memory = x.untyped_storage()
-        clean = x.is_leaf and x.grad is None and not x.__dict__  # of any other than a leaf, .grad warns
-        bits = (x.is_conj(), x.is_neg(), x.requires_grad, x.is_leaf, clean)
-        return (x.stride(), x.storage_offset(), memory.data_ptr(), memory.nbytes(), *bits)
-
-    def part(self, x: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-        # No view of x to autograd: what is done to one is nothing to the other.
-        with torch.inference_mode(False):
-            if isinstance(x, np.ndarray):  # memory of the host
-                values = np.ndarray(shape, hostmemory.np_dtype(dtype), x)
-                return self._from_host(values, CPU)
-            return torch.empty(0, dtype=_DTYPES[dtype], device=x.device).set_(x.untyped_storage(), 0, shape)
-
-    conforms = True
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.torch as namespace
-
-        return namespace
-
+class TorchScopes(Scopes):
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
         grad, inference, casts = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasts()
 
@@ -465,18 +466,3 @@ class TorchRunning(Running):
         reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
         takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
         return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
-
-    def stack(self, planes: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(planes)
-
-    def unstack(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return list(x.unbind())
-
-    def extent(self, x: torch.Tensor) -> tuple[int, int]:
-        # torch has no min and max of the wider unsigned integers: the next wider one holds the first two.
-        if x.dtype in (getattr(torch, "uint16", None), getattr(torch, "uint32", None)):
-            return super().extent(x.to(torch.int64))
-        if x.dtype == getattr(torch, "uint64", None):
-            view = x.cpu().numpy()
-            return int(view.min()), int(view.max())
-        return super().extent(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -112,8 +112,8 @@ class TorchPool(Pool):
 
 
 class TorchStreams(Streams):
-    def stream(self, device: Device) -> AbstractContextManager[Any] | None:
-        return _side_stream(device.index) if device.kind == "gpu" else None
+    def stream(self, device: Device) -> AbstractContextManager[Any]:
+        return _side_stream(device.index) if device.kind == "gpu" else nullcontext()
 
     def take_stream(self, device: Device) -> None:
         if device.kind == "gpu":
@@ -164,7 +164,7 @@ class _Interface:
         self._owner = owner
 
 
-def on_loan(lent: torch.Tensor, lender: Streams | None, borrower: Streams, device: Device) -> torch.Tensor:
+def on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Device) -> torch.Tensor:
     """The same memory, in a tensor with whose end the loan ends in order."""
     if not lent.numel():
         return lent
