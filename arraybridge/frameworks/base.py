@@ -281,7 +281,7 @@ class Framework(ABC):
         return [x[i] for i in range(self.shape(x)[0])]
 
     def room(self, part: Any, axis: int, rows: int) -> Any:
-        """Memory for an array like ``part`` with so many rows along ``axis``, which `write` and `filled` take.
+        """Memory for an array like ``part`` with so many rows along ``axis``, for `write` and `filled`.
 
         None where parts are kept, and concatenated at the end.
         """
@@ -322,7 +322,7 @@ class Framework(ABC):
         return int(xp.min(x)), int(xp.max(x))
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
-        """What waits for an array of this class, where an error of its computation shows only then; or None."""
+        """What waits for an array of this class, where its errors show only then; or None."""
         return None
 
     @property

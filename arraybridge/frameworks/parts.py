@@ -1,8 +1,8 @@
 """What a framework may have besides its core: each part is an object that answers these questions.
 
-`Framework` has an attribute for each. The classes here are the parts of a framework that lacks them: no queues,
-no cache, nothing locked. A framework decides for each of its instances which parts it has: torch built for the
-CPU has no streams.
+`Framework` has an attribute for each. The classes here are the parts of a framework that lacks them: no
+queues, no cache, nothing locked. A framework decides for each of its instances which parts it has: torch
+built for the CPU has no streams.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ class Pickling:
 
 
 class Scopes:
-    """Contexts in which functions run: settings of a thread, dtypes, the framework's profiler and compiler."""
+    """Contexts in which functions run: settings of a thread, the framework's profiler and compiler."""
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
         """What this thread has set for itself alone, as a context for another thread that works for it."""

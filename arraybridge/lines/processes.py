@@ -77,7 +77,7 @@ class _Process:
             self.pool.shutdown(wait=False)  # it takes its time to end
 
     def __call__(self, item: Any) -> Any:
-        assert self.pool is not None
+        assert self.pool is not None  # noqa: S101
         with noting(f"the item cannot be pickled, to be sent to the process for {self.device}"):
             data, kept = _pickled(item)
         try:

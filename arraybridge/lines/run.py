@@ -121,7 +121,7 @@ class Worker:
             return _Failed([_named(error, self.where(number))]), []
 
     def _traced(self, number: int, item: Any, flow: str) -> Any:
-        assert self.shown is not None
+        assert self.shown is not None  # noqa: S101
         kind, name, device = self.shown
         span = trace.span(kind, name)
         if span is None:

@@ -1,7 +1,7 @@
 """When memory runs out: clean up and try again, and go on in smaller parts.
 
-An attempt that fails is left behind before the next one starts: outside the ``except`` block, with its traceback
-dropped, so that nothing pins the arrays it had made.
+An attempt that fails is left behind before the next one starts: outside the ``except`` block, with its
+traceback dropped, so that nothing pins the arrays it had made.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def attempted(
         return None, error
 
 
-# Type of a result → what waits for it, so that an allocation which failed behind the caller's back (JAX) shows
-# itself; None where there is nothing to wait for.
+# Type of a result → what waits for it, so that an allocation which failed behind the caller's back (JAX)
+# shows itself; None where there is nothing to wait for.
 _waits: TypeMemo[Callable[[Any], object] | None] = TypeMemo()
 registry.on_register.append(_waits.clear)
 
@@ -245,7 +245,8 @@ class _Call:
                 self._clean_up("retry", f"attempt {number} of {attempts}", "try again")
         return self._give_up(
             f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between them;"
-            " process fewer rows at a time (oom_recovery='split'), or see memory_stats() for who holds the memory."
+            " process fewer rows at a time (oom_recovery='split'), or see memory_stats() for who holds"
+            " the memory."
         )
 
     def in_parts(self) -> Any:
@@ -316,8 +317,8 @@ class _Call:
             return ""
         except refusals(*loaded()) as error:
             return (
-                f"{_describe(error)}); pass arrays that can be sliced, as x.to_dense() of a sparse one, or mark"
-                " what every part is to get as fixed(array"
+                f"{_describe(error)}); pass arrays that can be sliced, as x.to_dense() of a sparse one, or"
+                " mark what every part is to get as fixed(array"
             )
         return ""
 
@@ -326,7 +327,7 @@ class _Call:
         hindrance = read_once(*self.given)
         if hindrance:
             self._give_up(hindrance)
-        assert self.failure is not None
+        assert self.failure is not None  # noqa: S101
         reason = _describe(self.failure)
         device = str(worker_device.get() or "") if self.plan.gpu_id is None else f"gpu:{self.plan.gpu_id}"
         span = trace.span("clean-up", "clean-up") if open_logs else None
@@ -348,7 +349,7 @@ class _Call:
             self.plan.before_retry()
 
     def _give_up(self, note: str) -> NoReturn:
-        assert self.failure is not None
+        assert self.failure is not None  # noqa: S101
         note_on(self.failure, f"arraybridge: out of memory {note}")
         raise self.failure
 
