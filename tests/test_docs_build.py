@@ -143,7 +143,7 @@ def _resized() -> None:
     memory = np.arange(16.0)
     tensor = arraybridge.to_torch(memory)
     try:
-        memory.resize(4, refcheck=False)
+        memory.resize(4)
     finally:
         del tensor
 

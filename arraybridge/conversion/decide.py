@@ -269,8 +269,10 @@ class _Journey:
             fetch = self._view() if not target.alignment else self._from_values(source.to_host)
             return self._end("host", 1, objection, lambda x: target.from_host(fetch(x), there))
 
+        lend = hostmemory.lend if source.mutable and not target.mutable else itself
+
         def share(x: Any) -> Any:
-            return target.from_host(view(x), there)
+            return target.from_host(lend(view(x)), there)
 
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         reason = "both see the same host memory"
@@ -308,7 +310,12 @@ class _Journey:
             return objection
         if not self.source.mutable and memory.ndim == 0:
             return self._scalar_objection()
-        if self.source.mutable and not memory.flags.writeable:
+        read_only = (
+            not memory.flags.writeable
+            if self.source.mutable
+            else hostmemory.is_lent(hostmemory.address(memory))
+        )
+        if read_only:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
             return f"it is read-only, and {self.target.name} could write to it"
         return ""

@@ -1,4 +1,4 @@
-"""Host memory, which every framework's way to the host goes through: addresses, fresh copies, guards."""
+"""Host memory, which every framework's way to the host goes through: addresses, fresh copies, capsules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import operator
 import os
 import sys
-import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -24,7 +23,9 @@ __all__ = [
     "capsule",
     "extents",
     "fresh",
-    "guard",
+    "is_lent",
+    "lend",
+    "lent",
     "np_dtype",
     "own_memory",
     "packed",
@@ -354,10 +355,10 @@ class Interface:
 
     def __init__(self, interface: dict[str, Any], base: Any) -> None:
         self.__array_interface__ = interface
-        self.base = base  # where `guard` looks on
+        self.base = base
 
 
-def writable_alias(view: np.ndarray) -> np.ndarray:
+def writable_alias(view: np.ndarray, alias: type[Interface] = Interface) -> np.ndarray:
     """The same memory without NumPy's read-only flag, for a consumer that never writes.
 
     JAX and TensorFlow never write into memory that they are lent, but their DLPack version has no
@@ -366,50 +367,35 @@ def writable_alias(view: np.ndarray) -> np.ndarray:
     if view.flags.writeable:
         return view
     if name_of(view.dtype) in _EXTENDED:  # the interface has no name for these
-        return writable_alias(view.view(f"uint{8 * view.dtype.itemsize}")).view(view.dtype)
+        return writable_alias(view.view(f"uint{8 * view.dtype.itemsize}"), alias).view(view.dtype)
     pointer, _ = view.__array_interface__["data"]
-    return np.asarray(Interface({**view.__array_interface__, "data": (pointer, False)}, view))
+    return np.asarray(alias({**view.__array_interface__, "data": (pointer, False)}, view))
 
 
-class _Guarded(np.ndarray):
-    """A view that holds a weak reference to the array which owns the memory.
-
-    ``owner.resize(..., refcheck=False)`` frees memory under the feet of its views. NumPy refuses to do
-    so only while weak references to the owner exist; this one lives exactly as long as the consumer.
-    """
-
-    __slots__ = ("owner",)
-    owner: weakref.ref[np.ndarray]
+#: Begin and end of the read-only memory that immutable frameworks are lent now.
+lent: dict[int, tuple[int, int]] = {}
 
 
-def guard(
-    view: np.ndarray, _ndarray: type = np.ndarray, _guarded: type = _Guarded, _ref: Any = weakref.ref
-) -> np.ndarray:
-    """A view of the same memory during whose life the owner cannot be resized in place.
+class _Lent(Interface):
+    """Lives as long as the framework has the memory."""
 
-    It stands on the fast path of every NumPy array; hence the globals bound as defaults.
-    """
-    guarded: Any = view.view(_guarded)
-    owner: Any = view
-    base: Any = view.base
-    while type(base) is _ndarray:
-        owner = base
-        base = owner.base
-    guarded.owner = _ref(owner if base is None else _owner_below(owner, base))
-    return guarded
+    def __init__(self, interface: dict[str, Any], base: np.ndarray) -> None:
+        super().__init__(interface, base)
+        begin = interface["data"][0]
+        lent[id(self)] = (begin, begin + base.nbytes)
+
+    def __del__(self) -> None:
+        del lent[id(self)]
 
 
-def _owner_below(owner: np.ndarray, base: Any) -> np.ndarray:
-    """The array at the bottom of a chain of views in which something else than a plain array stands.
+def lend(view: np.ndarray) -> np.ndarray:
+    """What an immutable framework is lent of a mutable one; `is_lent` knows the read-only memory among it."""
+    return writable_alias(view, _Lent)
 
-    Subclasses (`np.memmap`, `np.recarray`), memoryviews, and the objects that stand for an array where memory
-    was handed over by ``__array_interface__``, as in `np.lib.stride_tricks.as_strided`.
-    """
-    while base is not None:
-        if isinstance(base, np.ndarray):
-            owner = base
-        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    return owner
+
+def is_lent(begin: int) -> bool:
+    """Whether an array of an immutable framework that begins there shows memory that nobody may write to."""
+    return any(start <= begin < stop for start, stop in [*lent.values()])
 
 
 # -- how much of it ----------------------------------------------------------------------------------

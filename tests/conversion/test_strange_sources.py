@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -169,95 +168,19 @@ def test_a_fake_tensor_has_no_values(target: str) -> None:
 # ---- NumPy: whose memory it is ---------------------------------------------------------------------------
 
 
-class Sub(np.ndarray):
-    pass
-
-
-def chains() -> dict[str, Callable[[], tuple[np.ndarray, Any]]]:
-    """Name → the owner of memory, and something that views it."""
-
-    def subclass() -> tuple[np.ndarray, Any]:
-        owner = np.arange(4096.0).view()
-        owner = np.ndarray.__new__(Sub, 4096)
-        owner[:] = np.arange(4096.0)
-        return owner, owner
-
-    def view_of_subclass() -> tuple[np.ndarray, Any]:
-        owner, _ = subclass()
-        return owner, owner[1:].view(np.ndarray)
-
-    def subclass_between() -> tuple[np.ndarray, Any]:
-        owner = np.arange(4096.0)
-        return owner, np.asarray(owner.view(Sub)[2:])
-
-    def recarray() -> tuple[np.ndarray, Any]:
-        owner = np.recarray(4096, [("x", "f8")])
-        owner["x"] = np.arange(4096.0)
-        return owner, owner["x"].view(np.ndarray)
-
-    def memory() -> tuple[np.ndarray, Any]:
-        owner = np.arange(4096.0)
-        return owner, np.asarray(memoryview(owner))
-
-    def memory_between() -> tuple[np.ndarray, Any]:
-        owner = np.arange(4096.0)
-        return owner, np.asarray(memoryview(owner[8:].view(Sub)))[1:]
-
-    def strided() -> tuple[np.ndarray, Any]:
-        owner = np.arange(4096.0)
-        return owner, np.lib.stride_tricks.as_strided(owner, (100,), (8,))
-
-    def windows() -> tuple[np.ndarray, Any]:
-        owner = np.arange(4096.0)
-        return owner, np.lib.stride_tricks.sliding_window_view(owner, 3)
-
-    def read_only() -> tuple[np.ndarray, Any]:
-        owner = np.arange(4096.0)
-        view = owner.view(Sub)[4:]
-        view.flags.writeable = False
-        return owner, view
-
-    def interface() -> tuple[np.ndarray, Any]:
-        class Holder:
-            def __init__(self, held: np.ndarray) -> None:
-                self.base = held
-                self.__array_interface__ = held.__array_interface__
-
-        owner = np.arange(4096.0)
-        return owner, Holder(owner)
-
-    return {
-        "subclass": subclass,
-        "view of a subclass": view_of_subclass,
-        "subclass between": subclass_between,
-        "recarray": recarray,
-        "memoryview": memory,
-        "memoryview between": memory_between,
-        "as_strided": strided,
-        "windows": windows,
-        "read-only": read_only,
-        "interface": interface,
-    }
-
-
 @pytest.mark.parametrize("target", ["torch", "jax", "tensorflow"])
-@pytest.mark.parametrize("kind", chains())
-def test_nobody_resizes_what_a_consumer_reads(kind: str, target: str) -> None:
+def test_numpy_resizes_nothing_that_a_consumer_reads(target: str) -> None:
     require(target)
-    owner, view = chains()[kind]()
-    copy = True if kind == "windows" and target != "torch" else None
-    result = convert_memory(view, target, copy=False if kind == "read-only" and target == "torch" else copy)
-    shares = explain(view, target, copy=False if kind == "read-only" and target == "torch" else copy)
-    values = matrix_data.bits(result)
-    del view
-    gc.collect()
-    if shares.shares_memory:
+    owner = np.arange(4096.0)
+    for source in (owner, owner[-owner.ctypes.data % 64 // 8 :]):
+        result = convert_memory(source, target)
+        del source
         with pytest.raises(ValueError, match="resize"):
-            owner.resize(1 << 16, refcheck=False)
-    assert matrix_data.bits(result) == values
+            owner.resize(1 << 16)
+        del result
 
 
-def test_what_is_no_array_below_is_guarded_by_its_own_rules() -> None:
+def test_what_is_no_array_below_keeps_its_size_by_its_own_rules() -> None:
     require("torch")
     raw = bytearray(64)
     shared = convert_memory(np.frombuffer(raw, np.uint8), "torch")

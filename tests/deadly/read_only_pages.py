@@ -7,11 +7,26 @@ from pathlib import Path
 
 import numpy as np
 
-from arraybridge import convert_memory
+from arraybridge import aligned, convert_memory, explain
 from tests.deadly._common import report
 from tests.matrix_data import bits
 
 VALUES = np.arange(4096, dtype=np.float32)
+
+
+def frozen_array() -> np.ndarray:
+    array = aligned(VALUES.shape, "float32")
+    array[:] = VALUES
+    array.flags.writeable = False
+    return array
+
+
+def frozen_bytes() -> np.ndarray:
+    """A part of a bytes object that begins where JAX and TensorFlow share memory."""
+    array = np.frombuffer(b"\x00\x00\x80\x3f" * 4096, np.float32)
+    start = -array.ctypes.data % 64 // 4
+    return array[start:]
+
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder, "data.bin")
@@ -33,12 +48,22 @@ with tempfile.TemporaryDirectory() as folder:
     report("bytes -> torch, written", float(tensor.sum()))
     report("bytes themselves", float(frozen.sum()))
 
-    through_jax = convert_memory(convert_memory(mapped, "jax"), "torch")
-    through_tensorflow = convert_memory(convert_memory(mapped, "tensorflow"), "torch")
-    report("memmap -> jax -> torch", "right" if bits(through_jax) == VALUES.tobytes() else "WRONG")
-    report(
-        "memmap -> tensorflow -> torch", "right" if bits(through_tensorflow) == VALUES.tobytes() else "WRONG"
-    )
+    # JAX and TensorFlow share such memory, which is copied on its way from there to torch.
+    for name, source in (("memmap", mapped), ("array", frozen_array()), ("bytes", frozen_bytes())):
+        before = bits(source)
+        for frameworks in (["jax"], ["tensorflow"], ["jax", "tensorflow"], ["tensorflow", "jax"]):
+            array = source
+            for framework in frameworks:
+                assert explain(array, framework).shares_memory
+                array = convert_memory(array, framework)
+            for _ in range(3):  # the first one decides, the next ones go by what was decided
+                shared = explain(array, "torch").shares_memory
+                convert_memory(array, "torch").add_(1.0)
+            outcome = "SHARED" if shared else "copied" if bits(source) == before else "CHANGED"
+            report(" -> ".join((name, *frameworks, "torch")), outcome)
 
     report("file", "unchanged" if path.read_bytes() == VALUES.tobytes() else "CHANGED")
+
+    own = convert_memory(aligned((64,), "float32"), "jax")
+    report("what can be written to, by jax", "shared" if explain(own, "torch").shares_memory else "COPIED")
     del mapped, window

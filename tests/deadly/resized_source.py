@@ -33,37 +33,12 @@ def check(case: str, source: Any, target: str, resize: Callable[[Any], None], va
     del litter, more
 
 
-def owned(count: int) -> np.ndarray[Any, Any]:
-    """An array that owns 64-byte-aligned memory, so that every target could share it."""
-    kept = []
-    for extra in range(4096):
-        kept.append(np.empty(16 + extra % 64, np.uint8))
-        array = np.arange(count, dtype=np.float32)
-        if array.__array_interface__["data"][0] % 64 == 0:
-            return array
-        kept.append(array)
-    raise AssertionError("no aligned allocation found")
-
-
-def fresh(count: int) -> np.ndarray[Any, Any]:
-    """A small aligned array, or a large one, which never starts on a 64-byte boundary."""
-    return owned(count) if count == 1000 else np.arange(count, dtype=np.float32)
-
-
 def grow_tensor(source: Any) -> None:
     source.resize_(4 * source.numel())
 
 
 def empty_storage(source: Any) -> None:
     source.untyped_storage().resize_(0)
-
-
-def grow_array(source: Any) -> None:
-    source.resize(4 * source.size, refcheck=False)
-
-
-def empty_array(source: Any) -> None:
-    source.resize(0, refcheck=False)
 
 
 def delete_array(source: Any) -> None:
@@ -76,9 +51,6 @@ for count in (1000, 1 << 20):
         for resize in (grow_tensor, empty_storage):
             tensor = torch.arange(count, dtype=torch.float32)
             check(f"torch {count} -> {target}, {resize.__name__}", tensor, target, resize, values)
-    for target in ("torch", "jax", "tensorflow"):
-        for resize in (grow_array, empty_array):
-            check(f"numpy {count} -> {target}, {resize.__name__}", fresh(count), target, resize, values)
     for target in ("numpy", "torch", "tensorflow"):
         source = jax.block_until_ready(jnp.arange(count, dtype=jnp.float32))
         check(f"jax {count} -> {target}, delete_array", source, target, delete_array, values)

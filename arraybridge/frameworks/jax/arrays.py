@@ -292,7 +292,8 @@ class JaxFast(Fast):
             if minds_order:
                 memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
             shape = x.shape
-            return x.dtype, shape if 0 in shape else len(shape), None if alone else x.sharding
+            is_lent = bool(hostmemory.lent) and hostmemory.is_lent(x.unsafe_buffer_pointer())
+            return x.dtype, shape if 0 in shape else len(shape), None if alone else x.sharding, is_lent
 
         return facts
 

@@ -224,7 +224,8 @@ class TensorflowFast(Fast):
             memory = asarray(memoryview(x))
             layout = memory.ndim if memory.size else memory.shape
             minds = aligned or memory.itemsize == 16  # torch minds the alignment of complex128
-            return dtype, layout, address(memory) % hostmemory.ALIGNMENT if minds else 0
+            is_lent = bool(hostmemory.lent) and hostmemory.is_lent(address(memory))
+            return dtype, layout, address(memory) % hostmemory.ALIGNMENT if minds else 0, is_lent
 
         return facts
 

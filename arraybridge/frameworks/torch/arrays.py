@@ -409,9 +409,11 @@ class TorchFast(Fast):
         return export
 
     def adopt(self, immutable: bool) -> Callable[[Any], torch.Tensor]:
-        from_dlpack = torch_dlpack.from_dlpack
+        from_dlpack, lent = torch_dlpack.from_dlpack, hostmemory.lent
 
         def copy_scalars(capsule: Any) -> torch.Tensor:
+            if lent:  # it may be read-only memory, which has to be copied
+                raise Fallback
             tensor: torch.Tensor = from_dlpack(capsule)
             return tensor if tensor.ndim else tensor.clone()
 
