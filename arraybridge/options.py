@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Literal, NamedTuple
 
 from arraybridge.errors import MissingGpuWarning, warn
+from arraybridge.types import above
 
 __all__ = [
     "MissingGpu",
@@ -20,22 +21,12 @@ __all__ = [
     "hold",
     "in_force",
     "missing_gpu",
-    "set_annotating",
     "settings",
     "warn_of_missing_gpu",
 ]
 
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]
-
-# Names what happens in another profiler. It stands in a layer above, which sets it.
-_annotating: list[Callable[[str], AbstractContextManager[None]]] = []
-
-
-def set_annotating(annotating: Callable[[str], AbstractContextManager[None]]) -> None:
-    """Say what ``settings(annotate=…)`` opens, for the name of a profiler."""
-    _annotating[:] = [annotating]
-
 
 _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gpu", default=None)
 
@@ -122,7 +113,7 @@ def settings(
     chosen = _missing_gpu.get() if missing_gpu is None else _checked(missing_gpu, "missing_gpu")
     token = _missing_gpu.set(chosen)
     try:
-        with nullcontext() if annotate is None else _annotating[0](annotate):
+        with nullcontext() if annotate is None else above["annotate"](annotate):
             yield
     finally:
         _missing_gpu.reset(token)

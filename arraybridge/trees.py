@@ -19,8 +19,8 @@ import numpy as np
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.foreign import foreign_framework
-from arraybridge.types import TypeMemo
+from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, offers_alone
+from arraybridge.types import Cache
 
 __all__ = [
     "ARRAY",
@@ -66,10 +66,7 @@ _BASES = (dict, list, tuple, deque)
 _REFUSALS = (TypeError, ValueError, AttributeError, LookupError, RuntimeError)
 
 #: Type → what its values are. Where every microsecond counts, ``kinds.get(type(x)) or kind_of(x)``.
-kinds: TypeMemo[int] = TypeMemo()
-
-# A framework that is added may own what was no array before.
-registry.on_register.append(kinds.clear)
+kinds: Cache[type, int] = Cache()
 
 
 def kind_of(value: Any) -> int:
@@ -94,8 +91,8 @@ def kind_of(value: Any) -> int:
 def _look(value: Any) -> int:
     if registry.find_owner(value) is not None:
         return ARRAY  # torch.compile, should it trace this, cannot ask a tensor what it offers itself
-    array = registry.is_foreign_array(value)
-    if array and not registry.offers_alone(value):
+    array = is_foreign_array(value)
+    if array and not offers_alone(value):
         return ARRAY
     if _is_registered(value):
         return TREE
@@ -107,7 +104,7 @@ def _look(value: Any) -> int:
 def _look_again(value: Any) -> int:
     if _is_registered(value):
         return TREE
-    return ARRAY if registry.offers_alone(value) else LEAF
+    return ARRAY if offers_alone(value) else LEAF
 
 
 # A look at the first value of a type may import a framework and take a lock: torch.compile cannot trace that.
@@ -119,7 +116,7 @@ _look_again._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def is_array(x: Any) -> bool:
     """Whether ``x`` is an array that can be a source."""
-    return registry.find_owner(x) is not None or registry.is_foreign_array(x)
+    return registry.find_owner(x) is not None or is_foreign_array(x)
 
 
 def source_of(x: Any) -> tuple[Framework, Any]:
@@ -131,7 +128,7 @@ def source_of(x: Any) -> tuple[Framework, Any]:
     owner = registry.find_owner(x)
     if owner is not None:
         return owner, x
-    if not registry.is_foreign_array(x):
+    if not is_foreign_array(x):
         raise registry.unknown_array(x)
     return foreign_framework(x)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import cupy
@@ -15,19 +15,24 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "Cache",
     "Device",
     "DeviceLike",
     "FrameworkLike",
-    "FrameworkName",
     "GpuId",
     "MemoryType",
-    "TypeMemo",
+    "above",
     "check_gpu_id",
+    "empty_caches",
 ]
 
+K = TypeVar("K")
 V = TypeVar("V")
 
-FrameworkName = Literal["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"]
+#: What higher layers answer for lower ones, since imports run one way. Each entry is set where it is defined:
+#: ``"native device"`` and ``"read device"`` in frameworks/registry.py, ``"decorator"`` in functions/, and
+#: ``"annotate"`` in conversion/trace.py.
+above: dict[str, Callable[..., Any]] = {}
 
 
 class MemoryType(StrEnum):
@@ -51,9 +56,6 @@ class MemoryType(StrEnum):
 
 _WORDS = r"(cpu|gpu|cuda|opencl)(?::(\d+))?"
 _TENSORFLOW_NAME = r"(?:/job:\w+/replica:\d+/task:\d+)?/(?:device:)?(CPU|GPU):(\d+)"
-
-#: Read the device objects of frameworks; frameworks/registry.py, which knows them, adds its function.
-native_readers: list[Callable[[Any], Device | None]] = []
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -92,10 +94,9 @@ class Device:
                 kind, index = match.groups()
                 return cls("gpu" if kind == "cuda" else kind.lower(), int(index or 0))
         else:
-            for read in native_readers:
-                found = read(words)
-                if found is not None:
-                    return found
+            device: Device | None = above["read device"](words)
+            if device is not None:
+                return device
         raise ValueError(
             f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0', or pass"
             " the device object of a framework"
@@ -119,7 +120,7 @@ class Device:
         >>> Device("cpu").native("torch")
         device(type='cpu')
         """
-        return native_makers[0](self, framework)
+        return above["native device"](self, framework)
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" and self.index == 0 else f"{self.kind}:{self.index}"
@@ -146,10 +147,6 @@ FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
 
 
-#: Makes the device object of a framework; frameworks/registry.py, which knows them, puts it here.
-native_makers: list[Callable[[Device, FrameworkLike], Any]] = []
-
-
 def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
     """``gpu_id`` as a plain int, ``"auto"`` or None.
 
@@ -170,23 +167,34 @@ def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
     raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
 
 
-class TypeMemo(dict[type, V]):
-    """What was found out about types, so that it is found out once.
+class Cache(dict[K, V]):
+    """What was found out once, by type or otherwise; emptied whenever a framework is added or removed.
 
-    Bounded, since classes that are made in a loop must not pile up. A dict, so that a look-up of a known type
-    enters no function.
+    Bounded, since classes that are made in a loop must not pile up. A dict, so that a look-up enters no
+    function.
 
-    >>> sizes: TypeMemo[int] = TypeMemo()
+    >>> sizes: Cache[type, int] = Cache()
     >>> sizes.keep(float, 8), sizes.get(float)
     (8, 8)
     """
 
     __slots__ = ()
     MOST = 512
+    every: ClassVar[list[dict[Any, Any]]] = []
 
-    def keep(self, cls: type, found: V) -> V:
+    def __init__(self) -> None:
+        super().__init__()
+        self.every.append(self)
+
+    def keep(self, key: K, value: V) -> V:
         """Remember it, and return it."""
         if len(self) >= self.MOST:
             self.clear()
-        self[cls] = found
-        return found
+        self[key] = value
+        return value
+
+
+def empty_caches() -> None:
+    """Forget what was found out of frameworks and types."""
+    for cache in Cache.every:
+        cache.clear()

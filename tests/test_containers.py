@@ -14,7 +14,7 @@ import arraybridge
 from arraybridge import CannotSplitError, Pipeline, convert_tree, fixed, split_and_retry
 from arraybridge.testing import inject_oom
 from arraybridge.trees import ARRAY, LEAF, TREE, arrays_of, kind_of, kinds
-from arraybridge.types import TypeMemo
+from arraybridge.types import Cache
 from tests.helpers import require
 
 optree = pytest.importorskip("optree")
@@ -384,10 +384,10 @@ def test_kinds(value: Any, kind: int) -> None:
 
 
 def test_a_memo_is_bounded() -> None:
-    memo: TypeMemo[int] = TypeMemo()
-    for i in range(TypeMemo.MOST + 1):
+    memo: Cache[type, int] = Cache()
+    for i in range(Cache.MOST + 1):
         memo.keep(type(f"Made{i}", (), {}), i)
-    assert list(memo.values()) == [TypeMemo.MOST]
+    assert list(memo.values()) == [Cache.MOST]
 
 
 def test_a_foreign_array_is_cut() -> None:

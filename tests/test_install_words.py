@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.facts import BUILT_IN
+from arraybridge.frameworks.facts import BUILT_IN, how_to_install
 
 TOP = Path(__file__).parent.parent
 # The package index has another library called arraybridge, which has none of these extras.
@@ -48,7 +48,7 @@ def test_the_extras_are_those_of_the_project() -> None:
 
 @pytest.mark.parametrize("name", ["cupy", "torch", "jax", "tensorflow", "pyclesperanto"])
 def test_a_missing_framework_is_installed_by_its_own_name_or_from_the_checkout(name: str) -> None:
-    words = registry.how_to_install(name)
+    words = how_to_install(registry.facts(name))
     assert words.startswith(f'{name} is not installed; run pip install "{name}')
     assert re.search(rf'pip install "\.\[{name}[\w-]*\]" in a checkout of arraybridge\.$', words)
     assert "arraybridge[" not in words

@@ -17,6 +17,7 @@ from arraybridge.cli.facts import (
     major,
 )
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.facts import install_command
 
 # -- the card and its driver -------------------------------------------------------------------------
 
@@ -194,7 +195,7 @@ def broken(facts: Facts) -> Iterator[Problem]:
         install = (
             f"pip install --force-reinstall {cupy_wheel(facts)}"
             if name == "cupy"
-            else registry.install_command(name, "--force-reinstall"),
+            else install_command(registry.facts(name), "--force-reinstall"),
         )
         if state == "no device" and name == "pyclesperanto":
             yield Problem(

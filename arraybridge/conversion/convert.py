@@ -11,7 +11,7 @@ from arraybridge.conversion.plans import forms, plain
 from arraybridge.conversion.routes import Route
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError, note_on
-from arraybridge.frameworks import registry
+from arraybridge.frameworks import foreign, registry
 from arraybridge.options import OneWarning
 from arraybridge.placement import chosen_device
 from arraybridge.trees import map_arrays
@@ -300,11 +300,11 @@ def detect_memory_type(x: Any) -> str:
     owner = registry.find_owner(x)
     if owner is not None:
         return owner.name
-    if not registry.is_foreign_array(x):
+    if not foreign.is_foreign_array(x):
         raise registry.unknown_array(x)
-    if registry.offers(x, "__dlpack_device__"):
+    if foreign.offers(x, "__dlpack_device__"):
         return "cupy" if int(x.__dlpack_device__()[0]) in (2, 13) else "numpy"
-    on_card = registry.offers(x, "__cuda_array_interface__") and not registry.offers(x, "__array_interface__")
+    on_card = foreign.offers(x, "__cuda_array_interface__") and not foreign.offers(x, "__array_interface__")
     return "cupy" if on_card else "numpy"
 
 

@@ -20,31 +20,27 @@ from arraybridge.conversion.decide import Request, Run
 from arraybridge.conversion.routes import FastFunction, Route
 from arraybridge.conversion.table import fast_converter
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.parts import Fallback
 from arraybridge.trees import ARRAY, TREE, kind_of, kinds, map_arrays, refuse_circle
-from arraybridge.types import Device
+from arraybridge.types import Cache, Device
 
 __all__ = ["form_of", "forms", "keep", "map_by_type", "plain"]
 
 #: Target → type of the array → the fast converter of the pair.
-plain: dict[Any, dict[type, FastFunction]] = {}
+plain: Cache[Any, dict[type, FastFunction]] = Cache()
 #: Form → type of the array → the plan, a function of the array.
-forms: dict[Hashable, dict[type, FastFunction]] = {}
+forms: Cache[Hashable, dict[type, FastFunction]] = Cache()
 #: What a converter or a plan raises for an array that it cannot vouch for, or that is not planned yet; the
 #: careful way says the last word, and in full.
 declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError, MemoryConversionError)
 
 # Form and type → facts → what was decided for them.
-_decided: dict[tuple[Hashable, type], dict[Hashable, FastFunction]] = {}
+_decided: Cache[tuple[Hashable, type], dict[Hashable, FastFunction]] = Cache()
 # Type of the array and target → the function that tells the facts, None where there is none.
-_facts: dict[tuple[type, str], Callable[[Any], Hashable] | None] = {}
+_facts: Cache[tuple[type, str], Callable[[Any], Hashable] | None] = Cache()
 _MAX_TYPES = 512
 _MAX_FACTS = 4096
-
-for _known in (plain, forms, _decided, _facts):
-    registry.on_register.append(_known.clear)
 
 
 def form_of(target: str, grad: str, dtype: Any = None, device: Any = None) -> tuple[Any, ...]:

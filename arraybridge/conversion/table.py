@@ -8,8 +8,8 @@ and flags. A framework outside the grid travels by `routes.view`, through the ho
 from __future__ import annotations
 
 from arraybridge.conversion.routes import FastFunction, RouteFunction, device, dlpack, host, same, view
-from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.types import Cache
 
 __all__ = ["FRAMEWORKS", "TABLE", "cell", "fast_converter"]
 
@@ -45,9 +45,7 @@ def cell(source: str, target: str) -> RouteFunction:
 
 
 # By the source itself: what stands for arrays of other libraries has NumPy's name, and no fast part.
-_fast: dict[tuple[type, Framework, str], FastFunction | None] = {}
-_MAX_TYPES = 512
-registry.on_register.append(_fast.clear)
+_fast: Cache[tuple[type, Framework, str], FastFunction | None] = Cache()
 
 
 def fast_converter(source: Framework, target: Framework, cls: type) -> FastFunction | None:
@@ -58,7 +56,4 @@ def fast_converter(source: Framework, target: Framework, cls: type) -> FastFunct
     except KeyError:
         exact = source is target or cls in source.fast.types()
     made = cell(source.name, target.name)(source, target) if exact else None
-    if len(_fast) >= _MAX_TYPES:
-        _fast.clear()
-    _fast[known] = made
-    return made
+    return _fast.keep(known, made)

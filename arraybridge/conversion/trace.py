@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from arraybridge.conversion.decide import Run
 from arraybridge.conversion.routes import Route
-from arraybridge.options import set_annotating
 from arraybridge.show import format_bytes, format_seconds, html_table, text_table
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
+from arraybridge.types import above
 
 if TYPE_CHECKING:
     from arraybridge.timeline.hotspots import HotSpots
@@ -370,7 +370,7 @@ def _annotating(profiler: str) -> Iterator[None]:
         _annotation.reset(token)
 
 
-set_annotating(_annotating)
+above["annotate"] = _annotating
 
 
 #: The traces open in this thread or task, and what opens a span in a profiler, if an annotation is on.

@@ -22,6 +22,7 @@ from arraybridge.errors import (
     UnknownArrayError,
 )
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.facts import how_to_install
 from arraybridge.functions.wrap import name_of
 from arraybridge.trees import prefix
 
@@ -158,7 +159,7 @@ def _unpickled(carried: bytes) -> Callable[..., Any]:
         if not names:
             raise
         raise FrameworkNotInstalledError(
-            registry.how_to_install(names[0]),
+            f"{names[0]} is not installed; run {how_to_install(registry.facts(names[0]))}.",
             target_type=names[0],
             reason=str(error),
         ) from error

@@ -20,7 +20,7 @@ from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Scopes, Streams
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
-from arraybridge.types import Device
+from arraybridge.types import Device, above
 
 if TYPE_CHECKING:
     from arraybridge.frameworks.autodiff import Autodiff
@@ -328,15 +328,7 @@ class Framework(ABC):
     @property
     def decorator(self) -> Any:
         """The decorator for functions that are written in this framework, as ``arraybridge.torch`` is."""
-        return _makers[0](self.name)
-
-
-_makers: list[Callable[[str], Any]] = []
-
-
-def set_decorator_maker(maker: Callable[[str], Any]) -> None:
-    """Say how the decorator of a framework is made, by its name: known layers above, and needed here."""
-    _makers[:] = [maker]
+        return above["decorator"](self.name)
 
 
 def visible_devices(framework: Framework) -> tuple[Device, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BUILT_IN", "Facts"]
+__all__ = ["BUILT_IN", "Facts", "how_to_install", "install_command"]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -126,3 +126,19 @@ BUILT_IN = {
         ),
     )
 }
+
+
+def install_command(facts: Facts, *options: str) -> str:
+    """The command that installs a framework in a release that arraybridge works with."""
+    return " ".join(("pip install", *options, *(f'"{one}"' for one in facts.requirements)))
+
+
+def how_to_install(facts: Facts, *options: str) -> str:
+    """What to run. The package index has another arraybridge: the extras are to be had from a checkout."""
+    command = install_command(facts, *options)
+    if facts.name == "cupy":
+        command += " (for CUDA 12: cupy-cuda12x)"
+    if facts.extra:
+        pip = " ".join(("pip install", *options))
+        command += f', or {pip} ".[{facts.extra}]" in a checkout of arraybridge'
+    return command

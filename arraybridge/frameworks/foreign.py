@@ -10,9 +10,17 @@ from arraybridge.errors import told
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.frameworks.registry import offers
 
-__all__ = ["FOREIGN_HOST", "foreign_framework"]
+__all__ = ["FOREIGN_HOST", "foreign_framework", "is_foreign_array", "offers", "offers_alone"]
+
+_PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
+_NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
+
+# Arrays on devices whose libraries offer no protocol, and the methods that bring them to the host.
+_FETCHED = {
+    ("pyopencl.array", "Array"): "get",
+    ("numba.cuda.simulator.cudadrv.devicearray", "FakeCUDAArray"): "copy_to_host",
+}
 
 # DLPack device types: kDLCPU, kDLCUDAHost (pinned), kDLROCMHost can be read by the processor.
 _HOST_TYPES = (1, 3, 11)
@@ -41,6 +49,29 @@ _FETCHED = ForeignHost("it was read from a device that no framework here shares"
 _SCALAR = ForeignHost("a scalar of NumPy is a value, with no memory to share")
 
 
+def is_foreign_array(x: Any) -> bool:
+    """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
+    if isinstance(x, (type, *_NO_NUMBERS)):
+        return False
+    return any(offers(x, protocol) for protocol in _PROTOCOLS) or _fetched_by(type(x)) is not None
+
+
+def _fetched_by(cls: type) -> str | None:
+    """The method by which an array of this class comes to the host, where there is no other way."""
+    methods = (_FETCHED.get((base.__module__, base.__qualname__)) for base in cls.__mro__)
+    return next(filter(None, methods), None)
+
+
+def offers(x: Any, protocol: str) -> bool:
+    """Whether the class of ``x`` has the attribute, or the object itself does; asks no ``__getattr__``."""
+    return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
+
+
+def offers_alone(x: Any) -> bool:
+    """Whether ``x`` offers an array protocol that others of its class may lack."""
+    return any(offers(x, protocol) and not hasattr(type(x), protocol) for protocol in _PROTOCOLS)
+
+
 def foreign_framework(x: Any) -> tuple[Framework, Any]:
     """How to treat an object that offers an array protocol: its framework, and the array to read.
 
@@ -49,7 +80,7 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
-    method = registry.fetched_by(type(x))
+    method = _fetched_by(type(x))
     if method is not None:
         return _FETCHED, np.asarray(getattr(x, method)())
     if offers(x, "__dlpack_device__"):

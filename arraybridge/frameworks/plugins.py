@@ -1,99 +1,64 @@
-"""Frameworks that other packages offer by an entry point: which there are, and what a broken one raises."""
+"""Frameworks that other packages offer by an entry point."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
-from arraybridge.errors import FrameworkNotInstalledError, text_of, told, warn
+from arraybridge.errors import FrameworkNotInstalledError, told
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.facts import BUILT_IN
+from arraybridge.frameworks.facts import BUILT_IN, Facts
 
 if TYPE_CHECKING:
-    from importlib.metadata import Distribution, EntryPoint
+    from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "broken", "distribution_of", "load", "package_of", "plugins"]
+__all__ = ["GROUP", "facts_of_plugin", "load", "package_of", "plugins"]
 
 #: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
 GROUP = "arraybridge.frameworks"
 
-_plugins: dict[str, EntryPoint] | None = None
 
-
+@functools.cache
 def plugins() -> dict[str, EntryPoint]:
     """Entry points of other packages by framework name; none of them is loaded by asking."""
-    global _plugins
-    if _plugins is None:
-        from importlib.metadata import entry_points  # costs 20 ms, and only an unknown name or type needs it
+    from importlib.metadata import entry_points  # costs 20 ms, and only an unknown name or type needs it
 
-        unreadable: list[str] = []
-        try:
-            points = list(entry_points(group=GROUP))
-        except _MALFORMED:
-            points = _readable(unreadable)
-        _plugins = {point.name: point for point in points if point.name not in BUILT_IN}
-        if unreadable:
-            warn(
-                f"the entry points of {' and '.join(unreadable)} are malformed: what framework they may offer"
-                " is not known; install them anew",
-                RuntimeWarning,
-            )
-    return _plugins
-
-
-# What reading malformed metadata raises. For all packages at once, the first such one fails all.
-_MALFORMED = (TypeError, ValueError, AttributeError, KeyError)
-
-
-def _readable(unreadable: list[str]) -> list[EntryPoint]:
-    """The entry points of each package by itself; ``unreadable`` is filled with the names of the others."""
-    from importlib.metadata import distributions
-
-    found: list[EntryPoint] = []
-    for one in distributions():
-        try:
-            found += one.entry_points.select(group=GROUP)
-        except _MALFORMED:
-            unreadable.append(_name_of(one) or "a package without a name")
-    return found[::-1]  # of two of one name, the one that would be imported
-
-
-def _name_of(one: Distribution) -> str:
-    try:
-        return one.name or ""
-    except _MALFORMED:  # without the file METADATA
-        return ""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
 
 
 def package_of(point: EntryPoint) -> str:
-    """The top-level package that an entry point leads to; ``point.module`` raises where it is malformed."""
+    """The top-level package that an entry point leads to."""
     return point.value.partition(":")[0].partition(".")[0].strip()
 
 
-def distribution_of(point: EntryPoint) -> str:
-    """What was installed to bring an entry point, or ``""`` where its metadata do not say."""
-    return "" if point.dist is None else _name_of(point.dist)
+def facts_of_plugin(point: EntryPoint) -> Facts:
+    """What is known of a framework before its plug-in is loaded."""
+    distributions = () if point.dist is None else (point.dist.name,)
+    return Facts(point.name, packages=(package_of(point),), distributions=distributions)
 
 
 def load(point: EntryPoint) -> Framework:
-    """The framework that an entry point offers; raises whatever its code raises."""
-    found = point.load()
-    made = found() if isinstance(found, type) else found
-    if not isinstance(made, Framework):
-        raise TypeError(f"{found!r} is no subclass of Framework")
-    if made.name != point.name:
-        raise TypeError(f"the name of its class is {made.name!r}")
-    return made
+    """The framework that an entry point offers.
 
-
-def broken(point: EntryPoint, error: BaseException) -> FrameworkNotInstalledError:
-    """What to raise from an error that `load` has raised: it says whose the plug-in is, and what to do."""
-    brought = distribution_of(point)
-    whose = f"the package {brought}" if brought else "an installed package"
-    do = f"pip install --upgrade {brought}, or uninstall it: pip uninstall {brought}"
-    return FrameworkNotInstalledError(
-        f"{point.name} is offered by {whose}, whose entry point {point.name} = {point.value} in the group"
-        f" {GROUP} fails to load: {told(error)}. "
-        + (f"Update that package, {do}." if brought else "Update that package, or uninstall it."),
-        target_type=point.name,
-        reason=text_of(error) or type(error).__name__,
-    )
+    Raises:
+        FrameworkNotInstalledError: it does not load; the message says whose it is, and what to do.
+    """
+    try:
+        offered = point.load()
+        framework = offered() if isinstance(offered, type) else offered
+        if not isinstance(framework, Framework):
+            raise TypeError(f"{offered!r} is no subclass of Framework")
+        if framework.name != point.name:
+            raise TypeError(f"the name of its class is {framework.name!r}")
+    except FrameworkNotInstalledError:
+        raise
+    except (Exception, SystemExit) as error:  # the code of others may raise anything
+        package = point.dist.name if point.dist is not None else package_of(point)
+        raise FrameworkNotInstalledError(
+            f"{point.name} is offered by the package {package}, whose entry point {point.name} ="
+            f" {point.value} in the group {GROUP} fails to load: {told(error)}. Update that package,"
+            f" pip install --upgrade {package}, or uninstall it: pip uninstall {package}.",
+            target_type=point.name,
+            reason=told(error),
+        ) from error
+    return framework

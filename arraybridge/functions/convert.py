@@ -11,13 +11,12 @@ import numpy as np
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.convert import Grad, convert_memory
 from arraybridge.frameworks import registry
-from arraybridge.types import DeviceLike, GpuId, TypeMemo
+from arraybridge.types import Cache, DeviceLike, GpuId
 
 __all__ = ["being_compiled", "convert", "owner_name"]
 
 #: Type → the name of the framework that owns its values, "" where none does.
-_names: TypeMemo[str] = TypeMemo()
-registry.on_register.append(_names.clear)
+_names: Cache[type, str] = Cache()
 
 
 def _owner_name(x: Any) -> str:

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import set_decorator_maker
 from arraybridge.functions.declaration import Declaration
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, check_contract, checked_options
 from arraybridge.functions.runner import Runner
 from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
 from arraybridge.placement import Placement
-from arraybridge.types import Device, FrameworkLike, GpuId
+from arraybridge.types import Device, FrameworkLike, GpuId, above
 
 __all__ = [
     "Decorated",
@@ -292,4 +291,4 @@ def decorator_of(name: str) -> FrameworkDecorator:
     return _decorators.setdefault(name, FrameworkDecorator(name)) if found is None else found
 
 
-set_decorator_maker(decorator_of)
+above["decorator"] = decorator_of

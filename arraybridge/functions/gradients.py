@@ -33,13 +33,12 @@ from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.structure import Structure, flattened
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import ARRAY, arrays_of, kind_of, kinds, prefix, source_of
-from arraybridge.types import TypeMemo
+from arraybridge.types import Cache
 
 __all__ = ["FlowRunner", "check_flow"]
 
 #: Type of an array → its framework, where that one has derivatives.
-_owners: TypeMemo[Framework | None] = TypeMemo()
-registry.on_register.append(_owners.clear)
+_owners: Cache[type, Framework | None] = Cache()
 
 
 def _owner(leaf: Any) -> Framework | None:

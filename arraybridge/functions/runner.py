@@ -38,16 +38,14 @@ from arraybridge.trees import (
     prefix,
     source_of,
 )
-from arraybridge.types import Device
+from arraybridge.types import Cache, Device
 
 __all__ = ["Runner", "framework_of"]
 
 
-_frameworks: dict[str, Framework] = {}
+_frameworks: Cache[str, Framework] = Cache()
 # Where the plans of arguments are, by form, for a framework without queues of its own.
-_ready: dict[Any, dict[type, Any] | None] = {}
-registry.on_register.append(_frameworks.clear)
-registry.on_register.append(_ready.clear)
+_ready: Cache[Any, dict[type, Any] | None] = Cache()
 
 
 def framework_of(name: str) -> Framework:

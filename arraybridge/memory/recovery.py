@@ -23,7 +23,7 @@ from arraybridge.memory.arguments import Arguments, Split, portion, read_once
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.memory.recognise import is_oom, let_go
 from arraybridge.placement import worker_device
-from arraybridge.types import TypeMemo
+from arraybridge.types import Cache
 
 __all__ = ["attempted", "faults", "recovered", "run_with_oom_recovery", "split_and_retry", "watchers"]
 
@@ -158,8 +158,7 @@ def attempted(
 
 # Type of a result → what waits for it, so that an allocation which failed behind the caller's back (JAX)
 # shows itself; None where there is nothing to wait for.
-_waits: TypeMemo[Callable[[Any], object] | None] = TypeMemo()
-registry.on_register.append(_waits.clear)
+_waits: Cache[type, Callable[[Any], object] | None] = Cache()
 
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:

@@ -16,7 +16,6 @@ from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import CannotSplitError, told
-from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recognise import is_oom_error, let_go
 from arraybridge.memory.recovery import run_with_oom_recovery
@@ -37,7 +36,6 @@ LOOK_BYTES, LOOK_SECONDS = 1 << 20, 1e-3
 QUICK = 50e-6
 
 cards = Cards()
-registry.on_register.append(cards.forget)
 
 #: Whether results stay on the card, in this thread or task.
 staying: ContextVar[bool] = ContextVar("arraybridge_stay_on_gpu", default=False)

@@ -21,7 +21,7 @@ from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.frameworks.presence import is_imported
 from arraybridge.trees import source_of
-from arraybridge.types import Device
+from arraybridge.types import Cache, Device
 
 __all__ = ["Card", "Cards"]
 
@@ -78,12 +78,7 @@ class Cards:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self._lock = threading.RLock()
-        self._found: dict[tuple[str | None, int], Card | str] = {}
-
-    def forget(self) -> None:
-        """Look again at the next call."""
-        # Without the lock: a framework is registered under a lock that whoever looks for cards will want.
-        self._found.clear()
+        self._found: Cache[tuple[str | None, int], Card | str] = Cache()
 
     @property
     def looked(self) -> bool:

@@ -14,7 +14,7 @@ import psutil
 
 import arraybridge
 from arraybridge.conversion import plans
-from arraybridge.types import TypeMemo
+from arraybridge.types import Cache
 
 frameworks = ("numpy", *sys.argv[1:])
 values = np.arange(16384, dtype=np.float32).reshape(2, 64, 128)  # 64 KiB: a leak of 1 in 100 is 6 MiB
@@ -80,7 +80,7 @@ rounds(6_000)
 before = held()
 done, failed = rounds(10_000)
 after = held()
-memos = [one for one in gc.get_objects() if type(one) is TypeMemo]
+memos = [one for one in gc.get_objects() if type(one) is Cache]
 report = {
     "done": done,
     "failed": failed,
