@@ -17,7 +17,7 @@ _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 
 # Arrays on devices whose libraries offer no protocol, and the methods that bring them to the host.
-_FETCHED = {
+_METHODS_TO_HOST = {
     ("pyopencl.array", "Array"): "get",
     ("numba.cuda.simulator.cudadrv.devicearray", "FakeCUDAArray"): "copy_to_host",
 }
@@ -53,12 +53,12 @@ def is_foreign_array(x: Any) -> bool:
     """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
     if isinstance(x, (type, *_NO_NUMBERS)):
         return False
-    return any(offers(x, protocol) for protocol in _PROTOCOLS) or _fetched_by(type(x)) is not None
+    return any(offers(x, protocol) for protocol in _PROTOCOLS) or _method_to_host(type(x)) is not None
 
 
-def _fetched_by(cls: type) -> str | None:
+def _method_to_host(cls: type) -> str | None:
     """The method by which an array of this class comes to the host, where there is no other way."""
-    methods = (_FETCHED.get((base.__module__, base.__qualname__)) for base in cls.__mro__)
+    methods = (_METHODS_TO_HOST.get((base.__module__, base.__qualname__)) for base in cls.__mro__)
     return next(filter(None, methods), None)
 
 
@@ -80,7 +80,7 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
-    method = _fetched_by(type(x))
+    method = _method_to_host(type(x))
     if method is not None:
         return _FETCHED, np.asarray(getattr(x, method)())
     if offers(x, "__dlpack_device__"):

@@ -177,10 +177,9 @@ def _load(name: str) -> Framework:
         offered = load(plugins()[name])
         return _instances.get(name) or register(offered)
     try:
-        room = importlib.import_module(
-            f"arraybridge.frameworks.{name}" + ("" if name == "numpy" else ".arrays")
-        )
-        made: Framework = getattr(room, f"{name.capitalize()}Framework")()
+        room = "numpy" if name == "numpy" else f"{name}.arrays"
+        module = importlib.import_module(f"arraybridge.frameworks.{room}")
+        made: Framework = getattr(module, f"{name.capitalize()}Framework")()
     except FrameworkNotInstalledError:
         raise
     # The code of others may raise anything; some packages leave the program where they miss something.
@@ -191,10 +190,8 @@ def _load(name: str) -> Framework:
 
 def _import_failed(known: Facts, error: BaseException) -> FrameworkNotInstalledError:
     name = known.name
-    missing = (
-        isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in known.packages
-    )
-    if missing or not is_installed(name):
+    root = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if root in known.packages or not is_installed(name):
         message = f"{name} is not installed; run {how_to_install(known)}."
     else:
         message = (

@@ -11,7 +11,6 @@ import numpy as np
 import arraybridge
 from arraybridge.dask import map_blocks
 from arraybridge.frameworks import registry
-from arraybridge.offload.machine import Card, Machine
 
 report: dict[str, Any] = {"installed": registry.is_installed("slates")}
 found = {str(device): device for device in arraybridge.devices(["numpy", "slates"])}
@@ -22,8 +21,6 @@ report["memory"] = list(arraybridge.memory_stats()["gpu:0"].holdings[0])[1:]
 x = np.arange(6.0)
 slate = arraybridge.convert_memory(x, "slates", 0)
 report["value"] = [type(slate).__name__, str(arraybridge.device_of(slate)), slate.values.tolist()]
-card = Machine(folder=lambda: None).find(None, 0)
-report["card"] = card.name if isinstance(card, Card) else card
 report["chosen by name"] = arraybridge.gpu(backend="slates")(lambda x: x + x)(x).tolist()
 
 
