@@ -221,8 +221,8 @@ class Offload:
                 reasons.append(f"{words} it takes {took} (runs so far: {timings.counts[place]})")
         if card is not None and not timings.proven:
             reasons.append(
-                "The first run with such arrays on the card is a trial: it is computed on the CPU as well, and the"
-                " results are compared"
+                "The first run with such arrays on the card is a trial: it is computed on the CPU as well, and"
+                " the results are compared"
             )
         where = ("cpu", "numpy") if card is None else (str(card.device), card.backend)
         estimates = timings.estimate(CPU), timings.estimate(CARD)
@@ -338,7 +338,7 @@ def _inside(call: Call, fn: Callable[..., Any]) -> Any:
 
 
 def _home(result: Any, first: Any, scalars: list[bool]) -> Any:
-    """The result as the first argument came; ``scalars`` says of each 0-d array whether NumPy gives a scalar."""
+    """The result as the first argument came; ``scalars`` says of each 0-d array if NumPy gives a scalar."""
     owner, data = source_of(first)
     device, is_scalar = owner.device_of(data), iter(scalars)
 
