@@ -221,8 +221,8 @@ class Offload:
                 reasons.append(f"{words} it takes {took} (runs so far: {timings.counts[place]})")
         if card is not None and not timings.proven:
             reasons.append(
-                "The first run with such arrays on the card is a trial: it is computed on the CPU as well, and"
-                " the results are compared"
+                "The first run with such arrays on the card is a trial: it is computed on the CPU as well,"
+                " and the results are compared"
             )
         where = ("cpu", "numpy") if card is None else (str(card.device), card.backend)
         estimates = timings.estimate(CPU), timings.estimate(CARD)
