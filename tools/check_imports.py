@@ -26,7 +26,7 @@ PACKAGE = "arraybridge"
 
 # From the bottom to the top: the subpackages and top-level modules of the package.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "types", "options", "show", "pages"}),
+    frozenset({"errors", "types", "options", "show", "pages", "machine"}),
     frozenset({"frameworks"}),
     frozenset({"placement", "trees", "structure", "batches"}),
     frozenset({"timeline"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
+from arraybridge.frameworks.holdings import freest_device
 from arraybridge.types import Device, DeviceLike, GpuId, check_gpu_id
 
 __all__ = ["resolve_device", "shares_cards"]
@@ -27,9 +28,9 @@ def resolve_device(
     else:
         wanted = target.accelerator(0 if gpu_id == "auto" else gpu_id)
     if gpu_id == "auto":
-        accelerators = [d for d in target.devices() if d.kind != "cpu"]
-        if accelerators:
-            return max(accelerators, key=target.pool.free_memory_of)
+        freest = freest_device(target)
+        if freest is not None:
+            return freest
     return find_or_host(target, wanted)
 
 

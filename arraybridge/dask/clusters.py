@@ -53,7 +53,7 @@ def cluster(
         FrameworkNotInstalledError: there are cards, and dask-cuda is missing.
         DeviceNotFoundError: ``share_memory`` without a card.
     """
-    from arraybridge.frameworks.cards import cards as cards_of_cuda
+    from arraybridge.machine import cards as cards_of_cuda
 
     on_cards = bool(cards_of_cuda()) if cards is None else cards
     environment = {**cleanup.coexistence(fraction), **(env or {})}

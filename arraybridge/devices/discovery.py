@@ -1,4 +1,4 @@
-"""What is here, and what is the same card."""
+"""What is here, and what is the same card: views of one reading of the machine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from arraybridge.errors import (
-    DeviceNotFoundError,
-    MemoryConversionError,
-)
+from arraybridge import machine
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, visible_devices
+from arraybridge.frameworks.holdings import freest_device
 from arraybridge.frameworks.registry import loaded
+from arraybridge.memory.stats import DeviceMemory, memory_stats
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device, FrameworkLike
 
@@ -61,7 +61,8 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     CUDA's numbers are those of ``CUDA_VISIBLE_DEVICES``, and mean the same card in every framework.
 
     Args:
-        framework: one, or several; None: every one that is installed, which imports them.
+        framework: one, or several, which are imported; ``"all"``: every one that is installed; None: NumPy
+            and those that this process has imported.
 
     Returns:
         one `FoundDevice` for each device, the CPUs first; each says which of the frameworks have it.
@@ -74,86 +75,68 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     >>> [str(device) for device in devices("numpy")]
     ['cpu']
     """
-    found: dict[Device, list[tuple[Framework, Device]]] = {}
+    owners: dict[Device, list[tuple[Framework, Device]]] = {}
     for one in _frameworks(framework):
         for device in visible_devices(one):
-            found.setdefault(device, []).append((one, device))
+            owners.setdefault(device, []).append((one, device))
+    memory = {one.device: one for one in memory_stats().devices}
     rank = {"cpu": 0, "gpu": 1}
-    free = _free_memory() if found else {}
-    order = sorted(found, key=lambda d: (rank.get(d.kind, 2), d.index))
-    return [_described(device, found[device], free) for device in order]
+    order = sorted(owners, key=lambda d: (rank.get(d.kind, 2), d.index))
+    return [_described(device, owners[device], memory) for device in order]
 
 
 def _frameworks(named: Any) -> list[Framework]:
-    if named is not None:
-        names = [named] if isinstance(named, str) else list(named)
-        return [registry.framework(name) for name in names]
-    there = [registry.usable(name) for name in registry.framework_names()]
-    return [one for one in there if one is not None]
-
-
-def _free_memory() -> dict[str, tuple[str, int | None, int | None]]:
-    """Identity, total and free bytes of the host and of each card, by the device in words."""
-    from arraybridge.memory.stats import memory_stats
-
-    return {d.device: (d.uuid, d.total, d.free) for d in memory_stats().devices}
+    if named is None:
+        return loaded()
+    if isinstance(named, str) and named == "all":
+        usable = (registry.usable(name) for name in registry.framework_names())
+        return [one for one in usable if one is not None]
+    return [registry.framework(name) for name in ([named] if isinstance(named, str) else named)]
 
 
 def _described(
-    device: Device,
-    owners: list[tuple[Framework, Device]],
-    memory: dict[str, tuple[str, int | None, int | None]],
+    device: Device, owners: list[tuple[Framework, Device]], memory: dict[str, DeviceMemory]
 ) -> FoundDevice:
-    from arraybridge.frameworks.cards import cards
-
     names = tuple(one.name for one, _ in owners)
-    told = [(one.name, *one.pool.card_of(seen)) for one, seen in owners]
-    name = next((name for _, name, _, _ in told if name), "")
-    identity = next((identity for _, _, identity, _ in told if identity), "")
-    total = next((total for _, _, _, total in told if total), None)
-    if device.kind == "cpu":
-        _, total, free = memory.get("cpu", ("", None, None))
-        return FoundDevice(device.kind, device.index, name, names, total, free)
-    card = None
-    if device.kind == "gpu" and device.index < len(cards()):
-        card = cards()[device.index]
-        _check_same_card(device, card, told)
-    elif device.kind == "opencl" and identity:
-        card = next((c for c in cards() if c.pci == identity), None)
+    told = [one.pool.card_of(seen) for one, seen in owners]
+    name, identity, total = (next((x for x in column if x), None) for column in zip(*told, strict=True))
+    card = _card_of(device, identity or "")
     if card is None:
-        _, whole, free = (
-            memory.get(str(device), ("", None, None)) if device.kind == "gpu" else ("", None, None)
-        )
-        pci = identity if ":" in identity else ""
-        return FoundDevice(device.kind, device.index, name, names, total or whole, free, None, identity, pci)
-    free = next((f for uuid, _, f in memory.values() if uuid and uuid == card.uuid), None)
-    return FoundDevice(
-        device.kind,
-        device.index,
-        card.name,
-        names,
-        card.total,
-        free,
-        card.capability,
-        card.uuid or card.pci,
-        card.pci,
-    )
+        here = memory.get("cpu" if device.kind == "cpu" else str(device))
+        total, free = (total, None) if here is None else (total or here.total, here.free)
+        pci = identity if identity and ":" in identity else ""
+        place = (device.kind, device.index, name or "", names)
+        return FoundDevice(*place, total, free, None, identity or "", pci)
+    if device.kind == "gpu":
+        for framework, (_, claimed, _) in zip(names, told, strict=True):
+            _check_same_card(device, card, framework, claimed)
+    here = memory.get(f"gpu:{card.index}")
+    free = None if here is None else here.free
+    place = (device.kind, device.index, card.name, names)
+    return FoundDevice(*place, card.total, free, card.capability, card.uuid or card.pci, card.pci)
 
 
-def _check_same_card(device: Device, card: Any, told: list[tuple[str, str, str, int | None]]) -> None:
-    """Refuse a number that means another card in one of the frameworks.
+def _card_of(device: Device, identity: str) -> machine.Card | None:
+    """The NVIDIA card that a device is."""
+    if device.kind == "gpu":
+        return next(iter(machine.cards()[device.index : device.index + 1]), None)
+    return next((card for card in machine.cards() if identity and card.pci == identity), None)
+
+
+def _check_same_card(device: Device, card: machine.Card, framework: str, identity: str) -> None:
+    """Refuse a number that means another card in this framework.
 
     Raises:
         DeviceMismatchError: it does.
     """
-    for framework, _, identity, _ in told:
-        if identity and identity not in (card.uuid, card.pci):
-            raise DeviceMismatchError(
-                f"{device} is {identity} for {framework}, but {card.uuid} at {card.pci} for CUDA's driver;"
-                " set CUDA_VISIBLE_DEVICES before the first framework is imported, and leave it",
-                source_type=framework,
-                reason=f"{framework} counts the cards differently",
-            )
+    if identity and identity not in (card.uuid, card.pci):
+        raise DeviceMismatchError(
+            f"{device} is {identity} for {framework}, but {card.uuid} at {card.pci} for the driver; set"
+            " CUDA_VISIBLE_DEVICES before the first framework is imported, and leave it. Beside cards of"
+            " several kinds, set CUDA_DEVICE_ORDER=PCI_BUS_ID, too",
+            source_type=framework,
+            reason=f"{framework} counts the cards differently",
+        )
 
 
 def find_device(wanted: Device) -> Device:
@@ -164,18 +147,15 @@ def find_device(wanted: Device) -> Device:
     Raises:
         DeviceNotFoundError: none has it; the message lists the devices that are there.
     """
-    if wanted.kind == "cpu" and wanted.index == 0:
+    if wanted == CPU or any(wanted in visible_devices(one) for one in loaded()):
         return wanted
-    for one in loaded():
-        if wanted in visible_devices(one):
-            return wanted
-    there = devices()
-    if wanted in there:
+    usable = devices("all")
+    if wanted in usable:
         return wanted
     if wanted.kind != "cpu" and missing_gpu() == "host":
         warn_of_missing_gpu(f"{wanted} is missing, so the CPU is used")
         return CPU
-    have = ", ".join(str(d) for d in there)
+    have = ", ".join(str(d) for d in usable)
     advice = "" if wanted.kind == "cpu" else " (gpu_available() says whether there is one at all)"
     raise DeviceNotFoundError(
         f"no installed framework has a device {wanted} here; there are {have}{advice}.",
@@ -191,30 +171,29 @@ def gpu_available() -> bool:
     >>> gpu_available() in (True, False)
     True
     """
-    from arraybridge.frameworks.cards import cards
+    return bool(machine.cards()) or any(_gpus(one) for one in loaded())
 
-    return bool(cards()) or any(device.kind == "gpu" for one in loaded() for device in visible_devices(one))
+
+def _gpus(framework: Framework) -> list[Device]:
+    return [device for device in visible_devices(framework) if device.kind == "gpu"]
 
 
 def least_used_gpu() -> int | None:
     """The number of the GPU with the most free memory, to be passed as ``gpu_id``; None without a GPU.
 
-    It is read from the driver (with ``nvidia-ml-py``), so that what other processes hold counts; where that
-    is not installed, it is asked of a loaded framework.
+    NVIDIA's driver says it, so that what other processes hold counts; of other GPUs, a framework that is
+    loaded and has opened them.
 
     >>> gpu_id = least_used_gpu()
     """
-    from arraybridge.frameworks.cards import cards
-
-    by_uuid = {uuid: free for uuid, _, free in _free_memory().values() if uuid and free is not None}
-    free = {card.index: by_uuid[card.uuid] for card in cards() if card.uuid in by_uuid}
-    if not free:
-        for one in loaded():
-            for device in visible_devices(one):
-                if device.kind == "gpu" and one.pool.is_started():
-                    free[device.index] = max(free.get(device.index, 0), one.pool.free_memory_of(device))
-    if free:
-        return max(free, key=lambda index: (free[index], -index))
+    index = machine.freest_card()
+    if index is not None:
+        return index
+    for one in loaded():
+        if _gpus(one) and one.pool.is_started():
+            device = freest_device(one)
+            if device is not None:
+                return device.index
     return 0 if gpu_available() else None
 
 
@@ -241,23 +220,20 @@ def device_info() -> DeviceInfo:
     >>> sorted(info)
     ['available', 'backend', 'memory', 'names', 'versions']
     """
-    from arraybridge.frameworks.cards import cards
-
-    memory = _free_memory()
-    by_uuid = {uuid: free for uuid, _, free in memory.values() if uuid}
-    names = [card.name for card in cards()]
-    sizes: list[tuple[int | None, int | None]] = [(card.total, by_uuid.get(card.uuid)) for card in cards()]
-    backend = "cuda" if names else "cpu"
-    if not names:
-        for one in loaded():
-            found = [d for d in visible_devices(one) if d.kind == "gpu"]
-            if found:
-                told = [one.pool.card_of(d) for d in found]
-                names = [name for name, _, _ in told]
-                sizes = [(total, None) for _, _, total in told]
-                backend = one.name
-                break
-    return DeviceInfo(available=bool(sizes), backend=backend, names=names, memory=sizes, versions=_versions())
+    backend, names, memory = "cpu", [], []
+    if machine.cards():
+        backend = "cuda"
+        names = [card.name for card in machine.cards()]
+        memory = [(card.total, machine.free_memory(card.index)) for card in machine.cards()]
+    else:
+        owner = next((one for one in loaded() if _gpus(one)), None)
+        if owner is not None:
+            backend = owner.name
+            told = [owner.pool.card_of(device) for device in _gpus(owner)]
+            names, memory = [name for name, _, _ in told], [(total, None) for _, _, total in told]
+    return DeviceInfo(
+        available=bool(names), backend=backend, names=names, memory=memory, versions=_versions()
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -27,7 +27,6 @@ __all__ = [
     "lend",
     "lent",
     "np_dtype",
-    "own_memory",
     "packed",
     "readonly",
     "writable_alias",
@@ -396,22 +395,3 @@ def lend(view: np.ndarray) -> np.ndarray:
 def is_lent(begin: int) -> bool:
     """Whether an array of an immutable framework that begins there shows memory that nobody may write to."""
     return any(start <= begin < stop for start, stop in [*lent.values()])
-
-
-# -- how much of it ----------------------------------------------------------------------------------
-
-
-def own_memory() -> tuple[int | None, int | None]:
-    """Bytes of this process in the host's memory: now, and at most."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None, None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    peak *= 1 if sys.platform == "darwin" else 1024
-    try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - half the time that Path takes
-            used = int(file.read().split()[1]) * PAGE_SIZE
-    except OSError:
-        return None, peak
-    return used, max(used, peak)

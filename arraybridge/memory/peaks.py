@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from arraybridge.frameworks.hostmemory import own_memory
+from arraybridge.frameworks.holdings import holdings
 from arraybridge.frameworks.registry import loaded
-from arraybridge.memory.stats import THIS_PROCESS
 from arraybridge.show import format_bytes, html_table, text_table
 
 __all__ = ["MemoryPeak", "PeakRow", "memory_peak"]
@@ -65,30 +64,26 @@ class MemoryPeak:
         ]
 
     def _start(self) -> None:
-        used, peak = own_memory()
-        self._begin(("cpu", THIS_PROCESS), used, peak)
+        for row in holdings():
+            if row.used is not None:
+                self._before[row[:2]] = self._most[row[:2]] = row.used
+                if row.peak is not None:
+                    self._stale[row[:2]] = row.peak
         for one in loaded():
             pool = one.pool
             for usage in pool.usage():
-                key = (str(usage.device), one.name)
-                self._begin(key, usage.used, None if pool.reset_peak(usage.device) else usage.peak)
-
-    def _begin(self, key: tuple[str, str], used: int | None, stale: int | None) -> None:
-        if used is not None:
-            self._before[key] = self._most[key] = used
-            if stale is not None:
-                self._stale[key] = stale
+                if pool.reset_peak(usage.device):
+                    self._stale.pop((str(usage.device), one.name), None)
 
     def _look(self) -> None:
-        used, peak = own_memory()
-        seen = [(("cpu", THIS_PROCESS), used, peak)]
-        seen += [((str(u.device), one.name), u.used, u.peak) for one in loaded() for u in one.pool.usage()]
+        rows = holdings()
         with self._lock:
-            for key, now, most in seen:
-                if now is None:
+            for row in rows:
+                if row.used is None:
                     continue
-                counted = most if most is not None and most > self._stale.get(key, -1) else 0
-                self._most[key] = max(self._most.get(key, 0), now, counted)
+                key = row[:2]
+                counted = row.peak if row.peak is not None and row.peak > self._stale.get(key, -1) else 0
+                self._most[key] = max(self._most.get(key, 0), row.used, counted)
 
     def _end(self) -> None:
         self._look()

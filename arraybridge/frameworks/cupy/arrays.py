@@ -13,7 +13,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from arraybridge.frameworks import cards, hostmemory, loans
+from arraybridge import machine
+from arraybridge.frameworks import driver, hostmemory, loans
 from arraybridge.frameworks.base import Framework, extended
 from arraybridge.frameworks.parts import Mark, Pinning, Pool, Streams, Usage
 from arraybridge.types import Device
@@ -109,7 +110,7 @@ class CupyFramework(Framework):
 
     def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
-            card = cards.card_at(x.__cuda_array_interface__["data"][0])
+            card = driver.card_at(x.__cuda_array_interface__["data"][0])
             # Ordered after the stream that the interface names. From any but the current card CuPy copies.
             with _on_card(cupy.cuda.runtime.getDevice() if card is None else card):
                 return cupy.asarray(x)
@@ -205,7 +206,7 @@ class CupyPool(Pool):
         """Numbers of the cards on which this process has a context; selecting another would create one."""
         if device is not None and device.kind != "gpu":
             return []
-        if not (cupy.cuda.runtime.is_hip or cards.is_awake()):
+        if not (cupy.cuda.runtime.is_hip or driver.is_awake()):
             return []
         numbers = [d.index for d in _devices() if device is None or d == device]
         return [i for i in numbers if _has_context(i)]
@@ -249,17 +250,17 @@ class CupyPool(Pool):
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         facts = cupy.cuda.runtime.getDeviceProperties(device.index)
-        pci = cards.pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
+        pci = machine.pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
         return facts["name"].decode(errors="replace"), pci, int(facts["totalGlobalMem"])
 
     def visible_devices(self) -> tuple[Device, ...] | None:
         # CUDA's own count initialises the driver, after which this process can't be forked.
-        if cupy.cuda.runtime.is_hip or cards.is_awake():
+        if cupy.cuda.runtime.is_hip or driver.is_awake():
             return None
-        return tuple(Device("gpu", card.index) for card in cards.cards())
+        return tuple(Device("gpu", card.index) for card in machine.cards())
 
     def free_memory_of(self, device: Device) -> int:
-        known = None if cupy.cuda.runtime.is_hip else cards.free_memory(device.index)
+        known = None if cupy.cuda.runtime.is_hip else machine.free_memory(device.index)
         if known is not None:
             return known
         with _on_card(device.index):
@@ -422,32 +423,32 @@ def _on_card(index: int) -> Iterator[None]:
     if before == index:
         yield
         return
-    driver = None if runtime.is_hip or _has_context(before) else cards.driver()
-    if driver is None:
+    library = None if runtime.is_hip or _has_context(before) else driver.driver()
+    if library is None:
         with cupy.cuda.Device(index):
             yield
         return
     context, left = ctypes.c_void_p(), ctypes.c_void_p()
     # The card stays open, as it does after cudaSetDevice: the context is not released.
-    if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), index) or driver.cuCtxPushCurrent_v2(context):
+    if library.cuDevicePrimaryCtxRetain(ctypes.byref(context), index) or library.cuCtxPushCurrent_v2(context):
         with cupy.cuda.Device(index):
             yield
         return
     try:
         yield
     finally:
-        driver.cuCtxPopCurrent_v2(ctypes.byref(left))
+        library.cuCtxPopCurrent_v2(ctypes.byref(left))
         if runtime.getDevice() != before:
             runtime.setDevice(before)
 
 
 def _has_context(index: int) -> bool:
     """Whether this process has a context on the card; asking creates none, and does not wake the driver."""
-    driver = cards.driver()
-    if driver is None:
+    library = driver.driver()
+    if library is None:
         return False
     flags, active = ctypes.c_uint(), ctypes.c_int()
-    failed = driver.cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active))
+    failed = library.cuDevicePrimaryCtxGetState(index, ctypes.byref(flags), ctypes.byref(active))
     return not failed and active.value == 1
 
 

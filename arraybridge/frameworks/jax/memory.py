@@ -12,9 +12,8 @@ import jax
 import numpy as np
 from jax.extend import backend as jax_backend
 
+from arraybridge import machine
 from arraybridge.frameworks.base import CPU
-from arraybridge.frameworks.cards import cards
-from arraybridge.frameworks.cards import free_memory as card_memory
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.frameworks.presence import can_find
 from arraybridge.types import Device
@@ -81,7 +80,7 @@ class JaxPool(Pool):
         if _has_other_plugins():
             return None
         cuda = any(can_find(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
-        found = cards() if cuda else ()
+        found = machine.cards() if cuda else ()
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
         return (*cpus, *(Device("gpu", card.index) for card in found))
 
@@ -97,7 +96,9 @@ class JaxPool(Pool):
         stats = jax_device(device).memory_stats() or {}
         used = int(stats.get("bytes_in_use", 0))
         free = int(stats.get("bytes_limit", 0)) - used
-        on_card = card_memory(device.index) if device.kind == "gpu" and "pool_bytes" in stats else None
+        on_card = (
+            machine.free_memory(device.index) if device.kind == "gpu" and "pool_bytes" in stats else None
+        )
         # The limit is a part of the whole card, of which others may have taken more than the rest.
         return free if on_card is None else min(free, on_card + max(0, stats["pool_bytes"] - used))
 

@@ -14,11 +14,11 @@ import numpy as np
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework, extended
-from arraybridge.frameworks.cards import cards
 from arraybridge.frameworks.parts import Pickling, Pool
 from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, OPEN, PACKAGES, Package, opened
+from arraybridge.machine import cards
 from arraybridge.types import Device
 
 __all__ = ["PyclesperantoFramework"]

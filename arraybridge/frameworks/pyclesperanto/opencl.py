@@ -20,8 +20,8 @@ import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.cards import pci_address
 from arraybridge.frameworks.presence import can_find
+from arraybridge.machine import pci_address
 
 __all__ = ["devices", "is_oom", "map_buffer", "map_capsule", "refuse_deadly_import_order", "use_pocl_wheel"]
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from arraybridge.frameworks import cards, hostmemory
+from arraybridge import machine
+from arraybridge.frameworks import driver, hostmemory
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.loans import Loan
 from arraybridge.frameworks.parts import Mark, Pinning, Pool, Streams, Usage
@@ -96,12 +97,12 @@ class TorchPool(Pool):
 
     def visible_devices(self) -> tuple[Device, ...] | None:
         # Asking torch initialises the driver, after which this process can't be forked.
-        if torch.version.cuda is None or cards.is_awake():
+        if torch.version.cuda is None or driver.is_awake():
             return None
-        return (CPU, *(Device("gpu", card.index) for card in cards.cards()))
+        return (CPU, *(Device("gpu", card.index) for card in machine.cards()))
 
     def free_memory_of(self, device: Device) -> int:
-        known = cards.free_memory(device.index) if torch.version.cuda is not None else None
+        known = machine.free_memory(device.index) if torch.version.cuda is not None else None
         if known is not None and device.kind == "gpu":
             return known
         has_cuda = device.kind == "gpu" and torch.cuda.is_available()
@@ -210,7 +211,7 @@ def from_interface(x: Any) -> torch.Tensor:
     address, is_read_only = interface["data"]
     interface["data"] = (address, False)
     stream = interface.pop("stream", None)
-    card = cards.card_at(address)
+    card = driver.card_at(address)
     device = "cuda" if card is None else f"cuda:{card}"  # without a number the current one
     tensor = torch.as_tensor(_Interface({**interface, "version": 2}, x), device=device)
     if stream is not None:

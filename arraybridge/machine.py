@@ -1,0 +1,348 @@
+"""The NVIDIA cards and the memory of this machine, by nvidia-ml-py and psutil: nobody else asks.
+
+Nothing here imports a framework, opens a card or wakes CUDA's driver: the process may be forked afterwards.
+
+What there is::
+
+    cards()                  the cards that CUDA shows to this process, numbered as CUDA does
+    no_cards()               why that is empty, in words
+    reading(card)            its free and total bytes, load, temperature, and what each process holds on it
+    free_memory(i)           free bytes of card i; None where nobody tells
+    freest_card([0, 1])      the one of them with the most free memory; the answer for every "auto"
+    driver()                 version of the driver, newest CUDA that it runs, and why it does not answer
+    host_memory()            total and available bytes of the host
+    own_memory()             bytes of this process now, and at most
+    programs(libraries)      Python processes that have loaded one of these libraries, and what they hold
+    pci_address(d, b, s)     the one form in which addresses are compared
+
+Both packages are imported by the first question, since they take 0.1 s.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+__all__ = [
+    "Card",
+    "Driver",
+    "Program",
+    "Reading",
+    "cards",
+    "driver",
+    "free_memory",
+    "freest_card",
+    "host_memory",
+    "no_cards",
+    "own_memory",
+    "pci_address",
+    "programs",
+    "reading",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One card, or one slice of a card (MIG).
+
+    Attributes:
+        index: its number, as CUDA counts in this process.
+        name: as the driver calls it.
+        uuid: ``"GPU-…"``, of a slice ``"MIG-…"``.
+        pci: its address on the bus, as `pci_address` writes it; of a slice that of its card.
+        total: bytes of its memory; None for cards that share the host's.
+        capability: compute capability, ``(9, 0)``; None where the driver does not tell.
+    """
+
+    index: int
+    name: str
+    uuid: str
+    pci: str
+    total: int | None
+    capability: tuple[int, int] | None
+
+
+class Reading(NamedTuple):
+    """A card now: bytes, per cent, degrees Celsius. None stands for what it does not tell.
+
+    ``holders``: bytes by process id. It is empty where the driver tells no sizes; inside a container the
+    driver may count processes from outside.
+    """
+
+    total: int | None
+    free: int | None
+    load: int | None
+    temperature: int | None
+    holders: Mapping[int, int]
+
+    @property
+    def used(self) -> int | None:
+        return None if self.total is None or self.free is None else self.total - self.free
+
+
+class Driver(NamedTuple):
+    """The NVIDIA driver: its version, the newest CUDA that it runs, and why it does not answer, or ``""``."""
+
+    version: str = ""
+    cuda: tuple[int, int] | None = None
+    reason: str = ""
+
+
+class Program(NamedTuple):
+    """A Python process: its id, the names of the libraries that it has loaded, and bytes that are its own."""
+
+    pid: int
+    libraries: tuple[str, ...]
+    held: int
+
+
+def pci_address(domain: int, bus: int, slot: int) -> str:
+    """The address of a card on the PCI bus.
+
+    >>> pci_address(0, 59, 0)
+    '0000:3b:00.0'
+    """
+    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+
+
+# -- cards -------------------------------------------------------------------------------------------
+
+
+def cards() -> tuple[Card, ...]:
+    """The cards that CUDA shows to this process.
+
+    The numbers follow ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` as they are now; CUDA itself reads
+    them once, when the first framework opens a card. Of cards that differ, CUDA counts the fastest first, by a
+    rule that NVIDIA does not tell: with ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` the numbers are certain.
+
+    >>> [card.name for card in cards()]  # doctest: +SKIP
+    ['NVIDIA H200']
+    """
+    return _visible_cards()[0]
+
+
+def no_cards() -> str:
+    """Why `cards` is empty; ``""`` where it is not.
+
+    >>> bool(no_cards()) == (not cards())
+    True
+    """
+    if cards():
+        return ""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = (
+        "the driver sees no card" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} hides every card"
+    )
+    return driver().reason or hidden
+
+
+def reading(card: Card) -> Reading:
+    """What a card of `cards` tells now."""
+    handle = _visible_cards()[1][card.index]
+    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
+    rates = _ask("nvmlDeviceGetUtilizationRates", handle)
+    processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle) or []
+    holders: dict[int, int] = {}
+    for one in processes:
+        if one.usedGpuMemory is not None:
+            holders[one.pid] = holders.get(one.pid, 0) + int(one.usedGpuMemory)
+    return Reading(
+        None if memory is None else int(memory.total),
+        None if memory is None else int(memory.free),
+        None if rates is None else int(rates.gpu),
+        _ask("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+        holders,
+    )
+
+
+def free_memory(index: int) -> int | None:
+    """Free bytes of the card of that number; None where there is none, or nobody tells."""
+    handles = _visible_cards()[1]
+    memory = _ask("nvmlDeviceGetMemoryInfo", handles[index]) if index < len(handles) else None
+    return None if memory is None else int(memory.free)
+
+
+def freest_card(indices: Iterable[int] | None = None) -> int | None:
+    """Of the cards with these numbers (None: of all) the one with the most free memory, the first of equals.
+
+    None where there is no such card, or nobody tells how much is free.
+    """
+    numbers = range(len(cards())) if indices is None else indices
+    free = {index: nbytes for index in numbers if (nbytes := free_memory(index)) is not None}
+    return max(free, key=lambda index: (free[index], -index), default=None)
+
+
+def driver() -> Driver:
+    """The NVIDIA driver, or why there is none."""
+    _, reason = _nvml()
+    version, cuda = _ask("nvmlSystemGetDriverVersion"), _ask("nvmlSystemGetCudaDriverVersion_v2")
+    numbers = None if cuda is None else (int(cuda) // 1000, int(cuda) % 1000 // 10)
+    return Driver("" if version is None else _text(version), numbers, reason)
+
+
+def _visible_cards() -> tuple[tuple[Card, ...], tuple[Any, ...]]:
+    """The cards, and what NVML calls each of them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return _counted(visible, os.environ.get("CUDA_DEVICE_ORDER", ""), os.getpid())
+
+
+@cache
+def _nvml() -> tuple[ModuleType | None, str]:
+    """NVIDIA's management library, started once; or why it does not start."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        return None, "there is no NVIDIA driver"
+    except pynvml.NVMLError as error:
+        return None, f"the NVIDIA driver does not answer: {error}"
+    return pynvml, ""
+
+
+def _ask(question: str, *arguments: Any) -> Any:
+    """An answer of NVML; None for what the card does not tell, or the driver is too old for."""
+    library, _ = _nvml()
+    if library is None:
+        return None
+    try:
+        return getattr(library, question)(*arguments)
+    except library.NVMLError:
+        return None
+
+
+@cache
+def _counted(visible: str | None, order: str, process: int) -> tuple[tuple[Card, ...], tuple[Any, ...]]:
+    """The cards under these variables. ``process``: a forked one asks anew."""
+    whole = [handle for i in range(_ask("nvmlDeviceGetCount") or 0) if (handle := _handle(i)) is not None]
+    # NVML counts by address. Equal cards are as fast as one another, and CUDA counts them by address, too.
+    if order != "PCI_BUS_ID" and len({_text(_ask("nvmlDeviceGetName", handle)) for handle in whole}) > 1:
+        whole.sort(key=_speed, reverse=True)
+    chosen = _chosen(whole, visible)
+    slices = [handle for handle in chosen if _ask("nvmlDeviceIsMigDeviceHandle", handle)]
+    handles = tuple(slices[:1] or chosen)  # CUDA shows one slice to a process, and no card beside it
+    return tuple(_card(index, handle) for index, handle in enumerate(handles)), handles
+
+
+def _handle(index: int) -> Any:
+    return _ask("nvmlDeviceGetHandleByIndex", index)
+
+
+def _speed(handle: Any) -> int:
+    """Cores times clock, which is what CUDA's own order agrees with as far as is known."""
+    cores, clock = _ask("nvmlDeviceGetNumGpuCores", handle), _ask("nvmlDeviceGetMaxClockInfo", handle, 1)
+    return int(cores or 0) * int(clock or 0)
+
+
+def _chosen(whole: list[Any], visible: str | None) -> list[Any]:
+    """Cards and slices that ``CUDA_VISIBLE_DEVICES`` names, up to the first word that names none."""
+    usable = [_slices(handle)[0] if _slices(handle) else handle for handle in whole]
+    if visible is None:
+        return usable
+    by_identity = {
+        _text(_ask("nvmlDeviceGetUUID", one)): one for card in whole for one in (card, *_slices(card))
+    }
+    found: list[Any] = []
+    for word in visible.split(","):
+        name = word.strip()
+        if name.isdigit():
+            matches = usable[int(name) : int(name) + 1]
+        else:
+            # The beginning of an identity is enough, where it is the only one that begins so.
+            matches = [one for uuid, one in by_identity.items() if name and uuid.startswith(name)]
+        if len(matches) != 1:
+            break
+        found += matches
+    numbers = [_text(_ask("nvmlDeviceGetUUID", one)) for one in found]
+    return found if len(set(numbers)) == len(numbers) else []  # CUDA refuses one that is named twice
+
+
+def _slices(handle: Any) -> list[Any]:
+    """The MIG devices of a card; empty for a card that is not divided."""
+    count = (
+        _ask("nvmlDeviceGetMaxMigDeviceCount", handle)
+        if (_ask("nvmlDeviceGetMigMode", handle) or [0])[0]
+        else 0
+    )
+    parts = (_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0))
+    return [part for part in parts if part is not None]
+
+
+def _card(index: int, handle: Any) -> Card:
+    is_slice = _ask("nvmlDeviceIsMigDeviceHandle", handle)
+    whole = _ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if is_slice else handle
+    address, memory = _ask("nvmlDeviceGetPciInfo", whole), _ask("nvmlDeviceGetMemoryInfo", handle)
+    capability = _ask("nvmlDeviceGetCudaComputeCapability", whole)
+    return Card(
+        index,
+        _text(_ask("nvmlDeviceGetName", handle)),
+        _text(_ask("nvmlDeviceGetUUID", handle)),
+        "" if address is None else pci_address(address.domain, address.bus, address.device),
+        None if memory is None else int(memory.total),
+        None if capability is None else (int(capability[0]), int(capability[1])),
+    )
+
+
+def _text(words: str | bytes | None) -> str:
+    return words.decode(errors="replace") if isinstance(words, bytes) else words or ""
+
+
+# -- the host ----------------------------------------------------------------------------------------
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of the host's memory: all, and those to be had without swapping."""
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return int(memory.total), int(memory.available)
+
+
+def own_memory() -> tuple[int, int]:
+    """Bytes of this process in the host's memory: now, and at most."""
+    now = _own_process(os.getpid()).memory_info()
+    if sys.platform == "win32":
+        return int(now.rss), int(now.peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return int(now.rss), max(int(now.rss), peak)
+
+
+@cache
+def _own_process(pid: int) -> Any:
+    import psutil
+
+    return psutil.Process(pid)
+
+
+def programs(libraries: Mapping[str, tuple[str, ...]]) -> tuple[Program, ...]:
+    """The Python processes of this user that have loaded one of these libraries.
+
+    Args:
+        libraries: parts of the paths of its files, by the name of each library. Systems that do not say what
+            a process has mapped (macOS) show none.
+    """
+    import psutil
+
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if "python" not in os.path.basename(process.exe()):  # noqa: PTH119 - a name, of whatever system
+                continue
+            paths = (
+                "\n".join(file.path for file in process.memory_maps())
+                if hasattr(process, "memory_maps")
+                else ""
+            )
+            names = tuple(sorted(n for n, parts in libraries.items() if any(part in paths for part in parts)))
+            if names:
+                found.append(Program(process.pid, names, int(process.memory_full_info().uss)))
+        except (psutil.Error, OSError):
+            continue  # it has ended meanwhile, or belongs to another user
+    return tuple(found)
