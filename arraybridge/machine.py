@@ -116,9 +116,9 @@ def pci_address(domain: int, bus: int, slot: int) -> str:
 def cards() -> tuple[Card, ...]:
     """The cards that CUDA shows to this process.
 
-    The numbers follow ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` as they are now; CUDA itself reads
-    them once, when the first framework opens a card. Of cards that differ, CUDA counts the fastest first, by a
-    rule that NVIDIA does not tell: with ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` the numbers are certain.
+    The numbers follow ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` as they are now. (CUDA reads them
+    once, when the first framework opens a card.) CUDA counts the fastest card first, by a rule that NVIDIA
+    does not tell: where they differ, only ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` makes the numbers certain.
 
     >>> [card.name for card in cards()]  # doctest: +SKIP
     ['NVIDIA H200']
@@ -143,7 +143,7 @@ def no_cards() -> str:
 
 def reading(card: Card) -> Reading:
     """What a card of `cards` tells now."""
-    handle = _visible_cards()[1][card.index]
+    handle = _handle_of(card.index)
     memory = _ask("nvmlDeviceGetMemoryInfo", handle)
     rates = _ask("nvmlDeviceGetUtilizationRates", handle)
     processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle) or []
@@ -162,8 +162,7 @@ def reading(card: Card) -> Reading:
 
 def free_memory(index: int) -> int | None:
     """Free bytes of the card of that number; None where there is none, or nobody tells."""
-    handles = _visible_cards()[1]
-    memory = _ask("nvmlDeviceGetMemoryInfo", handles[index]) if index < len(handles) else None
+    memory = _ask("nvmlDeviceGetMemoryInfo", _handle_of(index))
     return None if memory is None else int(memory.free)
 
 
@@ -191,6 +190,11 @@ def _visible_cards() -> tuple[tuple[Card, ...], tuple[Any, ...]]:
     return _counted(visible, os.environ.get("CUDA_DEVICE_ORDER", ""), os.getpid())
 
 
+def _handle_of(index: int) -> Any:
+    """What NVML calls the card of that number; None where there is none."""
+    return next(iter(_visible_cards()[1][index : index + 1]), None)
+
+
 @cache
 def _nvml() -> tuple[ModuleType | None, str]:
     """NVIDIA's management library, started once; or why it does not start."""
@@ -208,7 +212,7 @@ def _nvml() -> tuple[ModuleType | None, str]:
 def _ask(question: str, *arguments: Any) -> Any:
     """An answer of NVML; None for what the card does not tell, or the driver is too old for."""
     library, _ = _nvml()
-    if library is None:
+    if library is None or None in arguments:
         return None
     try:
         return getattr(library, question)(*arguments)
@@ -219,18 +223,16 @@ def _ask(question: str, *arguments: Any) -> Any:
 @cache
 def _counted(visible: str | None, order: str, process: int) -> tuple[tuple[Card, ...], tuple[Any, ...]]:
     """The cards under these variables. ``process``: a forked one asks anew."""
-    whole = [handle for i in range(_ask("nvmlDeviceGetCount") or 0) if (handle := _handle(i)) is not None]
+    numbers = range(_ask("nvmlDeviceGetCount") or 0)
+    handles = [_ask("nvmlDeviceGetHandleByIndex", number) for number in numbers]
+    whole = [handle for handle in handles if handle is not None]
     # NVML counts by address. Equal cards are as fast as one another, and CUDA counts them by address, too.
     if order != "PCI_BUS_ID" and len({_text(_ask("nvmlDeviceGetName", handle)) for handle in whole}) > 1:
         whole.sort(key=_speed, reverse=True)
     chosen = _chosen(whole, visible)
     slices = [handle for handle in chosen if _ask("nvmlDeviceIsMigDeviceHandle", handle)]
-    handles = tuple(slices[:1] or chosen)  # CUDA shows one slice to a process, and no card beside it
-    return tuple(_card(index, handle) for index, handle in enumerate(handles)), handles
-
-
-def _handle(index: int) -> Any:
-    return _ask("nvmlDeviceGetHandleByIndex", index)
+    visible_handles = tuple(slices[:1] or chosen)  # CUDA shows one slice to a process, and no card beside it
+    return tuple(_card(index, handle) for index, handle in enumerate(visible_handles)), visible_handles
 
 
 def _speed(handle: Any) -> int:
@@ -247,7 +249,7 @@ def _chosen(whole: list[Any], visible: str | None) -> list[Any]:
     by_identity = {
         _text(_ask("nvmlDeviceGetUUID", one)): one for card in whole for one in (card, *_slices(card))
     }
-    found: list[Any] = []
+    chosen: list[Any] = []
     for word in visible.split(","):
         name = word.strip()
         if name.isdigit():
@@ -257,18 +259,15 @@ def _chosen(whole: list[Any], visible: str | None) -> list[Any]:
             matches = [one for uuid, one in by_identity.items() if name and uuid.startswith(name)]
         if len(matches) != 1:
             break
-        found += matches
-    numbers = [_text(_ask("nvmlDeviceGetUUID", one)) for one in found]
-    return found if len(set(numbers)) == len(numbers) else []  # CUDA refuses one that is named twice
+        chosen += matches
+    identities = [_text(_ask("nvmlDeviceGetUUID", one)) for one in chosen]
+    return chosen if len(set(identities)) == len(identities) else []  # CUDA refuses one that is named twice
 
 
 def _slices(handle: Any) -> list[Any]:
     """The MIG devices of a card; empty for a card that is not divided."""
-    count = (
-        _ask("nvmlDeviceGetMaxMigDeviceCount", handle)
-        if (_ask("nvmlDeviceGetMigMode", handle) or [0])[0]
-        else 0
-    )
+    is_divided = (_ask("nvmlDeviceGetMigMode", handle) or (0, 0))[0]
+    count = _ask("nvmlDeviceGetMaxMigDeviceCount", handle) if is_divided else 0
     parts = (_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0))
     return [part for part in parts if part is not None]
 
@@ -330,7 +329,7 @@ def programs(libraries: Mapping[str, tuple[str, ...]]) -> tuple[Program, ...]:
     """
     import psutil
 
-    found = []
+    running = []
     for process in psutil.process_iter():
         try:
             if "python" not in os.path.basename(process.exe()):  # noqa: PTH119 - a name, of whatever system
@@ -342,7 +341,7 @@ def programs(libraries: Mapping[str, tuple[str, ...]]) -> tuple[Program, ...]:
             )
             names = tuple(sorted(n for n, parts in libraries.items() if any(part in paths for part in parts)))
             if names:
-                found.append(Program(process.pid, names, int(process.memory_full_info().uss)))
+                running.append(Program(process.pid, names, int(process.memory_full_info().uss)))
         except (psutil.Error, OSError):
             continue  # it has ended meanwhile, or belongs to another user
-    return tuple(found)
+    return tuple(running)

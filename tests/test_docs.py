@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from arraybridge.frameworks import cards
+from arraybridge import machine
 from tests.helpers import require
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -39,7 +39,7 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
         pytest.importorskip("pyclesperanto", reason="the page imports this one of the two packages itself")
     if page.stem == "dask":
         # Where there are cards, cluster() would want dask-cuda.
-        monkeypatch.setattr(cards, "cards", lambda: ())
+        monkeypatch.setattr(machine, "cards", lambda: ())
         from tests.dask.patience import let_workers_end
 
         let_workers_end()

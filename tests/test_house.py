@@ -39,6 +39,7 @@ LAZY = frozenset(
         "pyclesperanto",
         "pyclesperanto_opencl",
         "pyclesperanto_prototype",
+        "psutil",
         "pynvml",
         "pyopencl",
         "rich",
@@ -69,10 +70,8 @@ LATER = frozenset(
 )
 LATER_ROOMS = (
     "cli",
-    "frameworks.cards",
     "functions.gradients",
     "frameworks.torch",
-    "memory.nvml",
     "offload.run",
 )
 

@@ -58,11 +58,9 @@ def holdings() -> list[Holding]:
     Opens nothing, and costs next to nothing.
     """
     used, peak = own_memory()
-    found = [Holding("cpu", THIS_PROCESS, used, None, peak)]
-    for one in loaded():
-        for usage in one.pool.usage():
-            found.append(Holding(str(usage.device), one.name, usage.used, usage.cached, usage.peak))
-    return found
+    own = Holding("cpu", THIS_PROCESS, used, None, peak)
+    usages = [(one.name, usage) for one in loaded() for usage in one.pool.usage()]
+    return [own, *(Holding(str(u.device), name, u.used, u.cached, u.peak) for name, u in usages)]
 
 
 def freest_device(framework: Framework) -> Device | None:

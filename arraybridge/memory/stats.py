@@ -130,8 +130,7 @@ def memory_stats() -> MemoryStats:
     for one in holdings():
         by_device.setdefault(one.device, []).append(one)
     found = [_read_host(by_device.pop("cpu"))]
-    for card in machine.cards():
-        found.append(_read_card(card, by_device.pop(f"gpu:{card.index}", [])))
+    found += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in machine.cards()]
     found += [_read_through_framework(device, rows) for device, rows in by_device.items()]
     reason = machine.driver().reason
     return MemoryStats(tuple(found), f"{reason}." if "not answer" in reason else "")

@@ -30,10 +30,10 @@ IMPORTS = ("import numpy as np, cupy, arraybridge", "from tests.card import book
 def test_a_question_opens_no_card_and_wakes_no_driver(question: str) -> None:
     said = asked(
         *IMPORTS,
-        "from arraybridge.frameworks import cards",
+        "from arraybridge.frameworks import driver",
         question,
         OPEN,
-        "print(cards.is_awake())",
+        "print(driver.is_awake())",
         "import os",
         "child = os.fork()",
         "if not child: print(cupy.asarray(np.ones(3)).get().sum(), flush=True); os._exit(0)",
@@ -90,11 +90,11 @@ def test_a_question_of_torch_opens_no_card_and_auto_one() -> None:
     said = asked(
         *IMPORTS,
         "import torch",
-        "from arraybridge.frameworks import cards",
+        "from arraybridge.frameworks import driver",
         "arraybridge.devices('torch'); arraybridge.free_memory(); arraybridge.memory_stats()",
         "list(arraybridge.device_map(np.sum, [np.ones(3)] * 2, ['cpu']))",
         "with arraybridge.memory_peak(): arraybridge.Pipeline(np.negative, np.abs)(np.ones(4))",
-        "print(cards.is_awake())",
+        "print(driver.is_awake())",
         OPEN,
         "x = arraybridge.convert_memory(np.zeros(3), 'torch', gpu_id='auto')",
         "print(x.device)",
@@ -116,16 +116,17 @@ def test_auto_opens_the_card_that_it_takes_and_no_other() -> None:
     assert said == "True False"
 
 
-def test_cards_are_told_by_another_process_and_by_this_one_alike() -> None:
+def test_the_cards_are_those_of_cuda() -> None:
     said = asked(
         *IMPORTS,
-        "from arraybridge.frameworks import cards",
-        "told = cards.cards()",
-        "cupy.cuda.runtime.getDeviceCount()",
-        "cards.cards.cache_clear()",
-        "print(cards.is_awake(), cards.cards() == told, len(told), cards.free_memory(1) == told[1].total)",
+        "from arraybridge import machine",
+        "from arraybridge.frameworks import driver",
+        "told = machine.cards()",
+        "print(driver.is_awake(), len(told), machine.free_memory(1) == told[1].total, told[0].capability)",
+        "facts = cupy.cuda.runtime.getDeviceProperties(1)",
+        "print(told[1].pci == machine.pci_address(0, facts['pciBusID'], facts['pciDeviceID']))",
     )
-    assert said == "True True 2 True"
+    assert said.splitlines() == ["False 2 True (9, 0)", "True"]
 
 
 def test_streams_of_threads_that_have_ended_are_used_again() -> None:

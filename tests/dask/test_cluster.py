@@ -34,7 +34,7 @@ from arraybridge.dask import (
 )
 from arraybridge.dask import workers as inside
 from arraybridge.dask.clusters import prepared
-from arraybridge.frameworks import cards
+from arraybridge import machine
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
 from tests.dask.functions import IMAGE, eight_rows
@@ -49,7 +49,7 @@ COEXISTENCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GRO
 def workers(number: int, **options: Any) -> Iterator[Client]:
     """Worker processes of `cluster`, as on a machine without cards, and a client that is nobody's default."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cards, "cards", lambda: ())
+        patch.setattr(machine, "cards", lambda: ())
         started = cluster(number, **QUIET, **options)
     with started, Client(started, set_as_default=False) as client:
         yield client
@@ -180,7 +180,7 @@ def test_a_fraction_that_is_none(fraction: float) -> None:
 
 def test_one_pool_needs_a_card() -> None:
     require("torch")
-    if cards.cards():
+    if machine.cards():
         pytest.skip("there is a card")
     before = list(LocalCluster._instances)
     with pytest.raises(DeviceNotFoundError, match="torch has no device gpu:0"):
@@ -215,7 +215,7 @@ class LocalCUDACluster(LocalCluster):
 
 @pytest.fixture
 def with_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "cards", lambda: (CARD,))
+    monkeypatch.setattr(machine, "cards", lambda: (CARD,))
     module = ModuleType("dask_cuda")
     module.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "dask_cuda", module)
@@ -272,7 +272,7 @@ def test_prepared() -> None:
 
 
 def test_cards_without_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "cards", lambda: (CARD,))
+    monkeypatch.setattr(machine, "cards", lambda: (CARD,))
     monkeypatch.setitem(sys.modules, "dask_cuda", None)
     before = list(LocalCluster._instances)
     with pytest.raises(FrameworkNotInstalledError, match=r"dask-cuda\[cu13\]") as caught:

@@ -25,7 +25,7 @@ from arraybridge import (
     convert_memory,
 )
 from arraybridge.dask import BlockError, cluster, map_blocks, map_overlap, recoveries, to_dask
-from arraybridge.frameworks import cards
+from arraybridge import machine
 from tests import matrix_data as data
 from tests.dask import functions
 from tests.dask.functions import (
@@ -48,7 +48,7 @@ SCHEDULERS = ("synchronous", "threads", "cluster")
 def two_workers() -> Iterator[Client]:
     before = os.environ.get("PYTHONWARNINGS")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cards, "cards", lambda: ())
+        patch.setattr(machine, "cards", lambda: ())
         # Port 0: two runs at a time must not quarrel about 8787, which None stands for.
         workers = cluster(
             2, threads_per_worker=1, dashboard_address="127.0.0.1:0", env={"PYTHONWARNINGS": "error"}

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 import arraybridge
-from arraybridge import Device, devices
+from arraybridge import Device, devices, machine
 from arraybridge.devices import discovery
-from arraybridge.frameworks import cards as cards_module
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.cards import Card
 from arraybridge.frameworks.parts import Pool
+from arraybridge.machine import Card
 from tests.cards import CardFramework
-from tests.helpers import require, run_script
+from tests.helpers import require, run_python, run_script
+from tests.test_machine import FakeNvml, plant
 
 FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30, (9, 0))
 SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30, (8, 6))
@@ -41,7 +41,8 @@ class ToldPool(Pool):
 
 @pytest.fixture
 def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards_module, "cards", lambda: (FIRST, SECOND))
+    plant(monkeypatch, FakeNvml(("Card A", "GPU-aaaa", 0x3B, ()), ("Card B", "GPU-bbbb", 0x5E, ())))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 def listed(monkeypatch: pytest.MonkeyPatch, *frameworks: Framework) -> list[Any]:
@@ -67,12 +68,22 @@ def test_they_are_those_of_the_framework(name: str) -> None:
     assert all(d.frameworks == (name,) for d in found)
 
 
+def test_those_that_are_loaded_unless_all_are_asked_for() -> None:
+    code = (
+        "import sys, arraybridge; found = arraybridge.devices();"
+        " print(sorted({n for d in found for n in d.frameworks}), 'jax' in sys.modules);"
+        " found = arraybridge.devices('jax'); print('jax' in found[0].frameworks)"
+    )
+    require("jax")
+    done = run_python("-c", code)
+    assert done.stdout.split("\n")[:2] == ["['numpy'] False", "True"], done.stderr
+
+
 def test_every_installed_framework() -> None:
     require("jax")
-    found = {str(d): d for d in devices()}
+    found = {str(d): d for d in devices("all")}
     assert next(iter(found)) == "cpu"
     assert {"numpy", "jax"} <= set(found["cpu"].frameworks)
-    assert len(found) == len(devices())
     for device in arraybridge.framework("jax").devices():
         assert "jax" in found[str(device)].frameworks
 
@@ -100,19 +111,21 @@ def test_unknown_and_missing_frameworks() -> None:
         devices("troch")
 
 
-def test_cards_have_names_and_identities(two_cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("two_cards")
+def test_cards_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"gpu:0": "GPU-aaaa", "gpu:1": "0000:5e:00.0", "opencl:0": "0000:5e:00.0", "opencl:1": ""}
     found = {str(d): d for d in listed(monkeypatch, Cards(told))}
     assert list(found) == ["cpu", "gpu:0", "gpu:1", "opencl:0", "opencl:1"]
     assert found["gpu:0"].name == "Card A"
     assert found["gpu:0"].identity == "GPU-aaaa"
     assert found["gpu:0"].capability == (9, 0)
-    assert found["gpu:0"].total == 8 << 30
+    assert (found["gpu:0"].total, found["gpu:0"].free) == (1000, 100)
     assert found["opencl:0"].identity == found["gpu:1"].identity == "GPU-bbbb"
     assert found["opencl:1"].identity == ""
 
 
-def test_frameworks_that_disagree_are_an_error(two_cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("two_cards")
+def test_frameworks_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(arraybridge.DeviceMismatchError, match="gpu:0 is GPU-bbbb for cards"):
         listed(monkeypatch, Cards({"gpu:0": "GPU-bbbb", "gpu:1": "GPU-aaaa"}))
 
@@ -162,16 +175,16 @@ def test_without_addresses_opencl_counts_by_itself(monkeypatch: pytest.MonkeyPat
 # -- in one line -------------------------------------------------------------------------------------
 
 
-def test_the_freest_card(two_cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    free = {"a": ("GPU-aaaa", 8, 3), "b": ("GPU-bbbb", 4, 4)}
-    monkeypatch.setattr(discovery, "_free_memory", lambda: free)
+@pytest.mark.usefixtures("two_cards")
+def test_the_freest_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arraybridge.least_used_gpu() == 0  # the first of equals
+    free = {"GPU-aaaa": 3, "GPU-bbbb": 4}
+    monkeypatch.setattr(machine._nvml()[0], "free", free)
     assert arraybridge.least_used_gpu() == 1
-    free["a"] = ("GPU-aaaa", 8, 4)
-    assert arraybridge.least_used_gpu() == 0
 
 
 def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards_module, "cards", lambda: ())
+    monkeypatch.setattr(machine, "cards", lambda: ())
     monkeypatch.setattr(discovery, "loaded", list)
     assert not arraybridge.gpu_available()
     assert arraybridge.least_used_gpu() is None
@@ -182,12 +195,12 @@ def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(info) == "no GPU; arrays live on the host"
 
 
-def test_info_of_two_cards(two_cards: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "_free_memory", lambda: {"gpu:0": ("GPU-aaaa", 8, 3)})
+@pytest.mark.usefixtures("two_cards")
+def test_info_of_two_cards() -> None:
     info = arraybridge.device_info()
     assert info["available"] is True
     assert info["backend"] == "cuda"
-    assert info["memory"] == [(8 << 30, 3), (4 << 30, None)]
+    assert info["memory"] == [(1000, 100), (1000, 100)]
     assert info["versions"]["numpy"]
     assert str(info) == "cuda: gpu:0 Card A, gpu:1 Card B"
 

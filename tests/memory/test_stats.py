@@ -5,11 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,19 +16,17 @@ import pytest
 
 import arraybridge
 from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_stats
-from arraybridge.frameworks import cards
-from arraybridge.frameworks.cards import Card
-from arraybridge.memory import nvml
-from arraybridge.memory.stats import Holding
+from arraybridge.frameworks.holdings import Holding
 from arraybridge.show import format_bytes
 from tests.helpers import require
 from tests.memory.fake import FakeFramework
+from tests.test_machine import FAST, SLOW, FakeNvml, plant
 
 
 @pytest.fixture
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without nvidia-ml-py, or without a driver."""
-    monkeypatch.setattr(nvml, "library", lambda: None)
+    """As on a machine without a driver."""
+    plant(monkeypatch, None)
 
 
 def test_the_host() -> None:
@@ -59,72 +55,13 @@ def test_a_framework_without_nvml(fake: FakeFramework) -> None:
     assert fake.freed == []
 
 
-class FakeNvml:
-    """The calls of pynvml that are used, on two cards of 1000 bytes."""
-
-    NVML_TEMPERATURE_GPU = 0
-
-    class NVMLError(Exception):
-        """What NVML raises."""
-
-    def __init__(self, mine: int | None = None) -> None:
-        self.mine = mine
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> bytes:  # noqa: N802
-        return [b"GPU-AAAA-1", b"GPU-bbbb-2"][handle]
-
-    def nvmlDeviceGetName(self, handle: int) -> str:  # noqa: N802
-        return ["first", "second"][handle]
-
-    def nvmlDeviceGetPciInfo(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(domain=0, bus=[0x1A, 0x3B][handle], device=0)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(total=1000, free=[400, 900][handle], used=600)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:  # noqa: N802
-        if self.mine is None:
-            raise self.NVMLError
-        return [
-            SimpleNamespace(pid=os.getpid(), usedGpuMemory=self.mine),
-            SimpleNamespace(pid=1, usedGpuMemory=9),
-        ]
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
-        return SimpleNamespace(gpu=80 + handle, memory=3)
-
-    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802
-        raise self.NVMLError
-
-
-def card(index: int, uuid: str, pci: str = "") -> Card:
-    return Card(index, "as CUDA calls it", uuid, pci, 1000, (9, 0))
-
-
-def use(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml, *cards_of_cuda: Card, driver: bool = True) -> None:
-    """As on a machine where NVML sees two cards, and CUDA shows these of them to the process."""
-    monkeypatch.setattr(nvml, "library", lambda: fake)
-    monkeypatch.setattr(cards, "driver", lambda: object() if driver else None)
-    monkeypatch.setattr(cards, "cards", lambda: cards_of_cuda)
-    monkeypatch.setattr(cards, "is_awake", lambda: False)  # asked by CuPy, where another test has loaded it
-
-
-FIRST, SECOND = card(0, "GPU-aaaa-1"), card(1, "GPU-bbbb-2")
-
-
 @pytest.mark.parametrize("mine", [None, 350])
 def test_holdings_and_free_memory_add_up(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, mine: int | None
 ) -> None:
-    use(monkeypatch, FakeNvml(mine), FIRST, SECOND)
+    plant(monkeypatch, FakeNvml(SLOW, SLOW, holders=None if mine is None else {os.getpid(): mine, 1: 9}))
     card = memory_stats()["gpu:0"]
-    assert (card.name, card.total, card.free) == ("first", 1000, 400)
+    assert (card.name, card.total, card.free, card.load) == ("Card A", 1000, 400, 80)
     held = {h.holder: (h.used, h.cached) for h in card.holdings}
     if mine is None:
         assert held == {"fake": (100, 50), "everything else": (450, None)}
@@ -142,7 +79,7 @@ def test_fragmentation_is_what_is_reserved_and_not_used(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.used, fake.cached = [100, 0], [300, 0]
-    use(monkeypatch, FakeNvml(), FIRST, SECOND)
+    plant(monkeypatch, FakeNvml())
     stats = memory_stats()
     first, empty = (next(h for h in stats[f"gpu:{i}"].holdings if h.holder == "fake") for i in (0, 1))
     assert (first.reserved, first.fragmentation) == (400, 0.75)
@@ -157,47 +94,22 @@ def test_fragmentation_is_what_is_reserved_and_not_used(
     assert (held["reserved"], held["fragmentation"]) == (400, 0.75)
 
 
-@pytest.mark.parametrize(
-    ("shown", "names"),
-    [
-        ((FIRST, SECOND), ["first", "second"]),
-        ((card(0, "GPU-bbbb-2"), card(1, "GPU-aaaa-1")), ["second", "first"]),
-        ((card(0, "GPU-bbbb-2"),), ["second"]),
-        # A slice of a card: CUDA gives it an identity of its own, at the address of its card.
-        ((card(0, "GPU-0123", "0000:3b:00.0"),), ["second"]),
-        ((card(0, "", "0000:1a:00.0"),), ["first"]),
-        ((), []),
-    ],
-)
-def test_the_numbers_are_those_of_cuda(
-    monkeypatch: pytest.MonkeyPatch, shown: tuple[Card, ...], names: list[str]
-) -> None:
-    use(monkeypatch, FakeNvml(), *shown)
-    seen = [d for d in memory_stats().devices if d.device != "cpu"]
-    assert [one.name for one in seen] == names
-    assert [one.device for one in seen] == [f"gpu:{i}" for i in range(len(names))]
-
-
 def test_devices_and_readings_number_cards_alike(
     monkeypatch: pytest.MonkeyPatch, fake: FakeFramework
 ) -> None:
-    """CUDA counts the faster card first, NVML by the address on the bus."""
-    use(monkeypatch, FakeNvml(), card(0, "GPU-bbbb-2"), card(1, "GPU-aaaa-1"))
+    """CUDA counts the faster card first."""
+    plant(monkeypatch, FakeNvml(SLOW, FAST))
     there = {str(device): (device.identity, device.free) for device in arraybridge.devices("fake")}
     read = {d.device: (d.uuid, d.free) for d in memory_stats().devices if d.device != "cpu"}
     assert there == read == {"gpu:0": ("GPU-bbbb-2", 900), "gpu:1": ("GPU-aaaa-1", 400)}
 
 
-def test_without_cudas_driver_all_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FakeNvml(), driver=False)
-    assert [d.name for d in memory_stats().devices[1:]] == ["first", "second"]
-
-
 def test_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FakeNvml(), FIRST, SECOND)
+    plant(monkeypatch, FakeNvml(SLOW, FAST))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     first, second = gpu_utilization()
-    assert tuple(first) == ("gpu:0", "first", 80, 600, 1000, None)
-    assert second.load == 81
+    assert tuple(first) == ("gpu:0", "Card A", 80, 600, 1000, None)
+    assert second.memory_used == 100
 
 
 @pytest.mark.usefixtures("no_nvml")
@@ -322,30 +234,10 @@ def test_bad_records(tmp_path: Path) -> None:
         pass
 
 
-def test_pynvml_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a driver nvmlInit fails, which is found out once."""
-    calls = []
-
-    class Broken:
-        class NVMLError(Exception):
-            pass
-
-        def nvmlInit(self) -> None:  # noqa: N802
-            calls.append(1)
-            raise self.NVMLError
-
-    monkeypatch.setitem(sys.modules, "pynvml", Broken())  # type: ignore[arg-type]
-    monkeypatch.setattr(nvml, "_tried", False)
-    monkeypatch.setattr(nvml, "_library", None)
-    assert nvml.library() is None
-    assert nvml.library() is None
-    assert calls == [1]
-
-
 def test_a_record_of_load_and_temperature(
     fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    use(monkeypatch, FakeNvml(None), FIRST, SECOND)
+    plant(monkeypatch, FakeNvml())
     loads = {card.device: (card.load, card.temperature) for card in gpu_utilization()}
     assert loads["gpu:0"] != (None, None)
     file = tmp_path / "memory.jsonl"
@@ -354,11 +246,3 @@ def test_a_record_of_load_and_temperature(
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert {(r["load"], r["temperature"]) for r in records if r["device"] == "gpu:0"} == {loads["gpu:0"]}
     assert {(r["load"], r["temperature"]) for r in records if r["device"] == "cpu"} == {(None, None)}
-
-
-def test_an_older_record_is_continued_with_its_columns(tmp_path: Path) -> None:
-    file = tmp_path / "memory.csv"
-    file.write_text("time,device,holder,used,cached,peak,free,total\n")
-    with MemoryCollector(file, interval=60):
-        pass
-    assert {line.count(",") for line in file.read_text().splitlines()} == {7}

@@ -16,7 +16,7 @@ import pytest
 
 import arraybridge
 from arraybridge import array_namespace
-from arraybridge.frameworks.cards import cards
+from arraybridge.machine import cards
 from arraybridge.offload.call import Offload
 from arraybridge.offload.cards import Card
 from arraybridge.offload.cards import Cards as Machine

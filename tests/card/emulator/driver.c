@@ -224,6 +224,21 @@ int nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *out) {
     return NVML_SUCCESS;
 }
 
+int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
+    cudaDeviceGetAttribute(major, cudaDevAttrComputeCapabilityMajor, number_of(handle));
+    return cudaDeviceGetAttribute(minor, cudaDevAttrComputeCapabilityMinor, number_of(handle));
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned length) {
+    snprintf(out, length, "580.0 (emulated)");
+    return NVML_SUCCESS;
+}
+
+int nvmlDeviceIsMigDeviceHandle(void *handle, unsigned *is_slice) {
+    *is_slice = 0;
+    return NVML_SUCCESS;
+}
+
 int nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) { return NVML_NOT_SUPPORTED; }
 
 /* torch looks these up before it says that memory has run out. */
