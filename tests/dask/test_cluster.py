@@ -22,6 +22,7 @@ import arraybridge
 from arraybridge import (
     DeviceNotFoundError,
     FrameworkNotInstalledError,
+    machine,
     placement,
 )
 from arraybridge.dask import (
@@ -34,7 +35,6 @@ from arraybridge.dask import (
 )
 from arraybridge.dask import workers as inside
 from arraybridge.dask.clusters import prepared
-from arraybridge import machine
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
 from tests.dask.functions import IMAGE, eight_rows
@@ -190,7 +190,7 @@ def test_one_pool_needs_a_card() -> None:
 
 # -- dask-cuda ---------------------------------------------------------------------------------------
 
-CARD = cards.Card(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34, (9, 0))
+CARD = machine.Card(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34, (9, 0))
 
 
 class LocalCUDACluster(LocalCluster):

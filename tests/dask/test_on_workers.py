@@ -23,9 +23,9 @@ from arraybridge import (
     DtypeNotSupportedError,
     GradientError,
     convert_memory,
+    machine,
 )
 from arraybridge.dask import BlockError, cluster, map_blocks, map_overlap, recoveries, to_dask
-from arraybridge import machine
 from tests import matrix_data as data
 from tests.dask import functions
 from tests.dask.functions import (

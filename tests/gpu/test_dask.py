@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import convert_memory, detect_memory_type, device_of
-from arraybridge import machine
+from arraybridge import convert_memory, detect_memory_type, device_of, machine
 from tests.helpers import require
 
 # What dask-cuda and the packages behind it announce when they are first imported is not of arraybridge.

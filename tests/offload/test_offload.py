@@ -208,22 +208,6 @@ def test_numbers_among_the_arguments_are_told_apart(machine: Machine, clock: Clo
     assert not fn.explain(floats(64 * KIB), 0).on_gpu
 
 
-def test_samples() -> None:
-    times = Times()
-    assert times.seconds is None
-    times.add(9.0)
-    assert times.seconds == 9.0
-    for sample in (1.0, 1.2, 1.1):
-        times.add(sample)
-    assert times.seconds == 1.1  # the first sample is dropped
-    times.add(50.0)
-    assert times.outliers == 1
-    assert times.seconds == 1.1
-    for _ in range(7):
-        times.add(2.0)
-    assert times.seconds == 2.0
-
-
 def test_history_is_bounded_and_prints(machine: Machine, clock: Clock) -> None:
     fn = offload(Work(clock, lambda n: 1e-3, lambda n: 1e-5), machine)
     for n in range(1, 400):
