@@ -14,7 +14,7 @@ import pytest
 
 import arraybridge
 from arraybridge import GradientError
-from arraybridge.functions import bridge
+
 from tests.helpers import require
 
 torch = require("torch")
