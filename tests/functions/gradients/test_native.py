@@ -14,7 +14,6 @@ import pytest
 
 import arraybridge
 from arraybridge import GradientError
-
 from tests.helpers import require
 
 torch = require("torch")
