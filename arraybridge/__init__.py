@@ -28,7 +28,7 @@ from arraybridge.conversion.convert import to_paddle as to_paddle
 from arraybridge.conversion.convert import to_pyclesperanto as to_pyclesperanto
 from arraybridge.conversion.convert import to_tensorflow as to_tensorflow
 from arraybridge.conversion.convert import to_torch as to_torch
-from arraybridge.conversion.routes import Route as Route
+from arraybridge.conversion.explanation import Route as Route
 from arraybridge.conversion.trace import TraceLog as TraceLog
 from arraybridge.conversion.trace import trace as trace
 from arraybridge.devices.context import array_namespace as array_namespace

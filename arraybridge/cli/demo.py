@@ -13,7 +13,7 @@ from rich.markup import escape
 import arraybridge
 from arraybridge.cli.demo_page import page
 from arraybridge.cli.output import console, print_json, quiet, rewrite, show, stdout_is_for_json, writable
-from arraybridge.conversion.routes import Route
+from arraybridge.conversion.explanation import Route
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.presence import can_find

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, U
 
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, decide, find_source
-from arraybridge.conversion.plans import forms, plain
-from arraybridge.conversion.routes import Route
+from arraybridge.conversion.explanation import Route
+from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import foreign, registry
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "convert",
     "convert_memory",
     "convert_tree",
     "detect_memory_type",
@@ -168,9 +169,9 @@ def convert_memory(  # type: ignore[misc]
     >>> convert_memory(labels, "torch")
     tensor([[            0, 1099511627776]])
     """
+    listeners = trace.listeners() if open_logs else None
     form: Any = None
-    who = trace.listeners() if open_logs else None
-    if who is None:
+    if listeners is None:
         if (
             target_type is None
             and target is None
@@ -180,20 +181,25 @@ def convert_memory(  # type: ignore[misc]
             and device is None
             and grad == "error"
         ):
-            try:
-                return plain[source_type][type(data)](data)
-            except plans.declined:
-                pass  # not planned yet, or an array that needs care
-        # Equal keys must mean the same call, and 1 equals True.
-        if gpu_id is None and (copy is None or copy is True or copy is False):
-            form = (source_type, target_type, target, copy, dtype, grad, device)  # as plans.form_of
-            try:
-                return forms[form][type(data)](data)
-            except plans.declined:
-                pass
-    return _carefully(
-        _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device), form, who
-    )
+            form = source_type
+        # Equal keys must mean the same call: 1 equals True, and some dtypes.
+        elif gpu_id is None and (copy is None or copy is True or copy is False):
+            form = (source_type, target_type, target, copy, dtype, type(dtype), grad, device)  # as form_of
+        try:
+            return by_form[form][type(data)](data)
+        except plans.declined:
+            pass  # not planned yet, or an array that needs care
+    request = _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device)
+    if listeners is not None:
+        return _recorded(request, listeners)
+    decision = decide(request)
+    result = decision()
+    if form is not None:
+        plans.keep(form, request, decision)
+    return result
+
+
+convert = convert_memory
 
 
 def _request(
@@ -223,25 +229,16 @@ def _request(
     return Request(data, second, first, gpu_id, device, copy, dtype, grad)
 
 
-def _carefully(request: Request, form: Any, who: trace.Listeners | None) -> Any:
-    """Look at the array, choose its route, convert it, and keep what was decided for the next of its kind."""
-    if who is None:
-        route, run = decide(request)
-        result = run()
-        plans.keep(form, request, route, run)
-        return result
-    logs, annotation = who
+def _recorded(request: Request, listeners: trace.Listeners) -> Any:
+    """Convert, and tell the open traces and profilers of it."""
+    logs, annotation = listeners
     registry.framework(request.target)  # so that its import is not timed
     registry.find_owner(request.data)
     started = time.perf_counter()
-    route, run = decide(request)
-    if annotation is None:
-        result = run()
-    else:
-        with annotation(f"{route.source} → {route.target}"):
-            result = run()
-    if logs:
-        trace.record(logs, route, run, started)
+    decision = decide(request)
+    with annotation(f"{decision.route.source} → {decision.route.target}"):
+        result = decision()
+    trace.record(logs, decision, started)
     return result
 
 
@@ -281,7 +278,7 @@ def explain(  # type: ignore[misc]
     ('view', True, 0)
     """
     request = _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device)
-    return decide(request)[0]
+    return decide(request).route
 
 
 def detect_memory_type(x: Any) -> str:

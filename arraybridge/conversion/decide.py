@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion.routes import Method, Route, dlpack
-from arraybridge.conversion.table import cell, fast_converter
-from arraybridge.conversion.where import resolve_device, shares_cards
+from arraybridge.conversion.explanation import Method, Route
+from arraybridge.conversion.table import cell, dlpack
+from arraybridge.conversion.target_device import shares_cards, target_device
 from arraybridge.errors import (
     CopyRequiredError,
     DtypeNotSupportedError,
@@ -22,12 +22,12 @@ from arraybridge.errors import (
     told,
 )
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
-from arraybridge.frameworks.parts import Fallback, itself
+from arraybridge.frameworks.base import Framework, refusals, refuse
+from arraybridge.frameworks.parts import itself
 from arraybridge.trees import source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
-__all__ = ["Request", "Run", "decide", "find_source"]
+__all__ = ["Decision", "Request", "decide", "dtype_name", "find_source"]
 
 
 @dataclass(slots=True, eq=False, repr=False)  # equality would compare arrays
@@ -45,19 +45,15 @@ class Request:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Run:
-    """Carries out what was decided.
+class Decision:
+    """A route, and what carries it out when it is called."""
 
-    ``convert`` may be called with any array of which `decide` would be told the same; `plans` does so.
-    """
-
+    route: Route
     source: Framework
     target: Framework
-    method: Method
     data: Any
+    #: May be called with any array of which `decide` would be told the same; `plans` does so.
     convert: Callable[[Any], Any]
-    #: Does the same for arrays that need no care, and raises for any other.
-    fast: Callable[[Any], Any] | None = None
 
     def __call__(self) -> Any:
         try:
@@ -67,24 +63,39 @@ class Run:
         except refusals(self.source, self.target) as error:
             if self.source.is_oom(error) or self.target.is_oom(error):
                 raise
-            raise _refused(self.source, self.target, self.method, error) from error
+            raise _refused(self.source, self.target, self.route.method, error) from error
 
 
-def decide(request: Request) -> tuple[Route, Run]:
+def decide(request: Request) -> Decision:
     """Choose how this array travels, without converting it.
-
-    Returns:
-        the route, and what carries it out when it is called.
 
     Raises:
         MemoryConversionError: or a subclass, where it cannot be done exactly.
         ValueError: for options that make no sense.
     """
+    request = _checked(request)
+    target = registry.framework(request.target)
+    source, array = find_source(request.data, request.declared, target.name)
+    try:
+        source_device = source.device_of(array)
+        device = target_device(source, target, source_device, request.gpu_id, request.device)
+        cast = None if request.dtype is None else dtype_name(request.dtype)
+        if cast is not None and cast == source.dtype_name(array):
+            cast = None
+        choice = _Choice(request, source, target, array, source_device, device, cast)
+        if source is target and source_device == device:
+            named = request.device is not None or request.gpu_id is not None
+            if not (named and source.pool.is_scattered(array)):
+                return choice.in_place()
+        return choice.elsewhere()
+    except MemoryConversionError as error:
+        error.source_type = error.source_type or source.name
+        error.target_type = error.target_type or target.name
+        raise
+
+
+def _checked(request: Request) -> Request:
     copy = request.copy
-    if not (copy is None or copy is True or copy is False):
-        if not isinstance(copy, np.bool_):
-            raise ValueError(f"copy={copy!r} must be None, True or False")
-        request = replace(request, copy=bool(copy))
     if request.grad == "flow":
         raise ValueError(
             "a conversion has no gradient: grad='flow' is an option of the decorators @torch, @jax and"
@@ -95,27 +106,11 @@ def decide(request: Request) -> tuple[Route, Run]:
             f"grad={request.grad!r} must be 'error' or 'detach'"
             f"{nearest(str(request.grad), ('error', 'detach'))}"
         )
-    target = registry.framework(request.target)
-    source, data = find_source(request.data, request.declared, target.name)
-    try:
-        here = source.device_of(data)
-        there = resolve_device(source, target, here, request.gpu_id, request.device)
-        native = source is target and source.owns(data)
-        cast = None
-        if request.dtype is not None:
-            cast = dtype_name(request.dtype)
-            if cast == source.dtype_name(data):
-                cast = None
-        journey = _Journey(request, source, target, data, here, there, cast, native)
-        if native and here == there:
-            asked = request.device is not None or request.gpu_id is not None
-            if not (asked and source.pool.is_scattered(data)):
-                return journey.in_place()
-        return journey.depart()
-    except MemoryConversionError as error:
-        error.source_type = error.source_type or source.name
-        error.target_type = error.target_type or target.name
-        raise
+    if copy is None or copy is True or copy is False:
+        return request
+    if not isinstance(copy, np.bool_):
+        raise ValueError(f"copy={copy!r} must be None, True or False")
+    return replace(request, copy=bool(copy))
 
 
 def find_source(data: Any, declared: FrameworkLike | None = None, target: str = "") -> tuple[Framework, Any]:
@@ -125,7 +120,9 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
         UnknownArrayError: it is no array.
         SourceMismatchError: it is not of the declared source.
     """
-    source, opened = source_of(data)
+    source, array = registry.find_owner(data), data
+    if source is None:
+        source, array = source_of(data)
     if declared is not None and source.name != declared:
         declared = registry.framework_name(declared)
         raise SourceMismatchError(
@@ -135,7 +132,18 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
             target_type=target,
             reason=f"declared {declared}, found {source.name}",
         )
-    return source, opened
+    return source, array
+
+
+_DTYPES = frozenset(
+    (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+        *("bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    )
+)
+# How the names of dtypes begin whose elements are numbers, those of one framework alone among them.
+_NUMBERS = ("bool", "int", "uint", "float", "complex", "bfloat", "qint", "quint", "bits")
 
 
 def dtype_name(dtype: Any) -> str:
@@ -153,16 +161,11 @@ def dtype_name(dtype: Any) -> str:
             name = str(dtype)
     else:
         name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
-    known = {
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-        *("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    }
-    if name in known or name.startswith(("float8", "int4", "uint4")):
+    if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
-        f"dtype={dtype!r} is no dtype that arrays are cast to{nearest(name, known)};"
-        f" known are {', '.join(sorted(known))}",
+        f"dtype={dtype!r} is no dtype that arrays are cast to{nearest(name, _DTYPES)};"
+        f" known are {', '.join(sorted(_DTYPES))}",
         reason=f"unknown dtype {name}",
     )
 
@@ -171,53 +174,57 @@ def dtype_name(dtype: Any) -> str:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class _Journey:
-    """One array on its way from ``here`` to ``there``; `depart` chooses the route."""
+class _Choice:
+    """One array on its way from one device to another: `in_place` or `elsewhere` chooses the route.
+
+    The functions that end up in a `Decision` take the array, and refer to no particular one: plans keep them.
+    """
 
     request: Request
     source: Framework
     target: Framework
-    data: Any
-    here: Device
-    there: Device
+    array: Any
+    source_device: Device
+    device: Device
+    #: The dtype to cast to, or None.
     cast: str | None
-    #: Source and target are one framework, and the array is its own.
-    native: bool
-    #: The array as it was handed over, where ``data`` is what is left of it without its graph.
-    whole: Any = None
+    #: The tensor as it was handed over, where ``array`` is what is left of it without its graph.
+    with_graph: Any = None
 
-    def in_place(self) -> tuple[Route, Run]:
+    def in_place(self) -> Decision:
         """The array is where it should be, in its own framework, whatever its layout or flags."""
-        target, there = self.target, self.there
-        method: Method = "host" if there.kind == "cpu" else "device"
+        source, array = self.source, self.array
         if self.cast is not None:
-            target.supports(self.cast, target.shape(self.data))
-            return self._end(method, 0, "", itself)  # the cast makes the copy
+            if not source.dtype_name(array).startswith(_NUMBERS):
+                source.check(array)
+            source.supports(self.cast, source.shape(array))
+            return self._decision(self._copying, 0, "", itself)  # the cast makes the copy
         if self.request.copy:
-            target.check_copy(self.data)
-            return self._end(method, 1, "copy=True was asked for", target.copy)
-        return self._end("same", 0, "it is there already", itself)
+            source.check_copy(array)
+            return self._decision(self._copying, 1, "copy=True was asked for", source.copy)
+        return self._decision("same", 0, "it is there already", itself)
 
-    def depart(self) -> tuple[Route, Run]:
+    def elsewhere(self) -> Decision:
         """Another framework or device: refuse what cannot go there exactly; else choose the route."""
         source, target = self.source, self.target
         try:
-            source.check(self.data)
-            shape = source.shape(self.data)
+            source.check(self.array)
+            shape = source.shape(self.array)
             if len(shape) > hostmemory.MAX_RANK:
                 instead = f"arrays travel through NumPy, which has at most {hostmemory.MAX_RANK} axes"
                 raise refuse(source, f"an array of rank {len(shape)}", f"{instead}; reshape it first")
-            if not self.native and source.requires_grad(self.data):
+            if source is not target and source.requires_grad(self.array):
                 self._leave_the_graph()
-            dtype = source.dtype_name(self.data)
+            dtype = source.dtype_name(self.array)
             target.supports(self.cast or dtype, shape)
             if self.cast is not None and target.dtypes is not None and dtype not in target.dtypes:
                 return self._cast_on_the_way(self.cast)
-            if self.here.kind == "cpu" and self.there.kind == "cpu":
+            if self.source_device.kind == "cpu" and self.device.kind == "cpu":
                 return self._on_the_host()
-            if self.native:
+            if source is target:
                 return self._to_other_device()
-            if self.here.kind != "cpu" and self.there.kind != "cpu" and shares_cards(source, target):
+            on_cards = self.source_device.kind != "cpu" and self.device.kind != "cpu"
+            if on_cards and shares_cards(source, target):
                 return self._card_to_card(shape)
             return self._through_the_host()
         except MemoryConversionError:
@@ -235,213 +242,157 @@ class _Journey:
                 f" {target.name}; pass grad='detach' to convert its values alone",
                 reason="it requires grad",
             )
-        self.whole, self.data = self.data, source.detach(self.data)
+        self.array, self.with_graph = source.detach(self.array), self.array
 
-    # The functions that follow are kept in plans: they take the array, and refer to no particular one.
+    @property
+    def _copying(self) -> Method:
+        """How a copy travels that arrives on this device."""
+        return "host" if self.device.kind == "cpu" else "device"
 
-    def _view(self) -> Callable[[Any], np.ndarray]:
-        """A function from the array to its host memory."""
-        return self._from_values(self.source.host_view)
-
-    def _from_values(self, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        if self.whole is None:
-            return call
-        detach = self.source.detach
-        return lambda x: call(detach(x))
-
-    def _on_the_host(self) -> tuple[Route, Run]:
+    def _on_the_host(self) -> Decision:
         """Both ends are on the host: share, or copy once."""
-        source, target, there = self.source, self.target, self.there
-        reason = source.must_copy(self.data)
-        if reason:
-            fetch = self._from_values(source.to_host)
-            return self._end(
-                "host",
-                1 + (not target.alignment),
-                reason,
-                lambda x: target.from_host(_viewable(target, fetch(x)), there),
-            )
-        memory = source.host_view(self.data)
-        view = self._view()
+        source, target, device = self.source, self.target, self.device
+        if source.must_copy(self.array):
+            return self._through_the_host()
+        view = source.host_view
+        memory = view(self.array)
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            fetch = self._view() if not target.alignment else self._from_values(source.to_host)
-            return self._end("host", 1, objection, lambda x: target.from_host(fetch(x), there))
-
-        lend = hostmemory.lend if source.mutable and not target.mutable else itself
-
-        def share(x: Any) -> Any:
-            return target.from_host(lend(view(x)), there)
-
+            fetch = source.to_host if target.alignment else view
+            return self._decision("host", 1, objection, lambda x: target.from_host(fetch(x), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         reason = "both see the same host memory"
-        fast = self._fast(memory)
-        if fast is None:
-            return self._end(method, 0, reason, share)
-        declined: tuple[type[Exception], ...] = (Fallback, *refusals(source, target))
-
-        def at_best(x: Any) -> Any:
-            try:
-                return fast(x)
-            except declined:
-                return share(x)
-
-        return self._end(method, 0, reason, at_best, fast)
-
-    def _fast(self, memory: np.ndarray) -> Callable[[Any], Any] | None:
-        """The fast converter of the pair, where it does what was decided; or None."""
-        source = self.source
-        if self.here != CPU or self.there != CPU:
-            return None
-        if memory.ndim == 0 and not source.mutable:  # it copies the scalars of immutable frameworks
-            return None
-        fast = fast_converter(source, self.target, type(self.data))
-        if fast is None or (source.mutable and not memory.flags.writeable):
-            return None
-        return self._from_values(fast)
+        lend = hostmemory.lend if source.mutable and not target.mutable else itself
+        return self._decision(method, 0, reason, lambda x: target.from_host(lend(view(x)), device))
 
     def _objection(self, memory: np.ndarray) -> str:
         """Why the target cannot, or should not, share this host memory; or ``""``."""
         if self.request.copy:
             return "copy=True was asked for"
-        objection = self.target.cannot_view(memory)
-        if objection or self.request.copy is False or not self.target.mutable or self.target.honours_readonly:
+        source, target = self.source, self.target
+        objection = target.cannot_view(memory)
+        if objection or self.request.copy is False or not target.mutable or target.honours_readonly:
             return objection
-        if not self.source.mutable and memory.ndim == 0:
+        if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
-        read_only = (
-            not memory.flags.writeable
-            if self.source.mutable
-            else hostmemory.is_lent(hostmemory.address(memory))
-        )
+        address = hostmemory.address(memory)
+        read_only = not memory.flags.writeable if source.mutable else hostmemory.is_lent(address)
         if read_only:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
-            return f"it is read-only, and {self.target.name} could write to it"
+            return f"it is read-only, and {target.name} could write to it"
         return ""
 
     def _scalar_objection(self) -> str:
         # tf.constant(2.0) is cached: a write through torch would change every later constant.
         return f"{self.source.name} may cache scalars, and {self.target.name} could write to it"
 
-    def _through_the_host(self) -> tuple[Route, Run]:
-        """One of the two lives on an accelerator that the other does not reach."""
-        target, there = self.target, self.there
+    def _through_the_host(self) -> Decision:
+        """The values are copied into host memory, or lie there, and from there to where they should be."""
         fetch, copies, reason = self._host_memory()
-        if there.kind != "cpu":
-            method: Method = "device" if self.here.kind == "cpu" else "host"
-            reason = reason or f"{there} has memory of its own"
-            return self._end(method, copies + 1, reason, lambda x: target.from_host(fetch(x), there))
-        return self._end(
-            "host",
-            copies + (not target.alignment),
-            reason,
-            lambda x: target.from_host(_viewable(target, fetch(x)), there),
-        )
+        put, more = self._put()
+        to_card = self.source_device.kind == "cpu" and self.device.kind != "cpu"
+        reason = reason or f"{self.device} has memory of its own"
+        return self._decision("device" if to_card else "host", copies + more, reason, _then(fetch, put))
 
     def _host_memory(self) -> tuple[Callable[[Any], np.ndarray], int, str]:
         """How the values get into host memory: a function, the copies that it makes, and why."""
         source = self.source
-        if self.here.kind != "cpu":
-            reason = f"{source.name} on {self.here} and {self.target.name} on {self.there} share no memory"
-            return self._from_values(lambda x: source.to_host(source.resolve(x))), 1, reason
-        reason = source.must_copy(self.data)
-        if reason:
-            return self._from_values(source.to_host), 1, reason
-        return self._view(), 0, ""
+        if self.source_device.kind != "cpu":
+            ends = f"{source.name} on {self.source_device} and {self.target.name} on {self.device}"
+            reason = f"{ends} share no memory"
+            return lambda x: source.to_host(source.resolve(x)), 1, reason
+        reason = source.must_copy(self.array)
+        return (source.to_host, 1, reason) if reason else (source.host_view, 0, "")
 
-    def _to_other_device(self) -> tuple[Route, Run]:
+    def _put(self) -> tuple[Callable[[np.ndarray], Any], int]:
+        """How memory of the host, which nobody else has, becomes the array: a function, and its copies."""
+        target, device = self.target, self.device
+        if device.kind != "cpu":
+            return lambda memory: target.from_host(memory, device), 1
+        return lambda memory: target.from_host(_viewable(target, memory), device), int(not target.alignment)
+
+    def _to_other_device(self) -> Decision:
         """To another device of the same framework, at least one of the two being an accelerator."""
-        target, here, there = self.target, self.here, self.there
-        method: Method = "host" if there.kind == "cpu" else "device"
-        copies = 1
-        if here.kind != "cpu" and there.kind != "cpu" and target.dlpack_device is None:
-            method, copies = "host", 2  # OpenCL: out of one device, and into the other
-        return self._end(method, copies, f"{there} is another device", lambda x: target.to_device(x, there))
+        target, device = self.target, self.device
+        between_cards = self.source_device.kind != "cpu" and device.kind != "cpu"
+        reason = f"{device} is another device"
+        if between_cards and target.dlpack_device is None:  # OpenCL: out of one device, and into the other
+            return self._decision("host", 2, reason, lambda x: target.to_device(x, device))
+        return self._decision(self._copying, 1, reason, lambda x: target.to_device(x, device))
 
-    def _card_to_card(self, shape: tuple[int, ...]) -> tuple[Route, Run]:
+    def _card_to_card(self, shape: tuple[int, ...]) -> Decision:
         """Both frameworks reach the card where the array lives."""
-        source, target, here, there = self.source, self.target, self.here, self.there
+        source, target, source_device, device = self.source, self.target, self.source_device, self.device
         objection = self._card_objection(shape)
 
         def adopt(x: Any) -> Any:
             packed = source.copy(source.resolve(x)) if objection else x
-            return target.adopt(packed, source, here)
+            return target.adopt(packed, source, source_device)
 
-        bring = self._from_values(adopt)
-        if here != there:
+        if source_device != device:
+            reason = f"{device} is another device"
             copies = 2 if objection else 1
-            reason = f"{there} is another device"
-            return self._end("device", copies, reason, lambda x: target.to_device(bring(x), there))
+            return self._decision("device", copies, reason, lambda x: target.to_device(adopt(x), device))
         if objection:
-            return self._end("device", 1, objection, bring)
-        return self._end("dlpack", 0, f"both see the memory of {there}", bring)
+            return self._decision("device", 1, objection, adopt)
+        return self._decision("dlpack", 0, f"both see the memory of {device}", adopt)
 
     def _card_objection(self, shape: tuple[int, ...]) -> str:
         """Why the target cannot, or should not, share this memory of a card; or ``""``."""
-        source, target, data = self.source, self.target, self.data
-        itemsize = source.nbytes(data) // max(1, math.prod(shape)) or 1
-        if self.request.copy and self.here == self.there and self.cast is None:
+        source, target, array = self.source, self.target, self.array
+        itemsize = source.nbytes(array) // max(1, math.prod(shape)) or 1
+        if self.request.copy and self.source_device == self.device and self.cast is None:
             return "copy=True was asked for"
-        reason = source.must_copy(data)
+        reason = source.must_copy(array)
         if reason:
             return reason
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
-        if target.alignment and source.address(data) % target.alignment:
+        if target.alignment and source.address(array) % target.alignment:
             # XLA's and TensorFlow's kernels load several elements at once, and trust in the alignment.
             return f"its memory is not aligned to {target.alignment} bytes"
-        return target.cannot_stride(shape, source.strides(data), itemsize)
+        return target.cannot_stride(shape, source.strides(array), itemsize)
 
-    def _cast_on_the_way(self, dtype: str) -> tuple[Route, Run]:
+    def _cast_on_the_way(self, dtype: str) -> Decision:
         """The target lacks the source's dtype: cast in host memory, where the values still are whole."""
-        target, there = self.target, self.there
         self.cast = None
         fetch, copies, _ = self._host_memory()
-        numpy = registry.framework("numpy")
+        put, _ = self._put()
+        cast = registry.framework("numpy").cast
+        copies += 1 + (self.device.kind != "cpu")
+        reason = f"a cast to {dtype} was asked for"
+        return self._decision(self._copying, copies, reason, lambda x: put(cast(fetch(x), dtype)))
 
-        def run(x: Any) -> Any:
-            values = numpy.cast(fetch(x), dtype)
-            if there.kind != "cpu":
-                return target.from_host(values, there)
-            return target.from_host(_viewable(target, values), there)
-
-        method: Method = "host" if there.kind == "cpu" else "device"
-        return self._end(method, copies + 1 + (there.kind != "cpu"), f"a cast to {dtype} was asked for", run)
-
-    def _end(
-        self,
-        method: Method,
-        copies: int,
-        reason: str,
-        convert: Callable[[Any], Any],
-        fast: Callable[[Any], Any] | None = None,
-    ) -> tuple[Route, Run]:
+    def _decision(self, method: Method, copies: int, reason: str, convert: Callable[[Any], Any]) -> Decision:
         """The route and its function, with the cast that was asked for; ``copy=False`` is minded here."""
-        source, target = self.source, self.target
-        run = convert
+        source, target, run = self.source, self.target, convert
         if self.cast is not None:
             dtype = self.cast
-            method = "host" if self.there.kind == "cpu" else "device"
-            copies, reason = copies + 1, f"a cast to {dtype} was asked for"
-
-            def with_cast(x: Any) -> Any:
-                return target.cast(convert(x), dtype)
-
-            run = with_cast
+            method, copies, reason = self._copying, copies + 1, f"a cast to {dtype} was asked for"
+            run = _then(run, lambda x: target.cast(x, dtype))
         if copies and self.request.copy is False:
             raise CopyRequiredError(
-                f"copy=False was asked for, but {source.name} → {target.name} on {self.there} must"
+                f"copy=False was asked for, but {source.name} → {target.name} on {self.device} must"
                 f" copy this array, because {reason}; pass copy=None to allow it",
                 method=method,
                 reason=reason,
             )
-        nbytes = source.nbytes(self.data)
-        route = Route(source.name, target.name, method, self.there, copies == 0, copies, nbytes, reason)
-        # What it does not look at itself is the dtype, and, with copy=False, whether there is an axis.
-        if self.request.dtype is not None or (self.request.copy is False and not source.mutable):
-            fast = None
-        return route, Run(source, target, method, self.data if self.whole is None else self.whole, run, fast)
+        nbytes = source.nbytes(self.array)
+        route = Route(source.name, target.name, method, self.device, copies == 0, copies, nbytes, reason)
+        if self.with_graph is None:
+            return Decision(route, source, target, self.array, run)
+        return Decision(route, source, target, self.with_graph, _then(source.detach, run))
+
+
+def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One after the other."""
+    return lambda x: second(first(x))
+
+
+def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
+    """Memory that nobody else refers to, in a form that the target can view."""
+    return memory if not target.alignment or not target.cannot_view(memory) else hostmemory.fresh(memory)
 
 
 def _refused(source: Framework, target: Framework, method: str, error: Exception) -> MemoryConversionError:
@@ -450,8 +401,8 @@ def _refused(source: Framework, target: Framework, method: str, error: Exception
     how = f" by the route {method!r}" if method else ""
     advice = "convert to numpy first to see which side refuses"
     if "numpy" in (source.name, target.name):
-        asked = source.name if target.name == "numpy" else target.name
-        advice = f"it is {asked} that refuses; pass a plain, dense copy of the array"
+        refusing = source.name if target.name == "numpy" else target.name
+        advice = f"it is {refusing} that refuses; pass a plain, dense copy of the array"
     return MemoryConversionError(
         f"{source.name} → {target.name} failed{how} ({reason}); {advice}",
         source_type=source.name,
@@ -459,8 +410,3 @@ def _refused(source: Framework, target: Framework, method: str, error: Exception
         method=method,
         reason=reason,
     )
-
-
-def _viewable(target: Framework, memory: np.ndarray) -> np.ndarray:
-    """Memory that nobody else refers to, in a form that the target can view."""
-    return memory if not target.alignment or not target.cannot_view(memory) else hostmemory.fresh(memory)

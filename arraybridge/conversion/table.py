@@ -1,17 +1,61 @@
-"""The table of pairwise converters.
+"""The table of pairwise converters, and the few ways in which an array travels.
 
-Each cell names the route by which a pair shares memory, or else the way in which it copies. A cell states
-the intent; `decide` has the last word, which knows the particular array: its device, strides, dtype
-and flags. A framework outside the grid travels by `routes.view`, through the host.
+Each cell names the way in which a pair shares memory, or else the one in which it copies. A cell states the
+intent; `decide` has the last word, which knows the particular array: its device, strides, dtype and flags.
+A framework outside the grid travels by `view`, through the host.
+
+``same``    the very object comes back
+``view``    the target looks at the source's host memory, through NumPy
+``dlpack``  the target shares the source's memory, on the host or on a card, through DLPack
+``device``  the bytes are copied straight into the memory of a device
+``host``    the bytes are copied into host memory, or by way of it
 """
 
 from __future__ import annotations
 
-from arraybridge.conversion.routes import FastFunction, RouteFunction, device, dlpack, host, same, view
-from arraybridge.frameworks.base import Framework
-from arraybridge.types import Cache
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["FRAMEWORKS", "TABLE", "cell", "fast_converter"]
+from arraybridge.frameworks.base import Framework
+
+__all__ = ["FRAMEWORKS", "TABLE", "FastFunction", "RouteFunction", "cell", "dlpack"]
+
+FastFunction = Callable[[Any], Any]
+#: Builds the fast converter of a pair for arrays that need no care, or None where each needs it.
+RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
+
+
+def same(source: Framework, target: Framework) -> FastFunction | None:
+    """The very object comes back."""
+    return source.fast.same()
+
+
+def view(source: Framework, target: Framework) -> FastFunction | None:
+    """The target looks at the source's host memory through NumPy."""
+    if target.name == "numpy":
+        return source.fast.view()
+    take = target.fast.from_view()
+    return None if take is None else source.fast.into(take)
+
+
+def dlpack(source: Framework, target: Framework) -> FastFunction | None:
+    """The target shares the source's memory through a DLPack capsule."""
+    export = source.fast.export(target.alignment)
+    adopt = target.fast.adopt(immutable=not source.mutable)
+    if export is None or adopt is None:
+        return None
+    return lambda x: adopt(export(x))
+
+
+def device(source: Framework, target: Framework) -> FastFunction | None:
+    """The bytes are copied straight into the memory of a device; every array is looked at."""
+    return None
+
+
+def host(source: Framework, target: Framework) -> FastFunction | None:
+    """The bytes are copied into host memory, or by way of it; every array is looked at."""
+    return None
+
 
 FRAMEWORKS = ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto")
 
@@ -42,18 +86,3 @@ def cell(source: str, target: str) -> RouteFunction:
     if source == target:
         return same
     return TABLE.get(source, {}).get(target, view)
-
-
-# By the source itself: what stands for arrays of other libraries has NumPy's name, and no fast part.
-_fast: Cache[tuple[type, Framework, str], FastFunction | None] = Cache()
-
-
-def fast_converter(source: Framework, target: Framework, cls: type) -> FastFunction | None:
-    """What the cell of a pair makes for arrays of this class that need no care; None where each needs it."""
-    known = (cls, source, target.name)
-    try:
-        return _fast[known]
-    except KeyError:
-        exact = source is target or cls in source.fast.types()
-    made = cell(source.name, target.name)(source, target) if exact else None
-    return _fast.keep(known, made)

@@ -6,13 +6,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
+from functools import partial
 from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self
 
-from arraybridge.conversion.decide import Run
-from arraybridge.conversion.routes import Route
+from arraybridge.conversion.decide import Decision
+from arraybridge.conversion.explanation import Route
 from arraybridge.show import format_bytes, format_seconds, html_table, text_table
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
@@ -38,6 +39,9 @@ _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "
 
 #: Seconds between two readings of the memory, which go into the file that `TraceLog.save` writes.
 _READ_EVERY = 0.05
+
+#: Conversions at each end of a log that its table shows.
+_SHOWN = 20
 
 # What is recorded of an event: the route of a conversion or None, start, seconds, name and number of the
 # thread, and the line; then, of a conversion, `events.steps` and `events.same_array`, and of all else kind,
@@ -83,10 +87,13 @@ class TraceLog:
         self._limit = limit
         #: What was recorded of each, with its start as `time.perf_counter` had it.
         self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
+        #: Those of the events that are conversions, as they were when somebody asked last.
         self._records: list[Route] = []
-        #: Records whose events are gone, while they themselves are still in the list.
-        self._stale = 0
-        self._gone_bytes, self._gone_seconds = 0, 0.0
+        self._added = self._added_when_asked = 0
+        #: Bytes copied, each copy of an array counted; also by conversions that went because of ``limit``.
+        self.total_bytes_copied = 0
+        #: Seconds of all conversions, also of those that went because of ``limit``.
+        self.total_seconds = 0.0
         self._opened = self._read = time.perf_counter()
         #: Readings of the memory: seconds, device, bytes.
         self._memory: deque[tuple[float, str, int]] = deque(maxlen=20_000)
@@ -95,8 +102,10 @@ class TraceLog:
     def records(self) -> list[Route]:
         """One `Route` a conversion, in order, each with its ``seconds``."""
         with _adding:
-            self._trim()
-        return self._records
+            if self._added != self._added_when_asked:
+                self._records = [event[_ROUTE] for event in self._events if event[_ROUTE] is not None]
+                self._added_when_asked = self._added
+            return self._records
 
     @property
     def events(self) -> list[Event]:
@@ -106,16 +115,6 @@ class TraceLog:
         # Made here, where somebody wants them, and not while the time runs that is measured.
         lines: dict[tuple[int, int], int] = {}
         return sorted((self._made(one, lines) for one in kept), key=events.began)
-
-    @property
-    def total_bytes_copied(self) -> int:
-        """Bytes copied, each copy of an array counted; also by conversions that went because of ``limit``."""
-        return self._gone_bytes + sum(r.nbytes * r.copies for r in self.records)
-
-    @property
-    def total_seconds(self) -> float:
-        """Seconds of all conversions, also of those that went because of ``limit``."""
-        return self._gone_seconds + sum(r.seconds or 0.0 for r in self.records)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -147,7 +146,7 @@ class TraceLog:
         """With lines in place of code, which cannot be pickled; and as it is now, since others may go on."""
         with _adding:
             state, kept = self.__dict__.copy(), list(self._events)
-            state["_records"], state["_memory"] = self._records.copy(), self._memory.copy()
+            state["_memory"] = self._memory.copy()
         state["_events"] = deque(maxlen=self._limit)
         for one in kept:
             file, _, _, library = at = one[_SITE]
@@ -160,29 +159,15 @@ class TraceLog:
     def _add(self, event: tuple[Any, ...]) -> None:
         route = event[_ROUTE]
         with _adding:
-            kept = self._events
-            if len(kept) == self._limit:
-                self._forget(kept[0][_ROUTE])
-            kept.append(event)
+            if len(self._events) == self._limit:
+                self.dropped += 1
+            self._events.append(event)
+            self._added += 1
             if route is not None:
-                self._records.append(route)
+                self.total_bytes_copied += route.nbytes * route.copies
+                self.total_seconds += route.seconds or 0.0
         if event[_START] - self._read > _READ_EVERY:
             self._read_memory()
-
-    def _forget(self, route: Route | None) -> None:
-        """The oldest event goes, and the record of its route."""
-        self.dropped += 1
-        if route is None:
-            return
-        self._stale += 1
-        self._gone_bytes += route.nbytes * route.copies
-        self._gone_seconds += route.seconds or 0.0
-        if self._stale > (self._limit or 0):  # a list gives up its first one slowly, and many at once fast
-            self._trim()
-
-    def _trim(self) -> None:
-        del self._records[: self._stale]
-        self._stale = 0
 
     def _read_memory(self) -> None:
         from arraybridge.timeline.readings import memory
@@ -260,20 +245,12 @@ class TraceLog:
         return f"<TraceLog of {len(self)} conversions, {format_bytes(self.total_bytes_copied)} copied>"
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                r.source,
-                r.target,
-                r.method,
-                str(r.device),
-                "yes" if r.shares_memory else "no",
-                str(r.copies),
-                format_bytes(r.nbytes),
-                format_seconds(r.seconds or 0.0),
-                r.reason,
-            )
-            for r in self.records
-        ]
+        """A row for each conversion, and of very many for the first and the last twenty."""
+        records, gap = self.records, []
+        if len(records) > 2 * _SHOWN + 1:
+            gap = [(*("…",) * (len(_COLUMNS) - 1), f"({len(records) - 2 * _SHOWN:,} more)")]
+            return [*map(_row, records[:_SHOWN]), *gap, *map(_row, records[-_SHOWN:])]
+        return [*map(_row, records)]
 
     def _summary(self) -> str:
         plural = "" if len(self) == 1 else "s"
@@ -290,24 +267,60 @@ class TraceLog:
         return html_table(_COLUMNS, self._rows(), caption=self._summary())
 
 
+def _row(route: Route) -> tuple[str, ...]:
+    return (
+        route.source,
+        route.target,
+        route.method,
+        str(route.device),
+        "yes" if route.shares_memory else "no",
+        str(route.copies),
+        format_bytes(route.nbytes),
+        format_seconds(route.seconds or 0.0),
+        route.reason,
+    )
+
+
 # -- who listens -------------------------------------------------------------------------------------
 
-_current: ContextVar[tuple[TraceLog, ...]] = ContextVar("arraybridge_trace", default=())
-# Opens a span in the profiler that `settings(annotate=…)` names.
-_annotation: ContextVar[Callable[[str], AbstractContextManager[Any]] | None] = ContextVar(
-    "arraybridge_annotation", default=None
-)
+#: Opens a span of that name in a profiler.
+Annotation = Callable[[str], AbstractContextManager[Any]]
+#: The traces open in this thread or task, and what names its work in a profiler.
+Listeners = tuple[tuple[TraceLog, ...], Annotation]
+
+# The traces and annotations that were opened in this thread or task, those that are closed by now included.
+_opened: ContextVar[tuple[TraceLog | Annotation, ...]] = ContextVar("arraybridge_trace", default=())
 #: Logs that hear every thread of the process.
 _everywhere: list[TraceLog] = []
-#: The logs open anywhere, and the annotations that are on, by their id. While it is empty, nobody even asks
-#: whether one of them is open in their own thread or task (`listeners`), and nothing is measured.
+#: What listens anywhere, by its id. While it is empty, nobody even asks whether one of them was opened in
+#: their own thread or task (`listeners`), and nothing is measured.
 open_logs: dict[int, Any] = {}
+
+
+def _no_annotation(name: str) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def _listening(context_opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
+    return [one for one in context_opened if id(one) in open_logs]
 
 
 def listen_in(context: Context) -> None:
     """Let the logs of this thread or task hear what will run in a context that was copied before."""
-    logs = [log for log in context.get(_current, ()) if id(log) in open_logs]
-    context.run(_current.set, tuple(dict.fromkeys((*_current.get(), *logs))))
+    theirs = _listening(context.get(_opened, ()))
+    context.run(_opened.set, tuple(dict.fromkeys((*_opened.get(), *theirs))))
+
+
+@contextmanager
+def _listener(one: TraceLog | Annotation) -> Iterator[None]:
+    """Let it hear this thread or task. It may be closed in another one, and in any order."""
+    _opened.set((*_listening(_opened.get()), one))
+    open_logs[id(one)] = one  # one step, which no other thread can come between
+    try:
+        yield
+    finally:
+        del open_logs[id(one)]
+        _opened.set(tuple(_listening(_opened.get())))
 
 
 @contextmanager
@@ -333,13 +346,8 @@ def trace(*, limit: int | None = None) -> Iterator[TraceLog]:
     ('same', 0)
     """
     log = TraceLog(limit)
-    token = _current.set((*_current.get(), log))
-    open_logs[id(log)] = log  # one step, which no other thread can come between
-    try:
+    with _listener(log):
         yield log
-    finally:
-        del open_logs[id(log)]
-        _current.reset(token)
 
 
 @contextmanager
@@ -360,41 +368,39 @@ def _annotating(profiler: str) -> Iterator[None]:
     """Name what happens in this thread or task in the profiler of that name."""
     from arraybridge.timeline.annotate import span_of
 
-    maker = span_of(profiler)
-    token, key = _annotation.set(maker), object()
-    open_logs[id(key)] = key
-    try:
+    with _listener(partial(span_of(profiler))):  # an object of this block's own, which no other closes
         yield
-    finally:
-        del open_logs[id(key)]
-        _annotation.reset(token)
 
 
 above["annotate"] = _annotating
 
 
-#: The traces open in this thread or task, and what opens a span in a profiler, if an annotation is on.
-Listeners = tuple[tuple[TraceLog, ...], Callable[[str], AbstractContextManager[Any]] | None]
-
-
 def listeners() -> Listeners | None:
     """Who listens in this thread or task; None where nobody does."""
-    logs, maker = _current.get(), _annotation.get()
-    if _everywhere:
-        logs = (*logs, *_everywhere)
-    return (logs, maker) if logs or maker is not None else None
+    opened = _opened.get()
+    if not opened and not _everywhere:
+        return None
+    ours = _listening(opened)
+    logs = [one for one in ours if isinstance(one, TraceLog)]
+    annotations = [one for one in ours if not isinstance(one, TraceLog)]
+    if not ours and not _everywhere:
+        return None
+    return (*logs, *_everywhere), annotations[-1] if annotations else _no_annotation
 
 
 # -- what is told ------------------------------------------------------------------------------------
 
 
-def record(logs: tuple[TraceLog, ...], route: Route, run: Run, began: float) -> None:
+def record(logs: tuple[TraceLog, ...], decision: Decision, began: float) -> None:
     """Add a conversion that began at that time, and is done. The route, which is nobody's yet, is kept."""
+    if not logs:
+        return
     seconds = time.perf_counter() - began
+    route = decision.route
     object.__setattr__(route, "seconds", seconds)
     steps, array = None, None
     if route.copies:
-        steps, array = events.steps(run.source, run.data), events.same_array(run.data)
+        steps, array = events.steps(decision.source, decision.data), events.same_array(decision.data)
     event = (
         route, began, seconds, current_thread().name, get_ident(), events.site(), steps, array,
     )  # fmt: skip
@@ -420,16 +426,15 @@ class Span:
     )
 
     def __init__(
-        self, kind: str, name: str, logs: tuple[TraceLog, ...], maker: Callable[[str], Any] | None
+        self, kind: str, name: str, logs: tuple[TraceLog, ...], annotation: Annotation = _no_annotation
     ) -> None:
         self.kind, self.name, self._logs = kind, name, logs
         self.device = self.reason = self.flow = ""
         self.item: int | None = None
         self.nbytes = 0
         self._at = events.site() if logs else None
-        self._annotation = None if maker is None else maker(name)
-        if self._annotation is not None:
-            self._annotation.__enter__()
+        self._annotation = annotation(name)
+        self._annotation.__enter__()
         self._began = time.perf_counter()
 
     def __enter__(self) -> Self:
@@ -445,9 +450,8 @@ class Span:
     def end(self, error: BaseException | None = None) -> None:
         """It is done, or has failed; nothing where that was said before."""
         seconds = time.perf_counter() - self._began
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
-            self._annotation = None
+        self._annotation.__exit__(None, None, None)
+        self._annotation = nullcontext()
         if error is not None:
             self.reason = f"raised {type(error).__name__}"
         logs, self._logs = self._logs, ()
@@ -466,11 +470,11 @@ def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
 
     ``annotate=False`` is for work that other work of the same thread may interrupt, as a coroutine's.
     """
-    who = listeners()
-    if who is None:
+    hearing = listeners()
+    if hearing is None:
         return None
-    logs, maker = who
-    return Span(kind, name, logs, maker if annotate else None)
+    logs, annotation = hearing
+    return Span(kind, name, logs, annotation if annotate else _no_annotation)
 
 
 def note(kind: str, reason: str, device: str = "") -> None:

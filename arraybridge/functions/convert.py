@@ -65,7 +65,7 @@ def convert(
     if plain and grad == "error" and not being_compiled():
         if not trace.open_logs:
             try:
-                return plans.plain[target][type(x)](x)  # what convert_memory does first
+                return plans.by_form[target][type(x)](x)  # what convert_memory does first
             except plans.declined:
                 pass
         return convert_memory(x, target)

@@ -175,7 +175,7 @@ class Runner(Declaration):
             output = self.output
             if output == "input" and type(first) is np.ndarray:
                 output = "numpy"
-            known = plans.plain.get(output)
+            known = plans.by_form.get(output)
             if known is not None:
                 cls = type(result)
                 look = known.get(cls)
@@ -292,7 +292,7 @@ class Runner(Declaration):
         if call.first is None or self.strict:
             self._refuse_what_is_no_array(args, kwargs)
         if self.planned and call.first is not None and not being_compiled():
-            known = plans.plain.get(self.name) if self.into == self.name else plans.forms.get(self.into)
+            known = plans.by_form.get(self.name) if self.into == self.name else plans.by_form.get(self.into)
             if known is not _ready.get(self.into) and not framework_of(self.name).streams.has_queues:
                 _ready[self.into] = known
         return args if changed is None else tuple(changed), named, call

@@ -20,7 +20,7 @@ from arraybridge.frameworks.base import Framework, is_c_contiguous
 from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, source_of
 
 if TYPE_CHECKING:
-    from arraybridge.conversion.routes import Route
+    from arraybridge.conversion.explanation import Route
 
 __all__ = [
     "Event",

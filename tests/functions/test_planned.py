@@ -75,8 +75,7 @@ def arrays() -> dict[str, Any]:
 
 
 def forget() -> None:
-    plans.plain.clear()
-    plans.forms.clear()
+    plans.by_form.clear()
     plans._decided.clear()
     runner._ready.clear()
 

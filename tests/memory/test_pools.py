@@ -1,4 +1,4 @@
-"""Reusable arrays and pinned memory. (tests/conversion/test_staging.py: what travels through it.)"""
+"""Reusable arrays and pinned memory."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ memos = [one for one in gc.get_objects() if type(one) is Cache]
 report = {
     "done": done,
     "failed": failed,
-    "types": max(len(known) for known in (*memos, *plans.plain.values(), *plans.forms.values())),
+    "types": max(len(known) for known in (*memos, *plans.by_form.values())),
     "grown": {name: after[name] - before[name] for name in before},
 }
 print(json.dumps(report))

@@ -1,70 +1,16 @@
-"""The few ways in which an array travels.
-
-``same``    the very object comes back
-``view``    the target looks at the source's host memory, through NumPy
-``dlpack``  the target shares the source's memory, on the host or on a card, through DLPack
-``device``  the bytes are copied straight into the memory of a device
-``host``    the bytes are copied into host memory, or by way of it
-"""
+"""What a conversion does, in a sentence: the `Route` that `explain` returns and `trace` records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from arraybridge.frameworks.base import Framework
 from arraybridge.show import format_bytes, format_seconds, html_table
 from arraybridge.types import Device
 
-__all__ = ["Method", "Route", "device", "dlpack", "host", "same", "view"]
+__all__ = ["Method", "Route"]
 
 Method = Literal["same", "view", "dlpack", "device", "host"]
-FastFunction = Callable[[Any], Any]
-#: Builds the fast converter of a pair for arrays that need no care, or None where each needs it.
-RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]
-
-
-# -- route functions: the cells of the table ---------------------------------------------------------
-
-
-def same(source: Framework, target: Framework) -> FastFunction | None:
-    """The very object comes back."""
-    return source.fast.same()
-
-
-def view(source: Framework, target: Framework) -> FastFunction | None:
-    """The target looks at the source's host memory through NumPy."""
-    if target.name == "numpy":
-        return source.fast.view()
-    take = target.fast.from_view()
-    return None if take is None else source.fast.into(take)
-
-
-def dlpack(source: Framework, target: Framework) -> FastFunction | None:
-    """The target shares the source's memory through a DLPack capsule."""
-    export = source.fast.export(target.alignment)
-    adopt = target.fast.adopt(immutable=not source.mutable)
-    if export is None or adopt is None:
-        return None
-
-    def convert(x: Any) -> Any:
-        return adopt(export(x))
-
-    return convert
-
-
-def device(source: Framework, target: Framework) -> FastFunction | None:
-    """The bytes are copied straight into the memory of a device; every array is looked at."""
-    return None
-
-
-def host(source: Framework, target: Framework) -> FastFunction | None:
-    """The bytes are copied into host memory, or by way of it; every array is looked at."""
-    return None
-
-
-# -- what happens, in words --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
