@@ -41,6 +41,9 @@ def trace(
             "--libraries/--without-libraries", help="Count what other libraries call of arraybridge, or not."
         ),
     ] = True,
+    ours: Annotated[
+        bool, typer.Option("--ours", help="Leave out what the frameworks convert by calls of their own.")
+    ] = False,
     limit: Annotated[
         int, typer.Option(help="Events to keep; the oldest go and are counted.", min=1)
     ] = 1_000_000,
@@ -48,6 +51,7 @@ def trace(
 ) -> None:
     """Run a script, unchanged, and show which of its lines copy arrays, why, and what would save it.
 
+    Conversions by the frameworks' own calls count, as torch.from_numpy and np.asarray of a tensor.
     All that follows the script is its own, and so is the exit code. One that fails half-way still gets its
     table.
 
@@ -66,7 +70,7 @@ def trace(
         raise typer.BadParameter(f"{save.name} must end in .json", param_hint="--save")
     # The program may change the folder.
     save, html = (None if path is None else path.absolute() for path in (save, html))
-    with output.stdout_is_for_json(as_json), everywhere(limit) as log:
+    with output.stdout_is_for_json(as_json), everywhere(limit, foreign=not ours) as log:
         code = _run(program, is_module)
         sys.stdout.flush()
     name = " ".join(["-m", *program] if is_module else program)

@@ -78,12 +78,14 @@ class TraceLog:
     ('numpy → torch', 48, 'transposed')
     """
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, foreign: bool = False) -> None:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise TypeError(f"limit={limit!r} must be a whole number of events, or None")
         if limit is not None and limit < 1:
             raise ValueError(f"limit={limit!r} must be at least 1 event")
         self.dropped = 0
+        #: Whether it hears of the frameworks' own calls too.
+        self.foreign = foreign
         self._limit = limit
         #: What was recorded of each, with its start as `time.perf_counter` had it.
         self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
@@ -124,14 +126,24 @@ class TraceLog:
 
     def _made(self, one: tuple[Any, ...], lines: dict[tuple[int, int], int]) -> Event:
         """The event; ``lines`` remembers the number of the line for each instruction."""
-        route, began, seconds, thread, number, at, *rest = one
-        steps = array = None
-        if route is None:
-            kind, name, device, nbytes, reason, item, flow = rest
-        else:
-            steps, array = rest
+        route, began, seconds, thread, number, at, *facts = one
+        steps = array = item = None
+        flow = source = target = ""
+        if route is not None:
+            steps, array = facts
             kind, name, device = "conversion", f"{route.source} → {route.target}", str(route.device)
-            nbytes, reason, item, flow = route.nbytes * route.copies, route.reason, None, ""
+            nbytes, reason, source, target = (
+                route.nbytes * route.copies,
+                route.reason,
+                route.source,
+                route.target,
+            )
+        elif len(facts) == 1:
+            (call,) = facts
+            kind, name, device, steps, array = "foreign", call.call, call.device, call.steps, call.array
+            nbytes, reason, source, target = call.copied, call.reason(), call.source, call.target
+        else:
+            kind, name, device, nbytes, reason, item, flow = facts
         file, code, instruction, library = at
         line = lines.get((id(code), instruction))
         if line is None:
@@ -139,7 +151,7 @@ class TraceLog:
         order = events.layout(*steps) if steps else ""
         return Event(
             kind, name, began - self._opened, seconds, thread, device, file, line, nbytes, reason, library,
-            item, flow, number, route, order, array,
+            item, flow, number, route, order, array, source, target,
         )  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
@@ -237,7 +249,7 @@ class TraceLog:
         Raises:
             ImportError: matplotlib is not installed; the extra ``plot`` brings it.
         """
-        from arraybridge.timeline.plot import plot
+        from arraybridge.timeline.page import plot
 
         return plot(self.events, path)
 
@@ -324,7 +336,7 @@ def _listener(one: TraceLog | Annotation) -> Iterator[None]:
 
 
 @contextmanager
-def trace(*, limit: int | None = None) -> Iterator[TraceLog]:
+def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
     """Record what this thread or task does inside the block, in the threads of its pipelines too.
 
     Conversions, calls of decorated functions, stages of pipelines, items of `device_map` and `prefetch`,
@@ -332,6 +344,8 @@ def trace(*, limit: int | None = None) -> Iterator[TraceLog]:
 
     Args:
         limit: events to keep; then the oldest go, and are counted in ``log.dropped``. None: all are kept.
+        foreign: record conversions by the frameworks' own calls too, as `torch.from_numpy`, `jnp.asarray` and
+            `np.asarray` of a tensor; their events are of the kind ``"foreign"``.
 
     Yields:
         the log: ``log.records``, ``log.events``, ``log.hotspots()``, ``log.save("run.json")``.
@@ -345,22 +359,43 @@ def trace(*, limit: int | None = None) -> Iterator[TraceLog]:
     >>> log.records[0].method, log.total_bytes_copied
     ('same', 0)
     """
-    log = TraceLog(limit)
-    with _listener(log):
+    log = TraceLog(limit, foreign)
+    with _listener(log), _foreign_calls(log):
         yield log
 
 
 @contextmanager
-def everywhere(limit: int | None = None) -> Iterator[TraceLog]:
+def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
     """As `trace`, for all threads of the process."""
-    log = TraceLog(limit)
+    log = TraceLog(limit, foreign)
     _everywhere.append(log)
     open_logs[id(log)] = log
     try:
-        yield log
+        with _foreign_calls(log):
+            yield log
     finally:
         del open_logs[id(log)]
         _everywhere.remove(log)
+
+
+@contextmanager
+def _foreign_calls(log: TraceLog) -> Iterator[None]:
+    """Let a log hear of the frameworks' own calls, if it wants to."""
+    if not log.foreign:
+        yield
+        return
+    from arraybridge.timeline import foreign
+
+    foreign.hear(_hearing_foreign)
+    try:
+        yield
+    finally:
+        foreign.let_go()
+
+
+def _hearing_foreign() -> list[TraceLog]:
+    who = listeners()
+    return [] if who is None else [log for log in who[0] if log.foreign]
 
 
 @contextmanager

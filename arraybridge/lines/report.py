@@ -112,6 +112,6 @@ class PipelineReport(NamedTuple):
         Raises:
             ImportError: matplotlib is not installed.
         """
-        from arraybridge.timeline.plot import plot
+        from arraybridge.timeline.page import plot
 
         plot(self.events(), file)

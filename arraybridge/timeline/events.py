@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import sys
 import weakref
+from contextlib import suppress
 from contextvars import ContextVar
+from inspect import currentframe
 from itertools import count
 from os.path import dirname, sep
 from types import CodeType, FrameType
@@ -14,38 +15,31 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.errors import MemoryConversionError, outside
-from arraybridge.frameworks import registry
+from arraybridge.errors import MemoryConversionError
+from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
-from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, source_of
+from arraybridge.trees import is_array, leaves_of, source_of
 
 if TYPE_CHECKING:
     from arraybridge.conversion.explanation import Route
 
 __all__ = [
-    "Event",
-    "Site",
-    "as_own",
-    "began",
-    "device_words",
-    "handed_out",
-    "layout",
-    "line_of",
-    "same_array",
-    "site",
-    "source_line",
-    "steps",
-]
+    "CONVERSIONS", "Event", "Site", "as_own", "began", "device_words", "handed_out", "layout", "line_of",
+    "same_array", "site", "source_line", "steps",
+]  # fmt: skip
+
+#: The kinds of events that move an array: ours, and those of the frameworks' own calls.
+CONVERSIONS = ("conversion", "foreign")
 
 
 class Event(NamedTuple):
     """One thing that happened while a trace was open.
 
     Attributes:
-        kind: ``"conversion"``; ``"call"`` of a decorated function; ``"decision"`` of `gpu`; ``"stage"`` of a
-            `Pipeline`; ``"item"`` of `device_map` or `prefetch`; ``"retry"``, ``"split"`` and ``"grow"`` of a
-            recovery, and its ``"clean-up"``.
-        name: the function, the stage, or ``"numpy → jax"``.
+        kind: ``"conversion"``; ``"foreign"``, one by a framework's own call; ``"call"`` of a decorated
+            function; ``"decision"`` of `gpu`; ``"stage"`` of a `Pipeline`; ``"item"`` of `device_map` or
+            `prefetch`; ``"retry"``, ``"split"`` and ``"grow"`` of a recovery, and its ``"clean-up"``.
+        name: the function, the stage, ``"numpy → jax"``, or the framework's call, ``"jnp.asarray"``.
         start: seconds since the trace was opened.
         seconds: how long it took, as its thread saw it; 0 for what has no length. What is queued on a card
             may go on after that.
@@ -56,14 +50,15 @@ class Event(NamedTuple):
         nbytes: bytes that a conversion copied, each copy counted, or that a clean-up freed; else 0.
         reason: why, in words: of a conversion, of a decision, of a step of a recovery; or the error that
             ended a call.
-        library: the other library that called arraybridge from there; ``""`` where the line did so itself.
+        library: the other library that made the call from there; ``""`` where the line did so itself.
         item: number of the item or microbatch; None for what belongs to none.
         flow: the same word for all events of one item on its way through the stages; or ``""``.
         thread_id: number of the thread, for threads of one name.
-        route: of a conversion, as in ``log.records``; else None.
+        route: of a conversion of ours, as in ``log.records``; else None.
         layout: of the array that was copied: ``"transposed"``, ``"reversed"``, ``"broadcast"``, ``"sliced"``,
             or ``""`` where it lies in order.
         array: the same for two copies of the very same array; None where that cannot be told.
+        source, target: names of the frameworks of a conversion; else ``""``.
     """
 
     kind: str
@@ -83,6 +78,8 @@ class Event(NamedTuple):
     route: Route | None = None
     layout: str = ""
     array: tuple[Any, ...] | None = None
+    source: str = ""
+    target: str = ""
 
     @property
     def where(self) -> str:
@@ -92,20 +89,24 @@ class Event(NamedTuple):
         from pathlib import Path  # costs 3 ms, which `import arraybridge` saves
 
         path = Path(self.file)
-        try:
-            shown = path.relative_to(Path.cwd()) if path.is_absolute() else path
-        except (ValueError, OSError):  # it lies elsewhere; or the working directory is gone
-            shown = path
-        return f"{shown}:{self.line}"
+        with suppress(ValueError, OSError):  # it lies elsewhere; or the working directory is gone
+            path = path.relative_to(Path.cwd())
+        return f"{path}:{self.line}"
+
+    @property
+    def colour(self) -> str:
+        """What it is drawn as: its kind, or ``"copy"`` for a conversion that copied."""
+        return "copy" if self.kind in CONVERSIONS and self.nbytes else self.kind
 
     def to_dict(self) -> dict[str, Any]:
         """Plain strings and numbers, ready for JSON."""
-        names = ("kind", "name", "start", "seconds", "thread", "device", "file", "line", "nbytes", "reason")
-        found = {name: getattr(self, name) for name in (*names, "library", "item", "flow", "layout")}
-        if self.route is not None:
-            found["source"], found["target"] = self.route.source, self.route.target
-            found["method"], found["copies"] = self.route.method, self.route.copies
-        return found
+        facts = self._asdict()
+        route = facts.pop("route")
+        for name in ("array", "thread_id"):
+            del facts[name]
+        if route is not None:
+            facts["method"], facts["copies"] = route.method, route.copies
+        return facts
 
 
 def began(event: Event) -> tuple[float, float]:
@@ -113,13 +114,11 @@ def began(event: Event) -> tuple[float, float]:
     return event.start, -event.seconds
 
 
-# -- where -------------------------------------------------------------------------------------------
-
+# -- the line of the user's code -----------------------------------------------------------------------
 
 #: A line of the user's code: its file, the code and the instruction in it, and the other library in between,
-#: if any. The line itself is found by `line_of` when somebody asks, since that takes the longer the later it
-#: stands in its function. Where there is no code any more, as in a log that was pickled, the line stands for
-#: the instruction.
+#: if any. `line_of` finds the line itself when somebody asks, since that takes time. Where there is no code
+#: any more, as in a log that was pickled, the line stands for the instruction.
 Site = tuple[str, CodeType | None, int, str]
 
 
@@ -137,67 +136,66 @@ def line_of(site: Site) -> int:
 #: Where the work of this thread was handed out, for lines of a worker thread in which no code of the user is.
 handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", default=None)
 
-_OURS, _USERS, _CELL, _PYTHON = "arraybridge", "", "a notebook's cell", "Python"
-_HERE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
-# File of a function → whose it is: one of the four, or the name of another library.
+_OURS, _USERS, _PYTHON = "arraybridge", "", "Python"
+_PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
+# File of a function → whose it is: one of the three, or the name of another library.
 _owners: dict[str, str] = {}
 # Folders of installed packages that are the user's program all the same: `arraybridge trace -m package`.
-_own: list[str] = []
+_own_folders: list[str] = []
 # Name of a notebook's cell → the name of the file under which its source is known.
 _cells: dict[str, str] = {}
 #: Code without a file in which a user may write; all else in angle brackets is made by programs.
 _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-input", "<doctest")
 
 
-def site() -> Site:
+def site(foreign: str = "") -> Site | None:
     """The line of the user's own code in which this thread is: the innermost one that is no library's.
 
     Frameworks and Python's own library are looked through. Where none of the user's code is on the stack, it
-    is where the work was handed out to this thread, and where that is not known the innermost foreign line.
+    is where the work was handed out to this thread, and where that is not known the outermost line.
+
+    Args:
+        foreign: the file of ours that stands for a framework's call. Where another one of ours comes before
+            the user's code, the call was a step of a conversion of ours, and there is no line.
     """
-    frame: FrameType | None = sys._getframe(3)  # whoever asks has called three of ours
-    library, known = "", _owners
+    frame: FrameType | None = currentframe()
+    own_file, library = __file__, ""
     while frame is not None:
         file = frame.f_code.co_filename
-        owner = known.get(file)
+        owner = _owners.get(file)
         if owner is None:
             owner = _owner(file)
         if owner == _OURS:
+            if foreign and file not in (foreign, own_file):
+                return None
             library = ""  # what stands between two frames of ours was called by us
         elif owner == _USERS:
-            return file, frame.f_code, frame.f_lasti, library
-        elif owner == _CELL:
             return _cell(file), frame.f_code, frame.f_lasti, library
         elif owner != _PYTHON:
             library = library or owner
-        frame = frame.f_back
-    innermost, _ = outside()
-    code = innermost.f_code
-    return handed_out.get() or (code.co_filename, code, innermost.f_lasti, library)
+        code, at, frame = frame.f_code, frame.f_lasti, frame.f_back
+    return handed_out.get() or (code.co_filename, code, at, library)
 
 
 def as_own(folder: str) -> None:
     """Count what lies in the folder as the user's code, although it is installed like a library."""
-    _own.append(folder)
+    _own_folders.append(folder)
     _owners.clear()
 
 
 def _owner(file: str) -> str:
     if len(_owners) > 4096:  # a notebook's cells, say
         _owners.clear()
-    found = _classified(file)
-    if found == _USERS and ("ipython" in file or "ipykernel" in file):
-        found = _CELL
-    _owners[file] = found
-    return found
+    _owners[file] = owner = _classified(file)
+    return owner
 
 
 def _classified(file: str) -> str:
-    if file.startswith(_HERE):
+    if file.startswith(_PACKAGE):
         return _OURS
     if file.startswith("<"):
         return _USERS if file.startswith(_TYPED_IN) else _PYTHON
-    if any(file.startswith(folder) for folder in _own):
+    if any(file.startswith(folder) for folder in _own_folders):
         return _USERS
     parts = file.replace("\\", "/").split("/")
     for folder in ("site-packages", "dist-packages"):
@@ -218,13 +216,15 @@ def _looked_through() -> set[str]:
 
 
 def _cell(file: str) -> str:
-    """The cell of a notebook as its tracebacks call it, by now: run again, it has another number."""
+    """A notebook's cell as its tracebacks call it, by now, since one that runs again has another number."""
+    if "ipython" not in file and "ipykernel" not in file:
+        return file
     module = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
-    named = None if shell is None else shell.compile.format_code_name(file)
-    if named is None:
+    words = None if shell is None else shell.compile.format_code_name(file)
+    if words is None:
         return file
-    cell = str(named[1])
+    cell = str(words[1])
     _cells[cell] = file
     return cell
 
@@ -236,32 +236,11 @@ def source_line(file: str, line: int) -> str:
     return linecache.getline(_cells.get(file, file), line).strip()
 
 
-# -- of which array ----------------------------------------------------------------------------------
+# -- the array -----------------------------------------------------------------------------------------
 
 _numbers = count()
-
-
-class _Seen(weakref.ref[Any]):
-    """An array that is known, and its number."""
-
-    __slots__ = ("key", "number")
-
-    key: int
-    number: int
-
-
-# Identity of an array that is alive → what is known of it.
-_seen: dict[int, _Seen] = {}
-
-
-def _forget(gone: _Seen) -> None:
-    if _seen.get(gone.key) is gone:
-        del _seen[gone.key]
-
-
-# Where the memory of a NumPy array begins stands first in its C struct. It is read there, since
-# ``__array_interface__`` takes longer than all the rest of an event.
-_pointer, _HEAD = ctypes.c_void_p.from_address, object.__basicsize__
+# Identity of an array that is alive → a reference to it, and its number.
+_seen: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
 def same_array(x: Any) -> tuple[Any, ...] | None:
@@ -269,21 +248,18 @@ def same_array(x: Any) -> tuple[Any, ...] | None:
 
     Views of one NumPy array that look at the same elements in the same order are the same.
     """
-    owner, ndarray = x, np.ndarray
-    if type(x) is ndarray:
-        while type(base := owner.base) is ndarray:
-            owner = base
-    found = _seen.get(id(owner))
-    if found is None or found() is not owner:
+    owner = x
+    while type(owner) is np.ndarray and type(owner.base) is np.ndarray:
+        owner = owner.base
+    key = id(owner)
+    seen = _seen.get(key)
+    if seen is None or seen[0]() is not owner:
         try:
-            found = _Seen(owner, _forget)
+            seen = weakref.ref(owner, lambda _: _seen.pop(key, None)), next(_numbers)
         except TypeError:  # it takes no weak references
             return None
-        found.key, found.number = id(owner), next(_numbers)
-        _seen[found.key] = found
-    if owner is x:
-        return (found.number,)
-    return (found.number, _pointer(id(x) + _HEAD).value, x.shape, x.strides)
+        _seen[key] = seen
+    return (seen[1],) if owner is x else (seen[1], hostmemory.address(x), x.shape, x.strides)
 
 
 def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
@@ -304,18 +280,18 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> s
     """How the elements of an array lie in memory; see `Event.layout`."""
     if 0 in shape or is_c_contiguous(shape, strides, itemsize):
         return ""
-    found = [(step, extent) for step, extent in zip(strides, shape, strict=True) if extent != 1]
-    if any(step == 0 for step, _ in found):
+    axes = [(step, extent) for step, extent in zip(strides, shape, strict=True) if extent != 1]
+    if any(step == 0 for step, _ in axes):
         return "broadcast"
-    if any(step < 0 for step, _ in found):
+    if any(step < 0 for step, _ in axes):
         return "reversed"
-    return "sliced" if found == sorted(found, reverse=True) else "transposed"
+    return "sliced" if axes == sorted(axes, reverse=True) else "transposed"
 
 
 def device_words(tree: Any) -> str:
     """The device of the first array in there, in words; ``""`` where there is none."""
     for leaf in leaves_of(tree):
-        if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
+        if is_array(leaf):
             owner, data = source_of(leaf)
             return str(owner.device_of(data))
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from arraybridge.show import format_bytes, format_seconds, html_table, text_table
 from arraybridge.timeline.advice import advice_for
-from arraybridge.timeline.events import Event, source_line
+from arraybridge.timeline.events import CONVERSIONS, Event, source_line
 
 __all__ = ["HotSpot", "HotSpots", "hotspots"]
 
@@ -104,24 +105,29 @@ class HotSpots(Sequence[HotSpot]):
     def summary(self) -> str:
         """One line: bytes, time, and what is left out."""
         plural = "" if self.lines == 1 else "s"
-        told = (
+        words = (
             f"{self.lines} line{plural}, {format_bytes(self.nbytes)} copied, {format_seconds(self.seconds)}"
         )
         if len(self) < self.lines:
-            told += f"; the first {len(self)} are shown"
+            words += f"; the first {len(self)} are shown"
         if self.dropped:
-            told += f"; without the oldest {self.dropped} events, which limit= has dropped"
-        return told
+            words += f"; without the oldest {self.dropped} events, which limit= has dropped"
+        return words
 
     def __repr__(self) -> str:
         if not self._spots:
             return "no conversions"
+        width = min(110, shutil.get_terminal_size((100, 24)).columns)
         rows: list[tuple[str, ...]] = []
         for spot in self._spots:
-            rows.append(self._cells(spot))
+            where, *figures, what = self._cells(spot)
+            where = _shortened(where, width // 3)
+            first, comma, _ = what.partition(", ")
+            fits = len(where) + len(what) + 34 <= width  # 34: the figures and the blanks between
+            rows.append((where, *figures, what if fits or not comma else f"{first}, …"))
             for mark, words in (("  ", spot.source), ("  because ", spot.reason), ("  → ", spot.advice)):
                 # A row of one cell runs over all columns.
-                rows.extend((line,) for line in _broken(words, mark) if words)
+                rows.extend((line,) for line in _wrapped(words, mark, width))
         table = text_table(_COLUMNS, rows, right=_COLUMNS[1:4], rule=True)
         return f"{table}\n{self.summary()}"
 
@@ -130,9 +136,24 @@ class HotSpots(Sequence[HotSpot]):
         return html_table((*_COLUMNS, "code", "why", "what would save it"), rows, caption=self.summary())
 
 
-def _broken(words: str, mark: str) -> list[str]:
-    """The words after a mark, in lines that are set in below it."""
-    return textwrap.wrap(words, 100, initial_indent=mark, subsequent_indent=" " * max(4, len(mark)))
+def _shortened(where: str, width: int) -> str:
+    """A path whose end says most."""
+    while len(where) > width and "/" in where[2:]:
+        where = f"…/{where[2:].partition('/')[2]}"
+    return where
+
+
+def _wrapped(words: str, mark: str, width: int) -> list[str]:
+    """The words after a mark, in lines that are set in below it; no word is broken."""
+    indent = " " * max(4, len(mark))
+    return textwrap.wrap(
+        words,
+        width,
+        initial_indent=mark,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def hotspots(
@@ -143,9 +164,9 @@ def hotspots(
         raise ValueError(f"top={top!r} must be a positive whole number of lines, or None")
     lines: dict[tuple[str, int], list[Event]] = defaultdict(list)
     for event in events:
-        if (event.kind == "conversion" or event.kind in _STEPS) and (libraries or not event.library):
+        if event.kind in (*CONVERSIONS, *_STEPS) and (libraries or not event.library):
             lines[event.file, event.line].append(event)
-    spots = sorted((_spot(found) for found in lines.values()), key=_heat)
+    spots = sorted((_spot(of_line) for of_line in lines.values()), key=_heat)
     return HotSpots(
         spots[:top], sum(s.nbytes for s in spots), sum(s.seconds for s in spots), len(spots), dropped
     )
@@ -155,17 +176,17 @@ def _heat(spot: HotSpot) -> tuple[float, ...]:
     return (-spot.nbytes, -spot.seconds)
 
 
-def _spot(found: list[Event]) -> HotSpot:
+def _spot(events: list[Event]) -> HotSpot:
     """One line, from all that it did."""
-    first = found[0]
-    conversions = [event for event in found if event.kind == "conversion"]
-    steps = Counter(event.kind for event in found)
+    first = events[0]
+    conversions = [event for event in events if event.kind in CONVERSIONS]
+    steps = Counter(event.kind for event in events)
     what: Counter[str] = Counter()
-    why: dict[tuple[str, str], list[Event]] = defaultdict(list)
+    why: dict[tuple[str, ...], list[Event]] = defaultdict(list)
     for event in conversions:
         what[event.name] += event.nbytes
         if event.nbytes:
-            why[event.reason, event.layout].append(event)
+            why[event.reason, event.layout, event.source, event.target].append(event)
     groups = sorted(why.values(), key=lambda group: -sum(event.nbytes for event in group))
     reasons = [group[0].reason for group in groups]
     if not groups:
@@ -181,12 +202,12 @@ def _spot(found: list[Event]) -> HotSpot:
         source_line(first.file, first.line),
         ", ".join(name for name, _ in what.most_common()),
         sum(event.nbytes for event in conversions),
-        sum(event.seconds for event in found),
+        sum(event.seconds for event in events),
         len(conversions),
         "; ".join(dict.fromkeys(reasons)),
         "; ".join(dict.fromkeys(filter(None, advice))),
         steps["retry"],
         steps["split"],
-        tuple(sorted({event.thread for event in found})),
-        tuple(sorted({event.library for event in found})),
+        tuple(sorted({event.thread for event in events})),
+        tuple(sorted({event.library for event in events})),
     )

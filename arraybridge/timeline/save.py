@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from arraybridge.timeline.events import Event, source_line
+from arraybridge.timeline.events import CONVERSIONS, Event, source_line
 
 __all__ = ["document", "save"]
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 #: The groups of tracks; the viewers call them processes.
 _THREADS, _DEVICES = 1, 2
 #: What takes place on a device, and has a track there besides that of its thread.
-_ON_DEVICES = ("call", "conversion", "stage", "item", "decision")
+_ON_DEVICES = ("call", *CONVERSIONS, "stage", "item", "decision")
 _STAGES = ("stage", "item")
 #: Steps of a recovery, which have no length.
 _MOMENTS = ("retry", "split", "grow")
@@ -43,26 +43,26 @@ def document(
 ) -> Json:
     """The same, before it is written."""
     tracks = _Tracks()
-    found: list[Json] = []
+    traced: list[Json] = []
     flows: dict[str, list[Json]] = defaultdict(list)
     copied = 0
     for event in events:
         written = _written(event, _THREADS, tracks.of(_THREADS, (event.thread, event.thread_id), event))
-        found.append(written)
+        traced.append(written)
         if event.device and event.kind in _ON_DEVICES:
-            found.append(_written(event, _DEVICES, tracks.of(_DEVICES, (event.device, 0), event)))
+            traced.append(_written(event, _DEVICES, tracks.of(_DEVICES, (event.device, 0), event)))
         if event.flow and event.kind in _STAGES:
             flows[event.flow].append(written)
-    for event in sorted((e for e in events if e.kind == "conversion" and e.nbytes), key=_end):
+    for event in sorted((e for e in events if e.kind in CONVERSIONS and e.nbytes), key=_end):
         copied += event.nbytes
-        found.append(_counter("bytes copied", _end(event), copied))
-    found.extend(_counter(f"memory in use, {device}", at, nbytes) for at, device, nbytes in memory)
+        traced.append(_counter("bytes copied", _end(event), copied))
+    traced.extend(_counter(f"memory in use, {device}", at, nbytes) for at, device, nbytes in memory)
     for name, steps in flows.items():
-        found.extend(_flow(name, steps))
+        traced.extend(_flow(name, steps))
     # What begins at the same time stands in its order: the outer one first, and an arrow in what it leads to.
-    found.sort(key=lambda one: (one["ts"], -one.get("dur", 0.0)))
+    traced.sort(key=lambda one: (one["ts"], -one.get("dur", 0.0)))
     other = {"program": " ".join(sys.argv), "made by": "arraybridge", "dropped events": dropped}
-    return {"traceEvents": [*tracks.names(), *found], "displayTimeUnit": "ms", "otherData": other}
+    return {"traceEvents": [*tracks.names(), *traced], "displayTimeUnit": "ms", "otherData": other}
 
 
 def _end(event: Event) -> float:
@@ -74,43 +74,33 @@ def _micro(seconds: float) -> float:
 
 
 def _written(event: Event, group: int, track: int) -> Json:
-    told: Json = {"where": event.where, "code": source_line(event.file, event.line)}
+    args: Json = {"where": event.where, "code": source_line(event.file, event.line)}
     for name in ("nbytes", "reason", "library", "item", "device", "layout"):
         value = getattr(event, name)
         if value not in ("", None, 0) or (name == "item" and value == 0):
-            told[name] = value
-    written: Json = {
-        "name": event.name,
-        "cat": event.kind,
-        "pid": group,
-        "tid": track,
-        "ts": _micro(event.start),
-        "args": told,
-    }
+            args[name] = value
+    place = {"pid": group, "tid": track, "ts": _micro(event.start)}
+    written: Json = {"name": event.name, "cat": event.kind, **place, "args": args}
     if event.kind in _MOMENTS:
         return {**written, "ph": "i", "s": "t"}
     # The end is rounded, not the length: so what lies inside of another does so here.
     return {**written, "ph": "X", "dur": round(_micro(_end(event)) - _micro(event.start), 3)}
 
 
-def _counter(name: str, seconds: float, value: int) -> Json:
-    at = _micro(seconds)
-    told = {"bytes": value}
-    return {"name": name, "cat": "counter", "ph": "C", "pid": _THREADS, "tid": 0, "ts": at, "args": told}
+def _counter(name: str, seconds: float, nbytes: int) -> Json:
+    place = {"pid": _THREADS, "tid": 0, "ts": _micro(seconds)}
+    return {"name": name, "cat": "counter", "ph": "C", **place, "args": {"bytes": nbytes}}
 
 
 def _flow(name: str, steps: list[Json]) -> list[Json]:
     """Arrows from each stage of an item to the next."""
-    if len(steps) < 2:
-        return []
-    phases = ["s", *["t"] * (len(steps) - 2), "f"]
-    return [
-        {
-            "name": "item", "cat": "flow", "ph": phase, "id": name, "pid": step["pid"], "tid": step["tid"],
-            "ts": step["ts"], **({"bp": "e"} if phase == "f" else {}),
-        }
-        for phase, step in zip(phases, steps, strict=True)
-    ]  # fmt: skip
+    arrows = [
+        {"name": "item", "cat": "flow", "ph": "t", "id": name, **{k: step[k] for k in ("pid", "tid", "ts")}}
+        for step in steps
+    ]
+    arrows[0]["ph"] = "s"
+    arrows[-1].update(ph="f", bp="e")
+    return arrows if len(arrows) > 1 else []
 
 
 class _Tracks:
@@ -142,17 +132,17 @@ class _Tracks:
 
     def names(self) -> list[Json]:
         """The events that name the groups and the tracks."""
-        named = [_meta("process_name", _THREADS, 0, "threads"), _meta("process_name", _DEVICES, 0, "devices")]
-        return named + [_meta("thread_name", group, number, name) for group, number, name in self._named]
-
-
-def _meta(what: str, group: int, track: int, name: str) -> Json:
-    return {
-        "name": what,
-        "ph": "M",
-        "cat": "__metadata",
-        "pid": group,
-        "tid": track,
-        "ts": 0,
-        "args": {"name": name},
-    }
+        groups = [("process_name", _THREADS, 0, "threads"), ("process_name", _DEVICES, 0, "devices")]
+        tracks = [("thread_name", *track) for track in self._named]
+        return [
+            {
+                "name": what,
+                "ph": "M",
+                "cat": "__metadata",
+                "pid": group,
+                "tid": track,
+                "ts": 0,
+                "args": {"name": name},
+            }
+            for what, group, track, name in (*groups, *tracks)
+        ]

@@ -1,0 +1,370 @@
+"""Conversions by the frameworks' own calls, seen while a trace is open that asks for them.
+
+The calls of a table are wrapped where the frameworks offer them. The originals come back when the last such
+trace ends.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, update_wrapper
+from inspect import currentframe
+from threading import RLock, current_thread, get_ident, local
+from types import MethodType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from arraybridge.errors import MemoryConversionError
+from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks.base import Framework, is_c_contiguous
+from arraybridge.timeline import events
+from arraybridge.trees import leaves_of
+
+__all__ = ["Conversion", "hear", "let_go"]
+
+#: Package → its calls that convert, by where they are found.
+_CALLS = {
+    # JAX's and TensorFlow's arrays are buffers, which NumPy reads without asking them.
+    "numpy": "asarray array asanyarray ascontiguousarray from_dlpack",
+    "torch": "from_numpy as_tensor asarray tensor from_dlpack utils.dlpack.from_dlpack"
+    " Tensor.numpy Tensor.cpu Tensor.cuda Tensor.to Tensor.__array__ jit.script compile export.export",
+    "jax": "numpy.asarray numpy.array numpy.from_dlpack dlpack.from_dlpack device_put Array.__array__",
+    "tensorflow": "constant convert_to_tensor experimental.dlpack.from_dlpack Tensor.numpy",
+    "cupy": "asarray array asanyarray ascontiguousarray asnumpy from_dlpack ndarray.get",
+    "pyclesperanto": "push pull asarray from_dlpack Array.get",
+    "pyclesperanto_prototype": "push pull asarray",
+}
+_COMPILERS = ("jit.script", "compile", "export.export")
+#: How programs write where a call is found.
+_SHORT = {
+    "numpy": "np", "jax.numpy": "jnp", "tensorflow": "tf", "pyclesperanto": "cle", "torch.Tensor": "Tensor",
+    "jax.Array": "Array", "tensorflow.Tensor": "tf.Tensor", "pyclesperanto_prototype": "cle",
+}  # fmt: skip
+#: The compiler of torch knows NumPy's functions by identity. Any optimiser of torch loads it, but it works from
+#: the first `torch.compile` on. Where it was loaded before the trace, nobody knows whether it works.
+_COMPILER = "torch._dynamo"
+# Arguments of these types are no arrays, and cost this one look.
+_PLAIN = frozenset(
+    (list, tuple, int, float, complex, bool, str, bytes, range, type(None), np.float64, np.int64)
+)
+
+#: Where the memory of an array begins.
+_ADDRESS: dict[str, Callable[[Any], int | None]] = {
+    "numpy": hostmemory.address,
+    "torch": lambda x: x.data_ptr(),
+    "jax": lambda x: x.unsafe_buffer_pointer(),
+    "tensorflow": lambda x: hostmemory.address(np.asarray(memoryview(x))),
+    "cupy": lambda x: x.data.ptr,
+}
+
+
+class Conversion(NamedTuple):
+    """The facts of one call; the words are made when somebody reads them."""
+
+    call: str
+    source: str
+    target: str
+    source_dtype: str
+    target_dtype: str
+    source_device: str
+    device: str
+    nbytes: int
+    shares: bool
+    #: Address of the source modulo the alignment that the target needs; 0 where it does not count.
+    off: int
+    writeable: bool
+    steps: tuple[tuple[int, ...], tuple[int, ...], int] | None
+    array: tuple[Any, ...] | None
+
+    @property
+    def copied(self) -> int:
+        """Bytes copied."""
+        return 0 if self.shares else self.nbytes
+
+    def reason(self) -> str:
+        """Why it copied, in the words that `advice` knows; or that it shared."""
+        if self.shares:
+            return "both see the same memory"
+        if self.source_device != self.device:
+            return f"{self.device} is another device than {self.source_device}"
+        was, now = self.source_dtype, self.target_dtype
+        if was != now:
+            narrows = was.endswith(("64", "128")) and not now.endswith(("64", "128"))
+            if self.target == "jax" and narrows and was != "complex64":
+                return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
+            return f"it is a cast to {now}"
+        if self.steps is not None and self.target != "numpy" and not is_c_contiguous(*self.steps):
+            return "its memory is not C-contiguous"
+        if self.off:
+            return f"its memory is not aligned to {registry.framework(self.target).alignment} bytes"
+        if self.target == "torch" and not self.writeable:
+            return "it is read-only"
+        return f"{self.call} copies what could be shared"
+
+
+class _Thread(local):
+    busy = False
+
+
+_thread = _Thread()
+_lock = RLock()
+_open_traces = 0
+_patches: list[tuple[str, Any, str, _Call, bool]] = []
+# Types of which no framework is the owner.
+_no_arrays: set[type] = set()
+_is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
+_compiles = False
+#: The logs that hear of foreign calls in this thread.
+_listening: Callable[[], Sequence[Any]] = tuple
+
+
+class _Call:
+    """Stands for a function of a framework, and is equal to it, since torch looks functions up in tables."""
+
+    def __init__(self, original: Any, name: str) -> None:
+        update_wrapper(self, original)
+        self._original = self._run = original
+        self._name = name
+        self._takes_trees = name == "jax.device_put"
+        self._plain = _PLAIN | {np.ndarray} if name.startswith("np.") else _PLAIN
+        if self._takes_trees:
+            self._plain -= {list, tuple}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (args and type(args[0]) in self._plain) or _thread.busy or _is_compiling():
+            return self._run(*args, **kwargs)
+        x = args[0] if args else next((v for v in kwargs.values() if _owner(v)), None)
+        logs = _listening() if self._takes_trees or _owner(x) is not None else ()
+        if not logs:
+            return self._run(*args, **kwargs)
+        _thread.busy = True
+        try:
+            began = time.perf_counter()
+            result = self._run(*args, **kwargs)
+            if result is not x:
+                self._tell(logs, x, result, began, time.perf_counter() - began)
+        finally:
+            _thread.busy = False
+        return result
+
+    def _tell(self, logs: Sequence[Any], x: Any, result: Any, began: float, seconds: float) -> None:
+        at = events.site(foreign=__file__)
+        if at is None:  # a step of a conversion of ours
+            return
+        caller = _caller()
+        pairs = (
+            list(zip(leaves_of(x), leaves_of(result), strict=False)) if self._takes_trees else [(x, result)]
+        )
+        conversions = [c for pair in pairs if (c := _conversion(self._name, caller.partition(".")[0], *pair))]
+        thread = current_thread()
+        for conversion in conversions:
+            # The leaves of a tree share the time of their call.
+            took = seconds / len(conversions)
+            for log in logs:
+                log._add((None, began, took, thread.name, get_ident(), at, conversion))
+
+    def __get__(self, x: Any, cls: Any = None) -> Any:
+        return self if x is None else MethodType(self, x)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._original == (other._original if isinstance(other, _Call) else other))
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __reduce__(self) -> Any:
+        name = self._original.__name__
+        module = sys.modules.get(getattr(self._original, "__module__", None) or "")
+        # By its name where it is found by that, as every function is; else the original itself.
+        return name if getattr(module, name, None) is self else (max, ((self._original,),))
+
+    def __repr__(self) -> str:
+        return repr(self._original)
+
+
+class _Compiler(_Call):
+    """Stands for a compiler of torch, which knows functions by identity.
+
+    `torch.jit.script` gets torch's own while it runs. From the first `torch.compile` on NumPy's are left alone.
+    """
+
+    def __init__(self, original: Any, name: str) -> None:
+        super().__init__(original, name)
+        self._run = self._with_originals
+
+    def _with_originals(self, *args: Any, **kwargs: Any) -> Any:
+        global _compiles
+        with _lock:
+            if not self._name.startswith("torch.jit"):
+                _compiles = True
+                _detach("numpy")
+            _detach("torch")
+            try:
+                return self._original(*args, **kwargs)
+            finally:
+                if _open_traces:
+                    _attach("torch")
+
+
+def _caller() -> str:
+    """The module that called the framework."""
+    frame = currentframe()
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
+
+
+def _owner(x: Any) -> Framework | None:
+    if type(x) in _no_arrays:
+        return None
+    owner = registry.find_owner(x)
+    if owner is None:
+        _no_arrays.add(type(x))
+    return owner
+
+
+def _conversion(call: str, caller: str, x: Any, y: Any) -> Conversion | None:
+    """What a call did; None where it was no conversion, or one that a framework made for itself."""
+    source, target = _owner(x), _owner(y)
+    if source is None or target is None or y is x:
+        return None
+    if caller in _own_callers(source.name, target.name):
+        return None  # as torch casts to print
+    try:
+        source.check(x)  # which refuses what is traced
+        target.check(y)
+        before, after = source.device_of(x), target.device_of(y)
+        was, now = source.dtype_name(x), target.dtype_name(y)
+        if source is target and before == after and was == now:
+            return None
+        nbytes = target.nbytes(y)
+        shares = before == after and _same_memory(source, x, target, y, nbytes)
+        off = _address(source, x) % (target.alignment or 1) if before == after and not shares else 0
+    except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
+        return None  # an array of another kind: a trace must not fail what it sees
+    return Conversion(
+        call, source.name, target.name, was, now, str(before), str(after), nbytes, shares, off,
+        source.name != "numpy" or x.flags.writeable, None if shares else events.steps(source, x),
+        None if shares else events.same_array(x),
+    )  # fmt: skip
+
+
+@cache
+def _own_callers(source: str, target: str) -> frozenset[str]:
+    """Packages whose own calls are nobody's. NumPy reads the arrays of others for the user, too."""
+    packages = {*registry.facts(source).packages, *registry.facts(target).packages}
+    return frozenset(packages if source == "numpy" else packages - {"numpy"})
+
+
+def _address(framework: Framework, x: Any) -> int:
+    find = _ADDRESS.get(framework.name)
+    return (find(x) or 0) if find is not None else 0
+
+
+def _same_memory(source: Framework, x: Any, target: Framework, y: Any, nbytes: int) -> bool:
+    address = _address(source, x)
+    return not nbytes or (address != 0 and address == _address(target, y))
+
+
+# -- in and out ----------------------------------------------------------------------------------------
+
+
+def hear(listening: Callable[[], Sequence[Any]]) -> None:
+    """Wrap the calls, for one more trace.
+
+    Args:
+        listening: gives the logs that hear of foreign calls in the thread that asks.
+    """
+    global _open_traces, _listening, _compiles
+    with _lock:
+        _listening = listening
+        _open_traces += 1
+        if _open_traces == 1:
+            _no_arrays.clear()
+            _compiles = _COMPILER in sys.modules
+            for package in _CALLS:
+                spec = getattr(sys.modules.get(package), "__spec__", None)
+                if spec is not None and not getattr(spec, "_initializing", False):
+                    _attach(package)
+            sys.meta_path.insert(0, _later)
+
+
+def let_go() -> None:
+    """One trace ends; with the last one the originals come back."""
+    global _open_traces
+    with _lock:
+        _open_traces -= 1
+        if _open_traces == 0:
+            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _later]
+            for package in _CALLS:
+                _detach(package)
+
+
+def _detach(package: str) -> None:
+    for patch in [patch for patch in _patches if patch[0] == package]:
+        _, holder, name, call, own = patch
+        _patches.remove(patch)
+        if vars(holder).get(name) is call:  # nobody else has put something there meanwhile
+            setattr(holder, name, call._original) if own else delattr(holder, name)
+
+
+def _attach(package: str) -> None:
+    global _is_compiling
+    if package == "numpy" and _compiles:
+        return
+    for path in _CALLS[package].split():
+        *way, name = path.split(".")
+        owner: Any = sys.modules[package]
+        for step in way:
+            owner = getattr(owner, step, None)
+        full = ".".join((package, *way))
+        for holder in _holders(owner, name):
+            own = name in vars(holder)
+            original = vars(holder)[name] if own else getattr(holder, name)
+            call = (_Compiler if path in _COMPILERS else _Call)(original, f"{_SHORT.get(full, full)}.{name}")
+            setattr(holder, name, call)
+            _patches.append((package, holder, name, call, own))
+    if package == "torch":
+        _is_compiling = sys.modules["torch"].compiler.is_compiling
+
+
+def _holders(owner: Any, name: str) -> Iterator[Any]:
+    """What has a function of that name; of JAX's and TensorFlow's arrays the classes that they are of."""
+    if isinstance(owner, type) and owner.__module__.startswith(("jax", "tensorflow")):
+        yield from (cls for cls in type.__subclasses__(owner) if name in vars(cls))
+    elif hasattr(owner, name):
+        yield owner
+
+
+class _Later:
+    """Among the finders of modules: frameworks that are imported while a trace is open are wrapped then."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name == _COMPILER:
+            _detach("numpy")  # which it looks at; afterwards it is wrapped again
+        elif name not in _CALLS:
+            return None
+        others = (getattr(finder, "find_spec", None) for finder in [*sys.meta_path] if finder is not self)
+        spec = next((spec for find in others if find and (spec := find(name, path, target))), None)
+        if spec is None or spec.loader is None:
+            return spec
+        loader, run = spec.loader, spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            run(module)
+            with _lock:
+                if _open_traces:
+                    _attach("numpy" if name == _COMPILER else name)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+_later: Any = _Later()

@@ -1,0 +1,506 @@
+"""Conversions by the frameworks' own calls: each is seen with its line, and behaves as it did."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import itertools
+import pickle
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import trace
+from arraybridge.timeline import foreign
+from arraybridge.timeline.events import Event
+from tests.helpers import require, run_python
+
+torch = require("torch")
+jax = require("jax")
+tf = require("tensorflow")
+jnp = jax.numpy
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test may have loaded it; here it does not work."""
+    monkeypatch.setattr(foreign, "_COMPILER", "loaded by nobody")
+
+
+def aligned(dtype: str = "float32") -> np.ndarray[Any, Any]:
+    x = arraybridge.aligned((512, 512), dtype)
+    x[...] = 1
+    return x
+
+
+def unaligned() -> np.ndarray[Any, Any]:
+    return arraybridge.aligned((512 * 512 + 1,), "float32")[1:]
+
+
+def heard(call: Callable[[], Any]) -> list[Event]:
+    """The foreign events of a call."""
+    with trace(foreign=True) as log:
+        call()
+    return [event for event in log.events if event.kind == "foreign"]
+
+
+NP_ASARRAY = lambda x: np.asarray(x)  # noqa: E731  # its line is that of the call
+
+# The call by name, its argument, the call, frameworks, bytes copied, part of the reason and of the advice.
+ROWS: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str, int, str, str]] = [
+    ("torch.from_numpy", aligned, lambda x: torch.from_numpy(x), "numpy-torch", 0, "same memory", ""),
+    ("torch.as_tensor", aligned, lambda x: torch.as_tensor(x), "numpy-torch", 0, "same memory", ""),
+    ("torch.asarray", aligned, lambda x: torch.asarray(x), "numpy-torch", 0, "same memory", ""),
+    (
+        "torch.tensor",
+        aligned,
+        lambda x: torch.tensor(x),
+        "numpy-torch",
+        MIB,
+        "could be shared",
+        "torch.from_numpy(x)",
+    ),
+    ("torch.from_dlpack", aligned, lambda x: torch.from_dlpack(x), "numpy-torch", 0, "same memory", ""),
+    (
+        "torch.utils.dlpack.from_dlpack",
+        lambda: jnp.ones((512, 512)),
+        lambda x: torch.utils.dlpack.from_dlpack(x),
+        "jax-torch",
+        0,
+        "same memory",
+        "",
+    ),
+    ("Tensor.numpy", lambda: torch.ones(512, 512), lambda x: x.numpy(), "torch-numpy", 0, "same memory", ""),
+    (
+        "Tensor.to",
+        lambda: torch.ones(512, 512),
+        lambda x: x.to(torch.float64),
+        "torch-torch",
+        2 * MIB,
+        "a cast to float64",
+        "make the array in that dtype",
+    ),
+    ("np.asarray", lambda: torch.ones(512, 512), NP_ASARRAY, "torch-numpy", 0, "same memory", ""),
+    ("np.asarray", lambda: jnp.ones((512, 512)), NP_ASARRAY, "jax-numpy", 0, "same memory", ""),
+    (
+        "np.array",
+        lambda: jnp.ones((512, 512)),
+        lambda x: np.array(x),
+        "jax-numpy",
+        MIB,
+        "could be shared",
+        "np.asarray(x)",
+    ),
+    ("np.asarray", lambda: tf.ones((512, 512)), NP_ASARRAY, "tensorflow-numpy", 0, "same memory", ""),
+    (
+        "np.from_dlpack",
+        lambda: torch.ones(512, 512),
+        lambda x: np.from_dlpack(x),
+        "torch-numpy",
+        0,
+        "same memory",
+        "",
+    ),
+    (
+        "jnp.asarray",
+        aligned,
+        lambda x: jnp.asarray(x),
+        "numpy-jax",
+        MIB,
+        "could be shared",
+        "arraybridge.to_jax(x) shares it",
+    ),
+    (
+        "jnp.asarray",
+        unaligned,
+        lambda x: jnp.asarray(x),
+        "numpy-jax",
+        MIB,
+        "not aligned to 64",
+        "aligned(shape, dtype)",
+    ),
+    (
+        "jnp.array",
+        lambda: aligned("float64"),
+        lambda x: jnp.array(x),
+        "numpy-jax",
+        MIB,
+        "narrowed from float64 to float32",
+        "keeps all bits",
+    ),
+    (
+        "jnp.from_dlpack",
+        lambda: torch.ones(512, 512),
+        lambda x: jnp.from_dlpack(x),
+        "torch-jax",
+        0,
+        "same memory",
+        "",
+    ),
+    (
+        "jax.dlpack.from_dlpack",
+        lambda: torch.ones(512, 512),
+        lambda x: jax.dlpack.from_dlpack(x),
+        "torch-jax",
+        0,
+        "same memory",
+        "",
+    ),
+    (
+        "jax.device_put",
+        unaligned,
+        lambda x: jax.device_put(x),
+        "numpy-jax",
+        MIB,
+        "not aligned",
+        "aligned(shape, dtype)",
+    ),
+    (
+        "tf.constant",
+        aligned,
+        lambda x: tf.constant(x),
+        "numpy-tensorflow",
+        MIB,
+        "could be shared",
+        "to_tensorflow(x)",
+    ),
+    (
+        "tf.convert_to_tensor",
+        aligned,
+        lambda x: tf.convert_to_tensor(x),
+        "numpy-tensorflow",
+        MIB,
+        "could be shared",
+        "to_tensorflow(x)",
+    ),
+    (
+        "tf.Tensor.numpy",
+        lambda: tf.ones((512, 512)),
+        lambda x: x.numpy(),
+        "tensorflow-numpy",
+        MIB,
+        "could be shared",
+        "np.asarray(memoryview(x))",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "call", "pair", "nbytes", "reason", "advice"),
+    ROWS,
+    ids=[f"{row[0]}-{row[3]}-{i}" for i, row in enumerate(ROWS)],
+)
+def test_each_call_is_seen(
+    name: str, make: Any, call: Any, pair: str, nbytes: int, reason: str, advice: str
+) -> None:
+    x = make()
+    with trace(foreign=True) as log:
+        call(x)
+    (event,) = log.events
+    assert (event.kind, event.name, event.nbytes) == ("foreign", name, nbytes)
+    assert f"{event.source}-{event.target}" == pair
+    assert reason in event.reason
+    assert event.file == __file__
+    assert event.line in {line for _, _, line in call.__code__.co_lines()}
+    assert event.seconds > 0
+    (spot,) = log.hotspots()
+    assert spot.nbytes == nbytes
+    assert advice in spot.advice
+    assert bool(advice) == bool(spot.advice)
+    assert log.records == [], "records are of our own conversions"
+
+
+def test_the_same_tensor_twice_is_told_once() -> None:
+    x, others = aligned(), [aligned() for _ in range(3)]
+    with trace(foreign=True) as log:
+        for _ in range(3):
+            jnp.asarray(x)
+        for other in others:
+            jnp.asarray(other)
+    (first, second) = (spot.advice for spot in sorted(log.hotspots(), key=lambda spot: spot.line))
+    assert "these 3 conversions convert the same array: convert it once, before the loop" in first
+    assert "before the loop" not in second
+
+
+def test_a_move_between_devices_of_jax() -> None:
+    x = jnp.ones((512, 512))
+    (event,) = heard(lambda: jax.device_put(x, jax.devices("cpu")[1]))
+    assert (event.nbytes, event.device, event.reason) == (MIB, "cpu:1", "cpu:1 is another device than cpu")
+
+
+def test_leaves_of_a_tree() -> None:
+    events = heard(lambda: jax.device_put({"a": unaligned(), "b": [unaligned(), 3]}))
+    assert [event.nbytes for event in events] == [MIB, MIB]
+
+
+def test_pyclesperanto() -> None:
+    cle = require("pyclesperanto")
+    push, pull = cle.push, cle.pull
+    with trace(foreign=True) as log:
+        image = cle.push(np.ones((4, 4), np.float32))
+        cle.pull(image)
+    assert [(e.name, e.nbytes) for e in log.events] == [("cle.push", 64), ("cle.pull", 64)]
+    assert cle.push is push
+    assert cle.pull is pull
+
+
+# ---- what counts for nobody --------------------------------------------------------------------------
+
+
+def test_nothing_is_seen_of() -> None:
+    x, t = aligned(), torch.ones(4)
+    assert heard(lambda: np.asarray(x)) == [], "no conversion"
+    assert heard(lambda: np.asarray([1, 2])) == [], "lists"
+    assert heard(lambda: torch.tensor(3.0)) == [], "numbers"
+    assert heard(lambda: t.cpu()) == [], "it is there already"
+    assert heard(lambda: repr(t.double())) == [], "what torch casts to print"
+    assert heard(lambda: jax.jit(lambda y: jnp.asarray(y) + 1)(x)) == [], "traced values"
+    assert heard(lambda: arraybridge.to_torch(aligned())) == [], "steps of ours"
+    with trace() as log:
+        torch.from_numpy(x)
+    assert not log.events, "a trace that does not ask"
+
+
+def test_a_decorated_function_is_told_from_the_calls_in_it() -> None:
+    @arraybridge.torch
+    def f(y: Any) -> Any:
+        return torch.tensor(y.numpy())
+
+    with trace(foreign=True) as log:
+        f(aligned())
+    kinds = [(e.kind, e.name.rpartition(".")[2]) for e in log.events]
+    assert ("foreign", "numpy") in kinds
+    assert ("foreign", "tensor") in kinds
+    assert [r.target for r in log.records] == ["torch", "torch"]
+
+
+# ---- nothing behaves otherwise -----------------------------------------------------------------------
+
+
+def every_call() -> dict[str, Any]:
+    """The functions as programs find them."""
+    return {
+        "torch.from_numpy": torch.from_numpy,
+        "torch.tensor": torch.tensor,
+        "torch.as_tensor": torch.as_tensor,
+        "Tensor.numpy": torch.Tensor.numpy,
+        "Tensor.to": torch.Tensor.to,
+        "Tensor.cpu": torch.Tensor.cpu,
+        "np.asarray": np.asarray,
+        "np.array": np.array,
+        "np.from_dlpack": np.from_dlpack,
+        "jnp.asarray": jnp.asarray,
+        "jnp.array": jnp.array,
+        "jax.device_put": jax.device_put,
+        "tf.constant": tf.constant,
+        "tf.convert_to_tensor": tf.convert_to_tensor,
+    }
+
+
+def test_the_originals_come_back_on_every_exit() -> None:
+    before = every_call()
+    inherited = "numpy" in vars(torch.Tensor)
+    with contextlib.suppress(KeyError), trace(foreign=True), trace(foreign=True):
+        assert all(every_call()[name] is not call for name, call in before.items())
+        raise KeyError
+    assert all(every_call()[name] is call for name, call in before.items())
+    assert ("numpy" in vars(torch.Tensor)) == inherited
+    assert foreign._later not in sys.meta_path
+    with trace():
+        assert torch.from_numpy is before["torch.from_numpy"]
+
+
+def test_traces_that_end_in_another_order() -> None:
+    first, second = trace(foreign=True), trace(foreign=True)
+    log_1, log_2 = first.__enter__(), second.__enter__()
+    first.__exit__(None, None, None)
+    torch.tensor(aligned())
+    second.__exit__(None, None, None)
+    assert len(log_2.events) == 1
+    assert not log_1.events
+    assert every_call()["np.asarray"] is np.asarray
+
+
+def test_the_wrapped_are_what_they_stand_for() -> None:
+    originals = every_call()
+    with trace(foreign=True):
+        for name, call in every_call().items():
+            original = originals[name]
+            assert call == original, name
+            assert hash(call) == hash(original), name
+            assert {original: 1}[call] == 1, name
+            assert call.__name__ == original.__name__, name
+            assert call.__doc__ == original.__doc__, name
+        assert inspect.signature(jnp.asarray) == inspect.signature(originals["jnp.asarray"])
+        assert pickle.loads(pickle.dumps(np.asarray)) == originals["np.asarray"]
+        assert copy.copy(torch.tensor) == originals["torch.tensor"]
+        kept = np.asarray
+    assert kept([1, 2]).tolist() == [1, 2], "one that was kept goes on working"
+
+
+ARGUMENTS: list[Any] = [
+    np.arange(6.0).reshape(2, 3),
+    np.arange(6)[::-1],
+    np.array(2.5),
+    np.zeros((0, 3)),
+    np.ones(3, ">f4"),
+    np.ma.masked_array([1.0, 2.0], [True, False]),
+    np.array(["a"]),
+    np.array([None]),
+    np.float32(3),
+    [1, 2],
+    (1.5,),
+    3,
+    True,
+    None,
+    "word",
+    b"bytes",
+    {"a": 1},
+    range(3),
+    object(),
+    slice(2),
+]
+CALLS: dict[str, list[Callable[..., Any]]] = {
+    "torch": [
+        lambda x, **k: torch.from_numpy(x, **k),
+        lambda x, **k: torch.tensor(x, **k),
+        lambda x, **k: torch.as_tensor(x, **k),
+        lambda x, **k: torch.asarray(x, **k),
+        lambda x, **k: torch.from_dlpack(x, **k),
+    ],
+    "jax": [
+        lambda x, **k: jnp.asarray(x, **k),
+        lambda x, **k: jnp.array(x, **k),
+        lambda x, **k: jax.device_put(x, **k),
+        lambda x, **k: jnp.from_dlpack(x, **k),
+    ],
+    "tensorflow": [lambda x, **k: tf.constant(x, **k), lambda x, **k: tf.convert_to_tensor(x, **k)],
+    "numpy": [
+        lambda x, **k: np.asarray(x, **k),
+        lambda x, **k: np.array(x, **k),
+        lambda x, **k: np.asanyarray(x, **k),
+        lambda x, **k: np.ascontiguousarray(x, **k),
+    ],
+}
+
+
+def outcome(call: Callable[..., Any], x: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+    """Type, dtype, shape, values and sharing of a result; or the error."""
+    try:
+        y = call(x, **options)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it has to be the same
+        return type(error), str(error)
+    if isinstance(y, dict):
+        return type(y), str(y)
+    host = np.array(y.detach() if isinstance(y, torch.Tensor) else y)
+    shares = isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.shares_memory(x, y)
+    flags = (y.flags.writeable, y.flags.c_contiguous) if isinstance(y, np.ndarray) else ()
+    return type(y), y is x, str(getattr(y, "dtype", "")), host.shape, str(host), shares, flags
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("framework", CALLS)
+def test_results_and_errors_are_the_same(framework: str) -> None:
+    tensors = [torch.arange(4.0), torch.ones(2, requires_grad=True), jnp.arange(4), tf.ones((2, 2))]
+    options: list[dict[str, Any]] = [{}, {"dtype": None}, {"dtype": "float32"}, {"copy": True}]
+    for call, x, option in itertools.product(CALLS[framework], [*ARGUMENTS, *tensors], options):
+        if isinstance(x, (tf.Tensor, jax.Array)) and framework == "torch" and call is CALLS["torch"][3]:
+            continue  # torch.asarray reads a JAX array as flat float32
+        if isinstance(x, np.ndarray) and any(step < 0 for step in x.strides) and call is CALLS["torch"][4]:
+            continue  # torch.from_dlpack ends the process (pytorch #188023)
+        expected = outcome(call, x, option)
+        with trace(foreign=True):
+            assert outcome(call, x, option) == expected, (x, option)
+
+
+def test_methods_and_keywords() -> None:
+    t = torch.arange(4.0)
+    with trace(foreign=True) as log:
+        assert t.numpy(force=True).tolist() == [0, 1, 2, 3]
+        assert torch.Tensor.numpy(t).base is not None
+        assert np.asarray(a=t, dtype=np.float64).dtype == np.float64
+        assert next(map(torch.Tensor.cpu, [t])) is t
+        assert t.to(dtype=torch.int64).tolist() == [0, 1, 2, 3]
+    assert [e.name for e in log.events] == ["Tensor.numpy", "Tensor.numpy", "np.asarray", "Tensor.to"]
+
+
+def test_autograd_and_subclasses() -> None:
+    class Marked(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    with trace(foreign=True):
+        x = torch.ones(3, requires_grad=True)
+        (x.to(torch.float64) * 2).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [2, 2, 2]
+        assert type(torch.ones(2).as_subclass(Marked).to(torch.float64)) is Marked
+        with pytest.raises(RuntimeError, match="requires grad"):
+            x.numpy()
+
+
+def test_other_threads() -> None:
+    logs: list[int] = []
+
+    def work() -> None:
+        with trace(foreign=True) as log:
+            for _ in range(200):
+                torch.tensor(np.ones(3))
+        logs.append(len(log.events))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert logs == [200] * 4
+    assert not isinstance(torch.tensor, foreign._Call)
+
+
+LATER = """
+import numpy as np
+import arraybridge
+from arraybridge.conversion.trace import everywhere
+with everywhere(foreign=True) as log:
+    import torch
+    t = torch.from_numpy(np.ones(3))
+    assert len(log.events) == 1, log.events
+assert "_Call" not in type(torch.from_numpy).__name__
+print(log.events[0].name)
+"""
+
+
+def test_a_framework_that_is_imported_later() -> None:
+    done = run_python("-W", "ignore", "-c", LATER)
+    assert done.stdout.strip() == "torch.from_numpy", done.stderr
+
+
+COMPILED = """
+import numpy as np, torch
+from arraybridge.conversion.trace import everywhere
+def f(x):
+    return torch.tensor([1.0, 2.0]) + torch.as_tensor(x) * 2
+def g(x):
+    return torch.from_numpy(np.asarray([1.0, 2.0])) + x
+with everywhere(foreign=True) as log:
+    w = torch.ones(2, requires_grad=True)
+    torch.optim.SGD([w]).zero_grad()  # loads the compiler
+    np.asarray(torch.ones(2))
+    assert torch.compile(f, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [3, 4]
+    assert torch.compile(g, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2, 3]
+    assert torch.jit.script(torch.nn.Linear(2, 2))(torch.ones(1, 2)).shape == (1, 2)
+    torch.from_numpy(np.ones(2))
+print([event.name for event in log.events])
+"""
+
+
+def test_compilers_of_torch() -> None:
+    done = run_python("-W", "ignore", "-c", COMPILED, env={"PYTHONWARNINGS": "ignore"})
+    assert done.stdout.strip() == "['np.asarray', 'torch.from_numpy']", done.stderr
