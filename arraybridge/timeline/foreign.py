@@ -43,8 +43,8 @@ _SHORT = {
     "numpy": "np", "jax.numpy": "jnp", "tensorflow": "tf", "pyclesperanto": "cle", "torch.Tensor": "Tensor",
     "jax.Array": "Array", "tensorflow.Tensor": "tf.Tensor", "pyclesperanto_prototype": "cle",
 }  # fmt: skip
-#: The compiler of torch knows NumPy's functions by identity. Any optimiser of torch loads it, but it works from
-#: the first `torch.compile` on. Where it was loaded before the trace, nobody knows whether it works.
+#: The compiler of torch knows NumPy's functions by identity. Any optimiser of torch loads it, but it works
+#: from the first `torch.compile` on. Where it was loaded before the trace, nobody knows whether it works.
 _COMPILER = "torch._dynamo"
 # Arguments of these types are no arrays, and cost this one look.
 _PLAIN = frozenset(
@@ -191,7 +191,7 @@ class _Call:
 class _Compiler(_Call):
     """Stands for a compiler of torch, which knows functions by identity.
 
-    `torch.jit.script` gets torch's own while it runs. From the first `torch.compile` on NumPy's are left alone.
+    `torch.jit.script` gets torch's own while it runs. From the first `torch.compile` on, NumPy is left alone.
     """
 
     def __init__(self, original: Any, name: str) -> None:
