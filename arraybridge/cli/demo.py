@@ -11,15 +11,14 @@ import typer
 from rich.markup import escape
 
 import arraybridge
-from arraybridge.cli.demo_page import page
-from arraybridge.cli.output import console, print_json, quiet, rewrite, show, stdout_is_for_json, writable
+from arraybridge.cli.output import console, print_json, quiet, show, stdout_is_for_json
 from arraybridge.conversion.explanation import Route
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.presence import can_find
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.testing import inject_oom
 
+Json = dict[str, Any]
 ORDER = ("torch", "jax", "tensorflow", "cupy", "pyclesperanto")
 
 
@@ -33,9 +32,6 @@ def demo(
             readable=True,
         ),
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a report with the pictures in it to this file.")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")] = False,
 ) -> None:
     """Send a picture through every installed framework, do a little work in each, and show the routes.
@@ -46,24 +42,17 @@ def demo(
     Examples:
     [bold]arraybridge demo[/bold]
 
-    [bold]arraybridge demo --image cell.png --html report.html[/bold]
+    [bold]arraybridge demo --image cell.png[/bold]
     """
-    writable(html, "--html")
-    if html is not None and not can_find("PIL"):
-        raise typer.BadParameter("pictures need Pillow; run pip install pillow", param_hint="--html")
     name, picture = _load(image)
     with stdout_is_for_json(as_json):
         steps, missing = _tour(picture)
         more = _more(picture, [step["route"].target for step in steps if step["route"].target in _ANY])
     report = _as_json(name, picture, steps, missing, more)
-    if html is not None:
-        pictures = {name: picture, f"its edges, found in {more['decorated']['framework']}": more["edges"]}
-        with rewrite(html, "--html"):
-            html.write_text(page(report, pictures), encoding="utf-8")
     if as_json:
         print_json(report)
     else:
-        _print(name, picture, steps, missing, more)
+        _print(report)
     raise typer.Exit(0 if report["exact"] else 1)
 
 
@@ -110,9 +99,9 @@ def _invert(framework: str, array: Any) -> Any:
     return 255 - array
 
 
-def _tour(picture: np.ndarray) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _tour(picture: np.ndarray) -> tuple[list[Json], dict[str, str]]:
     """Convert the picture from each framework to the next and back to NumPy; what is missing, and why."""
-    steps: list[dict[str, Any]] = []
+    steps: list[Json] = []
     missing: dict[str, str] = {}
     current: Any = picture
     for framework in (*ORDER, "numpy"):
@@ -147,7 +136,7 @@ def _negative(image: Any) -> Any:
     return 255 - image
 
 
-def _more(picture: np.ndarray, frameworks: list[str]) -> dict[str, Any]:
+def _more(picture: np.ndarray, frameworks: list[str]) -> Json:
     """A decorated function, a rehearsed OOM and a pipeline, in the frameworks at hand."""
     first, second = ([*frameworks, "numpy", "numpy"])[:2]
     one, two = registry.framework(first).decorator, registry.framework(second).decorator
@@ -159,7 +148,6 @@ def _more(picture: np.ndarray, frameworks: list[str]) -> dict[str, Any]:
     pipeline = arraybridge.Pipeline(one(_negative), two(_negative), microbatches=4)
     piped = arraybridge.to_numpy(pipeline(picture))
     return {
-        "edges": edges,
         "decorated": {
             "framework": first,
             "exact": bool(np.allclose(edges, _edges(picture), atol=1e-6)),
@@ -192,11 +180,11 @@ def _has_gpu(names: list[str]) -> bool:
 def _as_json(
     name: str,
     picture: np.ndarray,
-    steps: list[dict[str, Any]],
+    steps: list[Json],
     missing: dict[str, str],
-    more: dict[str, Any],
-) -> dict[str, Any]:
-    def route(r: Route) -> dict[str, Any]:
+    more: Json,
+) -> Json:
+    def route(r: Route) -> Json:
         return {
             "source": r.source,
             "target": r.target,
@@ -209,67 +197,58 @@ def _as_json(
             "reason": r.reason,
         }
 
-    parts = {key: value for key, value in more.items() if key != "edges"}
     return {
         "image": name,
         "shape": list(picture.shape),
         "dtype": picture.dtype.name,
+        "nbytes": picture.nbytes,
         "steps": [{**route(s["route"]), "work": s["work"], "exact": s["exact"]} for s in steps],
         "missing": missing,
         "gpu": _has_gpu([s["route"].target for s in steps]),
-        **parts,
-        "exact": all(s["exact"] for s in (*steps, *parts.values())),
+        **more,
+        "exact": all(s["exact"] for s in (*steps, *more.values())),
     }
 
 
-def _print(
-    name: str,
-    picture: np.ndarray,
-    steps: list[dict[str, Any]],
-    missing: dict[str, str],
-    more: dict[str, Any],
-) -> None:
+def _print(report: Json) -> None:
     to = console()
-    shape = " × ".join(map(str, picture.shape))
-    to.print(f"[bold]{escape(name)}[/bold], {shape} {picture.dtype}, {format_bytes(picture.nbytes)}\n")
+    shape = " × ".join(map(str, report["shape"]))
+    head = f"{shape} {report['dtype']}, {format_bytes(report['nbytes'])}"
+    to.print(f"[bold]{escape(report['image'])}[/bold], {head}\n")
     rows = []
-    for step in steps:
-        route: Route = step["route"]
-        shared = (
-            "shared" if route.shares_memory else "copied" if route.copies == 1 else f"{route.copies} copies"
-        )
+    for step in report["steps"]:
+        copies = "copied" if step["copies"] == 1 else f"{step['copies']} copies"
         rows.append(
             (
-                f"{route.source} → {route.target}",
-                str(route.device),
-                route.method,
-                shared,
-                format_bytes(route.nbytes),
-                format_seconds(route.seconds or 0.0),
-                _verdict(step["exact"]),
+                f"{step['source']} → {step['target']}",
+                step["device"],
+                step["method"],
+                "shared" if step["shares_memory"] else copies,
+                format_bytes(step["nbytes"]),
+                format_seconds(step["seconds"]),
+                _verdict(step),
             )
         )
     columns = ("conversion", "device", "method", "memory", "bytes", "time", "bits")
     show(to, columns, rows, right=("bytes", "time"))
-    for framework, reason in missing.items():
+    for framework, reason in report["missing"].items():
         to.print(f"[yellow]{framework} left out:[/yellow] {escape(reason)}")
-    if not _has_gpu([step["route"].target for step in steps]):
+    if not report["gpu"]:
         to.print(f"[yellow]no GPU is used:[/yellow] {escape(_NO_GPU)}")
-    oom, line = more["out_of_memory"], more["pipeline"]
+    decorated, oom, line = report["decorated"], report["out_of_memory"], report["pipeline"]
     attempts = " → ".join(map(str, oom["attempts"]))
-    stages = " → ".join(line["stages"])
     to.print(
-        f"\nDecorated: a NumPy picture into a {more['decorated']['framework']} function, its edges back as"
-        f" NumPy: {_verdict(more['decorated']['exact'])}."
+        f"\nDecorated: a NumPy picture into a {decorated['framework']} function, its edges back as"
+        f" NumPy: {_verdict(decorated)}."
     )
     to.print(
         f"Out of memory, rehearsed in {oom['framework']} and recovered in parts (rows tried: {attempts}):"
-        f" {_verdict(oom['exact'])}."
+        f" {_verdict(oom)}."
     )
-    to.print(f"Pipeline {stages}, {line['microbatches']} microbatches: {_verdict(line['exact'])}.")
-    if not all(step["exact"] for step in (*steps, more["decorated"], oom, line)):
+    to.print(f"Pipeline {' → '.join(line['stages'])}, {line['microbatches']} microbatches: {_verdict(line)}.")
+    if not report["exact"]:
         to.print("[red]Some results differ from the expected ones; please report this.[/red]")
 
 
-def _verdict(exact: bool) -> str:
-    return "[green]equal[/green]" if exact else "[red]DIFFERENT[/red]"
+def _verdict(part: Json) -> str:
+    return "[green]equal[/green]" if part["exact"] else "[red]DIFFERENT[/red]"

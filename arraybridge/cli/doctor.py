@@ -1,49 +1,41 @@
-"""``arraybridge doctor``: what is installed, what each framework sees, what will go wrong, and the fix."""
+"""``arraybridge doctor``: what is installed, what each framework sees, what will go wrong, and the fix.
+
+`FAULTS` is the table of what is looked for. The facts that it looks at are gathered in processes apart, so
+that a broken framework is reported and harms nothing.
+"""
 
 from __future__ import annotations
 
-import csv
-import dataclasses
 import json
-import multiprocessing
 import os
 import platform
 import re
-import shutil
+import shlex
+import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 import arraybridge
+from arraybridge import machine
 from arraybridge.cli import output
-from arraybridge.cli.facts import (
-    CUPYS,
-    TENSORFLOWS,
-    Card,
-    Distribution,
-    Driver,
-    Facts,
-    Problem,
-    canonical,
-)
-from arraybridge.cli.faults import find_problems
-from arraybridge.cli.processes import end_of, run, workers
-from arraybridge.cli.script_faults import read_script
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.facts import install_command
+from arraybridge.show import format_bytes
 
 __all__ = ["doctor"]
 
 Json = dict[str, Any]
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
+_SEVERITIES = {"error": "red", "warning": "yellow", "note": "cyan"}
 _STATES = {
     "works": "[green]works[/green]",
     "missing": "[dim]not installed[/dim]",
@@ -52,35 +44,434 @@ _STATES = {
     "crashed": "[red]crashes[/red]",
     "timed out": "[red]hangs[/red]",
 }
+_CUPYS = {f"cupy-cuda{major}x": major for major in (11, 12, 13, 14)}
 
 
-# Whoever sees one of these has nothing to look at again.
-_SOUND = ("works", "no device")
-_MISSING: Json = {"state": "missing", "devices": [], "error": None}
+class Trial(NamedTuple):
+    """Frameworks that one process used in turn.
+
+    Attributes:
+        order: the frameworks.
+        looks: what was seen of each; see `arraybridge.cli.look`.
+        crash: how the process ended before its time, in words; ``""`` if it did not.
+        at: the framework that it was at; ``""`` if at none, as when the process ended.
+    """
+
+    order: tuple[str, ...]
+    looks: Mapping[str, Json]
+    crash: str = ""
+    at: str = ""
 
 
-def _nothing(name: str, found: Json) -> None:
-    """Hear, and say nothing."""
+class Facts(NamedTuple):
+    """Everything that the table of faults looks at.
+
+    Attributes:
+        driver, cards: the NVIDIA driver and what it sees.
+        looks: by framework what was seen of it, and its ``"state"``, one of `_STATES`.
+        trials: the orders of imports that were tried.
+        versions: of the installed distributions.
+        environ: the variables of this process.
+        folder: the working directory, which is searched for modules first.
+    """
+
+    driver: machine.Driver = machine.Driver()
+    cards: Sequence[machine.Card] = ()
+    looks: Mapping[str, Json] = {}
+    trials: Sequence[Trial] = ()
+    versions: Mapping[str, str] = {}
+    environ: Mapping[str, str] = {}
+    folder: Path = Path()
+
+    def cuda(self, framework: str) -> int | None:
+        """The major version of the CUDA that a framework was built for; None for other builds."""
+        match = re.match(r"CUDA (\d+)", self.looks.get(framework, {}).get("built_for") or "")
+        return None if match is None else int(match.group(1))
+
+    def cuda_of_driver(self) -> int | None:
+        """The major version of the newest CUDA that the driver runs; None without a driver."""
+        return None if self.driver.cuda is None else self.driver.cuda[0]
+
+    def cupys(self) -> list[str]:
+        """The installed distributions that bring CuPy."""
+        return [name for name in self.versions if name == "cupy" or name in _CUPYS]
+
+    def fitting_cupy(self) -> str:
+        """The CuPy wheel for the driver."""
+        return f"cupy-cuda{min(max(self.cuda_of_driver() or 13, 12), 13)}x"
+
+
+# -- the faults --------------------------------------------------------------------------------------
+
+
+class Fault(NamedTuple):
+    """A fault that people meet: a row of `FAULTS`.
+
+    Attributes:
+        id: a name that stays, for programs.
+        severity: ``"error"``: something does not work; ``"warning"``: it will fail or waste later;
+            ``"note"``: worth knowing.
+        looks: finds where it is so, and yields the words that fill the sentences.
+        says: what is wrong.
+        advises: shell commands, one a line; a line that begins with ``#`` is to be done by hand.
+    """
+
+    id: str
+    severity: str
+    looks: Callable[[Facts], Iterator[Mapping[str, Any]]]
+    says: str
+    advises: str
+
+
+def no_driver(facts: Facts) -> Iterator[Json]:
+    builds = [name for name in facts.looks if facts.cuda(name)]
+    if facts.driver.reason and (builds or "does not answer" in facts.driver.reason):
+        yield {"reason": facts.driver.reason, "builds": ", ".join(builds) or "nothing"}
+
+
+def old_driver(facts: Facts) -> Iterator[Json]:
+    runs = facts.cuda_of_driver()
+    for name in ("torch", "jax", "tensorflow"):
+        built = facts.cuda(name)
+        if runs and built and built > runs:
+            yield {"framework": name, "built": built, "runs": runs, "driver": facts.driver.version}
+
+
+def other_cupy(facts: Facts) -> Iterator[Json]:
+    runs = facts.cuda_of_driver()
+    for name in facts.cupys():
+        built = _CUPYS.get(name, runs)
+        if runs and built and built != runs:
+            why = f"it brings no libraries of CUDA {built}, and may load them beside those of CUDA {runs}"
+            yield {
+                "framework": "cupy",
+                "severity": "error" if built > runs else "warning",
+                "wheel": name,
+                "built": built,
+                "runs": runs,
+                "why": "every allocation will fail" if built > runs else why,
+                "fitting": facts.fitting_cupy(),
+            }
+
+
+def two_cupys(facts: Facts) -> Iterator[Json]:
+    names = facts.cupys()
+    if len(names) > 1:
+        yield {
+            "framework": "cupy",
+            "both": " and ".join(names),
+            "names": " ".join(names),
+            "fitting": facts.fitting_cupy(),
+        }
+
+
+def cpu_build(facts: Facts) -> Iterator[Json]:
+    commands = {
+        "torch": "pip uninstall -y torch\npip install --no-cache-dir torch",
+        "jax": f'pip install "jax[cuda{min(max(facts.cuda_of_driver() or 13, 12), 13)}]"',
+        "tensorflow": 'pip uninstall -y tensorflow-cpu tensorflow\npip install "tensorflow[and-cuda]"',
+    }
+    for name, command in commands.items():
+        look = facts.looks.get(name, {})
+        if facts.cards and look.get("built_for") == "CPU":
+            yield {
+                "framework": name,
+                "version": look.get("version"),
+                "card": facts.cards[0].name,
+                "command": command,
+            }
+
+
+def no_opencl(facts: Facts) -> Iterator[Json]:
+    look = facts.looks.get("pyclesperanto", {})
+    driver = look.get("opencl")
+    if look.get("state") == "no device":
+        yield {
+            "framework": "pyclesperanto",
+            "where": "anywhere: a card's driver brings one, and PoCL is one for the CPU",
+            "command": 'pip install "pyopencl[pocl]"',
+        }
+    elif look.get("state") == "works" and look.get("plain_import") == "fails" and driver:
+        yield {
+            "framework": "pyclesperanto",
+            "severity": "warning",
+            "where": "in a program that imports it before arraybridge has used it: no OpenCL driver is"
+            " configured, and only arraybridge shows it the PoCL that is installed",
+            "command": f"export OCL_ICD_FILENAMES={shlex.quote(driver)}\n"
+            '# or, before the import: arraybridge.framework("pyclesperanto")',
+        }
+
+
+def whole_card(facts: Facts) -> Iterator[Json]:
+    for name, share, variable, modest in (
+        ("jax", "three quarters of a card's memory", "XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
+        ("tensorflow", "nearly all memory of every card", "TF_FORCE_GPU_ALLOW_GROWTH", "true"),
+    ):
+        if facts.cards and facts.cuda(name) and facts.environ.get(variable, "").lower() != modest:
+            yield {"framework": name, "share": share, "setting": f"{variable}={modest}"}
+
+
+def import_order(facts: Facts) -> Iterator[Json]:
+    for trial in facts.trials:
+        order = trial.order[: trial.order.index(trial.at)] if trial.at else trial.order[:-1]
+        last = trial.at or trial.order[-1]
+        if trial.crash and order and facts.looks[last]["state"] not in _ENDED:
+            fix = f"# import {last} before {' and '.join(order)}"
+            if last == "pyclesperanto":
+                fix += '\n# or use the PoCL of pip install "pyopencl[pocl]"; OCL_ICD_VENDORS an empty folder'
+            yield {
+                "framework": last,
+                "before": " and ".join(order),
+                "when": "is imported and used" if trial.at else "was used and the program ends",
+                "crash": trial.crash,
+                "fix": fix if trial.at else f"# use {last} and {' and '.join(order)} in two processes",
+            }
+
+
+def namesake(facts: Facts) -> Iterator[Json]:
+    version = facts.versions.get("arraybridge")
+    if version not in (None, arraybridge.__version__):
+        yield {
+            "version": version,
+            "own": arraybridge.__version__,
+            "folder": Path(arraybridge.__file__).resolve().parent,
+        }
+
+
+def broken(facts: Facts) -> Iterator[Json]:
+    for name, look in facts.looks.items():
+        verb = {
+            "crashed": "ends the process",
+            "timed out": "hangs",
+            "broken": "does not work",
+            "no device": "finds no device",
+        }.get(look["state"])
+        without_device = look["state"] == "no device"
+        if verb is None or (without_device and (name == "pyclesperanto" or not facts.cards)):
+            continue
+        command = install_command(registry.facts(name), "--force-reinstall")
+        origin = Path(look.get("origin") or _shadow(name, facts.folder) or "/")
+        if name == "cupy":
+            command = f"pip install --force-reinstall {facts.fitting_cupy()}"
+        elif facts.folder in origin.parents:
+            verb += f" (it is imported from {origin}, in the folder of the program)"
+            command = (
+                f"mv {shlex.quote(str(origin))} {shlex.quote(str(origin.with_name(f'my_{origin.name}')))}"
+            )
+        if without_device and "CUDA_VISIBLE_DEVICES" in facts.environ:
+            command = "unset CUDA_VISIBLE_DEVICES"
+        yield {"framework": name, "what": verb, "error": look.get("error"), "command": command}
+
+
+def _shadow(name: str, folder: Path) -> Path | None:
+    """A file in the folder that Python imports in place of a framework."""
+    files = (folder / f"{name}.py", folder / name / "__init__.py")
+    return next((file for file in files if file.exists()), None)
+
+
+FAULTS = (
+    Fault(
+        "no-driver",
+        "note",
+        no_driver,
+        "{reason}: what was built for CUDA ({builds}) can use no card.",
+        "nvidia-smi\n# with a card: install its driver, or reboot after an update of it",
+    ),
+    Fault(
+        "driver-too-old",
+        "error",
+        old_driver,
+        "{framework} was built for CUDA {built}, and the driver {driver} runs CUDA {runs} at most: it won't"
+        " use the card.",
+        "# update the NVIDIA driver to one that runs CUDA {built}\n"
+        "# or install a build of {framework} for CUDA {runs}",
+    ),
+    Fault(
+        "cupy-cuda-major",
+        "error",
+        other_cupy,
+        "{wheel} is for CUDA {built}, and the driver runs CUDA {runs}: {why}.",
+        "pip uninstall -y {wheel}\npip install {fitting}",
+    ),
+    Fault(
+        "two-cupys",
+        "error",
+        two_cupys,
+        "{both} are installed at once: they bring the same files, so that what is imported is a mixture."
+        " Removing one breaks the other; remove all and install one.",
+        "pip uninstall -y {names}\npip install {fitting}",
+    ),
+    Fault(
+        "cpu-build",
+        "warning",
+        cpu_build,
+        "{framework} {version} is a build for the CPU: it can't use the {card} that is here.",
+        "{command}",
+    ),
+    Fault("no-opencl", "error", no_opencl, "pyclesperanto finds no OpenCL device {where}.", "{command}"),
+    Fault(
+        "takes-card",
+        "warning",
+        whole_card,
+        "{framework} takes {share} at its first use. (In a program, call arraybridge.coexist() first.)",
+        "export {setting}",
+    ),
+    Fault(
+        "import-order",
+        "error",
+        import_order,
+        "After {before} the process is ended when {framework} {when}: {crash}.",
+        "{fix}",
+    ),
+    Fault(
+        "namesake",
+        "error",
+        namesake,
+        "arraybridge {version} is installed, and arraybridge {own} is imported, from {folder}: another"
+        " package of the same name is in the way, or an old copy.",
+        "pip uninstall -y arraybridge\n# then install this one again",
+    ),
+    Fault("broken", "error", broken, "{framework} {what}: {error}", "{command}"),
+)
+
+
+def problems_of(facts: Facts) -> list[Json]:
+    """All faults, the worst first; ``fix`` is a list of commands."""
+    problems = [
+        {
+            "id": fault.id,
+            "severity": words.get("severity", fault.severity),
+            "framework": words.get("framework", ""),
+            "message": fault.says.format_map(words),
+            "fix": fault.advises.format_map(words).splitlines(),
+        }
+        for fault in FAULTS
+        for words in fault.looks(facts)
+    ]
+    return sorted(problems, key=lambda problem: list(_SEVERITIES).index(problem["severity"]))
+
+
+# -- gathering the facts -----------------------------------------------------------------------------
+
+# The inspected processes share the card with whatever else runs on it.
+_MODEST = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+}
+_SOUND, _ENDED = ("works", "no device"), ("crashed", "timed out")
+
+
+def gather(seconds: float) -> Facts:
+    """Look at everything.
+
+    One process uses all frameworks in turn, and another in the reverse order: so each comes both before and
+    after every other. What is not sound in either is looked at alone; and where an order ends its process,
+    the pairs that could be to blame are tried.
+    """
+    names = registry.framework_names()
+    installed = tuple(name for name in names if registry.is_installed(name))
+    orders = [installed, installed[::-1]]
+    trials = _in_parallel(orders, seconds)
+    sound = [one for trial in trials for one in trial.looks.items() if one[1].get("state") in _SOUND]
+    # The longer time is nearer to its own: an earlier import may have brought what it needs.
+    looks = dict(sorted(sound, key=lambda one: one[1].get("seconds", 0)))
+    doubtful = [(name,) for name in installed if name not in looks]
+    for trial in _in_parallel(doubtful, seconds):
+        looks |= trial.looks
+    narrowed: list[Trial] = []
+    for trial in trials:
+        # What fails alone is to blame itself.
+        alone = not trial.at or looks[trial.at]["state"] in _ENDED
+        suspects = () if alone else trial.order[: trial.order.index(trial.at)]
+        pairs = _in_parallel([(name, trial.at) for name in suspects], seconds)
+        narrowed += [pair for pair in pairs if pair.crash] or [trial]
+    if "pyclesperanto" in looks:
+        looks["pyclesperanto"]["plain_import"] = _plain_import()
+    return Facts(
+        machine.driver(),
+        machine.cards(),
+        {name: looks.get(name, {"state": "missing", "devices": []}) for name in names},
+        narrowed,
+        _versions(),
+        os.environ,
+        Path.cwd(),
+    )
+
+
+def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Trial]:
+    """Try several orders at once, each in a process of its own; all end with this function."""
+    command = [sys.executable, "-m", "arraybridge.cli.look", str(seconds)]
+    processes = [
+        subprocess.Popen(
+            [*command, *order],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=os.environ | _MODEST,
+        )
+        for order in orders
+    ]
+    try:
+        return [
+            _trial(order, process.communicate(), process.returncode, seconds)
+            for order, process in zip(orders, processes, strict=True)
+        ]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def _trial(order: tuple[str, ...], texts: tuple[str, str], code: int, seconds: float) -> Trial:
+    """What became of a process, by what it wrote on stdout and on stderr."""
+    looks: dict[str, Json] = {}
+    at = ""
+    for line in texts[0].splitlines():
+        look = json.loads(line)
+        name = look.pop("name")
+        at = "" if look.pop("done", False) else name
+        looks.setdefault(name, {"devices": []}).update(look)
+    if code == 0 and not at and len(looks) == len(order):
+        return Trial(order, looks)
+    hangs = "Timeout (" in texts[1]  # as faulthandler says
+    crash = f"no answer within {seconds:g} seconds" if hangs else _ending(code, texts[1])
+    if at:
+        looks[at] |= {"state": "timed out" if hangs else "crashed", "error": crash}
+    return Trial(order, looks, crash, at)
+
+
+def _ending(code: int, stderr: str) -> str:
+    """How a process ended, in words, with the last line that it wrote."""
+    names = {int(number): number.name for number in signal.Signals}
+    how = f"exit code {code}" if code >= 0 else names.get(-code, f"signal {-code}")
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    return f"{how} ({lines[-1][:300]})" if lines else how
+
+
+def _plain_import() -> str:
+    """What becomes of exactly ``import pyclesperanto``: without a driver, it imports half, and only warns."""
+    command = [sys.executable, "-c", "import pyclesperanto; pyclesperanto.push"]
+    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    return "fails" if done.returncode else "works"
+
+
+def _versions() -> dict[str, str]:
+    """The versions of the installed distributions; of two of one name, of the one that is imported."""
+    versions: dict[str, str] = {}
+    for one in metadata.distributions():
+        # Half-deleted packages leave folders without a name or a version.
+        if "Name" in one.metadata and "Version" in one.metadata:
+            versions.setdefault(re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(), one.version)
+    return versions
+
+
+# -- the command -------------------------------------------------------------------------------------
 
 
 def doctor(
-    script: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A program to read (it is not run) for variables that it sets too late, and for fork.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
-            show_default=False,
-        ),
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")] = False,
-    fix: Annotated[
-        bool, typer.Option("--fix", help="Print the commands that mend what was found; runs none of them.")
-    ] = False,
-    orders: Annotated[
-        bool, typer.Option("--orders/--no-orders", help="Try whether the order of imports can crash.")
-    ] = True,
     timeout: Annotated[
         float,
         typer.Option(
@@ -91,385 +482,100 @@ def doctor(
 ) -> None:
     """Find out what is installed, what will go wrong, and how to mend it.
 
-    Frameworks are looked at in processes of their own, so that a broken one is reported and harms nothing.
+    Frameworks are used in processes of their own, in two opposite orders, so that a broken one harms nothing.
     The exit code is 1 when something is broken; warnings alone leave it at 0.
 
     Examples:
     [bold]arraybridge doctor[/bold]
 
-    [bold]arraybridge doctor train.py[/bold]   what that program does too late
-
-    [bold]arraybridge doctor --fix[/bold]   commands to look over and run
-
     [bold]arraybridge doctor --json | jq .problems[/bold]
     """
-    if as_json and fix:
-        raise typer.BadParameter("--json holds the fixes already; leave --fix out", param_hint="--fix")
-    read = _read(script)
     with output.progress() as bar:
-        task = bar.add_task("looking at the frameworks")
-
-        def tell(name: str, found: Json) -> None:
-            told = " ".join(filter(None, (name, found.get("version"))))
-            bar.console.print(f"{escape(told)}  {_STATES[found['state']]}")
-            bar.advance(task)
-
-        facts, trials = gather(timeout, orders, tell if not bar.disable else _nothing)
-        if orders and not trials:
-            bar.update(task, description="trying orders of imports")
-            trials = try_orders(facts, timeout)
-    problems = find_problems(facts)
-    problems += [order_problem(trial) for trial in trials if trial["crash"]]
-    problems += read
-    problems.sort(key=lambda problem: ("error", "warning", "note").index(problem.severity))
+        bar.add_task("looking at the frameworks", total=None)
+        facts = gather(timeout)
+    problems = problems_of(facts)
     if as_json:
-        output.print_json(_as_json(facts, problems, trials))
-    elif fix:
-        _print_fixes(problems)
+        output.print_json(_as_json(facts, problems))
     else:
-        _print(facts, problems, trials)
-    raise typer.Exit(1 if any(problem.severity == "error" for problem in problems) else 0)
+        _print(facts, problems)
+    raise typer.Exit(1 if any(problem["severity"] == "error" for problem in problems) else 0)
 
 
-def _read(script: Path | None) -> list[Problem]:
-    if script is None:
-        return []
-    try:
-        return read_script(script)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise typer.BadParameter(f"{script} can't be read as a Python program: {error}") from None
-
-
-# -- gathering facts ---------------------------------------------------------------------------------
-
-
-def gather(
-    timeout: float, orders: bool = False, tell: Callable[[str, Json], None] = _nothing
-) -> tuple[Facts, list[Json]]:
-    """Everything that the checks look at, found in processes with a limit each; ``tell`` hears of each look.
-
-    With ``orders`` one process uses all frameworks in turn and another does in the reverse order, and both
-    report what they see. Where neither crashes, nothing is left to try, and what they did is returned. Where
-    one does, each framework is looked at in a process of its own; and so is one that does not work.
-    """
-    names = registry.framework_names()
-    there = [name for name in names if registry.is_installed(name)]
-    others = [name for name in there if name != "numpy"]
-    looks: dict[str, Json] = {}
-    trials: list[Json] = []
-    lock = threading.Lock()
-
-    def seen(name: str, found: Json) -> None:
-        with lock:
-            known = looks.setdefault(name, found)
-            if found["state"] not in _SOUND:
-                looks[name] = found
-            elif known is found:
-                tell(name, found)
-            elif known["state"] in _SOUND:
-                # An earlier import may have brought what it needs, so the longer time is nearer to its own.
-                known["seconds"] = max(known["seconds"], found["seconds"])
-
-    with workers() as pool:
-        driver = pool.submit(ask_driver)
-        if orders and len(others) > 1:
-            follow = partial(_try_order, timeout=timeout, environ=_MODEST, hear=seen)
-            trials = list(pool.map(follow, (others, others[::-1])))
-        if any(trial["crash"] for trial in trials):
-            looks, trials = {}, []
-        again = [name for name in there if looks.get(name, _MISSING)["state"] not in _SOUND]
-        for name, found in zip(again, pool.map(lambda name: look_at(name, timeout), again), strict=True):
-            looks[name] = found
-            tell(name, found)
-    facts = Facts(
-        environ=dict(os.environ),
-        distributions=_distributions(),
-        driver=driver.result(),
-        inspections={name: looks.get(name, _MISSING) for name in names},
-        start_method=multiprocessing.get_context().get_start_method(),
-        folder=Path.cwd(),
-    )
-    return facts, trials
-
-
-def _distributions() -> dict[str, Distribution]:
-    """What is installed, by canonical name; of two of one name, the one that is imported."""
-    found: dict[str, Distribution] = {}
-    for one in metadata.distributions():
-        # Half-deleted packages leave folders without a name or a version.
-        name, version = _field(one, "Name"), _field(one, "Version")
-        if name and version:
-            plain = canonical(name)
-            found.setdefault(plain, Distribution(plain, version, tuple(one.requires or ())))
-    return found
-
-
-def _field(one: metadata.Distribution, name: str) -> str | None:
-    # Its type knows no get(), and asking for a field that is missing is deprecated.
-    return one.metadata[name] if name in one.metadata else None  # noqa: SIM401
-
-
-def ask_driver() -> Driver:
-    """What nvidia-smi tells of the driver and the cards."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return Driver()
-    fields = "index,name,uuid,memory.total,memory.free,driver_version"
-    try:
-        listing = run([command, f"--query-gpu={fields}", "--format=csv,noheader,nounits"], 20)
-        summary = run([command], 20)
-    except subprocess.TimeoutExpired:
-        return Driver(error="nvidia-smi took more than 20 seconds")
-    except OSError as error:
-        return Driver(error=str(error))
-    if listing.returncode:
-        told = (listing.stdout + listing.stderr).strip()
-        return Driver(error=" ".join(told.split()) or f"nvidia-smi ended with code {listing.returncode}")
-    cards, version = [], None
-    for row in csv.reader(listing.stdout.splitlines(), skipinitialspace=True):
-        if len(row) == 6 and row[0].isdigit():
-            index, name, uuid, total, free, version = row
-            cards.append(Card(int(index), name, uuid, _number(total), _number(free)))
-    # Newer drivers write "CUDA UMD Version".
-    cuda = re.search(r"CUDA (?:UMD )?Version:\s*([\d.]+)", summary.stdout)
-    return Driver(version, cuda.group(1) if cuda else None, tuple(cards))
-
-
-def _number(words: str) -> int | None:
-    return int(words) if words.isdigit() else None  # "[N/A]" of cards that share the host's memory
-
-
-# The inspected process shares the card with whatever else runs on it.
-_MODEST = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-}
-
-
-def look_at(name: str, timeout: float) -> Json:
-    """What `arraybridge.cli.inspect` tells of a framework, and a ``"state"``."""
-    told: dict[str, Json] = {}
-    trial = _try_order([name], timeout, _MODEST, told.__setitem__)
-    found = told.get(name, dict(_MISSING))
-    if trial["crash"] is None:
-        return found
-    if trial["crash"].startswith("hangs"):
-        return found | {"state": "timed out", "error": f"no answer within {timeout:g} seconds"}
-    ended = "" if trial["at"] else ", as its process ended"
-    return found | {"state": "crashed", "error": trial["crash"] + ended}
-
-
-# -- orders of imports -------------------------------------------------------------------------------
-
-
-def try_orders(facts: Facts, timeout: float) -> list[Json]:
-    """Import and use the frameworks one after the other, in processes of their own.
-
-    One order and its reverse put each framework both before and after every other. Where one of them ends
-    its process, the pairs that could be to blame are tried alone.
-    """
-    names = [
-        name
-        for name, seen in facts.inspections.items()
-        if seen.get("version") and seen["state"] in ("works", "no device", "broken") and name != "numpy"
-    ]
-    if len(names) < 2:
-        return []
-
-    def trial(order: list[str]) -> Json:
-        return _try_order(order, timeout, _MODEST)
-
-    found: list[Json] = []
-    with workers() as pool:
-        waiting = [names, names[::-1]]
-        while waiting:
-            wholes, waiting = list(pool.map(trial, waiting)), []
-            for whole in wholes:
-                failed = whole["at"]
-                if failed is None:
-                    found.append(whole)
-                    continue
-                earlier = whole["order"][: whole["order"].index(failed)]
-                pairs = list(pool.map(trial, [[name, failed] for name in earlier]))
-                found += [pair for pair in pairs if pair["crash"]] or [whole]
-                # Those after the one that crashed have not had their turn.
-                rest = [name for name in whole["order"] if name != failed]
-                if len(rest) > 1:
-                    waiting.append(rest)
-    return found
-
-
-def _try_order(
-    order: list[str],
-    timeout: float,
-    environ: dict[str, str],
-    hear: Callable[[str, Json], None] = _nothing,
-) -> Json:
-    """Use frameworks one after the other in one process; ``hear`` hears what is seen of each.
-
-    ``timeout`` is that of each step.
-    """
-    result: Json = {"order": list(order), "crash": None, "at": None}
-    under_way: list[str] = []
-
-    def read(line: str) -> None:
-        word, _, rest = line.partition(" ")
-        if word == "start":
-            under_way[:] = [rest]
-        elif word == "found":
-            found = json.loads(rest)
-            state = {"done": "works", "device": "no device"}.get(found["stage"], "broken")
-            hear(under_way[0], found | {"state": state})
-        elif word == "done":
-            under_way.clear()
-
-    try:
-        done = run([sys.executable, "-m", "arraybridge.cli.inspect", *order], timeout, read, **environ)
-    except subprocess.TimeoutExpired:
-        result["crash"] = f"hangs for {timeout:g} seconds"
-    else:
-        if done.returncode or under_way:
-            result["crash"] = end_of(done)
-    if result["crash"] and under_way:
-        result["at"] = under_way[0]
-    return result
-
-
-def order_problem(trial: Json) -> Problem:
-    """The problem of an order that ended its process."""
-    order = trial["order"] if trial["at"] is None else trial["order"][: trial["order"].index(trial["at"]) + 1]
-    *first, last = order
-    before = " and ".join(first)
-    if trial["at"] is None:
-        message = f"Using {' and '.join(order)} together crashes when the process ends: {trial['crash']}."
-        fix: tuple[str, ...] = (f"# use {last} and {before} in processes of their own",)
-    elif not first:
-        message = f"{last} ends the process when it is used: {trial['crash']}."
-        fix = (f"python -m arraybridge.cli.inspect {last}",)
-    else:
-        message = (
-            f"After {before} the process is ended when {last} is imported and used: {trial['crash']}."
-            f" Import {last} before {before}."
-        )
-        fix = (f"# import {last} before {before}",)
-    if last == "pyclesperanto" and first:
-        message += " Or use the OpenCL of the PoCL wheel, which bears any order."
-        fix += (
-            'pip install "pyopencl[pocl]"',
-            'mkdir -p ~/.no-opencl && export OCL_ICD_VENDORS="$HOME/.no-opencl"',
-        )
-    return Problem("import-order", "error", last, message, fix)
-
-
-# -- telling -----------------------------------------------------------------------------------------
-
-
-def _as_json(facts: Facts, problems: list[Problem], trials: list[Json]) -> Json:
+def _as_json(facts: Facts, problems: list[Json]) -> Json:
     return {
-        "ok": not any(problem.severity == "error" for problem in problems),
+        "ok": not any(problem["severity"] == "error" for problem in problems),
         "arraybridge": arraybridge.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "driver": dataclasses.asdict(facts.driver),
-        "frameworks": {
-            name: {**seen, "version": _version(name, facts), "built_for": _built_for(name, facts)}
-            for name, seen in facts.inspections.items()
-        },
-        "import_orders": trials,
-        "problems": [dataclasses.asdict(problem) for problem in problems],
+        "driver": facts.driver._asdict() | {"cards": [asdict(card) for card in facts.cards]},
+        "frameworks": {name: look | {"version": _version(name, facts)} for name, look in facts.looks.items()},
+        "import_orders": [{"order": trial.order, "crash": trial.crash or None} for trial in facts.trials],
+        "problems": problems,
     }
 
 
 def _version(name: str, facts: Facts) -> str | None:
     """What the framework says of itself; where it does not work, what its package says."""
-    told = facts.inspections[name].get("version")
-    if told or facts.inspections[name]["state"] == "missing":
-        return told
-    packages = {"cupy": CUPYS, "tensorflow": TENSORFLOWS}.get(name, (name, f"{name}-prototype"))
-    return next((facts.distributions[found].version for found in facts.installed(*packages)), None)
+    look = facts.looks[name]
+    if look["state"] == "missing" or look.get("version"):
+        return look.get("version")
+    packages = registry.facts(name).distributions
+    return next((facts.versions[package] for package in packages if package in facts.versions), None)
 
 
-def _built_for(name: str, facts: Facts) -> str:
-    """``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``."""
-    seen = facts.inspections.get(name, {})
-    cuda = facts.built_for(name)
-    if cuda:
-        return f"CUDA {cuda}"
-    if seen.get("rocm"):
-        return f"ROCm {seen['rocm']}"
-    return "OpenCL" if name == "pyclesperanto" else "CPU"
-
-
-def _print_fixes(problems: list[Problem]) -> None:
-    for problem in problems:
-        if problem.fix:
-            typer.echo(f"# {problem.severity}: {problem.message}")
-            for line in problem.fix:
-                typer.echo(line)
-    if not any(problem.fix for problem in problems):
-        typer.echo("# nothing to mend")
-
-
-def _print(facts: Facts, problems: list[Problem], trials: list[Json]) -> None:
+def _print(facts: Facts, problems: list[Json]) -> None:
     console = output.console()
     system = f"{platform.system()} {platform.machine()}"
     console.print(f"arraybridge {arraybridge.__version__}, Python {platform.python_version()}, {system}")
-    _print_cards(console, facts.driver)
-    rows = []
-    for name, seen in facts.inspections.items():
-        there = seen["state"] != "missing"
-        spent = f"{seen['seconds']:.1f} s" if seen.get("seconds") is not None else ""
-        rows.append(
-            (
-                name,
-                escape(_version(name, facts) or ""),
-                _STATES[seen["state"]],
-                _built_for(name, facts) if there else "",
-                escape(_devices(seen["devices"])),
-                spent,
-            )
+    _print_cards(console, facts)
+    rows = [
+        (
+            name,
+            escape(_version(name, facts) or ""),
+            _STATES[look["state"]],
+            look.get("built_for") or "",
+            escape(_devices(look["devices"])),
+            "" if look.get("seconds") is None else f"{look['seconds']:.1f} s",
         )
+        for name, look in facts.looks.items()
+    ]
     console.print()
-    output.show(
-        console, ("framework", "version", "state", "built for", "devices", "import"), rows, ("import",)
-    )
-    tried = [trial for trial in trials if not trial["crash"]]
-    if tried and len(tried) == len(trials):
+    columns = ("framework", "version", "state", "built for", "devices", "import")
+    output.show(console, columns, rows, ("import",))
+    if not any(trial.crash for trial in facts.trials):
         console.print("\nNo order of imports crashes.", style="dim")
     if not problems:
         console.print("\n[green]Nothing is wrong.[/green]")
         return
     for problem in problems:
-        colour = _COLOURS[problem.severity]
-        console.print(f"\n[{colour} bold]{problem.severity}[/] {escape(problem.message)}")
-        for line in problem.fix:
+        colour = _SEVERITIES[problem["severity"]]
+        console.print(f"\n[{colour} bold]{problem['severity']}[/] {escape(problem['message'])}")
+        for line in problem["fix"]:
             # No folding: a command is copied as one line.
             console.print(f"    [bold]{escape(line)}[/bold]", soft_wrap=True)
-    counts = [(s, sum(problem.severity == s for problem in problems)) for s in _COLOURS]
+    counts = [(s, sum(problem["severity"] == s for problem in problems)) for s in _SEVERITIES]
     summary = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts if count)
-    console.print(f"\n{summary}. [bold]arraybridge doctor --fix[/bold] prints the commands alone.")
-    console.print(
-        "An error at another place? docs/troubleshooting.md has each message as a heading.", style="dim"
-    )
+    console.print(f"\n{summary}.")
 
 
-def _print_cards(console: Console, driver: Driver) -> None:
-    if driver.version is None:
-        console.print("NVIDIA driver: " + ("fails" if driver.error else "none found"))
+def _print_cards(console: Console, facts: Facts) -> None:
+    driver = facts.driver
+    if not driver.version:
+        console.print(f"NVIDIA driver: {driver.reason}")
         return
-    console.print(f"NVIDIA driver {driver.version}, which runs CUDA up to {driver.cuda or '?'}")
-    for card in driver.cards:
-        size = "" if card.total_mib is None else f", {card.total_mib / 1024:.0f} GiB"
+    cuda = "?" if driver.cuda is None else ".".join(map(str, driver.cuda))
+    console.print(f"NVIDIA driver {driver.version}, which runs CUDA up to {cuda}")
+    for card in facts.cards:
+        size = "" if card.total is None else f", {format_bytes(card.total)}"
         console.print(f"  card {card.index}: {escape(card.name)}{size}")
+    if not facts.cards:
+        console.print(f"  {machine.no_cards()}")
 
 
 def _devices(devices: list[Json]) -> str:
-    """``"cpu, gpu:0 (NVIDIA H200)"``; several CPU devices as ``"4 × cpu"``."""
-    cpus = [device for device in devices if device["device"].startswith("cpu")]
-    words = [f"{len(cpus)} × cpu"] if len(cpus) > 1 else [device["device"] for device in cpus]
-    for device in devices:
-        if device not in cpus:
-            name = device["name"]
-            words.append(f"{device['device']} ({name})" if name else device["device"])
-    return ", ".join(words)
+    """``"4 × cpu, gpu (NVIDIA H200)"``."""
+    kinds = Counter((one["device"].partition(":")[0], one["name"]) for one in devices)
+    return ", ".join(
+        (f"{count} × " if count > 1 else "") + (f"{kind} ({name})" if name else kind)
+        for (kind, name), count in kinds.items()
+    )
