@@ -1,8 +1,8 @@
 """Batches: arrays in containers that have rows in common; cut into parts, and the results of parts joined.
 
 Containers belong together as `trees.together` says: by type, by key and by length. What is no array is joined
-only where it is the very same object in every part, and a number only where it came in with the batch: nobody
-can say whether to add, average or list numbers.
+only where it is the same object or an equal text in every part, and a number only where it came in with the
+batch: nobody can say whether to add, average or list numbers.
 """
 
 from __future__ import annotations
@@ -48,14 +48,8 @@ def extent(x: Any, axis: int) -> int | None:
 
 def rows(tree: Any, axis: int) -> int | None:
     """Rows of the first array in there that has the axis; None where none has."""
-    if (kinds.get(type(tree)) or kind_of(tree)) == ARRAY:
-        return extent(tree, axis)
-    for x in leaves_of(tree):
-        if (kinds.get(type(x)) or kind_of(x)) == ARRAY:
-            found = extent(x, axis)
-            if found is not None:
-                return found
-    return None
+    extents = (extent(x, axis) for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) == ARRAY)
+    return next((count for count in extents if count is not None), None)
 
 
 def plain(tree: Any) -> Any:
@@ -88,15 +82,15 @@ class Joined:
     Args:
         rows: of the whole batch.
         axis: where the rows of the results lie; negative axes count from the end.
-        given: what came in: numbers in there may come out again.
+        batch: what came in: numbers in there may come out again.
         noun: what a part is called in messages.
         row_by_row: refuse results that have not as many rows as their part.
     """
 
     def __init__(
-        self, rows: int, axis: int, given: Any, noun: str = "part", *, row_by_row: bool = True
+        self, rows: int, axis: int, batch: Any, noun: str = "part", *, row_by_row: bool = True
     ) -> None:
-        self.rows, self.axis, self.given, self.noun = rows, axis, given, noun
+        self.rows, self.axis, self.batch, self.noun = rows, axis, batch, noun
         self.row_by_row = row_by_row
         #: The rows that are done.
         self.done = 0
@@ -109,52 +103,42 @@ class Joined:
         Raises:
             CannotSplitError: which is a `ValueError`: it cannot be joined to what came before.
         """
-        columns, is_array = self._columns, (kinds.get(type(result)) or kind_of(result)) == ARRAY
+        columns = self._columns
         if columns is None:
-            columns = (
-                _ArrayColumn(result, "", self, count)
-                if is_array
-                else together(
-                    [result], lambda leaves, where: self._column(leaves[0], where, count), self.noun
-                )
+            columns = together(
+                [result], lambda leaves, place: self._column(leaves[0], place, count), self.noun
             )
-        if is_array and type(columns) is _ArrayColumn:
-            columns.add(result, count, self)
-        else:
-            together([columns, result], lambda pair, _: pair[0].add(pair[1], count, self), self.noun)
+        together([columns, result], lambda pair, _: pair[0].add(pair[1], count, self), self.noun)
         self._columns = columns
         self.done += count
 
-    def _column(self, first: Any, where: str, count: int) -> Any:
+    def _column(self, first: Any, place: str, count: int) -> Any:
         if kind_of(first) == ARRAY:
-            return _ArrayColumn(first, where, self, count)
-        return _OtherColumn(first, where, self)
+            return _ArrayColumn(first, place, self, count)
+        return _OtherColumn(first, place)
 
     def result(self) -> Any:
-        if type(self._columns) is _ArrayColumn:
-            return self._columns.whole()
         return together([self._columns], lambda columns, _: columns[0].whole(), self.noun)
 
 
 class _OtherColumn:
     """What is no array, at one place of the results: the same in all of them."""
 
-    def __init__(self, first: Any, where: str, batch: Joined) -> None:
+    def __init__(self, first: Any, place: str) -> None:
         self.first = first
-        self.place = f" at {where}" if where else ""
+        self.place = f" at {place}" if place else ""
 
-    def add(self, x: Any, count: int, batch: Joined) -> None:
-        same = x is self.first
+    def add(self, x: Any, count: int, joined: Joined) -> None:
+        same = x is self.first or (isinstance(x, str) and x == self.first)
         if isinstance(self.first, (numbers.Number, np.generic)):
-            if not (same and any(x is y for y in leaves_of(batch.given))):
-                raise self._number_refused(batch.noun)
+            if not (same and any(x is y for y in leaves_of(joined.batch))):
+                raise self._number_refused(joined.noun)
         elif not (same or (type(x) is type(self.first) is fixed)):
-            noun, classes = batch.noun, f"{type(self.first).__name__}, {type(x).__name__}"
             raise CannotSplitError(
-                f"the {noun}s gave different values{self.place} ({classes}), which are no arrays to join;"
-                " return arrays with one row for each row of the batch, or fixed(value) for what is the same"
-                " for all",
-                reason=f"the {noun}s gave different values",
+                f"different values{self.place} from one {joined.noun} to the next"
+                f" ({type(self.first).__name__}, {type(x).__name__}), which are no arrays to join; return"
+                " arrays with one row for each row of the batch, or fixed(value) for what is the same for all",
+                reason=f"different values from one {joined.noun} to the next",
             )
 
     def _number_refused(self, noun: str) -> CannotSplitError:
@@ -174,12 +158,12 @@ class _OtherColumn:
 class _ArrayColumn:
     """The arrays at one place of the results."""
 
-    def __init__(self, first: Any, where: str, batch: Joined, count: int) -> None:
-        self.axis = batch.axis
-        self.place = f" at {where}" if where else ""
+    def __init__(self, first: Any, place: str, joined: Joined, count: int) -> None:
+        self.axis = joined.axis
+        self.place = f" at {place}" if place else ""
         self.owner, data, self.facts = self._facts_of(first)
-        fits = batch.row_by_row or self.owner.shape(data)[self.axis] == count
-        self.room = self.owner.room(data, self.axis, batch.rows) if fits else None
+        fits = joined.row_by_row or self.owner.shape(data)[self.axis] == count
+        self.room = self.owner.room(data, self.axis, joined.rows) if fits else None
         self.kept: dict[int, Any] = {}
 
     def _facts_of(self, x: Any) -> tuple[Any, Any, tuple[Any, ...]]:
@@ -197,20 +181,18 @@ class _ArrayColumn:
         across = (*shape[:along], None, *shape[along + 1 :])
         return owner, data, (owner.name, owner.dtype_name(data), owner.device_of(data), across)
 
-    def add(self, x: Any, count: int, batch: Joined) -> None:
+    def add(self, x: Any, count: int, joined: Joined) -> None:
         if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
             raise CannotSplitError(
-                f"the {batch.noun}s gave different values{self.place} (an array and a"
+                f"different values{self.place} from one {joined.noun} to the next (an array and a"
                 f" {type(x).__name__}); return arrays with one row for each row of the batch",
-                reason=f"the {batch.noun}s gave different values",
+                reason=f"different values from one {joined.noun} to the next",
             )
         owner, data, facts = self._facts_of(x)
         if facts != self.facts:
-            raise self._different(facts, batch.noun)
-        start, fits = batch.done, owner.shape(data)[self.axis] == count
-        if self.room is None and not (fits or batch.row_by_row):
-            self.kept[start] = kept(x)
-        elif not fits:
+            raise self._different(facts, joined.noun)
+        start, fits = joined.done, owner.shape(data)[self.axis] == count
+        if not fits and (self.room is not None or joined.row_by_row):
             raise CannotSplitError(
                 f"the function gave an array of shape {owner.shape(data)}{self.place} for {count} rows along"
                 f" axis {self.axis}: only results with one row for each row of the batch can be joined."
@@ -218,7 +200,7 @@ class _ArrayColumn:
                 source_type=owner.name,
                 reason="the result has not as many rows as its part of the batch",
             )
-        elif self.room is None:
+        if self.room is None:
             self.kept[start] = kept(x)
         else:
             owner.write(self.room, data, self.axis, start)
@@ -229,10 +211,10 @@ class _ArrayColumn:
             row for row in zip(names, self.facts, facts, strict=True) if row[1] != row[2]
         )
         return CannotSplitError(
-            f"the {noun}s gave arrays of different {what}{self.place}: {first} and {other}; these"
-            " cannot be joined to one array",
+            f"the arrays{self.place} have different {what} from one {noun} to the next: {first} and {other};"
+            " these cannot be joined to one array",
             source_type=self.facts[0],
-            reason=f"the {noun}s gave different {what}",
+            reason=f"different {what} from one {noun} to the next",
         )
 
     def whole(self) -> Any:

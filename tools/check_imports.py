@@ -28,7 +28,7 @@ PACKAGE = "arraybridge"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "types", "options", "show", "pages", "machine"}),
     frozenset({"frameworks"}),
-    frozenset({"placement", "trees", "structure", "batches"}),
+    frozenset({"placement", "trees", "batches"}),
     frozenset({"timeline"}),
     frozenset({"conversion"}),
     frozenset({"memory"}),

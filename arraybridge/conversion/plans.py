@@ -19,7 +19,7 @@ from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, refusals
 from arraybridge.frameworks.parts import Fallback
-from arraybridge.trees import ARRAY, TREE, kind_of, kinds, map_arrays, refuse_circle
+from arraybridge.trees import ARRAY, TREE, endless, kind_of, kinds, map_arrays
 from arraybridge.types import Cache, Device
 
 __all__ = ["by_form", "form_of", "keep", "map_by_type"]
@@ -144,8 +144,7 @@ def map_by_type(tree: Any, known: Mapping[type, Callable[[Any], Any]], *, also: 
             try:
                 new = map_by_type(child, known, also=also) if kind == TREE else child
             except RecursionError:
-                refuse_circle(child)
-                raise
+                raise endless() from None
         if new is not child:
             same = False
         made.append(new)

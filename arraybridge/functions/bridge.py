@@ -31,8 +31,7 @@ from arraybridge.functions.convert import convert
 from arraybridge.functions.crossing import Crossing, autodiff_of
 from arraybridge.functions.draws import Drawn, again, first
 from arraybridge.functions.inside import differentiating, may_be_written_to
-from arraybridge.structure import Structure
-from arraybridge.trees import ARRAY, is_array, kind_of, kinds, source_of
+from arraybridge.trees import ARRAY, Structure, is_array, kind_of, kinds, source_of
 
 __all__ = ["Bridge", "Pullback", "as_inner", "may_run_again"]
 

@@ -30,9 +30,8 @@ from arraybridge.functions.inside import (
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.runner import Runner, framework_of
 from arraybridge.memory.recovery import run_with_oom_recovery
-from arraybridge.structure import Structure, flattened
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, arrays_of, kind_of, kinds, prefix, source_of
+from arraybridge.trees import ARRAY, Structure, arrays_of, flattened, kind_of, kinds, prefix, source_of
 from arraybridge.types import Cache
 
 __all__ = ["FlowRunner", "check_flow"]
