@@ -137,7 +137,7 @@ class _OtherColumn:
             raise CannotSplitError(
                 f"different values{self.place} from one {joined.noun} to the next"
                 f" ({type(self.first).__name__}, {type(x).__name__}), which are no arrays to join; return"
-                " arrays with one row for each row of the batch, or fixed(value) for what is the same for all",
+                " arrays with one row for each row of the batch, or fixed(value) for what all share",
                 reason=f"different values from one {joined.noun} to the next",
             )
 
