@@ -8,10 +8,6 @@ import importlib.metadata
 import json
 import os
 import re
-import runpy
-import shutil
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -176,144 +172,6 @@ def test_ci_fails_where_an_interpreter_is_missing() -> None:
     assert {"py312", "py313", "lowest"} <= set(listed.split(", "))
 
 
-def check_imports(package: Path) -> subprocess.CompletedProcess[str]:
-    """Run tools/check_imports.py on a package."""
-    return subprocess.run(
-        [sys.executable, str(CHECKOUT / "tools" / "check_imports.py"), str(package)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def plant(folder: Path, file: str, line: str) -> tuple[Path, Path]:
-    """Copy the package, with every part of the house, and write one file; return the copy and the file.
-
-    The other files of the copy are empty: what stands in them takes most of the time, and the real ones pass.
-    """
-    package = folder / "arraybridge"
-    for path in PACKAGE.rglob("*.py"):
-        copied = package / path.relative_to(PACKAGE)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        copied.touch()
-    for part in ("frameworks", "conversion", "memory", "functions", "device", "cli"):
-        (package / part).mkdir(exist_ok=True)
-    planted = package / file
-    planted.write_text(f"{line}\n", encoding="utf-8")
-    return package, planted
-
-
-def test_imports_run_one_way() -> None:
-    done = check_imports(PACKAGE)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("file", "line", "message"),
-    [
-        # Against the direction, in each spelling of an import.
-        (
-            "conversion/planted.py",
-            "from arraybridge.devices import discovery",
-            "conversion imports arraybridge.devices",
-        ),
-        (
-            "conversion/planted.py",
-            "import arraybridge.memory.recovery",
-            "conversion imports arraybridge.memory.recovery",
-        ),
-        ("conversion/planted.py", "from ..cli import main", "conversion imports arraybridge.cli"),
-        ("conversion/planted.py", "from .. import functions", "conversion imports arraybridge.functions"),
-        ("conversion/planted.py", "from arraybridge import memory", "conversion imports arraybridge.memory"),
-        (
-            "conversion/planted.py",
-            "from arraybridge import convert_memory",
-            "conversion imports arraybridge,",
-        ),
-        ("conversion/planted.py", "def late():\n    from arraybridge.cli import main", "planted.py:2:"),
-        (
-            "frameworks/planted.py",
-            "from ..conversion import table",
-            "frameworks imports arraybridge.conversion",
-        ),
-        ("errors.py", "from .frameworks import base", "errors imports arraybridge.frameworks"),
-        (
-            "memory/planted.py",
-            "from arraybridge.functions import gpu",
-            "memory imports arraybridge.functions",
-        ),
-        ("devices/planted.py", "import arraybridge.testing", "devices imports arraybridge.testing"),
-        # A framework outside its room.
-        ("conversion/planted.py", "import torch", "only arraybridge/frameworks/torch/ may"),
-        (
-            "conversion/planted.py",
-            "def late():\n    import jax.numpy as jnp",
-            "only arraybridge/frameworks/jax/ may",
-        ),
-        (
-            "cli/planted.py",
-            "from tensorflow import constant",
-            "only arraybridge/frameworks/tensorflow/ may",
-        ),
-        (
-            "functions/planted.py",
-            "importlib.import_module('cupy')",
-            "only arraybridge/frameworks/cupy/ may",
-        ),
-        ("frameworks/planted.py", "import pyopencl", "only arraybridge/frameworks/pyclesperanto/ may"),
-        ("conversion/planted.py", "import ml_dtypes", "only arraybridge/frameworks/ may"),
-        ("__init__.py", "import torch", "only arraybridge/frameworks/torch/ may"),
-        ("conversion/planted.py", "if TYPE_CHECKING:\n    pass\nelse:\n    import torch", "planted.py:4:"),
-        # A part that nobody has placed.
-        ("planted.py", "import numpy", "planted has no layer"),
-    ],
-)
-def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, message: str) -> None:
-    package, planted = plant(tmp_path, file, line)
-    done = check_imports(package)
-    assert done.returncode == 1
-    assert message in done.stdout
-    assert str(planted) in done.stdout
-
-
-def test_a_planted_circle_is_found(tmp_path: Path) -> None:
-    package, _ = plant(
-        tmp_path, "frameworks/hostmemory.py", "def late():\n    from arraybridge.frameworks import base"
-    )
-    shutil.copy(PACKAGE / "frameworks" / "base.py", package / "frameworks")  # which imports it
-    done = check_imports(package)
-    assert done.returncode == 1
-    assert "a circle of imports" in done.stdout
-    assert "arraybridge.frameworks.hostmemory → arraybridge.frameworks.base" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("conversion/planted.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),
-        ("conversion/planted.py", "import typing\nif typing.TYPE_CHECKING:\n    from ..cli import main"),
-        ("conversion/planted.py", "from ..frameworks import base\nfrom .. import errors\nimport numpy"),
-        ("frameworks/torch/arrays.py", "import torch\nimport ml_dtypes\nfrom ..types import Device"),
-        ("cli/planted.py", "import arraybridge\nfrom arraybridge import convert_memory"),
-    ],
-)
-def test_a_rightful_import_passes(tmp_path: Path, file: str, line: str) -> None:
-    package, _ = plant(tmp_path, file, line)
-    done = check_imports(package)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_what_is_no_package_is_refused(tmp_path: Path) -> None:
-    done = check_imports(tmp_path)
-    assert done.returncode == 2
-    assert "is no package" in done.stderr
-    (tmp_path / "__init__.py").write_text("def (", encoding="utf-8")
-    done = check_imports(tmp_path)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-
-
 def test_the_emulated_card_runs_every_file_with_tests_for_a_card() -> None:
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(CHECKOUT / "tox.ini")
@@ -365,12 +223,16 @@ def test_no_file_of_the_package_is_long() -> None:
 
 
 def test_the_drawing_shows_the_house() -> None:
-    """Each floor that tools/check_imports.py knows is in the drawing, and in the words that stand for it."""
-    check = runpy.run_path(str(CHECKOUT / "tools" / "check_imports.py"))
+    """Each floor that pyproject.toml knows is in the drawing, and in the words that stand for it."""
+    contracts = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "importlinter"
+    ]
     drawing = (CHECKOUT / "docs" / "_static" / "house.svg").read_text(encoding="utf-8")
     page = (CHECKOUT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     words = re.search(r":alt: (Floors.*)", page)
     assert words is not None
-    floors = {part for layer in check["LAYERS"] for part in layer} - {"__init__", "__main__"}
+    floors = {part for layer in contracts["contracts"][0]["layers"] for part in layer.split(" : ")} - {
+        "__main__"
+    }
     assert [floor for floor in sorted(floors) if floor not in words[1]] == []
     assert [floor for floor in sorted(floors) if not re.search(rf">[^<]*\b{floor}\b", drawing)] == []
