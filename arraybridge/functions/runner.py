@@ -227,7 +227,7 @@ class Runner(Declaration):
             attempt = (args, kwargs, call)
             plan = Plan(options.max_retries, gpu_id)
             try:
-                return recovered(self._carefully, attempt, {}, plan, failure, (args[self.skip :], kwargs))
+                return recovered(self._carefully, attempt, {}, plan, failure)
             finally:
                 del failure  # whose traceback holds this frame
         own, batch, names = args[: self.skip], args[self.skip :], tuple(kwargs)
@@ -239,7 +239,7 @@ class Runner(Declaration):
 
         plan = Plan(options.max_retries, gpu_id, split=True, axis=options.split_axis, least=options.min_split)
         try:
-            return recovered(in_part, (*batch, *kwargs.values()), {}, plan, failure, (batch, kwargs))
+            return recovered(in_part, (*batch, *kwargs.values()), {}, plan, failure)
         finally:
             del failure
 

@@ -27,10 +27,7 @@ def is_oom_error(error: BaseException) -> bool:
 
 def is_oom(error: BaseException, before: BaseException | None) -> bool:
     """`is_oom_error`, but for ``before``, an error that was being handled when the attempt began."""
-    for one in chain(error, before):
-        if isinstance(one, MemoryError) or _says_so(one):
-            return True
-    return False
+    return any(isinstance(one, MemoryError) or _says_so(one) for one in chain(error, before))
 
 
 def _says_so(error: BaseException) -> bool:

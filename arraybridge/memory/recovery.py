@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import Joined
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import FrameworkNotInstalledError, note_on, text_of
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
-from arraybridge.memory.arguments import Arguments, Split, portion, read_once
+from arraybridge.memory.arguments import Split, named, nothing_to_split, portion, read_once
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.memory.recognise import is_oom, let_go
 from arraybridge.placement import worker_device
@@ -87,7 +88,8 @@ def run_with_oom_recovery(
         raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
-    plan = Plan(max_retries, gpu_id, before_retry, False if split is None else split, split_axis, min_split)
+    split = False if split is None else split
+    plan = Plan(max_retries, gpu_id, before_retry, split, split_axis, min_split)
     return cast("R", recovered(fn, args, kwargs, plan))
 
 
@@ -202,137 +204,156 @@ def recovered(
     kwargs: dict[str, Any],
     plan: Plan,
     failure: Exception | None = None,
-    given: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
 ) -> Any:
-    """Call the function as planned. ``failure`` is what `attempted` has returned of a first attempt, if any.
+    """Call the function as planned.
 
-    ``given``: the arguments as the user knows them, where these are others.
+    ``failure`` is the error that `attempted` has returned of a first attempt, if there was one.
     """
-    call = _Call(fn, Arguments(args, kwargs, plan.axis), plan, failure, given or (args, kwargs))
-    del failure  # whose traceback holds this frame
     try:
         if plan.split is False:
-            return call.again()
+            return _Call(fn, args, kwargs, plan).again(failure)
         if plan.least.__class__ is not int or plan.least < 1:
             raise ValueError(f"min_split={plan.least!r} is no number of rows; pass 1 or more")
         if plan.split is not True:
-            call.arguments.choose(fn, plan.split)
-        return batches.plain(call.in_parts())
+            args, kwargs = named(fn, args, kwargs, plan.split, plan.axis)
+        return batches.plain(_Call(fn, args, kwargs, plan).in_parts(failure))
     finally:
-        call.failure = None
+        del failure  # whose traceback holds this frame
 
 
 class _Call:
-    """A call, made until it succeeds: again, or in parts."""
+    """A call that is made until it succeeds. Every method lets go of the errors that it was handed."""
 
     def __init__(
-        self, fn: Callable[..., Any], arguments: Arguments, plan: Plan, failure: Exception | None, given: Any
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan
     ) -> None:
-        self.fn, self.arguments, self.plan, self.given = fn, arguments, plan, given
-        #: Of the last attempt. Nowhere else: its traceback holds the frames of all these methods.
-        self.failure = failure
+        self.fn, self.batch, self.plan = fn, (args, kwargs), plan
 
-    def again(self) -> Any:
+    def again(self, failure: Exception | None) -> Any:
         """The whole call, as often as is planned."""
         attempts = self.plan.retries + 1
-        for number in range(1, attempts + 1):
-            if self.failure is None:
-                result = self._attempt(0, None)
-                if self.failure is None:
-                    return result
-            if number < attempts:
-                self._clean_up("retry", f"attempt {number} of {attempts}", "try again")
-        return self._give_up(
-            f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between them;"
-            " process fewer rows at a time (oom_recovery='split'), or see memory_stats() for who holds"
-            " the memory."
-        )
+        try:
+            result, failure = self._tried(self._whole, attempts, f"one of {attempts} attempts", failure)
+            if failure is not None:
+                raise _given_up(
+                    failure,
+                    f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
+                    " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for"
+                    " who holds the memory.",
+                )
+            return result
+        finally:
+            del failure
 
-    def in_parts(self) -> Any:
-        """The whole call; then parts of half the size, until one fits."""
-        least, rows = self.plan.least, self.arguments.rows()
-        take = size = rows or 0
-        joined = Joined(take, self.plan.axis, (self.arguments.args, self.arguments.kwargs))
-        retries = min(self.plan.retries, 1)
-        while True:
-            if self.failure is None:
-                result = self._attempt(joined.done, None if take == joined.rows else take)
-            if self.failure is None:
-                if take == joined.rows:
-                    return result
-                self._keep(joined, result, take)
-                result = None
-                if joined.done == rows:
-                    return joined.result()
-            elif retries:
-                retries -= 1
-                self._clean_up("retry", f"{rows and take} rows", "try again")
-                continue
-            else:
-                size = self._half(take, rows, joined.done)
-            take = portion(joined.rows - joined.done, size, least)
-            # Parts of the smallest size are tried twice, since nothing smaller is left to try.
-            retries = int(take < 2 * least)
+    def in_parts(self, failure: Exception | None) -> Any:
+        """The whole call; then parts of half the size, until one fits, and of that size for the rest."""
+        rows, axis, least = batches.rows(self.batch, self.plan.axis), self.plan.axis, self.plan.least
+        try:
+            attempts = 1 + min(self.plan.retries, 1)
+            result, failure = self._tried(self._whole, attempts, f"{rows} rows", failure)
+            if failure is None:
+                return result
+            if rows is None:
+                raise nothing_to_split(self.batch, axis) from failure
+            joined, size = Joined(rows, axis, self.batch), rows
+            while joined.done < rows:
+                if failure is not None:
+                    size, failure = self._half(size, joined, failure), None
+                count = portion(rows - joined.done, size, least)
+                part = partial(self._part, rows, joined.done, count)
+                # Parts of the smallest size are tried twice, since nothing smaller is left to try.
+                result, failure = self._tried(part, 2 if count < 2 * least else 1, f"{count} rows")
+                if failure is None:
+                    self._join(partial(joined.add, result, count))
+                else:
+                    size = count
+                del part, result
+            return self._join(joined.result)
+        finally:
+            del failure
 
-    def _half(self, take: int, rows: int | None, done: int) -> int:
-        """Half the size, after so many rows have failed; or give up."""
-        if rows is None:
-            raise self.arguments.nothing_to_split() from self.failure
-        if take < 2 * self.plan.least:
-            self._give_up(
-                f"with {take} of {rows} rows, and {take} rows cannot be halved (min_split={self.plan.least});"
-                " lower min_split, or see memory_stats() for who holds the memory."
-            )
-        hindrance = self._uncut()
-        if hindrance:
-            self._give_up(f"with {rows} rows, which cannot be cut along axis {self.plan.axis} ({hindrance})")
-        then = f"go on with {take // 2} rows at a time ({done} of {rows} rows are done)"
-        self._clean_up("split", f"{take} rows", then)
-        return take // 2
-
-    def _attempt(self, start: int, take: int | None) -> Any:
-        """Call the function on these rows; None: on all."""
-        result, self.failure = attempted(self._run, (start, take), {}, sys.exception())
-        return result
-
-    def _run(self, start: int, take: int | None) -> Any:
+    def _whole(self) -> Any:
         if faults:
-            _rehearse(self.arguments.rows() if take is None else take)
-        args, kwargs = self.arguments.cut(start, take, self.plan.split is not False)
+            _rehearse(batches.rows(self.batch, self.plan.axis))
+        args, kwargs = self.batch if self.plan.split is False else batches.plain(self.batch)
         return self.fn(*args, **kwargs)
 
-    def _keep(self, joined: Joined, result: Any, count: int) -> None:
-        """Copy the result of a part to its place, for which memory may run out as well."""
-        _, self.failure = attempted(joined.add, (result, count), {}, sys.exception())
-        if self.failure is not None:
-            self._clean_up("retry", "joining", "try again")
-            joined.add(result, count)
-
-    def _uncut(self) -> str:
-        """Why the arguments cannot be cut into parts; "" where they can."""
+    def _part(self, rows: int, start: int, count: int) -> Any:
+        if faults:
+            _rehearse(count)
+        axis = self.plan.axis
         try:
-            self.arguments.cut(0, 1)
-        except MemoryError:
-            return ""
+            args, kwargs = batches.part(self.batch, axis, rows, start, start + count)
         except refusals(*loaded()) as error:
-            return (
-                f"{_describe(error)}); pass arrays that can be sliced, as x.to_dense() of a sparse one, or"
-                " mark what every part is to get as fixed(array"
-            )
-        return ""
+            if is_oom(error, None):
+                raise
+            raise CannotSplitError(
+                f"memory has run out, and the batch cannot be cut along axis {axis}: {_described(error)}."
+                " Pass arrays that can be sliced, as x.to_dense() of a sparse one, or mark what every part"
+                " is to get as fixed(array).",
+                reason=f"the batch cannot be cut along axis {axis}",
+            ) from error
+        return self.fn(*args, **kwargs)
 
-    def _clean_up(self, step: str, what: str, then: str) -> None:
+    def _tried(
+        self, run: Callable[[], Any], attempts: int, what: str, failure: Exception | None = None
+    ) -> tuple[Any, Exception | None]:
+        """The result of the first of so many attempts that succeeds, or the error of the last one.
+
+        ``failure`` is that of a first attempt, if there was one.
+        """
+        try:
+            while True:
+                if failure is None:
+                    result, failure = attempted(run, (), {}, sys.exception())
+                    if failure is None:
+                        return result, None
+                attempts -= 1
+                if attempts <= 0:
+                    return None, failure
+                self._clean_up(failure, "retry", what, "try again")
+                failure = None
+        finally:
+            del failure
+
+    def _join(self, step: Callable[[], Any]) -> Any:
+        """Put results together, for which memory may run out as well."""
+        result, failure = self._tried(step, 2, "joining")
+        try:
+            if failure is not None:
+                raise _given_up(failure, "while the results of the parts were joined")
+            return result
+        finally:
+            del failure
+
+    def _half(self, size: int, joined: Joined, failure: Exception) -> int:
+        """Half the size, after parts of that size have failed; or give up."""
+        try:
+            rows, least = joined.rows, self.plan.least
+            if size < 2 * least:
+                raise _given_up(
+                    failure,
+                    f"with {size} of {rows} rows, and {size} rows cannot be halved (min_split={least}); lower"
+                    " min_split, or see memory_stats() for who holds the memory.",
+                )
+            then = f"go on with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
+            self._clean_up(failure, "split", f"{size} rows", then)
+            return size // 2
+        finally:
+            del failure
+
+    def _clean_up(self, failure: Exception, step: str, what: str, then: str) -> None:
         """Let go of what the failed attempt has made, and say so."""
-        hindrance = read_once(*self.given)
+        hindrance = read_once(self.batch)
         if hindrance:
-            self._give_up(hindrance)
-        assert self.failure is not None  # noqa: S101
-        reason = _describe(self.failure)
-        device = str(worker_device.get() or "") if self.plan.gpu_id is None else f"gpu:{self.plan.gpu_id}"
+            raise _given_up(failure, hindrance)
+        reason = _described(failure)
+        let_go(failure)
+        del failure
+        gpu_id = self.plan.gpu_id
+        device = str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"
         span = trace.span("clean-up", "clean-up") if open_logs else None
-        let_go(self.failure)
-        self.failure = None
-        freed = release_caches(loaded(), self.plan.gpu_id)
+        freed = release_caches(loaded(), gpu_id)
         if span is not None:
             span.nbytes, span.device, span.reason = freed, device, "memory ran out"
             span.end()
@@ -347,10 +368,10 @@ class _Call:
         if self.plan.before_retry is not None:
             self.plan.before_retry()
 
-    def _give_up(self, note: str) -> NoReturn:
-        assert self.failure is not None  # noqa: S101
-        note_on(self.failure, f"arraybridge: out of memory {note}")
-        raise self.failure
+
+def _given_up(failure: Exception, note: str) -> Exception:
+    note_on(failure, f"arraybridge: out of memory {note}")
+    return failure
 
 
 def _rehearse(rows: int | None) -> None:
@@ -361,6 +382,6 @@ def _rehearse(rows: int | None) -> None:
             raise error
 
 
-def _describe(error: BaseException) -> str:
-    first = (text_of(error) or "").partition("\n")[0]
-    return f"{type(error).__module__}.{type(error).__qualname__}: {first}".removeprefix("builtins.")
+def _described(error: BaseException) -> str:
+    words = (text_of(error) or "").partition("\n")[0]
+    return f"{type(error).__module__}.{type(error).__qualname__}: {words}".removeprefix("builtins.")
