@@ -43,7 +43,7 @@ body { margin: 0 auto; max-width: 76rem; padding: 1rem; color: var(--text); back
 h1 { font-size: 1.4rem; margin: .2rem 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 1.8rem 0 .5rem; }
 p { margin: .3rem 0 .8rem; color: var(--soft); }
-.wide { overflow-x: auto; border: 1px solid var(--line); border-radius: .5rem; }
+.wide { overflow-x: auto; margin: .3rem 0 .8rem; border: 1px solid var(--line); border-radius: .5rem; }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-size: .9rem; }
 th, td { padding: .45rem .6rem; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
 tbody tr:last-child > * { border-bottom: 0; }

@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 
 import arraybridge
-from arraybridge import benchmark, compare
+from arraybridge import compare
 from arraybridge.cli import output
 from arraybridge.errors import MemoryConversionError
 from arraybridge.measure.compare import STANDARD
@@ -28,7 +28,6 @@ Json = dict[str, Any]
 Call = Callable[[], object]
 Make = Callable[[Any, Any], Callable[[Any], Any]]
 
-_BATCH = 2e-3  # seconds: long enough for the clock, short enough to miss most interruptions
 _ITEMSIZE = 4  # float32
 _COPIES = 8  # the array, what a function makes of it on its way, and its result, complex for an FFT
 
@@ -236,23 +235,9 @@ def _row(case: Case, rounds: int) -> Json:
 
 def in_turn(calls: list[Call], rounds: int) -> list[float]:
     """Seconds of each call: the median of three turns, in which each has a third of its rounds."""
-    batches = [_batch(call) for call in calls]
-    turns = [
-        [benchmark(batch, warmup=0, runs=-(-rounds // 3)).median / count for batch, count in batches]
-        for _ in range(3)
-    ]
+    timers = [output.timer(call) for call in calls]
+    turns = [[timer(-(-rounds // 3)) for timer in timers] for _ in range(3)]
     return [statistics.median(column) for column in zip(*turns, strict=True)]
-
-
-def _batch(call: Call) -> tuple[Callable[[], None], int]:
-    """A function that makes a call so often that the clock can tell its time, and how often."""
-    count = max(1, min(100_000, int(_BATCH / benchmark(call, runs=3).minimum)))
-
-    def batch() -> None:
-        for _ in range(count):
-            call()
-
-    return batch, count
 
 
 def _print(result: Json) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import math
 import platform
-import statistics
-import time
-from dataclasses import dataclass
+from functools import partial
+from html import escape as escape_html
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
@@ -19,11 +18,11 @@ from rich.progress import Progress
 from rich.text import Text
 
 import arraybridge
+from arraybridge import pages
 from arraybridge.cli import output
-from arraybridge.cli.matrix_page import page
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
-from arraybridge.show import format_bytes, format_rate, format_seconds
+from arraybridge.show import Cell, format_bytes, format_rate, format_seconds, html_table
 from arraybridge.types import Device
 
 __all__ = ["matrix"]
@@ -32,12 +31,16 @@ Json = dict[str, Any]
 _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red"}
 #: The label of arrays in memory that NumPy itself allocated; those of the other rows are aligned to 64 bytes.
 OWN = "numpy's own"
-_BUDGET = 0.1  # seconds of timing a pair
-_MIN_CALLS, _MAX_CALLS = 3, 50
+_ROUNDS = 9
+_MEANINGS = {
+    "shared": "both see the same memory",
+    "copied": "the bytes are copied",
+    "same": "the very object comes back",
+    "refused": "the target can't hold it exactly",
+}
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(NamedTuple):
     """A framework, and a device of it where it has several that matter."""
 
     framework: str
@@ -83,8 +86,7 @@ def matrix(
     with output.stdout_is_for_json(as_json):
         places, missing = find_places(names)
         with output.progress() as bar:
-            cells = measure(places, array, bar)
-            own = measure_own(places, array)
+            cells, own = measure(places, array, bar)
     result: Json = {
         "arraybridge": arraybridge.__version__,
         "machine": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
@@ -98,7 +100,7 @@ def matrix(
     }
     if html is not None:
         with output.rewrite(html, "--html"):
-            html.write_text(page(result), encoding="utf-8")
+            html.write_text(document(result), encoding="utf-8")
     if png is not None:
         with output.rewrite(png, "--png"):
             _heat_map(result, png)
@@ -158,47 +160,43 @@ def find_places(names: list[str]) -> tuple[list[Place], Json]:
     return places, missing
 
 
-def measure(places: list[Place], array: np.ndarray, bar: Progress) -> list[Json]:
-    """Convert between every two places; one dictionary a pair, row by row."""
-    task = bar.add_task("converting", total=len(places) ** 2)
-    cells = []
-    for source in places:
+def measure(places: list[Place], array: np.ndarray, bar: Progress) -> tuple[list[Json], list[Json]]:
+    """Convert between every two places, and from an array as NumPy allocates it; a dictionary a pair."""
+    cells: list[Json] = []
+    for source in bar.track(places, description="converting"):
         try:
             x = _put(array, source)
-            refusal = None
         except MemoryConversionError as error:
-            x, refusal = None, str(error)
-        for target in places:
-            bar.update(task, description=f"{source.label} → {target.label}")
-            cell = _blank(source, target, array.nbytes)
-            if refusal is None:
-                try:
-                    cell |= _convert(x, target, array)
-                except MemoryConversionError as error:
-                    cell["error"] = str(error)
-            else:
-                cell["error"] = refusal
-            cells.append(cell)
-            bar.advance(task)
-    return cells
+            cells += [_refused(source.label, target, array.nbytes, error) for target in places]
+        else:
+            cells += [_cell(source.label, x, target, array) for target in places]
+    if len(places) == 1 or all(place.framework != "numpy" for place in places):
+        return cells, []
+    return cells, [_cell(OWN, output.as_numpy_allocates(array), target, array) for target in places]
 
 
-def measure_own(places: list[Place], array: np.ndarray) -> list[Json]:
-    """The row of an array as NumPy allocates it, which not every framework can share."""
-    names = {place.framework for place in places}
-    if "numpy" not in names or len(names) == 1:
-        return []
-    source = Place("numpy", Device("cpu"), OWN)
-    x = output.as_numpy_allocates(array)
-    cells = []
-    for target in places:
-        cell = _blank(source, target, array.nbytes)
-        try:
-            cell |= _convert(x, target, array)
-        except MemoryConversionError as error:
-            cell["error"] = str(error)
-        cells.append(cell)
-    return cells
+def _cell(label: str, x: Any, target: Place, array: np.ndarray) -> Json:
+    try:
+        return {"source": label, "target": target.label, "nbytes": array.nbytes, "error": None} | _convert(
+            x, target, array
+        )
+    except MemoryConversionError as error:
+        return _refused(label, target, array.nbytes, error)
+
+
+def _refused(label: str, target: Place, nbytes: int, error: MemoryConversionError) -> Json:
+    unknown = (
+        "method",
+        "device",
+        "shares_memory",
+        "copies",
+        "seconds",
+        "bytes_per_second",
+        "exact",
+        "reason",
+    )
+    names = {"source": label, "target": target.label, "nbytes": nbytes, "kind": "refused"}
+    return names | dict.fromkeys(unknown) | {"error": str(error)}
 
 
 def _put(array: np.ndarray, place: Place) -> Any:
@@ -208,51 +206,24 @@ def _put(array: np.ndarray, place: Place) -> Any:
     return arraybridge.convert_memory(array, place.framework, gpu_id=place.device.index, copy=True)
 
 
-def _blank(source: Place, target: Place, nbytes: int) -> Json:
-    return {
-        "source": source.label,
-        "target": target.label,
-        "kind": "refused",
-        "method": None,
-        "device": None,
-        "shares_memory": None,
-        "copies": None,
-        "nbytes": nbytes,
-        "seconds": None,
-        "bytes_per_second": None,
-        "exact": None,
-        "reason": None,
-        "error": None,
-    }
-
-
 def _convert(x: Any, target: Place, array: np.ndarray) -> Json:
     route = arraybridge.explain(x, target.framework)
     # Without a device where that leads to the same place: the way in which most programs call it.
     options: Json = {} if route.device == target.device else {"device": target.device}
     if options:
         route = arraybridge.explain(x, target.framework, **options)
-    convert, name = arraybridge.convert_memory, target.framework
-    result = convert(x, name, **options)
-    exact = _same_bits(arraybridge.to_numpy(result), array)
-    del result
-    taken: list[float] = []
-    started = time.perf_counter()
-    while len(taken) < _MIN_CALLS or (len(taken) < _MAX_CALLS and time.perf_counter() - started < _BUDGET):
-        before = time.perf_counter()
-        convert(x, name, **options)
-        taken.append(time.perf_counter() - before)
-    spent = statistics.median(taken)
-    kind = "same" if route.method == "same" else "shared" if route.shares_memory else "copied"
+    convert = partial(arraybridge.convert_memory, x, target.framework, **options)
+    exact = _same_bits(arraybridge.to_numpy(convert()), array)
+    seconds = output.timer(convert)(_ROUNDS)
     return {
-        "kind": kind,
+        "kind": "same" if route.method == "same" else "shared" if route.shares_memory else "copied",
         "method": route.method,
         "device": str(route.device),
         "shares_memory": route.shares_memory,
         "copies": route.copies,
-        "seconds": spent,
+        "seconds": seconds,
         # What is shared is not moved, so that it has no rate.
-        "bytes_per_second": None if route.shares_memory or not spent else route.nbytes / spent,
+        "bytes_per_second": None if route.shares_memory or not seconds else route.nbytes / seconds,
         "exact": exact,
         "reason": route.reason,
     }
@@ -282,14 +253,8 @@ def _print(result: Json) -> None:
     else:
         _print_list(console, result)
     legend = Text("\n")
-    for kind, meaning in (
-        ("shared", "the same memory"),
-        ("copied", "the bytes are copied"),
-        ("same", "the very object"),
-        ("refused", "see below"),
-    ):
-        if any(cell["kind"] == kind for cell in _all(result)):
-            legend.append(kind, style=_STYLES[kind]).append(f" {meaning}   ")
+    for kind in _kinds(result):
+        legend.append(kind, style=_STYLES[kind]).append(f" {_MEANINGS[kind]}   ")
     console.print(legend)
     if result["numpy_own"]:
         console.print(
@@ -308,6 +273,10 @@ def _print(result: Json) -> None:
         console.print(f"[red]refused:[/red] {escape(refusal)}")
     for name, reason in result["missing"].items():
         console.print(f"[yellow]{name} left out:[/yellow] {escape(reason)}")
+
+
+def _kinds(result: Json) -> list[str]:
+    return [kind for kind in _MEANINGS if any(cell["kind"] == kind for cell in _all(result))]
 
 
 def _grid(result: Json) -> str:
@@ -342,49 +311,99 @@ def _print_list(console: Console, result: Json) -> None:
     output.show(console, ("pair", "memory", "method", "time", "rate"), rows, ("time", "rate"))
 
 
+# -- page and picture --------------------------------------------------------------------------------
+
+_COLUMNS = ("pair", "memory", "method", "time", "rate", "where", "why")
+
+
+def document(result: Json) -> str:
+    """The page that ``--html`` writes."""
+    shape = " × ".join(map(str, result["shape"]))
+    exact = [cell["exact"] for cell in result["cells"] if cell["exact"] is not None]
+    verdict = (
+        f"All {len(exact)} results are exact, bit for bit."
+        if all(exact)
+        else f"{exact.count(False)} of {len(exact)} results differ from the original."
+    )
+    about = (
+        f"{result['dtype']}, {shape}, {format_bytes(result['nbytes'])}."
+        f" arraybridge {result['arraybridge']} on {result['machine']}. {verdict}"
+    )
+    own = ", ".join(
+        f"to {cell['target']} {cell['kind']} in {format_seconds(cell['seconds'])}"
+        for cell in result["numpy_own"]
+        if cell["kind"] in ("shared", "copied")
+    )
+    remarks = [f"{name} left out: {reason}" for name, reason in result["missing"].items()]
+    if own:
+        remarks.insert(
+            0,
+            "The NumPy array above is aligned to 64 bytes, as arraybridge.aligned() makes them. One as NumPy"
+            f" allocates it, aligned to 16: {own}.",
+        )
+    cells = iter(result["cells"])
+    labels = result["places"]
+    rows = [(label, *(_grid_cell(next(cells)) for _ in labels)) for label in labels]
+    grid = html_table(("from \\ to", *labels), rows, row_heads=True, attributes='class="grid"')
+    return pages.page(
+        "Conversions on this machine",
+        f"<p>{escape_html(about)}</p>",
+        f"<p>{' '.join(f'{pages.tag(kind)} {_MEANINGS[kind]}.' for kind in _kinds(result))}</p>",
+        f'<div class="wide">{grid}</div>',
+        *(f"<p>{escape_html(remark)}</p>" for remark in remarks),
+        "<h2>Every pair</h2>",
+        pages.sortable_table(_COLUMNS, [_pair(cell) for cell in result["cells"]], ("time", "rate")),
+    )
+
+
+def _grid_cell(cell: Json) -> Cell:
+    attributes = f'class="{cell["kind"]}" title="{escape_html(cell["reason"] or cell["error"] or "")}"'
+    method = "" if cell["kind"] in ("same", "refused") else f" <small>{cell['method']}</small>"
+    return Cell(f"{cell['kind']}{method}<br>{format_seconds(cell['seconds'])}", attributes)
+
+
+def _pair(cell: Json) -> list[str | Cell]:
+    rate, seconds = cell["bytes_per_second"], cell["seconds"]
+    copies = f" ({cell['copies']} copies)" if (cell["copies"] or 0) > 1 else ""
+    # What has no number comes after everything that has one.
+    return [
+        f"{cell['source']} → {cell['target']}",
+        Cell(pages.tag(cell["kind"], cell["kind"] + copies)),
+        cell["method"] or "",
+        Cell(format_seconds(seconds), f'class="number" data-value="{seconds or 1e9:.6g}"'),
+        Cell(format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
+        cell["device"] or "",
+        cell["reason"] or cell["error"] or "",
+    ]
+
+
 def _heat_map(result: Json, path: Path) -> None:
     """The times as colours on a logarithmic scale, with how each pair travels written in."""
-    figures = importlib.import_module("matplotlib.figure")
-    ticks = importlib.import_module("matplotlib.ticker")
     labels = result["places"]
     count = len(labels)
     if not count:
         raise typer.BadParameter("there is nothing to draw: no framework could be used", param_hint="--png")
-    times = np.array([math.nan if c["seconds"] is None else c["seconds"] * 1e6 for c in result["cells"]])
-    logs = np.log10(times).reshape(count, count)
-    figure = figures.Figure(figsize=(2.6 + 1.25 * count, 1.9 + 0.95 * count), layout="constrained")
-    panel = figure.subplots()
-    colours = importlib.import_module("matplotlib").colormaps["YlOrRd"].with_extremes(bad="#d9d9d9")
+    drawing, axes = pages.figure(2.6 + 1.25 * count, 1.9 + 0.95 * count)
+    logs = np.array([math.log10(cell["seconds"] or math.nan) for cell in result["cells"]])
     # At least a decade, so that times which hardly differ don't get opposite colours.
-    known = logs[np.isfinite(logs)]
-    low, high = (known.min(), known.max()) if known.size else (0.0, 1.0)
-    high = max(high, low + 1)
-    image = panel.imshow(logs, cmap=colours, vmin=low, vmax=high, aspect="auto")
-    for index, cell in enumerate(result["cells"]):
-        row, column = divmod(index, count)
-        if cell["kind"] == "refused":
-            words = "refused"
-        else:
-            how = "same object" if cell["kind"] == "same" else f"{cell['kind']}\n{cell['method']}"
-            words = f"{how}\n{format_seconds(cell['seconds'])}"
-        dark = np.isfinite(logs[row, column]) and (logs[row, column] - low) / (high - low) > 0.62
-        panel.text(
-            column, row, words, ha="center", va="center", fontsize=8, color="white" if dark else "black"
-        )
-    panel.set_xticks(range(count), labels, rotation=0 if count < 8 else 30)
-    panel.set_yticks(range(count), labels)
-    panel.xaxis.tick_top()
-    panel.set_xlabel("to")
-    panel.xaxis.set_label_position("top")
-    panel.set_ylabel("from")
-    panel.set_xticks(np.arange(-0.5, count), minor=True)
-    panel.set_yticks(np.arange(-0.5, count), minor=True)
-    panel.grid(which="minor", color="white", linewidth=2)
-    panel.tick_params(which="both", length=0)
-    panel.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=panel, shrink=0.8)
-    bar.ax.yaxis.set_major_locator(ticks.MaxNLocator(integer=True))
-    bar.ax.yaxis.set_major_formatter(ticks.FuncFormatter(lambda log, _: format_seconds(10**log / 1e6)))
-    bar.set_label("time a conversion")
-    figure.suptitle(f"{result['dtype']}, {format_bytes(result['nbytes'])}", fontsize=11)
-    figure.savefig(path, dpi=140)
+    low = float(np.nanmin(logs, initial=0.0))
+    high = max(float(np.nanmax(logs, initial=low)), low + 1)
+    colours = importlib.import_module("matplotlib").colormaps["YlOrRd"].with_extremes(bad="#d9d9d9")
+    image = axes.imshow(logs.reshape(count, count), cmap=colours, vmin=low, vmax=high, aspect="auto")
+    for i, cell in enumerate(result["cells"]):
+        lines = [cell["kind"], cell["method"] or "", format_seconds(cell["seconds"])]
+        words = "\n".join(filter(None, lines[:1] + lines[1 + (cell["kind"] == "same") :]))
+        colour = "white" if (logs[i] - low) / (high - low) > 0.62 else "black"
+        axes.text(i % count, i // count, words, ha="center", va="center", fontsize=8, color=colour)
+    axes.set_xticks(range(count), labels, rotation=0 if count < 8 else 30)
+    axes.set_yticks(range(count), labels)
+    axes.xaxis.tick_top()
+    axes.set(xlabel="to", ylabel="from")
+    axes.xaxis.set_label_position("top")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    bar = drawing.colorbar(image, ax=axes, shrink=0.8, label="time a conversion")
+    bar.set_ticks(range(math.ceil(low), math.floor(high) + 1))
+    bar.set_ticklabels([format_seconds(10.0**tick) for tick in bar.get_ticks()])
+    drawing.suptitle(f"{result['dtype']}, {format_bytes(result['nbytes'])}", fontsize=11)
+    pages.save_figure(drawing, path)

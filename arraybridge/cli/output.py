@@ -48,8 +48,11 @@ __all__ = [
     "size_in_bytes",
     "stdout_is_for_json",
     "table",
+    "timer",
     "writable",
 ]
+
+_ROUND = 2e-3  # seconds: long enough for the clock, short enough to miss most interruptions
 
 
 def no_colour() -> bool:
@@ -170,6 +173,22 @@ def as_numpy_allocates(array: np.ndarray) -> np.ndarray:
     own = room.view(array.dtype).reshape(array.shape)
     own[...] = array
     return own
+
+
+def timer(call: Callable[[], object]) -> Callable[[int], float]:
+    """A function from a number of rounds to the seconds of a call, the median of the rounds.
+
+    A quick call is made so often in each round that the clock can tell its time.
+    """
+    count = int(_ROUND / arraybridge.benchmark(call, runs=3).minimum)
+
+    def batch() -> None:
+        for _ in range(count):
+            call()
+
+    if count < 2:
+        return lambda rounds: arraybridge.benchmark(call, warmup=0, runs=rounds).median
+    return lambda rounds: arraybridge.benchmark(batch, warmup=0, runs=rounds).median / count
 
 
 # -- options -----------------------------------------------------------------------------------------
