@@ -229,4 +229,4 @@ def kept(x: Any) -> Any:
     if owner.mutable:
         return data if owner.requires_grad(data) else owner.copy(data)
     # A tf.Variable, which may be assigned to, as its tape follows it.
-    return data if owner.autodiff is None else owner.autodiff.prepare(data)
+    return owner.autodiff.prepare(data)

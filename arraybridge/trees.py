@@ -399,6 +399,18 @@ class Structure:
             return next(leaves)
         return self._node.rebuilt([child.filled(leaves) for child in self._children])
 
+    def key(self) -> Any:
+        """What tells it from other structures, to be hashed where all that it knows can be."""
+        if self._node is None:
+            return None
+        extra, like = self._node.extra, self._node.like
+        return (
+            like if isinstance(like, type) else type(like),
+            tuple(extra) if isinstance(extra, list) else extra,
+            getattr(like, "default_factory", None),
+            tuple(child.key() for child in self._children),
+        )
+
 
 def flattened(tree: Any) -> tuple[list[Any], Structure]:
     """The leaves of a container, arrays and all else, and what to fill with such leaves again."""

@@ -11,19 +11,17 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Scopes, Streams
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device, above
-
-if TYPE_CHECKING:
-    from arraybridge.frameworks.autodiff import Autodiff
 
 __all__ = ["CPU", "Framework", "extended", "find_or_host", "open_devices", "refusals", "visible_devices"]
 
@@ -68,7 +66,7 @@ class Framework(ABC):
     pool: Pool = Pool()
     pickling: Pickling = Pickling()
     scopes: Scopes = Scopes()
-    autodiff: Autodiff | None = None
+    autodiff: Autodiff = NOT_DIFFERENTIABLE
 
     def __repr__(self) -> str:
         return f"<arraybridge framework {self.name!r}>"

@@ -208,14 +208,15 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
                     raise ValueError(
                         f"{what}({option}=…) takes plain functions, and {label_of(function)} is a {kind}"
                     )
-        runner: type[Runner] = Runner
+        run: Any
         if options.grad == "flow":
             # Only here: it takes a tenth of the time of `import arraybridge`.
-            from arraybridge.functions.gradients import FlowRunner, check_flow
+            from arraybridge.functions import gradients
 
-            check_flow(options, kind)
-            runner = FlowRunner
-        wrapper = wrap(function, runner(function, options))
+            run = gradients.flow(function, options)
+        else:
+            run = Runner(function, options)
+        wrapper = wrap(function, run)
         wrapper.input_memory_type = options.input_type or options.framework
         wrapper.output_memory_type = options.output_type
         wrapper.execution_memory_type = options.framework

@@ -1,177 +1,195 @@
-"""``grad="flow"``: a function of one framework as an operation that another framework differentiates.
-
-What is peculiar to a framework stands in its `Autodiff`. Here is what lies between two of them: which array
-is whose, how values cross over, and that no two gradients share memory.
-"""
+"""``grad="flow"``: a function of one framework, differentiated by callers of others in their own way."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from arraybridge.conversion.trace import open_logs
+import numpy as np
+
+from arraybridge.conversion import trace
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.autodiff import written_beside
+from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, merged, picked
 from arraybridge.frameworks.base import Framework
-from arraybridge.functions.bridge import Bridge, as_inner, may_run_again
+from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.functions.convert import being_compiled, convert
-from arraybridge.functions.crossing import autodiff_of
-from arraybridge.functions.declaration import Call
+from arraybridge.functions.declaration import Declaration
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.inside import (
-    WITH_DERIVATIVES,
-    differentiates_around,
-    mark_of,
-    noticing,
-    refuse_graphs_around,
-)
+from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import DecoratorOptions
-from arraybridge.functions.runner import Runner, framework_of
+from arraybridge.functions.runner import Runner
+from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
 from arraybridge.memory.recovery import run_with_oom_recovery
+from arraybridge.placement import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, Structure, arrays_of, flattened, kind_of, kinds, prefix, source_of
+from arraybridge.trees import ARRAY, Structure, flattened, is_array, kind_of, kinds, prefix, source_of
 from arraybridge.types import Cache
 
-__all__ = ["FlowRunner", "check_flow"]
+__all__ = ["flow"]
 
-#: Type of an array → its framework, where that one has derivatives.
+#: Type of an array → its framework; None for what is no array, or one without derivatives.
 _owners: Cache[type, Framework | None] = Cache()
 
 
-def _owner(leaf: Any) -> Framework | None:
-    cls = type(leaf)
+def _owner(x: Any) -> Framework | None:
+    cls = type(x)
     try:
         return _owners[cls]
     except KeyError:
-        pass
-    owner = registry.find_owner(leaf) if (kinds.get(cls) or kind_of(leaf)) == ARRAY else None
-    return _owners.keep(cls, None if owner is None or owner.autodiff is None else owner)
+        owner = registry.find_owner(x) if _is_array(x) else None
+        return _owners.keep(cls, None if owner is None or owner.autodiff is NOT_DIFFERENTIABLE else owner)
 
 
-class FlowRunner(Runner):
-    """Runs a function in its framework, and lets the caller's backward pass go through it."""
+def _is_array(x: Any) -> bool:
+    return (kinds.get(type(x)) or kind_of(x)) == ARRAY
+
+
+class Outline:
+    """A container and what is no array in it, to be filled with arrays again."""
+
+    def __init__(self, structure: Structure, leaves: list[Any]) -> None:
+        self.structure, self.leaves = structure, leaves
+
+    def filled(self, arrays: Iterator[Any]) -> Any:
+        return self.structure.filled(next(arrays) if x is _HOLE else x for x in self.leaves)
+
+
+#: Where an array was.
+_HOLE = object()
+
+
+class _Arguments:
+    """Positional and named arguments without their leaves; as a container of them, but quicker.
+
+    Args:
+        count: of the positional ones.
+        names: of the others.
+        parts: what each argument lies in.
+    """
+
+    def __init__(self, count: int, names: tuple[str, ...], parts: list[Structure]) -> None:
+        self.count, self.names, self.parts = count, names, parts
+
+    def filled(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        order = iter(leaves)
+        values = [part.filled(order) for part in self.parts]
+        return values[: self.count], dict(zip(self.names, values[self.count :], strict=True))
+
+    def key(self) -> Any:
+        return self.count, self.names, tuple(part.key() for part in self.parts)
+
+
+class Flow:
+    """Runs a function of one framework. It holds no framework's objects, so that it pickles."""
 
     def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
-        # The sources are checked here, and what is converted was detached before.
-        inner = options._replace(strict=False, grad="error")
-        super().__init__(fn, inner)
-        self.declared = options
-        # Where nobody differentiates, it is an ordinary function, and results go back to the caller; where
-        # its own framework does, they stay with their graph.
-        ordinary = options._replace(grad="detach", output_type="input")
-        inside = options._replace(grad="error", output_type=options.framework)
-        self.ordinary = Runner(fn, ordinary)
-        self.inside = Runner(fn, inside)
-        #: Where the framework of the function differentiates around.
-        self.watched = Runner(fn, ordinary)
-        self.watched.body = self._without_graph
-        #: Forward and pullback of a function that its framework compiles, by structure.
+        self.fn, self.options, self.name, self.label = fn, options, options.framework, label_of(fn)
+        self.skip = int(takes_self(fn))
+        #: Where nobody differentiates, and where its own framework does.
+        self.ordinary = Runner(fn, options._replace(grad="detach", output_type="input"))
+        self.inside = Runner(fn, options._replace(grad="error", output_type=options.framework))
+        #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (FlowRunner, (self.fn, self.declared))
+        return (Flow, (self.fn, self.options))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if being_compiled():  # torch.compile looks into what it is not told to leave alone
-            if not _untraced:
-                _untraced.append(registry.framework("torch").scopes.untraced(FlowRunner.call))
-            return _untraced[0](self, args, kwargs)
-        return self.call(args, kwargs)
+        if being_compiled():  # torch.compile breaks its graph here
+            return registry.framework("torch").scopes.untraced(self._called)(args, kwargs)
+        return self._called(args, kwargs)
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        own, given = args[: self.skip], args[self.skip :]
-        leaves, spec = flattened((given, kwargs))
-        owners = [_owner(leaf) for leaf in leaves]
-        if self.declared.strict:
-            self._refuse_what_is_no_array(args, kwargs)
-            for leaf in leaves:
-                if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
-                    self._check_source(leaf)
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        own, values = args[: self.skip], (*args[self.skip :], *kwargs.values())
+        flat = list(map(flattened, values))
+        leaves = [leaf for part, _ in flat for leaf in part]
+        owners = list(map(_owner, leaves))
         followed = {
             owner.name
-            for owner, leaf in zip(owners, leaves, strict=True)
-            if owner is not None and autodiff_of(owner).is_differentiated(leaf)
+            for x, owner in zip(leaves, owners, strict=True)
+            if owner is not None and owner.autodiff.follows(x)
         }
         if not followed:
-            if may_run_again() or any(map(_is_repeated, owners)):
-                with as_inner(framework_of(self.name), self.label):
-                    return self._ordinarily(args, kwargs, leaves, owners)
-            return self._ordinarily(args, kwargs, leaves, owners)
+            return self.ordinary(args, kwargs)
+        if followed == {self.name}:
+            return self.inside(args, kwargs)
         if len(followed) > 1:
             raise self._two(followed)
-        (name,) = followed
-        if name == self.name:
-            return self.inside(args, kwargs)
-        caller = framework_of(name)
-        live = [i for i, owner in enumerate(owners) if owner is caller]
-        if not self.recovers:
-            return self._differentiated(own, leaves, spec, caller, live)
-        gpu_id = None if self.options.gpu_id == "auto" else self.options.gpu_id
-        retries = self.options.max_retries
-        return run_with_oom_recovery(
-            self._differentiated, own, leaves, spec, caller, live, max_retries=retries, gpu_id=gpu_id
-        )
-
-    def _ordinarily(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: list[Any],
-        owners: list[Framework | None],
-    ) -> Any:
-        """The result where nobody differentiates the arguments, but perhaps what is captured."""
-        ordinary = self.watched if differentiates_around(self.name) else self.ordinary
-        for owner in owners:
-            if owner is not None and owner.name != self.name and autodiff_of(owner).is_recording():
-                with noticing(owner, mark_of(owner), self.label, self.fn, leaves):
-                    return ordinary(args, kwargs)
-        return ordinary(args, kwargs)
-
-    def _without_graph(self, *args: Any, **kwargs: Any) -> Any:
-        result = self.fn(*args, **kwargs)
-        refuse_graphs_around(self.name, arrays_of(result), self.label)
-        return result
-
-    def _differentiated(
-        self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
-    ) -> Any:
-        span = self.begun() if open_logs else None
-        if span is None:
-            return self._differentiate(own, leaves, spec, caller, live)
-        with span:
-            result = self._differentiate(own, leaves, spec, caller, live)
-            named = self.placed and self.options.gpu_id != "auto"
-            span.device = str(self._wanted(framework_of(self.name))) if named else device_words(result)
+        arguments = _Arguments(len(values) - len(kwargs), tuple(kwargs), [part for _, part in flat])
+        call = (own, leaves, arguments, owners, registry.framework(followed.pop()))
+        step = trace.span("call", self.label) if trace.open_logs else None
+        if step is None:
+            return self._recovering(*call)
+        with step:
+            result = self._recovering(*call)
+            step.device = device_words(result)
             return result
 
-    def _differentiate(
-        self, own: tuple[Any, ...], leaves: list[Any], spec: Structure, caller: Framework, live: list[int]
+    def _recovering(self, *call: Any) -> Any:
+        options = self.options
+        if options.oom_recovery is False:
+            return self._differentiated(*call)
+        gpu_id = card_meant(options.gpu_id)
+        return run_with_oom_recovery(
+            self._differentiated,
+            *call,
+            max_retries=options.max_retries,
+            gpu_id=None if gpu_id == "auto" else gpu_id,
+        )
+
+    def _differentiated(
+        self,
+        own: tuple[Any, ...],
+        leaves: list[Any],
+        arguments: _Arguments,
+        owners: list[Framework | None],
+        caller: Framework,
     ) -> Any:
-        here = autodiff_of(caller)
+        # The caller's arrays are arguments, integers too; those of others are constants.
+        slots = [owner is caller for owner in owners]
+        arrays = picked(leaves, slots)
+        enter = _Entry(self.options)
+        autodiff = caller.autodiff
+        active = [autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays]
         try:
-            arrays = [here.prepare(leaves[i]) for i in live]
-            here.refuse_call(arrays, self.label)
-            call = Call()
-            # Of a worker of `device_map`, which may have ended when the backward runs.
-            place = None if self.placed else self._running_on()
-            body = UserBody(self, own, leaves, spec, live, call, caller)
-            operation = Bridge(
-                body,
-                framework_of(self.name),
-                caller,
-                arrays,
-                lambda x: convert(x, self.name, self.grad, None, place) if place else self._array(x, call),
-                self.label,
-                body.beside(),
-            )
-            result = operation.assemble(here.apply(operation, arrays))  # pyright: ignore[reportArgumentType]
+            if self.options.strict:
+                for x in filter(_is_array, leaves):
+                    self.ordinary._check_source(x)
+            callee = registry.framework(self.name)
+            beside = [_is_array(x) and not slot for x, slot in zip(leaves, slots, strict=True)]
+            constants = [_constant(x, enter) for x in picked(leaves, beside)]
+            for x in constants:
+                callee.autodiff.admit(x, self.label)
+            call = Call(self, own, arguments, merged(leaves, beside, constants), slots)
+            operation = Operation(call, callee, caller, enter, active, self.label, constants)
+            results = autodiff.apply(operation, arrays)
         except MemoryConversionError as error:
             if not str(error).startswith(f"{self.label}()"):
                 prefix(error, f"{self.label}()")
             raise
-        return result if self.contract is None else super(Runner, self).leave(result, None)
+        return Declaration.leave(self.ordinary, operation.outline.filled(iter(results)), None)
+
+    def run(
+        self, own: tuple[Any, ...], arguments: _Arguments, leaves: list[Any]
+    ) -> tuple[list[Any], Outline]:
+        """Call the function; its arrays, as ones of its framework, and what they lay in."""
+        framework = registry.framework(self.name)
+        args, kwargs = arguments.filled(leaves)
+        if framework.streams.has_queues and self.options.stream:
+            place = next(framework.device_of(x) for x in leaves if framework.owns(x))
+            with framework.streams.stream(place):
+                result = self.fn(*own, *args, **kwargs)
+        else:
+            result = self.fn(*own, *args, **kwargs)
+        leaves, structure = flattened(result)
+        arrays = []
+        for i, leaf in enumerate(leaves):
+            x = np.asarray(leaf) if isinstance(leaf, np.generic) and is_array(leaf) else leaf
+            if _is_array(x):
+                arrays.append(x if framework.owns(x) else convert(x, self.name))
+                leaves[i] = _HOLE
+        return arrays, Outline(structure, leaves)
 
     def _two(self, followed: set[str]) -> GradientError:
         names = " and ".join(sorted(followed))
@@ -184,28 +202,46 @@ class FlowRunner(Runner):
         )
 
 
-def _is_repeated(owner: Framework | None) -> bool:
-    return owner is not None and autodiff_of(owner).may_run_again()
+class _Entry:
+    """Converts arrays to the framework, and the place, in which a function runs."""
+
+    def __init__(self, options: DecoratorOptions) -> None:
+        self.name = options.framework
+        self.gpu_id, self.device = card_meant(options.gpu_id), options.device
+        if busy_workers and self.gpu_id is None and self.device is None:
+            # Of a worker of `device_map`, which may have ended when the backward runs.
+            self.device = worker_device.get()
+
+    def __call__(self, x: Any) -> Any:
+        x = convert(x, self.name, "detach", self.gpu_id, self.device)
+        if self.gpu_id == "auto":  # all arrays go where the first one went
+            self.gpu_id, self.device = None, registry.framework(self.name).device_of(x)
+        return x
 
 
-#: `FlowRunner.call` as torch.compile leaves it alone, once that was needed.
-_untraced: list[Callable[..., Any]] = []
+def _constant(x: Any, enter: _Entry) -> Any:
+    """An array of the callee that nobody writes to before the backward."""
+    owner, data = source_of(x)
+    if owner.mutable and owner.name != enter.name:
+        x = owner.copy(owner.detach(data) if owner.requires_grad(data) else data)
+    return enter(x)
 
 
-def check_flow(options: DecoratorOptions, kind: str) -> None:
-    """Refuse what gradients cannot flow through.
+# -- the decorator -------------------------------------------------------------------------------------
+
+
+def flow(fn: Callable[..., Any], options: DecoratorOptions) -> Flow:
+    """What a wrapper calls instead of a function that gradients flow through.
 
     Raises:
-        ValueError: saying what to do instead.
+        ValueError: no gradient goes through it; saying what to do instead.
     """
-    what = f'@{options.framework}(grad="flow")'
-    known = options.framework in WITH_DERIVATIVES
-    if not known and (
-        options.framework in _WITHOUT_DERIVATIVES or registry.framework(options.framework).autodiff is None
+    name, kind = options.framework, kind_of_function(fn)
+    what = f'@{name}(grad="flow")'
+    if name not in _DIFFERENTIABLE and (
+        name in BUILT_IN or registry.framework(name).autodiff is NOT_DIFFERENTIABLE
     ):
-        raise ValueError(
-            f"{what}: {options.framework} has no derivatives; write the function in torch, jax or tensorflow"
-        )
+        raise ValueError(f"{what}: {name} has no derivatives; write the function in torch, jax or tensorflow")
     if kind != "function":
         raise ValueError(f"{what} takes plain functions, and this is a {kind}; return all results at once")
     if options.output_type != "input":
@@ -213,7 +249,7 @@ def check_flow(options: DecoratorOptions, kind: str) -> None:
             f"{what} gives results back in the caller's framework; leave"
             f" output_type={options.output_type!r} out"
         )
-    for option, given, instead in (
+    for option, is_set, instead in (
         ("slice_by_slice=True", options.slice_by_slice, "loop over the planes inside of the function"),
         ('oom_recovery="split"', options.oom_recovery == "split", "pass oom_recovery=True"),
         (f"dtype={options.dtype!r}", options.dtype is not None, "cast inside of the function"),
@@ -223,87 +259,10 @@ def check_flow(options: DecoratorOptions, kind: str) -> None:
             "convert inside of the function, where it is differentiated",
         ),
     ):
-        if given:
+        if is_set:
             raise ValueError(f"{what} cannot be had with {option}: no gradient goes through it; {instead}")
+    return Flow(fn, options)
 
 
-#: Those of the house that have none, known without importing them.
-_WITHOUT_DERIVATIVES = ("numpy", "cupy", "pyclesperanto")
-
-
-class UserBody:
-    """The user's function as one of a flat list of arrays: those of the caller; all else is fixed here."""
-
-    def __init__(
-        self,
-        runner: FlowRunner,
-        own: tuple[Any, ...],
-        leaves: list[Any],
-        spec: Structure,
-        live: list[int],
-        call: Call,
-        caller: Framework,
-    ) -> None:
-        self.runner, self.own, self.spec, self.live, self.call = runner, own, spec, live, call
-        self.fn, self.programs, self.label = runner.fn, runner.programs, runner.label
-        self.caller, self.mark = caller, mark_of(caller)
-        #: Every argument but the caller's arrays, in place of which there is None.
-        self.fixed = list(leaves)
-        #: Where in `fixed` there are arrays; they are of the callee.
-        self.others: list[int] = []
-        for i in live:
-            self.fixed[i] = None
-        for i, leaf in enumerate(self.fixed):
-            if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY:
-                self.others.append(i)
-                self.fixed[i] = _fixed(runner, leaf, call)
-        self.alike = autodiff_of(framework_of(runner.name)).alike
-        self.versions = self._versions()
-
-    def __call__(self, arrays: list[Any]) -> tuple[list[Any], Any]:
-        if self.versions and self._versions() != self.versions:
-            raise written_beside(self.runner.name, self.runner.label)
-        fixed = list(self.fixed)
-        for i in self.others:
-            fixed[i] = self.alike(fixed[i])
-        return self.run(fixed, arrays)
-
-    def beside(self) -> list[Any]:
-        """The arrays that are fixed, of the callee."""
-        return [self.fixed[i] for i in self.others]
-
-    def _versions(self) -> list[Any]:
-        there = autodiff_of(framework_of(self.runner.name))
-        return [there.version(x) for x in self.beside()]
-
-    def emptied(self) -> UserBody:
-        """The same without any array, for `run` to be given them all."""
-        empty = copy.copy(self)
-        empty.fixed, empty.call = [], Call()
-        return empty
-
-    def run(self, fixed: list[Any], arrays: list[Any]) -> tuple[list[Any], Any]:
-        leaves = list(fixed)
-        for i, array in zip(self.live, arrays, strict=True):
-            leaves[i] = array
-        args, kwargs = self.spec.filled(iter(leaves))
-        with noticing(self.caller, self.mark, self.label, self.fn, fixed):
-            found, spec = flattened(self.runner._run((*self.own, *args), kwargs, self.call))
-        callee = framework_of(self.runner.name)
-        if not any(map(callee.requires_grad, arrays)):
-            refuse_graphs_around(callee.name, found, self.label)
-        return found, spec
-
-
-def _fixed(runner: FlowRunner, leaf: Any, call: Call) -> Any:
-    """An array beside those that are differentiated, in memory that nobody writes to before the backward."""
-    owner, data = source_of(leaf)
-    if owner.name != runner.name:
-        if owner.requires_grad(data):
-            leaf = data = owner.detach(data)
-        if owner.mutable:
-            leaf = owner.copy(data)
-    there = autodiff_of(framework_of(runner.name))
-    leaf = there.alike(runner._array(leaf, call))
-    there.admit(leaf, runner.label)
-    return leaf
+#: Those that come with arraybridge, known without importing them.
+_DIFFERENTIABLE = ("torch", "jax", "tensorflow", "mlx", "paddle")

@@ -54,5 +54,5 @@ def _derived(item: Any) -> Iterator[tuple[Autodiff, Any, str]]:
     """The arrays that have derivatives, with those and the name of their framework."""
     for leaf in arrays_of(item):
         owner = registry.find_owner(leaf)
-        if owner is not None and owner.autodiff is not None:
+        if owner is not None:
             yield owner.autodiff, leaf, owner.name

@@ -1,304 +1,286 @@
-"""JAX's half of gradients across frameworks."""
+"""Derivatives of JAX, as the caller and as the callee."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
     Autodiff,
     Body,
+    Call,
     Linear,
-    Operation,
+    Linearised,
+    Shape,
     Span,
-    no_forward_mode,
+    forward_mode,
+    merged,
+    picked,
 )
-from arraybridge.frameworks.holders import held_by_one, kept_among
-from arraybridge.frameworks.jax.calls import NO_CALL, is_checkpointed, is_staged, number_in, number_of_call
-from arraybridge.frameworks.jax.pullback import (
-    Known,
-    Pullback,
-    is_array,
-    is_smooth,
-    linear_of_jitted,
-    placed,
-    places_of,
-    pulled_back,
-    refuse_hidden,
-    traced_apart,
-    value_of,
-)
-from arraybridge.frameworks.tokens import token_of
 
-__all__ = ["JaxAutodiff"]
+if TYPE_CHECKING:
+    from arraybridge.functions.operation import Operation
 
-_WIDE = frozenset(("float64", "complex128"))
+__all__ = ["AUTODIFF"]
+
+#: What is known of each result of a function, to make zeros of.
+_Kinds = tuple[tuple[tuple[int, ...], Any], ...]
+
 _Jitted = type(jax.jit(lambda: None))
+_WIDE = ("float64", "complex128")
 
 
 class JaxAutodiff(Autodiff):
     transposes = True
 
-    def is_differentiated(self, x: Any) -> bool:
+    # -- its arrays --------------------------------------------------------------------------------
+
+    def follows(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
     def is_smooth(self, x: Any) -> bool:
-        return is_smooth(x.dtype)
+        return _is_smooth(x.dtype)
 
-    def span(self, x: Any) -> Span | None:
-        if not isinstance(x, jax.Array):
-            return (0, 0)  # no memory that anybody knows
+    def span(self, x: Any) -> Span:
         try:
             start = x.unsafe_buffer_pointer()
-        except (ValueError, RuntimeError, jax.errors.JAXTypeError):
-            return None
+        except (AttributeError, ValueError, RuntimeError):  # traced, or on several devices
+            return 0, 0
         return start, start + x.size * x.dtype.itemsize
 
-    def conjugate(self, x: Any) -> Any:
-        return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
+    def conj(self, x: Any) -> Any:
+        return jnp.conj(x) if jnp.iscomplexobj(x) else x
 
-    def scalar(self, x: np.generic) -> Any:
-        # While x64 is off, JAX has no such array; as the number that it is, nothing of it is lost.
-        try:
-            return np.asarray(x) if jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype else x
-        except TypeError:  # it has none at all
-            return x
-
-    def admit(self, x: Any, label: str) -> None:
-        if x.dtype.name in _WIDE:
-            _refuse_wide(x.dtype.name, label)
+    def zeros_like(self, x: Any) -> Any:
+        return jnp.zeros_like(x)
 
     # -- as the caller -----------------------------------------------------------------------------
 
-    def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
-        number = NO_CALL
-        if not operation.quiet and is_staged():
-            number = number_of_call(operation.next_call, arrays)
+    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+        operation.differentiated = False  # until its forward rule is asked for
         try:
-            results, _ = _bridge(operation, None, *arrays, number)
+            results, _ = _applied(operation, False, [], *arrays)
         except TypeError as error:
-            if "forward-mode" in str(error) and not isinstance(error, GradientError):
-                raise no_forward_mode(operation.label) from error
-            raise
+            if "forward-mode" not in str(error) or isinstance(error, GradientError):
+                raise
+            instead = "jax.grad, jax.vjp or jax.jacrev (jacrev(jacrev(f)) in place of jax.hessian)"
+            raise forward_mode(operation.label, instead) from error
         return list(results)
-
-    def is_checkpointed(self) -> bool:
-        return is_checkpointed()
-
-    def traced_apart(self, mark: Hashable) -> AbstractContextManager[Any]:
-        return traced_apart(mark)
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def linearise(self, body: Any, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
-        if isinstance(getattr(body, "fn", None), _Jitted) and not body.own and not jax.config.jax_disable_jit:
-            found = linear_of_jitted(body, arrays, wanted)
-            if found is not None:
-                return found
-        outs: list[Any] = []
+    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+        traced = _are_traced(arrays)
+        if isinstance(body, Call) and isinstance(body.flow.fn, _Jitted) and not traced:
+            compiled = _compiled(body, arrays, active)
+            if compiled is not None:
+                return compiled
+        results, outline, vjp = _vjp(body, arrays, active)
+        return Linearised(results, outline.value, _Vjp(vjp, results, _pull, traced=traced))
 
-        def smooth(*inputs: Any) -> list[Any]:
-            given = iter(inputs)
-            leaves, spec = body([next(given) if w else x for x, w in zip(arrays, wanted, strict=True)])
-            refuse_hidden(leaves, label)
-            outs[:] = [leaves, spec]
-            return [x for x in leaves if is_array(x) and is_smooth(x.dtype)]
-
-        results, pullback = jax.vjp(smooth, *(x for x, w in zip(arrays, wanted, strict=True) if w))
-        linear = Pullback(pullback, [(x.shape, x.dtype) for x in results], places_of(results))
-        found = iter(results)
-        linear.leaves = [next(found) if is_array(x) and is_smooth(x.dtype) else value_of(x) for x in outs[0]]
-        linear.spec = outs[1]
-        constant = frozenset(
-            i for i, x in enumerate(outs[0]) if is_array(x) and not isinstance(x, jax.core.Tracer)
-        )
-        outs.clear()  # tracers, which hold the results, too
-        residuals = linear.residuals()  # the pullback holds each once, too
-        # What does not depend on an argument may be memory of something that the function keeps.
-        linear.kept = constant | kept_among(linear.leaves, results, residuals, residuals)
-        if any(isinstance(x, jax.core.Tracer) for x in linear.leaves):
-            raise GradientError(
-                f"{label}(): it depends on a traced array of JAX that is none of its arguments; pass it",
-                target_type="jax",
-                reason="captured tracer",
-            )
-        # Else they may be computed from the caller's memory while the caller writes to it.
-        jax.block_until_ready(residuals)
-        return linear
-
-    def pulled(
-        self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...], whole: bool = False
-    ) -> Body:
-        def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
-            def smooth(*inputs: Any) -> list[Any]:
-                given = iter(inputs)
-                leaves, _ = body(
-                    [next(given) if t else x for x, t in zip(arrays[:count], takes, strict=True)]
-                )
-                return [x for x in leaves if is_array(x) and is_smooth(x.dtype)]
-
-            results, pull = jax.vjp(smooth, *(x for x, t in zip(arrays, takes, strict=False) if t))
-            given = iter(arrays[count:])
-            cotangents = placed([next(given) if p else None for p in present], places_of(results))
-            return pulled_back(pull, cotangents, [(x.shape, x.dtype) for x in results]), None
-
-        return pullback
-
-    def is_held(self, x: Any) -> bool:
-        return sys.getrefcount(x) > held_by_one()
-
-
-def _refuse_wide(dtype: str, label: str) -> None:
-    if not jax.config.jax_enable_x64:
-        raise GradientError(
-            f"{label}(): JAX narrows {dtype} in its backward while x64 is off, and gradients would be wrong"
-            " by 1e-7; call it inside `with jax.enable_x64(True):` (jax.experimental.enable_x64() in older"
-            " releases), set JAX_ENABLE_X64=1, or cast to float32 first",
-            target_type="jax",
-            reason=f"{dtype} while x64 is off",
-        )
-
-
-# -- the operation ---------------------------------------------------------------------------------------
-
-
-#: For each argument whether a backward pass asks for its gradient; None where there is none yet.
-_Needed = tuple[bool, ...] | None
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _bridge(operation: Operation, needed: _Needed, *arrays: Any) -> tuple[list[Any], Any]:
-    """An operation of another framework in JAX: its results, and a number for its pullback to know it by.
-
-    Values are passed as they are where there are any, and through a callback where JAX traces. Behind the
-    arrays comes the number of the call, and behind that of a pullback, which gradients are asked for.
-    """
-    if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        return _called_back(operation, needed, arrays)
-    number = arrays[-2] if operation.is_pullback else arrays[-1]
-    # JAX before 0.10 hands over Python's own floats.
-    plain = [
-        x if isinstance(x, jax.Array) else jnp.asarray(x, getattr(x, "dtype", None))
-        for x in arrays[: -2 if operation.is_pullback else -1]
-    ]
-    if operation.is_pullback:
-        operation.recall(number_in(np.asarray(number)))
-    if needed is None:
-        return operation.run(plain), NO_CALL
-    operation.wanted = tuple(w and n for w, n in zip(operation.wanted, needed, strict=False))
-    results, linear = operation.linearise(plain)
-    return results, _adopted(token_of(linear))
-
-
-def _adopted(token: Any) -> jax.Array:
-    """The token as an array of JAX in the same memory."""
-    return jax.dlpack.from_dlpack(hostmemory.HostCapsule(token.__dlpack__()))
-
-
-def _forward_rule(operation: Operation, needed: _Needed, *given: Any) -> tuple[Any, Any]:
-    arrays = [x.value for x in given]
-    # Transformations within one another each come here, for arguments of their own.
-    needed = tuple(n or x.perturbed for n, x in zip(needed or (False,) * len(given), given, strict=True))
-    results, number = _bridge(operation, needed, *arrays)
-    # As an array: what is static, JAX takes from whichever trace of a program (`jax.jit`) came last.
-    asked = np.array([w and x.perturbed for w, x in zip(operation.wanted, given, strict=False)], np.float32)
-    dtypes = Known(*(y.dtype for y in results))
-    return (results, number), (arrays, number, asked, dtypes)
-
-
-def _backward_rule(operation: Operation, needed: _Needed, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    arrays, number, asked, dtypes = residuals
-    known = not isinstance(asked, jax.core.Tracer)
-    takes = tuple(map(bool, np.asarray(asked))) if known else operation.wanted
-    if not isinstance(number, jax.core.Tracer) and any(
-        isinstance(x, jax.core.Tracer) for x in (*arrays, *cotangents[0])
-    ):
-        number = np.asarray(number)  # which belongs to no device, as `jax.jacrev` needs it outside of `jit`
-    given = [
-        None if isinstance(c, jax.custom_derivatives.SymbolicZero) or not s else _cotangent(c, dtype)
-        for c, s, dtype in zip(cotangents[0], operation.smooth, dtypes.facts, strict=True)
-    ]
-    present = tuple(c is not None for c, s in zip(given, operation.smooth, strict=True) if s)
-    there = [c for c in given if c is not None]
-    if not there or not any(takes):
-        return (None,) * len(arrays)
-    if operation.flips:
-        there = [AUTODIFF.conjugate(c) for c in there]
-    inputs = arrays[: len(takes)]  # without what the pullback that this may be is given besides
-    pullback = operation.pulled(None, present, takes)
-    results, _ = _bridge(pullback, None, *inputs, *there, number, asked)
-    found = iter(pullback.assemble(results))
-    gradients = [next(found) if t else None for t in takes]
-    if operation.flips:
-        gradients = [None if g is None else AUTODIFF.conjugate(g) for g in gradients]
-    gradients = placed(gradients, places_of(inputs))
-    return (*gradients, *(None for _ in range(len(arrays) - len(takes))))
-
-
-def _cotangent(x: Any, dtype: Any) -> Any:
-    return x if isinstance(x, jax.Array) else jnp.asarray(x, dtype)  # a number of Python's: ``pullback(1.0)``
-
-
-_bridge.defvjp(_forward_rule, _backward_rule, symbolic_zeros=True)
-
-
-def _varies(x: Any) -> bool:
-    """Whether JAX follows that a value differs between the devices of a `jax.shard_map`."""
-    kind = getattr(x, "aval", None)
-    return bool(getattr(getattr(kind, "mat", None), "varying", None) or getattr(kind, "vma", None))
-
-
-def _called_back(operation: Operation, needed: _Needed, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The operation where JAX traces: shapes are foretold, values come by a callback through the host."""
-    inputs, number = (arrays[:-2], arrays[-2]) if operation.is_pullback else (arrays[:-1], arrays[-1])
-    if any(map(_varies, arrays)):
-        # A callback says nothing of that, and JAX would leave out the sum over devices in the backward.
-        raise GradientError(
-            f"{operation.label}(): inside jax.shard_map JAX follows which values differ between devices, and"
-            " a function of another framework does not tell; pass check_vma=False to shard_map",
-            source_type="jax",
-            reason="values that differ between devices",
-        )
-    keep = needed is not None
-    asked_for = (needed or (False,) * len(inputs))[: len(inputs)]
-    shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in inputs], asked_for)
-    for _, dtype in shapes:
-        if dtype in _WIDE:
-            _refuse_wide(dtype, operation.label)
-        if dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
-            raise GradientError(
-                f"{operation.label}(): inside jax.jit JAX has no {dtype} while x64 is off, and a result has"
-                " it; cast it to int32, or enable x64",
-                source_type="jax",
-                reason=f"{dtype} while x64 is off",
-            )
-    expected = [jax.ShapeDtypeStruct(shape, hostmemory.np_dtype(dtype)) for shape, dtype in shapes]
-
-    # JAX's own functions may not be called in here: they can wait for the thread that this occupies.
-    def on_host(*values: Any) -> list[np.ndarray]:
-        views = [np.asarray(x) for x in values]
-        asked = tuple(map(bool, views.pop())) if operation.is_pullback else ()
-        results = operation.on_host(views[:-1], keep, number_in(views[-1]), asked)
-        for result, (shape, dtype) in zip(results, shapes, strict=True):
-            if result.shape != shape or result.dtype.name != dtype:
-                raise GradientError(
-                    f"{operation.label}(): for jax.jit a result of shape {shape} and dtype {dtype} was"
-                    f" foretold, and shape {result.shape} and dtype {result.dtype.name} came"
-                )
-        return results
-
-    results = jax.pure_callback(on_host, expected, *arrays, vmap_method="sequential")
-    # What a token keeps is the pullback that this is, and not this one's own.
-    return list(results), number if number.dtype == NO_CALL.dtype else NO_CALL
+    def admit(self, x: Any, label: str) -> None:
+        _refuse_wide(x.dtype.name, label)
 
 
 AUTODIFF = JaxAutodiff()
+
+
+def _is_smooth(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def _are_traced(arrays: Sequence[Any]) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in arrays)
+
+
+def _refuse_wide(dtype: str, label: str) -> None:
+    if dtype in _WIDE and not jax.config.jax_enable_x64:
+        raise GradientError(
+            f"{label}(): {dtype} while JAX's x64 is off, where gradients would be narrowed; call it under"
+            " jax.enable_x64(True), or pass float32",
+            reason="x64 is off",
+        )
+
+
+@jax.tree_util.register_static
+class _Static:
+    """Anything, in the place of an array: part of what JAX keeps of a trace."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+# -- the callee ----------------------------------------------------------------------------------------
+
+
+def _vjp(body: Body, arrays: Sequence[Any], active: Sequence[bool]) -> tuple[list[Any], _Static, Any]:
+    """Results, outline, and JAX's pullback: a container of its residuals, which a program may return."""
+
+    def of_active(*values: Any) -> tuple[list[Any], _Static]:
+        results, outline = body(merged(arrays, active, values))
+        return results, _Static(outline)
+
+    results, vjp, outline = jax.vjp(of_active, *picked(arrays, active), has_aux=True)
+    return results, outline, vjp
+
+
+def _pull(vjp: Callable[..., Any], cotangents: list[Any], kinds: _Kinds) -> list[Any]:
+    """JAX's pullback, with zeros for the cotangents that are missing."""
+    zeros = [jnp.zeros(s, d) if _is_smooth(d) else np.zeros(s, jax.dtypes.float0) for s, d in kinds]
+    return list(vjp([z if c is None else c for c, z in zip(cotangents, zeros, strict=True)]))
+
+
+_compiled_pull = jax.jit(_pull, static_argnums=2)
+
+
+class _Vjp(Linear):
+    """A function of JAX at a point: what `jax.vjp` gives.
+
+    Args:
+        run: calls it.
+        traced: whether its arguments were traced, so that traced results need not be captured ones.
+    """
+
+    def __init__(
+        self, vjp: Any, results: list[Any], run: Callable[..., list[Any]], *, traced: bool = False
+    ) -> None:
+        self.vjp, self.run = vjp, run
+        self.kinds: _Kinds = tuple((y.shape, y.dtype) for y in results)
+        self.captures = not traced and _are_traced(results)
+        self.places = [None if traced or self.captures else y.sharding for y in results]
+
+    def pull(self, cotangents: list[Any]) -> list[Any]:
+        # A result may be on other devices than the caller's arrays, where its cotangent comes from.
+        cotangents = [
+            c if c is None or place is None or c.sharding == place else jax.device_put(c, place)
+            for c, place in zip(cotangents, self.places, strict=True)
+        ]
+        return self.run(self.vjp, cotangents, self.kinds)
+
+    def captured(self) -> str:
+        if not self.captures:
+            return ""
+        return "an array that is differentiated or traced and none of its arguments"
+
+    def residuals(self) -> list[Any]:
+        return [x for x in jax.tree.leaves(self.vjp) if isinstance(x, jax.Array)]
+
+
+def _compiled(call: Call, arrays: list[Any], active: Sequence[bool]) -> Linearised | None:
+    """A call of a jitted function by programs for its forward and pullback; None if it cannot be one.
+
+    What is no array is part of the program where the function has to know it, else numbers are arguments.
+    """
+    programs, failures = call.flow.programs, []
+    arguments = [isinstance(x, (jax.Array, float, int, complex)) for x in call.leaves]
+    numbers = [i for i, x in enumerate(call.leaves) if arguments[i] and not isinstance(x, jax.Array)]
+    # Numbers that the function has to know: none, one of them, or all.
+    for known in ((), *((i,) for i in numbers), numbers):
+        passed = [a and i not in known for i, a in enumerate(arguments)]
+        constants = tuple(None if p else (type(x), x) for x, p in zip(call.leaves, passed, strict=True))
+        try:
+            key = (call.arguments.key(), tuple(call.slots), tuple(active), constants)
+            if key not in programs:
+                programs[key] = _program(call, active, passed)
+        except TypeError:  # something in it cannot be hashed
+            return None
+        if programs[key] is None:
+            continue
+        try:
+            results, outline, vjp = programs[key](arrays, picked(call.leaves, passed))
+        # The function has to know a number, or fails anyway.
+        except (jax.errors.JAXTypeError, ValueError, OverflowError):
+            failures.append(key)
+            continue
+        programs.update(dict.fromkeys(failures))
+        return Linearised(results, outline.value, _Vjp(vjp, results, _compiled_pull))
+    return None
+
+
+def _program(call: Call, active: Sequence[bool], passed: list[bool]) -> Any:
+    leaves = [None if p else x for x, p in zip(call.leaves, passed, strict=True)]
+    call = Call(call.flow, call.own, call.arguments, leaves, call.slots)  # which keeps no array of this one
+
+    @jax.jit
+    def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], _Static, Any]:
+        return _vjp(lambda xs: call(xs, merged(leaves, passed, values)), arrays, active)
+
+    return forward
+
+
+# -- the caller ----------------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _applied(
+    operation: Operation, asked: bool, states: list[Any], *arrays: Any
+) -> tuple[list[Any], list[Any]]:
+    """The results of an operation, and the callee's random state before its first run.
+
+    ``asked``: whether that state is wanted where JAX traces; ``states``: that of a first run that JAX traced,
+    if it draws random numbers.
+    """
+    if _are_traced(arrays):
+        return _called_back(operation, asked, states, arrays)
+    for state in states:
+        operation = operation.replaying(np.array(state))
+    return operation.values(_as_arrays(arrays)), states
+
+
+def _forward(operation: Operation, asked: bool, states: list[Any], *arrays: Any) -> tuple[Any, Any]:
+    operation.differentiated = True
+    if _are_traced(arrays):
+        results, first = _applied(operation, True, states, *arrays)
+        return (results, first if asked else states), (arrays, first, _Static(None))
+    results, linear = operation.linearise(_as_arrays(arrays))
+    return (results, states), (arrays, states, _Static(linear))
+
+
+def _backward(operation: Operation, _asked: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+    arrays, states, linear = residuals
+    smooth = [None if c.dtype == jax.dtypes.float0 else c for c in map(_array, cotangents[0])]
+    pullback, operands = operation.pullback(arrays, smooth, linear.value)
+    results, _ = _applied(pullback, False, states, *operands)
+    gradients = iter(results)
+    return (None, *(next(gradients) if a else None for a in operation.active))
+
+
+_applied.defvjp(_forward, _backward)
+
+
+def _array(x: Any) -> Any:
+    """JAX takes a number of Python for a cotangent, too."""
+    return x if hasattr(x, "dtype") else jnp.asarray(x)
+
+
+def _as_arrays(values: Sequence[Any]) -> list[Any]:
+    """JAX differentiates numbers of Python and arrays of NumPy, too."""
+    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
+
+
+def _called_back(
+    operation: Operation, asked: bool, states: list[Any], arrays: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The operation in a program: its shapes are foretold, and its values come by a callback."""
+    shapes = operation.foretell([Shape(tuple(x.shape), x.dtype.name) for x in arrays])
+    for shape in shapes:
+        _refuse_wide(shape.dtype, operation.label)
+    expected = [jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)) for s in shapes]
+    # Where there is nothing to ask for, a program without the results need not run the function for it.
+    asked = asked and operation.draws
+    random_state = operation.callee.autodiff.random_state
+    first = [jax.ShapeDtypeStruct(random_state().shape, np.uint8)] if asked else []
+
+    # Functions of JAX itself could wait in here for the thread that this occupies.
+    def on_host(states: list[Any], *values: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        before = [random_state()] if asked else []
+        return operation.on_host([np.asarray(x) for x in values], list(map(np.array, states))), before
+
+    results, before = jax.pure_callback(on_host, (expected, first), states, *arrays, vmap_method="sequential")
+    return results, before if asked else states

@@ -51,7 +51,7 @@ class MlxFramework(Framework):
         return str(x.dtype).removeprefix("mlx.core.")
 
     def requires_grad(self, x: Any) -> bool:
-        return self._derivatives.is_differentiated(x)
+        return self._derivatives.follows(x)
 
     def detach(self, x: Any) -> Any:
         return self.copy(x)  # mx.stop_gradient(x) would be part of the graph

@@ -1,487 +1,185 @@
-"""TensorFlow's half of gradients across frameworks."""
+"""Derivatives of TensorFlow, as the caller and as the callee."""
 
 from __future__ import annotations
 
-import sys
-import threading
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.eager import forwardprop_util, record
-from tensorflow.python.framework import ops  # pyright: ignore[reportAttributeAccessIssue]
 
-from arraybridge.errors import GradientError, MemoryConversionError, told
+from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks.autodiff import (
     Autodiff,
     Body,
+    Foretold,
     Linear,
-    Operation,
+    Linearised,
     Shape,
     Span,
-    captured,
     draws_again,
-    hidden,
-    no_forward_mode,
-    refusals,
+    not_foretold,
+    picked,
 )
-from arraybridge.frameworks.holders import held_by_one, kept_among
-from arraybridge.frameworks.tensorflow.buffers import is_shared
-from arraybridge.frameworks.tensorflow.operations import (
-    OF_KERAS,
-    assigns,
-    drawing_among,
-    drawing_in,
-    runs_python,
-    watched_by,
-)
-from arraybridge.frameworks.within import captured_by, found_within
 
-__all__ = ["TensorflowAutodiff"]
+if TYPE_CHECKING:
+    from arraybridge.functions.operation import Operation
 
-# There is no public question for whether a tape follows a tensor.
-_no_tapes = pywrap_tfe.TFE_Py_TapeSetIsEmpty
-_followed_how = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes  # 0: not at all; forward accumulators count
-_is_taped = pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop
+__all__ = ["AUTODIFF"]
 
-_EAGER = tf.__internal__.EagerTensor
-_NOT_FORETOLD = (
-    *(TypeError, ValueError, NotImplementedError, AttributeError),
-    *(MemoryConversionError, tf.errors.OpError),
-)
+# A private name: nothing public tells whether a tape follows a tensor. 0 says that none does.
+_tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 
 
 class TensorflowAutodiff(Autodiff):
-    def is_differentiated(self, x: Any) -> bool:
-        if isinstance(x, _EAGER):
-            return not _no_tapes() and _followed_how([x]) != 0
-        if isinstance(x, tf.Variable):
-            if _no_tapes():
-                return False
-            # One that is not trainable is followed where somebody watches it.
-            return (x.trainable and _is_continuous(x)) or _followed_how([tf.convert_to_tensor(x)]) != 0
-        return isinstance(x, tf.Tensor)  # inside a tf.function
+    # -- its arrays --------------------------------------------------------------------------------
 
-    def stays_in_thread(self, x: Any) -> bool:
-        return self.is_differentiated(x) and (
-            # A tape that watches what is read sees this reading, and one that does not sees none.
-            not isinstance(x, tf.Variable) or _followed_how([tf.convert_to_tensor(x)]) != 0
-        )
+    def follows(self, x: Any) -> bool:
+        if not tf.executing_eagerly():
+            return True
+        return bool(_tapes_following([_tensor(x)]) != 0)
+
+    def prepare(self, x: Any) -> Any:
+        return _tensor(x)
 
     def is_smooth(self, x: Any) -> bool:
-        return x.dtype.is_floating or x.dtype.is_complex
+        return bool(x.dtype.is_floating or x.dtype.is_complex)
 
-    def span(self, x: Any) -> Span | None:
+    def span(self, x: Any) -> Span:
         try:
             view = memoryview(x)
             start = np.asarray(view).__array_interface__["data"][0]
         except (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError):
-            return None  # on a card, or of a dtype that NumPy does not have
+            return 0, 0  # on a card, or of a dtype that NumPy does not have
         return start, start + view.nbytes
 
-    def conjugate(self, x: Any) -> Any:
-        return tf.math.conj(x) if x.dtype.is_complex else x
+    def conj(self, x: Any) -> Any:
+        return tf.math.conj(x)
 
-    def prepare(self, x: Any) -> Any:
-        return tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
-
-    def refuse_call(self, arrays: Sequence[Any], label: str) -> None:
-        for x in arrays:
-            if isinstance(x, (_EAGER, tf.Variable)):
-                continue
-            if not isinstance(x, tf.Tensor):
-                raise GradientError(
-                    f"{label}(): a {type(x).__name__} is no single array, and gradients cannot flow through"
-                    " it; pass its parts, as x.values, or tf.convert_to_tensor(x)",
-                    source_type="tensorflow",
-                    reason=f"a {type(x).__name__}",
-                )
-            raise GradientError(
-                f"{label}(): a function of another framework cannot become part of a tf.function, in which"
-                " tensors have no values; call it outside, or inside by tf.py_function(fn, inp, Tout); for a"
-                " jacobian pass experimental_use_pfor=False",
-                source_type="tensorflow",
-                reason="tf.function",
-            )
-        if forwardprop_util.pack_tangents([tf.convert_to_tensor(x) for x in arrays]).tangents:
-            raise no_forward_mode(label)
+    def zeros_like(self, x: Any) -> Any:
+        return tf.zeros_like(x)
 
     # -- as the caller -----------------------------------------------------------------------------
 
-    def apply(self, operation: Operation, arrays: Sequence[Any]) -> list[Any]:
-        operation.wanted = tuple(
-            wanted and _followed_how([x]) != 0 for wanted, x in zip(operation.wanted, arrays, strict=True)
-        )
-
-        results = _through(*arrays, here=self, operation=operation)
-        found = list(results) if isinstance(results, (list, tuple)) else [results]
-        if any(operation.wanted) and sum(operation.smooth) > 1:
-            found = [_arriving(y) if s else y for y, s in zip(found, operation.smooth, strict=True)]
-        return found
-
-    @contextmanager
-    def noticing(self, label: str, function: Any, passed: Sequence[Any]) -> Iterator[None]:
-        # TensorFlow gives the numbers of a tensor away in silence, to whoever reads them.
-        if not _no_tapes() and (
-            captured_by(function, _is_followed) is not None or found_within(passed, _is_followed) is not None
-        ):
-            what = "it captures a tensor that a tape follows, or is passed one inside of no container"
-            raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
-        # While a function of JAX is traced, so that no program is kept of one that is refused.
-        with record.VariableWatcher() as watcher:
-            try:
-                yield
-            finally:  # of a helper inside there may be one, whatever went wrong then
-                refusals.count += bool(_smooth_among(watcher.watched_variables()))
-        _refuse_read(watcher, label)
-
-    def is_recording(self) -> bool:
-        return not _no_tapes()
-
-    def dense(self, cotangent: Any) -> Any:
-        return tf.convert_to_tensor(cotangent)  # tf.gather gives slices
-
-    def follows(self, arrays: Sequence[Any]) -> bool:
-        return not _no_tapes() and _is_taped(list(arrays))
+    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+        if not tf.executing_eagerly():
+            raise GradientError(
+                f"{operation.label}(): a function of another framework cannot become part of a tf.function,"
+                " in which tensors have no values; call it outside, or inside by tf.py_function(fn, inp,"
+                " Tout); for a jacobian pass experimental_use_pfor=False",
+                reason="tf.function",
+            )
+        results = _applied(*map(_tensor, arrays), operation=operation)
+        return list(results) if isinstance(results, (list, tuple)) else [results]
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def linearise(self, body: Body, arrays: list[Any], wanted: tuple[bool, ...], label: str) -> Linear:
-        arrays = _distinct(arrays)
-        inputs = [x for x, w in zip(arrays, wanted, strict=True) if w]
-        with _adding:
-            waiting = list(_waiting)
-        begin, own = ops.uid(), {id(x) for x in arrays}
-        with tf.GradientTape(persistent=True) as tape:
+    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+        if len(set(map(id, arrays))) < len(arrays):
+            arrays = [tf.identity(x) for x in arrays]  # a tape cannot tell two apart that are one object
+        inputs = picked(arrays, active)
+        with tf.GradientTape() as tape:
             tape.watch(inputs)
-            with _constants(waiting, begin, own) as constants:
-                leaves, spec = body(arrays)
-                kept = kept_among(leaves)
-                outputs = self._outputs(leaves)
-            # What does not depend on an argument may be memory that TensorFlow was lent.
-            kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and not _is_taped([x])}
-            hiding = found_within((x for x in leaves if not isinstance(x, tf.Tensor)), _is_followed)
-        if hiding is not None:
-            raise hidden("tensorflow", label)
-        kept |= {i for i, x in enumerate(leaves) if isinstance(x, _EAGER) and i not in kept and is_shared(x)}
-        if waiting:  # what comes back as it is goes through no operation
-            constants += [x for x in outputs if isinstance(x, _EAGER) and x._id < begin and id(x) not in own]
-        linear = _Tape()
-        linear.begin, linear.end = begin, ops.uid()
-        linear.leaves, linear.spec, linear.inputs, linear.tape = leaves, spec, inputs, tape
-        linear.outputs, linear.kept = outputs, kept
-        variables = _smooth_among(tape.watched_variables())
-        if variables or _is_taped(linear.outputs):
-            raise _captured(label, variables)
-        _refuse_earlier(waiting, constants, label)
-        with _adding:
-            _waiting.add(linear)
-        return linear
+            results, outline = body(arrays)
+            results = [_tensor(y) for y in results]
+        return Linearised(results, outline, _Tape(tape, results, inputs))
 
-    def _outputs(self, leaves: list[Any]) -> list[Any]:
-        # Called where the tape of the function sees it.
-        for i, leaf in enumerate(leaves):
-            if isinstance(leaf, (tf.Variable, tf.IndexedSlices)):
-                leaves[i] = tf.convert_to_tensor(leaf)
-        return [x for x in leaves if isinstance(x, tf.Tensor) and self.is_smooth(x)]
+    def foretell(self, body: Body, shapes: list[Shape], label: str) -> Foretold:
+        outlines = []
 
-    def pulled(
-        self, body: Body, count: int, takes: tuple[bool, ...], present: tuple[bool, ...], whole: bool = False
-    ) -> Body:
-        def pullback(arrays: list[Any]) -> tuple[list[Any], Any]:
-            inputs = _distinct(arrays)[:count]
-            taken = [x for x, t in zip(inputs, takes, strict=True) if t]
-            # What is followed is asked for a further derivative.
-            watching = watched_by(_refuse_python) if self.follows(arrays) else nullcontext()
-            with watching, tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(taken)
-                leaves, _ = body(inputs)
-                outputs = [x for x, p in zip(self._outputs(leaves), present, strict=True) if p]
-            found = _gradients(tape, outputs, taken, arrays[count:])
-            if whole:
-                found = [tf.zeros_like(x) if g is None else g for x, g in zip(taken, found, strict=True)]
-            return found, None
+        def traced(*arrays: Any) -> list[Any]:
+            results, outline = body(list(arrays))
+            outlines.append(outline)
+            return [_tensor(y) for y in results]
 
-        return pullback
-
-    @contextmanager
-    def repeatable(self, label: str) -> Iterator[None]:
-        def watch(op_type: Any, inputs: Any, *_: Any, **__: Any) -> None:
-            kind = _name_of(op_type)
-            counts = assigns(kind) and inputs[-1].dtype.is_integer
-            drawing = OF_KERAS if counts else drawing_in(kind)
-            if drawing:
-                raise _cannot_draw_again(label, drawing)
-
-        with watched_by(watch):
-            yield
-
-    def foretell(
-        self, body: Body, arrays: Sequence[Shape], wanted: tuple[bool, ...], label: str
-    ) -> tuple[list[Any], Any, list[Shape]]:
-        found: list[Any] = []
-
-        def probe(*xs: Any) -> list[Any]:
-            leaves, spec = body(list(xs))
-            self._outputs(leaves)
-            found[:] = [leaves, spec]
-            return [x for x in leaves if isinstance(x, tf.Tensor)]
-
-        specs = [tf.TensorSpec(shape, dtype) for shape, dtype in arrays]
+        specs = [tf.TensorSpec(s.shape, s.dtype) for s in shapes]
         try:
-            program = tf.function(probe, autograph=False).get_concrete_function(*specs)
-        except _NOT_FORETOLD as error:
-            raise _not_foretold(label, told(error)) from error
-        drawing = drawing_among(op.node_def for op in program.graph.get_operations())
-        if drawing and any(wanted):
-            raise _cannot_draw_again(label, drawing)
-        variables = _smooth_among(program.graph.trainable_variables)
-        if any(wanted) and variables:
-            raise _captured(label, variables)
-        leaves, spec = found
-        shapes: list[Shape] = []
-        for x in leaves:
-            if isinstance(x, tf.Tensor):
-                if not x.shape.is_fully_defined():
-                    raise _not_foretold(label, f"a result has the shape {x.shape}")
-                shapes.append((tuple(x.shape), x.dtype.name))
-        return leaves, spec, shapes
+            program = tf.function(traced, autograph=False).get_concrete_function(*specs)
+        except (NotImplementedError, AttributeError, TypeError, MemoryConversionError) as error:
+            raise not_foretold(label, error) from error
+        if not all(y.shape.is_fully_defined() for y in program.outputs):
+            raise not_foretold(label, "the shape of a result depends on values")
+        if _draws(program):
+            raise draws_again(label, _INSTEAD)
+        foretold = [Shape(tuple(y.shape), y.dtype.name) for y in program.outputs]
+        return Foretold(foretold, outlines[-1], _captured(program.trainable_variables), draws=False)
 
-    def version(self, x: Any) -> _Value | None:
-        return _Value(x) if isinstance(x, tf.Variable) else None
-
-    def is_held(self, x: Any) -> bool:
-        return sys.getrefcount(x) > held_by_one() or is_shared(x)
-
-
-@tf.custom_gradient  # type: ignore[untyped-decorator]  # once for all: it takes signatures apart
-def _through(*xs: Any, here: TensorflowAutodiff, operation: Operation) -> Any:
-    """The results of an operation, the only one by itself, and what TensorFlow pulls back with."""
-    with record.VariableWatcher() as watcher:  # for what a program of JAX reads by a callback
-        results, linear = operation.linearise(xs)
-    _refuse_read(watcher, operation.label)
-    places = [(y.device, y.shape) for y in results]
-
-    def pull(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
-        with record.VariableWatcher() as watcher:
-            gradients = pulled(*cotangents)
-        if not _no_tapes():  # which differentiate this in turn
-            _refuse_read(watcher, operation.label)
-        # Counters are read, too, and TensorFlow asks for their gradients.
-        return (gradients, [None] * len(variables)) if variables else gradients
-
-    def pulled(*cotangents: Any) -> list[Any]:
-        several = sum(operation.smooth) > 1
-        given = [
-            _at(c, *place) if s and c is not None and (not several or hasattr(c, _ARRIVED)) else None
-            for c, s, place in zip(cotangents, operation.smooth, places, strict=True)
-        ]
-        here.refuse_call([*xs, *(c for c in given if c is not None)], operation.label)
-        return here.pull_back(operation, xs, given, linear, xs)
-
-    return results[0] if len(results) == 1 else results, pull
-
-
-def _refuse_read(watcher: Any, label: str) -> None:
-    if _smooth_among(watcher.watched_variables()):
-        what = "it reads a trainable tf.Variable, of the framework that differentiates"
-        raise captured("tensorflow", f"{label}(): {what}")
-
-
-class _Value:
-    """What a variable holds now, to be compared with later: nobody counts what is written to it."""
-
-    def __init__(self, variable: Any) -> None:
-        with tf.init_scope():  # for a value also while a graph is made, and beside the tapes
-            self.value = variable.read_value()
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Value) or self.value.shape != other.value.shape:
-            return False
-        return self.value.numpy().tobytes() == other.value.numpy().tobytes()
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _refuse_python(op_type: Any, *_: Any, **__: Any) -> None:
-    if runs_python(_name_of(op_type)):
-        raise GradientError(  # TensorFlow gives None, or an error; of a sum, the other part
-            "a function of TensorFlow runs tf.py_function, which TensorFlow can derive only once; use"
-            " operations of TensorFlow, or give the function a rule of its own by tf.custom_gradient",
-            target_type="tensorflow",
-            reason="no second derivative of tf.py_function",
-        )
-
-
-def _name_of(op_type: Any) -> str:
-    return op_type.decode() if isinstance(op_type, bytes) else str(op_type)
-
-
-def _cannot_draw_again(label: str, kind: str) -> GradientError:
-    instead = (
-        "use tf.random.stateless_…, or keras.random.… with a number as seed, and pass another one each time"
-    )
-    return draws_again("tensorflow", label, f" ({kind})", instead)
-
-
-def _captured(label: str, variables: Sequence[Any]) -> GradientError:
-    what = f"the trainable tf.Variable {variables[0].name}" if variables else "a tensor that a tape follows"
-    return captured("tensorflow", f"{label}(): it depends on {what}")
-
-
-def _not_foretold(label: str, why: str) -> GradientError:
-    return GradientError(
-        f"{label}(): inside jax.jit its shapes have to be foretold, and that failed: {why}. Shapes and"
-        " branches that depend on values, .numpy() and calls of further frameworks cannot be foretold; call"
-        " the function outside of jax.jit",
-        target_type="tensorflow",
-        reason="shapes cannot be foretold",
-    )
-
-
-def _at(cotangent: Any, place: str, shape: Any) -> Any:
-    """A cotangent where its result is, of its shape; TensorFlow's own operations take others, too."""
-    cotangent = tf.convert_to_tensor(cotangent)
-    if cotangent.shape != shape:
-        cotangent = tf.broadcast_to(cotangent, shape)
-    if cotangent.device in (place, ""):
-        return cotangent
-    with tf.device(place):
-        return tf.identity(cotangent)
-
-
-@tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
-def _arriving(y: Any) -> Any:
-    """One of several results, whose cotangent is marked.
-
-    Where a result is not used, a tape hands over zeros in its place; these are not marked. Zeros times an
-    infinite derivative would be no number.
-    """
-
-    def pull(cotangent: Any) -> Any:
-        found = tf.identity(cotangent)
-        setattr(found, _ARRIVED, True)
-        return found
-
-    return y, pull
-
-
-_ARRIVED = "_arraybridge_arrived"
-
-
-def _distinct(arrays: list[Any]) -> list[Any]:
-    """The same values as tensors of which no two are one object, which a tape could not tell apart."""
-    seen: set[int] = set()
-    found = []
-    for x in arrays:
-        new = tf.identity(x) if id(x) in seen else x
-        seen.add(id(new))
-        found.append(new)
-    return found
-
-
-def _gradients(tape: Any, outputs: list[Any], inputs: list[Any], cotangents: list[Any]) -> list[Any]:
-    pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if c is not None]
-    if not pairs or not inputs:
-        return [None] * len(inputs)
-    found = tape.gradient([y for y, _ in pairs], inputs, output_gradients=[c for _, c in pairs])
-    return [None if g is None else tf.convert_to_tensor(g) for g in found]
-
-
-#: The tapes of functions whose backward may still come.
-_waiting: weakref.WeakSet[_Tape] = weakref.WeakSet()
-#: Operations that need no gradient of what they are given, named by either.
-_READING_VALUES = frozenset(
-    name for kind in ("StopGradient", "ZerosLike", "OnesLike", "Shape") for name in (kind, kind.encode())
-)
-#: Held by who asks them: a tape is entered by one thread at a time.
-_asking = threading.Lock()
-
-
-#: Held while tapes are counted or added.
-_adding = threading.Lock()
-
-
-@contextmanager
-def _constants(waiting: list[_Tape], begin: int, own: set[int]) -> Iterator[list[Any]]:
-    """The tensors from before that something is computed of in here; none where no tape waits."""
-    found: dict[int, Any] = {}
-
-    def watch(kind: Any, given: Any, _: Any, made: Any, *__: Any, graph: Any = None, **___: Any) -> None:
-        # What is traced is for a program, which is one operation here; through integers no gradient comes.
-        if graph is not None or kind in _READING_VALUES or not any(map(_is_continuous, made or ())):
+    def refuse_again(self, body: Body, arrays: list[Any], label: str) -> None:
+        if not tf.executing_eagerly():
+            return  # where a program is made, that is looked at as a whole
+        specs = [tf.TensorSpec(x.shape, x.dtype) for x in arrays]
+        program = tf.function(lambda *xs: body(list(xs))[0], autograph=False)
+        try:
+            program = program.get_concrete_function(*specs)
+        except Exception:  # noqa: BLE001  # who cannot tell does not refuse
             return
-        found.update(
-            (x._id, x) for x in given if isinstance(x, _EAGER) and x._id < begin and id(x) not in own
-        )
-
-    constants: list[Any] = []
-    if not waiting:
-        yield constants
-        return
-    with watched_by(watch):
-        yield constants
-    constants += found.values()
-
-
-def _is_followed(x: Any) -> bool:
-    """Whether it is a tensor of numbers that a tape follows; variables are seen when they are read."""
-    # A tf.experimental.Optional, and others, have theirs in a variant.
-    return issubclass(type(x), _EAGER) and _may_hold_numbers(x.dtype) and _followed_how([x]) != 0
-
-
-def _may_hold_numbers(dtype: Any) -> bool:
-    return bool(dtype.is_floating or dtype.is_complex or dtype == tf.variant)
-
-
-def _smooth_among(variables: Sequence[Any]) -> list[Any]:
-    """Those that could get a gradient; a counter is trainable, too, if nobody says otherwise."""
-    return [v for v in variables if v.dtype.is_floating or v.dtype.is_complex]
-
-
-def _is_continuous(x: Any) -> bool:
-    """Whether gradients come through its elements; a list of tensors, a variant, may have such."""
-    return bool(x.dtype.is_floating or x.dtype.is_complex or x.dtype in (tf.variant, tf.resource))
-
-
-def _refuse_earlier(waiting: list[_Tape], constants: list[Any], label: str) -> None:
-    """Refuse what an earlier call computed of what is differentiated, which is a constant to a new tape."""
-    for linear in waiting if constants else ():
-        own = {id(x) for x in linear.inputs}
-        made = [x for x in constants if linear.begin <= x._id < linear.end or id(x) in own]
-        if not made:
-            continue
-        with _asking, linear.tape:
-            followed = [x for x in made if pywrap_tfe.TFE_Py_TapeSetShouldRecordBackprop([x])]
-        if followed and _has_gradient(linear, followed):
-            what = "it reads a tensor that an earlier call computed of what is differentiated"
-            raise captured("tensorflow", f"{label}(): {what} (its values are tf.stop_gradient(x))")
-
-
-def _has_gradient(linear: _Tape, tensors: list[Any]) -> bool:
-    """Whether there is any: a tape follows zeros and ones of the shape of something, too."""
-    try:
-        return any(g is not None for g in linear.tape.gradient(tensors, linear.inputs))
-    except Exception:  # noqa: BLE001  # whatever a rule of the user's raises, there is a rule
-        return True
+        if _draws(program):
+            raise draws_again(label, _INSTEAD)
 
 
 class _Tape(Linear):
-    """A function of TensorFlow at a point: its tape."""
+    """A function of TensorFlow at a point: the tape that has followed it.
 
-    inputs: list[Any]
-    outputs: list[Any]
-    tape: Any
-    #: Numbers of the first tensor that was made while it was open, and of the first one after it.
-    begin: int
-    end: int
+    It is played once, and frees what it keeps meanwhile. What gradients it hands out, and whether it reads
+    their memory again, nobody could know.
+    """
+
+    def __init__(self, tape: tf.GradientTape, outputs: list[Any], inputs: list[Any]) -> None:
+        self.tape, self.outputs, self.inputs = tape, outputs, inputs
+        self.variables = tape.watched_variables()
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
-        return _gradients(self.tape, self.outputs, self.inputs, cotangents)
+        tape, outputs, inputs = self.tape, self.outputs, self.inputs
+        self.tape, self.outputs, self.inputs, self.spent = None, [], [], True
+        pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if c is not None]
+        gradients = tape.gradient([y for y, _ in pairs], inputs, output_gradients=[c for _, c in pairs])
+        return [None if g is None else _tensor(g) for g in gradients]
+
+    def captured(self) -> str:
+        return _captured(self.variables)
+
+
+_INSTEAD = ", or a seed for tf.random.stateless_*"
+
+
+def _tensor(x: Any) -> tf.Tensor:
+    """A variable, or slices of a gradient, as a tensor; one that is a tensor is not asked at length."""
+    return x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x)
+
+
+def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
+    """A cotangent of the shape of its result; TensorFlow lets ``output_gradients=`` be a number."""
+    return x if x.shape == shape else tf.broadcast_to(x, shape)
+
+
+def _captured(variables: Sequence[Any]) -> str:
+    names = [v.name for v in variables if AUTODIFF.is_smooth(v)]
+    if not names:
+        return ""
+    return f"the trainable tf.Variable {names[0]} that is none of its arguments (its values are v.numpy())"
+
+
+def _draws(program: Any) -> bool:
+    """Whether a traced function draws random numbers that it was not passed the seed of."""
+    return any("Random" in o.type and o.op_def.is_stateful for o in program.graph.get_operations())
+
+
+@tf.custom_gradient
+def _applied(*arrays: Any, operation: Operation) -> Any:
+    results, linear = operation.linearise(arrays)
+    shapes = [y.shape if AUTODIFF.is_smooth(y) else None for y in results]
+
+    def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+        pairs = zip(cotangents, shapes, strict=True)
+        dense = [None if shape is None else _shaped(_tensor(c), shape) for c, shape in pairs]
+        pullback, operands = operation.pullback(arrays, dense, linear)
+        followed = any(pullback.active)
+        results = iter(AUTODIFF.apply(pullback, operands) if followed else pullback.values(operands))
+        gradients = [next(results) if a else None for a in operation.active]
+        return (gradients, [None] * len(variables)) if variables else gradients
+
+    return (results[0] if len(results) == 1 else results), backward
 
 
 AUTODIFF = TensorflowAutodiff()

@@ -14,7 +14,6 @@ import pytest
 
 import arraybridge
 from arraybridge import GradientError
-from arraybridge.functions import bridge
 from tests.helpers import require
 
 torch = require("torch")
@@ -113,24 +112,6 @@ def kept_bytes(fn: Callable[[], Any]) -> tuple[int, Any]:
     result = fn()
     gc.collect()
     return sum(a.nbytes for a in jax.live_arrays() if id(a) not in before), result
-
-
-def test_a_checkpoint_of_results_that_share_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory is shared with the residuals in the first run, and not in the second."""
-    plain, answers = bridge.overlap, itertools.chain([True], itertools.repeat(False))
-
-    def overlap(span: Any, spans: Any) -> bool:
-        return next(answers) if spans and spans[0] is residual else plain(span, spans)
-
-    residual = (1, 2)
-    monkeypatch.setattr(bridge, "overlap", overlap)
-    there = type(arraybridge.framework("jax").autodiff)
-    monkeypatch.setattr(there, "span", lambda self, x: residual)
-    square = arraybridge.jax(grad="flow")(jax.jit(lambda x: jnp.sin(x) ** 2))
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    torch.utils.checkpoint.checkpoint(square, x, use_reentrant=False).sum().backward()
-    assert next(answers) is False
-    np.testing.assert_allclose(x.grad, np.sin(2 * np.array([1.0, 2.0])), rtol=1e-6)
 
 
 def test_checkpoint_frees_the_residuals() -> None:

@@ -1,0 +1,263 @@
+"""A function of one framework as an operation of another one; and its pullback, which is an operation again.
+
+The function is pure in its array arguments, and may run more than once. A call of it is an `Operation` on
+arrays of the caller. Its pullback is an `Operation` on the same arrays and the cotangents, which has a
+pullback itself: derivatives of any order, and every transformation of the caller, need nothing besides.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from arraybridge.conversion import trace
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.autodiff import (
+    Body,
+    Linear,
+    Linearised,
+    Shape,
+    Span,
+    captured,
+    overlaps,
+    picked,
+)
+from arraybridge.frameworks.base import Framework
+from arraybridge.functions.convert import convert
+
+__all__ = ["Operation", "Pullback"]
+
+
+class Operation:
+    """A pure function of the callee, on arrays of the caller.
+
+    Args:
+        body: the function.
+        enter: converts a plain array to the callee, to where the function runs.
+        active: which of the arguments are differentiated.
+        label: how errors name it.
+        constants: arrays of the callee that the function is passed besides.
+    """
+
+    #: What the results lie in, once it has run or was foretold.
+    outline: Any = None
+    #: Of the callee's random numbers before it ran first.
+    state: Any = np.zeros(0, np.uint8)
+    #: Whether somebody differentiates it; where the caller traces, that is seen at the last moment.
+    differentiated = True
+    #: Whether it draws random numbers that it is not passed, where that was foretold.
+    draws = False
+
+    def __init__(
+        self,
+        body: Body,
+        callee: Framework,
+        caller: Framework,
+        enter: Callable[[Any], Any],
+        active: Sequence[bool],
+        label: str,
+        constants: Sequence[Any] = (),
+    ) -> None:
+        self.body, self.callee, self.caller, self.enter, self.label = body, callee, caller, enter, label
+        self.active, self.constants = tuple(active), constants
+        self.context = contextvars.copy_context()
+        self.settings = callee.scopes.thread_settings()
+
+    # -- the function ------------------------------------------------------------------------------
+
+    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+        """The results, and what their pullback may use; without it, the function will run again."""
+        autodiff = self.callee.autodiff
+        self.state = autodiff.random_state()
+        run = autodiff.linearise(self.body, self._entered(arrays), self.active, self.label)
+        self._refuse_captured(run.linear.captured())
+        self.outline = run.outline
+        # The backward reads the arrays beside the arguments, too.
+        spans = self._spans(arrays) + [self.callee.autodiff.span(x) for x in self.constants]
+        return self._left(run.results, [arrays[0]] * len(run.results), spans), run.linear
+
+    def values(self, arrays: Sequence[Any]) -> list[Any]:
+        """The results alone."""
+        return self.linearise(arrays)[0]
+
+    def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
+        """The results as numbers, where the caller's program holds its thread.
+
+        ``states``: the random state before the first run, unless this is the first, or draws none.
+        """
+        operation = self
+        for state in states:
+            operation = operation.replaying(state)
+        return operation._under_settings(operation._numbers, arrays)
+
+    def _numbers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        # Though it is read-only, it need not be copied: who writes to an argument is refused.
+        entered = self._entered([hostmemory.writable_alias(x) for x in arrays])
+        results, _ = self.callee.autodiff.run(self.body, entered, self.label)
+        return [convert(y, "numpy", "detach") for y in results]
+
+    def again(self, arrays: list[Any]) -> Linearised:
+        """Run once more, on arrays of the callee, with the random numbers of the first run."""
+        autodiff = self.callee.autodiff
+        autodiff.refuse_again(self.body, arrays, self.label)
+        with autodiff.replayed(self.state):
+            return autodiff.linearise(self.body, arrays, self.active, self.label)
+
+    def replaying(self, state: Any) -> Operation:
+        """The same, of which the first run began with this random state."""
+        operation = copy.copy(self)
+        operation.state = state
+        return operation
+
+    def foretell(self, shapes: list[Shape]) -> list[Shape]:
+        for shape in shapes:
+            self.callee.supports(shape.dtype, shape.shape)
+        foretold = self.callee.autodiff.foretell(self.body, shapes, self.label)
+        if self.differentiated:
+            self._refuse_captured(foretold.captured)
+        self.outline, self.draws = foretold.outline, foretold.draws
+        return foretold.shapes
+
+    # -- its pullback ------------------------------------------------------------------------------
+
+    def pullback(
+        self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None
+    ) -> tuple[Pullback, list[Any]]:
+        """The operation that gives the gradients of the active arguments, and what to apply it to.
+
+        ``cotangents``: one for each result, None where there is none.
+        """
+        operands = [*arrays, *(c for c in cotangents if c is not None)]
+        return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
+
+    def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
+        """The results in whose memory the pullback reads, so that nobody may write to them."""
+        if linear is None:
+            return []
+        residuals = linear.residuals()
+        if residuals is None:
+            return results
+        spans = [self.callee.autodiff.span(x) for x in residuals]
+        return [y for y in results if overlaps(self.caller.autodiff.span(y), spans)]
+
+    # -- from one framework to the other -------------------------------------------------------------
+
+    def _under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Call it under the settings of the forward: a backward may run in any thread."""
+
+        def settled() -> Any:
+            with self.settings():
+                return run(*args)
+
+        context = self.context.copy()
+        if trace.open_logs:  # a trace around the backward hears it
+            trace.listen_in(context)
+        return context.run(settled)
+
+    def _entered(self, arrays: Sequence[Any]) -> list[Any]:
+        entered = [self.enter(x) for x in arrays]
+        for x in entered:
+            self.callee.autodiff.admit(x, self.label)
+        return entered
+
+    def _left(self, results: Sequence[Any], likes: Sequence[Any], spans: list[Span]) -> list[Any]:
+        """The results as arrays of the caller, each in memory of its own and on the device of its like.
+
+        None stands for zeros.
+        """
+        caller, arrays = self.caller, []
+        for result, like in zip(results, likes, strict=True):
+            if result is None:
+                arrays.append(caller.autodiff.zeros_like(like))
+                continue
+            x = convert(result, caller.name, "detach")
+            home = caller.device_of(like)
+            if caller.device_of(x) != home:
+                x = convert(x, caller.name, "detach", device=home)
+            if overlaps(caller.autodiff.span(x), spans):
+                x = caller.copy(x)
+            spans.append(caller.autodiff.span(x))
+            arrays.append(x)
+        return arrays
+
+    def _spans(self, arrays: Sequence[Any]) -> list[Span]:
+        return [self.caller.autodiff.span(x) for x in arrays]
+
+    def _refuse_captured(self, what: str) -> None:
+        if what:
+            raise captured(self.label, what)
+
+
+class Pullback(Operation):
+    """The gradients of the active arguments, as an operation on the arguments and the cotangents.
+
+    Args:
+        forward: the operation that it is the pullback of.
+        present: which of its results have a cotangent.
+        arrays: what it will be applied to.
+        linear: what a run has kept; without it, the function runs again.
+    """
+
+    def __init__(
+        self, forward: Operation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
+    ) -> None:
+        self.forward, self.present, self.linear = forward, present, linear
+        self.callee, self.caller, self.enter, self.label = (
+            *(forward.callee, forward.caller),
+            *(forward.enter, forward.label),
+        )
+        self.context, self.settings, self.body = forward.context, forward.settings, self._run
+        autodiff = self.caller.autodiff
+        self.active = tuple(autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays)
+
+    def _run(self, arrays: list[Any]) -> tuple[list[Any], None]:
+        count = len(self.forward.active)
+        gradients = self._pulled(self.forward.again(arrays[:count]).linear, arrays[count:])
+        likes = picked(arrays, self.forward.active)
+        zeros_like = self.callee.autodiff.zeros_like
+        return [zeros_like(x) if g is None else g for x, g in zip(likes, gradients, strict=True)], None
+
+    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
+        # Few ask for the next order; it runs again for those who do.
+        return self.values(arrays), None
+
+    def values(self, arrays: Sequence[Any]) -> list[Any]:
+        gradients: list[Any] = self._under_settings(self._values, arrays)
+        return gradients
+
+    def _values(self, arrays: Sequence[Any]) -> list[Any]:
+        likes, spans = picked(arrays, self.forward.active), self._spans(arrays)
+        linear, self.linear = self.linear, None  # which the caller's graph of the gradients would keep
+        if linear is None or linear.spent:
+            return self._left(self._run(self._entered(arrays))[0], likes, spans)
+        # The caller may write to a gradient, and pull back again.
+        spans += [self.callee.autodiff.span(x) for x in linear.residuals() or ()]
+        cotangents = self._entered(arrays[len(self.forward.active) :])
+        return self._left(self._pulled(linear, cotangents), likes, spans)
+
+    def again(self, arrays: list[Any]) -> Linearised:
+        return self.callee.autodiff.linearise(self.body, arrays, self.active, self.label)
+
+    def replaying(self, state: Any) -> Operation:
+        pullback = copy.copy(self)
+        pullback.forward = self.forward.replaying(state)
+        pullback.body = pullback._run
+        return pullback
+
+    def foretell(self, shapes: list[Shape]) -> list[Shape]:
+        return picked(shapes, self.forward.active)
+
+    def _pulled(self, linear: Linear, cotangents: list[Any]) -> list[Any]:
+        """The callee's pullback, in the caller's convention for complex numbers."""
+        autodiff, operands = self.callee.autodiff, iter(cotangents)
+        flip = autodiff.conj if autodiff.transposes != self.caller.autodiff.transposes else _same
+        gradients = linear.pull([flip(next(operands)) if p else None for p in self.present])
+        return [None if g is None else flip(g) for g in gradients]
+
+
+def _same(x: Any) -> Any:
+    return x
