@@ -26,53 +26,20 @@ class PoolLimitError(MemoryConversionError, ValueError):
 # -- reusable arrays -----------------------------------------------------------------------------------
 
 
-class _Order(NamedTuple):
-    """What an array that is taken has to be."""
-
-    owner: Framework
-    shape: tuple[int, ...]
-    dtype: str
-    device: Device
-    pinned: bool
-
-    @property
-    def nbytes(self) -> int:
-        return hostmemory.np_dtype(self.dtype).itemsize * math.prod(self.shape)
-
-    def lends_views(self) -> bool:
-        """Whether the array is a view of bytes; where a framework has none, it is the memory itself."""
-        return type(self.owner).reshaped is not Framework.reshaped
-
-    def place(self) -> tuple[Any, ...]:
-        """Where memory has to be to serve."""
-        if not self.lends_views():
-            return self.owner.name, self.device, self.shape, self.dtype
-        return (CPU, self.pinned) if self.device == CPU else (self.owner.name, self.device)
-
-    def allocate(self) -> Any:
-        """New memory."""
-        if self.pinned:
-            return _locked(max(1, self.nbytes))
-        if not self.lends_views():
-            return self.owner.empty(self.shape, self.dtype, self.device)
-        if self.device == CPU:
-            return hostmemory.packed((self.nbytes,), np.dtype(np.uint8))
-        return self.owner.empty((max(1, self.nbytes),), "uint8", self.device)
-
-    def view(self, memory: Any) -> Any:
-        """A new array over the beginning of the memory."""
-        view = self.owner.reshaped(memory, self.shape, self.dtype)
-        return memory if view is None else view
-
-
 class _Buffer(NamedTuple):
-    """Memory of the pool. Nobody else has it: what is lent are views."""
+    """Memory of the pool. What is lent are views of it; where a framework has none, the memory itself.
+
+    Attributes:
+        place: what it may serve for: buffers of one place differ in size alone.
+        nbytes: its size.
+        owner: the framework that it was made for.
+        memory: packed bytes; None while the array itself is lent.
+    """
 
     place: tuple[Any, ...]
     nbytes: int
-    memory: Any
     owner: Framework
-    device: Device
+    memory: Any
 
 
 class BufferPool:
@@ -103,8 +70,7 @@ class BufferPool:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
             raise ValueError(f"max_bytes={max_bytes!r} is no bound; pass a positive number of bytes")
         self.max_bytes = max_bytes
-        # Reentrant, and nothing is summed up in between: the collector may run a finaliser that gives a
-        # buffer back in the midst of any method.
+        # Reentrant: the collector may run a finaliser that gives a buffer back in the midst of any method.
         self._lock = threading.RLock()
         self._idle: list[_Buffer] = []
         #: By the id of the lent array.
@@ -114,8 +80,7 @@ class BufferPool:
     @property
     def nbytes(self) -> int:
         """Bytes of the lent and the idle memory."""
-        lent = [buffer for _, buffer in list(self._lent.values())]
-        return sum(buffer.nbytes for buffer in [*lent, *self._idle])
+        return sum(b.nbytes for b in [*(buffer for _, buffer in list(self._lent.values())), *self._idle])
 
     def take(
         self,
@@ -132,11 +97,9 @@ class BufferPool:
             shape: its shape.
             dtype: its dtype, by NumPy's name, as a NumPy dtype, or as ``torch.float32``.
             framework: whose array: one with mutable arrays (not JAX or TensorFlow).
-            gpu_id: on which accelerator (under ``settings(missing_gpu="host")`` on the host, with a warning,
-                where that is missing); None: on the host, or on the current device of a framework
-                that has no host arrays.
-            pinned: on the host, in page-locked memory, as of the function `pinned`; a NumPy array or a torch
-                tensor.
+            gpu_id: on which accelerator; None: on the host, or on the current device of a framework that has
+                no host arrays.
+            pinned: on the host, in page-locked memory, as of the function `pinned`.
 
         Raises:
             PoolLimitError: it would exceed the bound, also with every idle array dropped.
@@ -147,45 +110,49 @@ class BufferPool:
             ValueError: the framework's arrays are immutable, the shape has a negative extent, or ``pinned``
                 is asked for on a card.
         """
-        order = _order(framework, shape, dtype, gpu_id, pinned)
+        owner, extents, name, device = _checked(framework, shape, dtype, gpu_id, pinned)
+        has_views = type(owner).reshaped is not Framework.reshaped
+        whose = "host" if device == CPU else owner.name
+        place = (whose, device, pinned) if has_views else (owner.name, device, extents, name)
+        nbytes = hostmemory.np_dtype(name).itemsize * math.prod(extents)
         with self._lock:
-            buffer = self._reused(order) or self._made(order)
-            array = order.view(buffer.memory)
+            buffer = self._reused(place, nbytes)
+            if buffer is None:
+                self._make_room(nbytes, owner)
+                memory = _bytes(owner, nbytes, device, pinned) if has_views else None
+                buffer = _Buffer(place, nbytes, owner, memory)
+            if has_views:
+                array = owner.reshaped(buffer.memory, extents, name)
+            else:
+                array = owner.empty(extents, name, device) if buffer.memory is None else buffer.memory
+                buffer = buffer._replace(memory=None)
             identity, lent = id(array), self._lent
             lent[identity] = weakref.ref(array, lambda _: lent.pop(identity, None)), buffer
         return array
 
-    def _reused(self, order: _Order) -> _Buffer | None:
+    def _reused(self, place: tuple[Any, ...], nbytes: int) -> _Buffer | None:
         """The idle memory that fits best; None where there is none."""
-        place, nbytes = order.place(), order.nbytes
-        fitting = [
-            buffer
-            for buffer in list(self._idle)
-            if buffer.place == place and nbytes <= buffer.nbytes <= 2 * nbytes
-        ]
-        if not fitting:
-            return None
-        best = min(fitting, key=lambda buffer: buffer.nbytes)
+        fitting = [b for b in list(self._idle) if b.place == place and nbytes <= b.nbytes <= 2 * nbytes]
+        best = min(fitting, key=lambda buffer: buffer.nbytes, default=None)
         self._idle = [buffer for buffer in self._idle if buffer is not best]
         return best
 
-    def _made(self, order: _Order) -> _Buffer:
-        nbytes = order.nbytes
+    def _make_room(self, nbytes: int, owner: Framework) -> None:
+        """Drop idle memory until so much more is within the bound."""
         while self._idle and self.nbytes + nbytes > self.max_bytes:
             del self._idle[0]
         if self.nbytes + nbytes > self.max_bytes:
             raise PoolLimitError(
-                f"a buffer of {nbytes} bytes does not fit into this pool: {self.nbytes} of its"
-                f" {self.max_bytes} bytes are lent. Give buffers back first, or pass a larger max_bytes.",
-                target_type=order.owner.name,
+                f"a buffer of {nbytes} bytes does not fit: {self.nbytes} of the pool's {self.max_bytes} bytes"
+                " are lent. Give buffers back first, or make the pool with a larger max_bytes.",
+                target_type=owner.name,
                 reason=f"{nbytes} bytes exceed what is left of {self.max_bytes}",
             )
-        return _Buffer(order.place(), nbytes, order.allocate(), order.owner, order.device)
 
     def give(self, array: Any) -> None:
         """Give a lent array back. Whoever still refers to it, or to a view of it, must not use it any more.
 
-        Waits until the work that was queued on an array of a card is done.
+        Waits until all work is done that was queued on the card, whichever its stream.
 
         Raises:
             ValueError: the array is not lent by this pool: it is another one, a view, or was given back
@@ -195,15 +162,17 @@ class BufferPool:
             reference, buffer = self._lent.get(id(array), (None, None))
             if reference is None or buffer is None or reference() is not array:
                 raise ValueError(
-                    "this array is not lent by this pool: give back the very array that take() returned,"
-                    " once, and not a view or a copy of it"
+                    "this array is not lent by this pool: give back the very array of take(), once, and no view"
                 )
             del self._lent[id(array)]
-        buffer.owner.settle(
-            buffer.memory if buffer.device != CPU else array
-        )  # where that fails, the memory goes
+        _whose, device, *kind = buffer.place
+        if device != CPU:
+            buffer.owner.pool.synchronize()  # where that fails, the memory goes
+        elif kind == [True]:  # page-locked, which a copy to any card may still read
+            for one in registry.loaded():
+                one.pool.synchronize()
         with self._lock:
-            self._idle.append(buffer)
+            self._idle.append(buffer if buffer.memory is not None else buffer._replace(memory=array))
 
     def clear(self) -> int:
         """Drop the idle memory, and return its bytes. Lent arrays stay with those who took them."""
@@ -213,7 +182,7 @@ class BufferPool:
         """Drop the idle memory of that framework on that device; None stands for all."""
         with self._lock:
             idle = self._idle
-            gone = [b for b in idle if device in (None, b.device) and name in (None, b.owner.name)]
+            gone = [b for b in idle if device in (None, b.place[1]) and name in (None, b.owner.name)]
             self._idle = [b for b in idle if not any(b is one for one in gone)]
         return sum(buffer.nbytes for buffer in gone)
 
@@ -235,32 +204,40 @@ def _drop_idle(device: Device | None, name: str | None) -> int:
 cleanup.own_caches.append(_drop_idle)
 
 
-def _order(framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None, pinned: bool) -> _Order:
-    """What `BufferPool.take` is asked for, checked."""
+def _checked(
+    framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None, pinned: bool
+) -> tuple[Framework, tuple[int, ...], str, Device]:
+    """What `BufferPool.take` is asked for: framework, shape, name of the dtype, and device."""
     owner = registry.framework(framework)
     if not owner.mutable:
         raise ValueError(
             f"{owner.name} arrays are immutable, so that there is nothing to use again; take the buffer"
             " as 'numpy', 'torch' or 'cupy'"
         )
-    shape = hostmemory.extents(shape)
-    if any(n < 0 for n in shape):
-        raise ValueError(f"shape={shape} has a negative extent")
+    extents = hostmemory.extents(shape)
+    if any(n < 0 for n in extents):
+        raise ValueError(f"shape={extents} has a negative extent")
     name = _dtype_name(owner, dtype)
-    owner.supports(name, shape)
-    order = _Order(owner, shape, name, _place(owner, gpu_id), bool(pinned))
-    if pinned and order.device != CPU:
+    owner.supports(name, extents)
+    index = check_gpu_id(gpu_id)
+    if isinstance(index, str):
+        raise ValueError("take(gpu_id='auto') has no meaning; pass least_used_gpu(), a number or None")
+    if index is None or owner.name == "numpy":
+        device = owner.find_device(owner.default_device())
+    else:
+        device = find_or_host(owner, owner.accelerator(index))
+    if pinned and device != CPU:
         raise ValueError(
-            f"pinned memory is the host's, and this buffer would be on {order.device}; take it without"
+            f"pinned memory is the host's, and this buffer would be on {device}; take it without"
             " gpu_id, as 'numpy' or 'torch'"
         )
-    return order
+    return owner, extents, name, device
 
 
 def _dtype_name(owner: Framework, dtype: Any) -> str:
     """Of a dtype of numbers; memory of references may not be used for anything else."""
     try:
-        name = np.dtype(dtype).name
+        name = str(np.dtype(dtype).name)
     except TypeError:  # torch.float32; bfloat16 and its kin, which NumPy knows once ml_dtypes is imported
         name = str(dtype).rpartition(".")[2]
     try:
@@ -277,13 +254,21 @@ def _dtype_name(owner: Framework, dtype: Any) -> str:
     )
 
 
-def _place(owner: Framework, gpu_id: int | None) -> Device:
-    index = check_gpu_id(gpu_id)
-    if isinstance(index, str):
-        raise ValueError("take(gpu_id='auto') has no meaning; pass least_used_gpu(), a number or None")
-    if index is None or owner.name == "numpy":
-        return owner.find_device(owner.default_device())
-    return find_or_host(owner, owner.accelerator(index))
+def _bytes(owner: Framework, nbytes: int, device: Device, pinned: bool) -> Any:
+    """New memory."""
+    if device != CPU:
+        return owner.empty((max(1, nbytes),), "uint8", device)
+    if not pinned:
+        return hostmemory.packed((nbytes,), np.dtype(np.uint8))
+    memory = _page_locked(max(1, nbytes))
+    if memory is None:
+        raise DeviceNotFoundError(
+            "memory is page-locked for a card, by PyTorch or CuPy, and none of those that are imported here"
+            " sees a card. Take the buffer without pinned=True, or import the framework that has the card"
+            " before.",
+            reason="no imported framework sees a card to lock memory for",
+        )
+    return memory
 
 
 # -- pinned memory -------------------------------------------------------------------------------------
@@ -325,25 +310,5 @@ def pinned(x: Any) -> Any:
 
 def _page_locked(nbytes: int) -> np.ndarray | None:
     """Page-locked bytes from whichever loaded framework locks pages; None where none does."""
-    for one in registry.loaded():
-        memory = one.pinning.pinned_bytes(nbytes)
-        if memory is not None:
-            return memory
-    return None
-
-
-def _locked(nbytes: int) -> np.ndarray:
-    """Page-locked bytes.
-
-    Raises:
-        DeviceNotFoundError: no framework that is imported locks pages.
-    """
-    memory = _page_locked(nbytes)
-    if memory is None:
-        raise DeviceNotFoundError(
-            "memory is page-locked for a card, by PyTorch or CuPy, and none of those that are imported here"
-            " sees a card. Take the buffer without pinned=True, or import the framework that has the card"
-            " before.",
-            reason="no imported framework sees a card to lock memory for",
-        )
-    return memory
+    locked = (one.pinning.pinned_bytes(nbytes) for one in registry.loaded())
+    return next((memory for memory in locked if memory is not None), None)

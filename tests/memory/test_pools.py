@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,15 @@ from tests.helpers import require
 from tests.memory.fake import FakeFramework
 
 # -- BufferPool ----------------------------------------------------------------------------------------
+
+
+def where(x: Any) -> int:
+    """The address of host memory; for an array of OpenCL, of its object."""
+    return id(x) if arraybridge.detect_memory_type(x) == "pyclesperanto" else address(x)
+
+
+def address(x: Any) -> int:
+    return int(arraybridge.to_numpy(x, copy=False).ctypes.data)
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "pyclesperanto"])
@@ -34,29 +42,21 @@ def test_an_array_is_used_again(name: str) -> None:
     other = pool.take((4, 5), "float32", name)
     assert other is not x
     pool.give(x)
-    assert pool.take((4, 5), "float32", name) is x
+    again = pool.take((4, 5), "float32", name)
+    assert where(again) == where(x)
     assert pool.nbytes == 160
     assert "2 lent, 0 idle" in repr(pool)
 
 
-def test_another_shape_or_dtype_is_another_array() -> None:
+def test_shapes_and_dtypes() -> None:
     pool = BufferPool(1 << 20)
     x = pool.take((4, 5), np.float32, "numpy")
     pool.give(x)
-    other = pool.take((5, 4), "float32", "numpy")
-    assert other is not x
-    pool.give(other)
-    other = pool.take((4, 5), "int32", "numpy")
-    assert (other.dtype, other is x) == (np.int32, False)
-    pool.give(other)
-    assert pool.take((4, 5), np.dtype("float32"), "numpy") is x
+    other = pool.take((5, 4), "int32", "numpy")
+    assert (other.dtype, other.shape, address(other)) == (np.int32, (5, 4), address(x))
     assert pool.take(7, bool, "numpy").shape == (7,)
     assert pool.take((), "int8", "numpy").shape == ()
     assert pool.take((0, 3), "int8", "numpy").shape == (0, 3)
-
-
-def address(x: Any) -> int:
-    return int(arraybridge.to_numpy(x, copy=False).ctypes.data)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "complex128", "bfloat16"])
@@ -77,7 +77,7 @@ def test_a_larger_buffer_is_lent_as_a_smaller_array(name: str, dtype: str) -> No
     again = pool.take((10, 30), "complex64", name)
     assert address(again) != address(large)  # that memory is lent
     pool.give(small)
-    assert pool.take((10, 30), "complex64", name) is large
+    assert address(pool.take((10, 30), "complex64", name)) == address(large)
     with pytest.raises(ValueError, match="not lent"):
         pool.give(small)
 
@@ -120,16 +120,6 @@ def test_a_part_that_is_forgotten_is_not_counted_and_not_lent_again() -> None:
     assert (view == 7).all()
 
 
-@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")
-def test_a_part_that_nobody_else_holds_is_given_back() -> None:
-    pool = BufferPool()
-    whole = pool.take((100,), "float32", "numpy")
-    pool.give(whole)
-    pool.give(pool.take((90,), "float32", "numpy"))
-    assert pool.nbytes == whole.nbytes
-    assert pool.take((100,), "float32", "numpy") is whole
-
-
 def test_a_finaliser_gives_a_buffer_back_whenever_the_collector_runs() -> None:
     """In a process of its own, since it waited for its own lock."""
     code = """
@@ -161,44 +151,6 @@ assert pool.nbytes == 0
     assert not done.stderr
 
 
-@pytest.mark.parametrize("what", ["shape", "dtype", "flags"])
-@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")
-def test_a_part_that_was_changed_takes_its_buffer_along(what: str) -> None:
-    pool = BufferPool(1 << 20)
-    large = pool.take((5, 5), "float32", "numpy")
-    pool.give(large)
-    small = pool.take((4, 5), "float32", "numpy")
-    changed_numpy()[what](small)
-    pool.give(small)
-    assert pool.nbytes == 0
-    assert pool.take((5, 5), "float32", "numpy") is not large
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.requires_grad_(),
-        lambda x: x.resize_(2, 2),
-        lambda x: x.untyped_storage().resize_(0),
-        lambda x: x.set_(x.clone()),
-        lambda x: setattr(x, "data", x.new_zeros(5, 4)),
-        lambda x: x.copy_(x.new_ones(5, 4, requires_grad=True)),
-    ],
-)
-def test_a_part_of_torch_that_was_changed_takes_its_buffer_along(change: Callable[[Any], object]) -> None:
-    require("torch")
-    pool = BufferPool(1 << 20)
-    large = pool.take((5, 5), "float32", "torch")
-    pool.give(large)
-    small = pool.take((5, 4), "float32", "torch")
-    change(small)
-    pool.give(small)
-    assert pool.nbytes == 0
-    again = pool.take((5, 5), "float32", "torch")
-    assert again is not large
-    assert not again.requires_grad
-
-
 def test_what_is_taken_under_inference_mode_may_be_written_to_outside() -> None:
     torch = require("torch")
     pool = BufferPool(1 << 20)
@@ -212,69 +164,29 @@ def test_what_is_taken_under_inference_mode_may_be_written_to_outside() -> None:
         pool.give(x)
 
 
-def changed_numpy() -> dict[str, Callable[[Any], object]]:
-    def reshape(x: Any) -> None:
-        x.shape = (5, 4)
-
-    def retype(x: Any) -> None:
-        x.dtype = ">f4"
-
-    def lock(x: Any) -> None:
-        x.flags.writeable = False
-
-    return {"shape": reshape, "dtype": retype, "flags": lock}
-
-
-@pytest.mark.filterwarnings("ignore:Setting the (shape|dtype):DeprecationWarning")
-@pytest.mark.parametrize("what", ["shape", "dtype", "flags"])
-def test_a_changed_array_is_not_lent_again(what: str) -> None:
-    pool = BufferPool(1 << 20)
-    x = pool.take((4, 5), "float32", "numpy")
-    changed_numpy()[what](x)
-    pool.give(x)
-    again = pool.take((4, 5), "float32", "numpy")
-    assert again is not x
-    assert (again.shape, again.dtype.str, again.flags.writeable) == ((4, 5), "<f4", True)
-    assert pool.nbytes == 80
-    assert "1 lent, 0 idle" in repr(pool)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda x: x.requires_grad_(),
-        lambda x: x.resize_(2, 2),
-        lambda x: x.t_(),
-        lambda x: x.untyped_storage().resize_(0),
-        lambda x: x.untyped_storage().resize_(400),
-        lambda x: x.set_(x.clone()),
-        lambda x: setattr(x, "data", x.new_zeros(5, 5)),
-        lambda x: x.as_strided_((5, 5), (0, 1)),
-        lambda x: setattr(x, "grad", x.clone()),
-        lambda x: x.copy_(x.new_ones(5, 5, requires_grad=True)),
-        lambda x: setattr(x, "label", "mine"),
-    ],
-)
-def test_a_changed_tensor_is_not_lent_again(change: Callable[[Any], object]) -> None:
+def test_what_was_done_to_an_array_is_nothing_to_the_next() -> None:
     torch = require("torch")
     pool = BufferPool(1 << 20)
-    x = pool.take((5, 5), "float32", "torch")
-    change(x)
+    x = pool.take((4, 5), "float32", "numpy")
+    x.flags.writeable = False
     pool.give(x)
-    again = pool.take((5, 5), "float32", "torch")
-    assert again is not x
-    assert again.shape == (5, 5)
-    assert again.is_contiguous()
-    assert not again.requires_grad
-    assert again.grad is None
-    assert again.untyped_storage().nbytes() == 100
-    assert torch.zeros(5, 5, out=again).sum() == 0
+    again = pool.take((4, 5), "float32", "torch")
+    assert address(again) == address(x)
+    again.requires_grad_()
+    again.grad = torch.ones(4, 5)
+    pool.give(again)
+    third = pool.take((5, 4), "float32", "torch")
+    assert third.is_contiguous()
+    assert not third.requires_grad
+    assert third.grad is None
+    assert torch.zeros(5, 4, out=third).sum() == 0
+    assert "1 lent, 0 idle" in repr(pool)
 
 
 def test_the_bound() -> None:
     pool = BufferPool(100)
     first = pool.take(60, "uint8", "numpy")
-    with pytest.raises(PoolLimitError, match="60 of its 100 bytes are lent"):
+    with pytest.raises(PoolLimitError, match="60 of the pool's 100 bytes are lent"):
         pool.take(50, "uint8", "numpy")
     assert pool.nbytes == 60
     pool.give(first)
@@ -286,9 +198,11 @@ def test_the_bound() -> None:
     assert not arraybridge.is_oom_error(PoolLimitError("full"))
 
 
-def test_an_array_that_is_forgotten_is_not_counted() -> None:
+@pytest.mark.parametrize("name", ["numpy", "torch", "pyclesperanto"])
+def test_an_array_that_is_forgotten_is_not_counted(name: str) -> None:
+    require(name)
     pool = BufferPool(100)
-    x = pool.take(60, "uint8", "numpy")
+    x = pool.take((6, 10), "uint8", name)
     assert pool.nbytes == 60
     del x
     gc.collect()
@@ -379,7 +293,9 @@ def test_a_card(fake: FakeFramework) -> None:
     pool.give(x)
     other = pool.take(10, "uint8", "fake", gpu_id=0)
     assert other.card == 0
+    pool.give(other)
     assert pool.take(10, "uint8", "fake", gpu_id=1) is x
+    assert pool.take(10, "uint8", "fake", gpu_id=0) is other
     with pytest.raises(arraybridge.DeviceNotFoundError):
         pool.take(10, "uint8", "fake", gpu_id=2)
     assert pool.nbytes == 20
@@ -458,9 +374,10 @@ def test_pinned_buffers(fake: FakeFramework) -> None:
     assert fake.pinning.is_pinned(x.view(np.uint8).reshape(-1))
     x[...] = 1
     pool.give(x)
-    assert pool.take((4, 100), "float32", "numpy", pinned=True) is x
-    assert pool.take((4, 100), "float32", "numpy") is plain  # the two kinds are kept apart
-    pool.give(x)
+    again = pool.take((4, 100), "float32", "numpy", pinned=True)
+    assert address(again) == address(x)
+    assert address(pool.take((4, 100), "float32", "numpy")) == address(plain)  # the two are kept apart
+    pool.give(again)
     small = pool.take((4, 99), "float32", "numpy", pinned=True)
     assert address(small) == address(x)
     assert pool.take((0, 3), "float32", "numpy", pinned=True).shape == (0, 3)
@@ -493,4 +410,4 @@ def test_a_dtype_of_torch(name: str) -> None:
     x = pool.take((4, 3), getattr(torch, name), "torch")
     assert (x.dtype, tuple(x.shape)) == (getattr(torch, name), (4, 3))
     pool.give(x)
-    assert pool.take((4, 3), name, "torch") is x
+    assert pool.take((4, 3), name, "torch").dtype == x.dtype
