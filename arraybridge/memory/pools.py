@@ -162,7 +162,7 @@ class BufferPool:
             reference, buffer = self._lent.get(id(array), (None, None))
             if reference is None or buffer is None or reference() is not array:
                 raise ValueError(
-                    "this array is not lent by this pool: give back the very array of take(), once, and no view"
+                    "this array is not lent by this pool: give back what take() returned, once, and no view"
                 )
             del self._lent[id(array)]
         _whose, device, *kind = buffer.place
