@@ -146,7 +146,7 @@ def test_a_right_plugin_passes() -> None:
         (CopiesInSecret, "sharing", set()),
         (TakesACopyInSecret, "sharing", set()),
         (SharesInSecret, "copies", {"sharing", "read_only"}),
-        (LetsMemoryDie, "lifetime", {"casts"}),
+        (LetsMemoryDie, "lifetime", {"casts", "functions"}),
         (TakesAllForOom, "oom", set()),
         (IsNowhere, "devices", set()),
         (ClaimsTooMuch, "dtypes", {"names", "layouts", "casts", "splitting"}),

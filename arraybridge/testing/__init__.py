@@ -4,8 +4,8 @@ from arraybridge.testing.conformance import FrameworkCheckError as FrameworkChec
 from arraybridge.testing.conformance import Report as Report
 from arraybridge.testing.conformance import Verdict as Verdict
 from arraybridge.testing.conformance import check_framework as check_framework
-from arraybridge.testing.rehearsal import Rehearsal as Rehearsal
-from arraybridge.testing.rehearsal import inject_oom as inject_oom
+from arraybridge.testing.oom import Rehearsal as Rehearsal
+from arraybridge.testing.oom import inject_oom as inject_oom
 from arraybridge.testing.samples import sample as sample
 
 __all__ = [

@@ -12,8 +12,7 @@ from arraybridge import show
 from arraybridge.errors import MemoryConversionError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.testing.promises import PROMISES
-from arraybridge.testing.subject import BrokenPromiseError, Subject
+from arraybridge.testing.promises import PROMISES, BrokenPromiseError, Case, Subject
 from arraybridge.types import FrameworkLike
 
 __all__ = ["FrameworkCheckError", "Report", "Verdict", "check_framework"]
@@ -130,47 +129,44 @@ def check_framework(
     >>> check_framework("numpy", only="dtypes").ok
     True
     """
-    wanted = _wanted(only)
-    added = isinstance(framework, Framework) and registry.instances().get(framework.name) is not framework
-    subject = registry.framework(framework) if isinstance(framework, str) else framework
-    before = registry.instances().get(subject.name) if added else None
-    if added:
-        registry.register(subject)
+    chosen = _promises(only)
+    one = registry.framework(framework) if isinstance(framework, str) else framework
+    before = registry.instances().get(one.name)
+    if before is not one:
+        registry.register(one)
     try:
-        trial = Subject(subject, make)
-        verdicts = [_judge(name, PROMISES[name](trial), PROMISES[name].__doc__ or "") for name in wanted]
+        subject = Subject(one, make)
+        verdicts = [_judge(name, PROMISES[name](subject), PROMISES[name].__doc__ or "") for name in chosen]
     finally:
-        if before is not None:
+        if before is None:
+            registry.unregister(one.name)
+        elif before is not one:
             registry.register(before)
-        elif added:
-            registry.unregister(subject.name)
-    return Report(subject.name, verdicts)
+    return Report(one.name, verdicts)
 
 
-def _wanted(only: str | Iterable[str] | None) -> list[str]:
-    if only is None:
-        return list(PROMISES)
-    names = [only] if isinstance(only, str) else list(only)
-    for name in names:
+def _promises(only: str | Iterable[str] | None) -> list[str]:
+    chosen = list(PROMISES) if only is None else [only] if isinstance(only, str) else list(only)
+    for name in chosen:
         if name not in PROMISES:
             raise ValueError(
                 f"{name!r} is no promise{nearest(name, PROMISES)}; they are {', '.join(PROMISES)}"
             )
-    return names
+    return chosen
 
 
-def _judge(name: str, cases: Iterator[tuple[str, Callable[[], object]]], about: str) -> Verdict:
-    tried = failed = 0
+def _judge(name: str, cases: Iterator[Case], about: str) -> Verdict:
+    count = failed = 0
     first = repeat = ""
-    for line, check in cases:
-        tried += 1
+    for line, check, *arguments in cases:
+        count += 1
         try:
-            check()
+            check(*arguments)
         except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is what is reported
             failed += 1
             if not first:
                 first, repeat = _in_words(error), line
-    return Verdict(name, about.partition("\n")[0], tried, failed, first, repeat)
+    return Verdict(name, about.partition("\n")[0], count, failed, first, repeat)
 
 
 def _in_words(error: Exception) -> str:
