@@ -9,7 +9,6 @@ import sys
 from typing import Annotated
 
 import typer
-from typer import rich_utils
 
 import arraybridge
 from arraybridge.cli.bench import bench
@@ -17,7 +16,7 @@ from arraybridge.cli.demo import demo
 from arraybridge.cli.doctor import doctor
 from arraybridge.cli.matrix import matrix
 from arraybridge.cli.monitor import monitor
-from arraybridge.cli.output import no_colour, paragraphs
+from arraybridge.cli.output import paragraphs
 from arraybridge.cli.trace import trace
 
 app = typer.Typer(
@@ -57,8 +56,6 @@ app.command(context_settings=_OWN, help=paragraphs(trace.__doc__ or ""))(trace)
 
 def run() -> None:
     """Run the program as `arraybridge`, however it was started; leaves with its exit code."""
-    if no_colour():
-        rich_utils.COLOR_SYSTEM = None  # help and errors without bold, too
     # `kill` ends the program as Ctrl-C does, so that a terminal is never left without its cursor.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     for stream in (sys.stdout, sys.stderr):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import platform
 import statistics
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -304,11 +306,9 @@ def named_functions(words: str | None) -> dict[str, Callable[[Any], Any]]:
 
 
 def _imported(word: str) -> Callable[[Any], Any]:
-    module, _, name = word.partition(":")
-    if os.getcwd() not in sys.path:  # noqa: PTH109  # a module beside the user
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    sys.path.insert(0, str(Path.cwd()))  # a module beside the user
     try:
-        function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+        function: Callable[[Any], Any] = pkgutil.resolve_name(word)
     except (ImportError, AttributeError, ValueError) as error:
         choices = f"there are {', '.join(STANDARD)}, or one of your own as MODULE:NAME"
         raise typer.BadParameter(f"{word!r}: {error}; {choices}", param_hint="--functions") from None

@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 from rich.text import Text
@@ -22,6 +21,7 @@ from arraybridge import pages
 from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.presence import can_find
 from arraybridge.show import Cell, format_bytes, format_rate, format_seconds, html_table
 from arraybridge.types import Device
 
@@ -81,7 +81,9 @@ def matrix(
     output.check_fits(nbytes, 6)
     array = _array(nbytes, dtype)
     output.writable(html, "--html")
-    output.plot_file(png, "--png")
+    output.writable(png, "--png", ".png", ".svg", ".pdf")
+    if png is not None and not can_find("matplotlib"):
+        raise typer.BadParameter("pictures need matplotlib; run pip install matplotlib", param_hint="--png")
     names = output.chosen_frameworks(frameworks)
     with output.stdout_is_for_json(as_json):
         places, missing = find_places(names)
@@ -99,11 +101,9 @@ def matrix(
         "missing": missing,
     }
     if html is not None:
-        with output.rewrite(html, "--html"):
-            html.write_text(document(result), encoding="utf-8")
+        html.write_text(document(result), encoding="utf-8")
     if png is not None:
-        with output.rewrite(png, "--png"):
-            _heat_map(result, png)
+        _heat_map(result, png)
     if as_json:
         output.print_json(result)
     else:
@@ -247,11 +247,11 @@ def _print(result: Json) -> None:
     console.print(
         f"{result['dtype']}, {shape} ({format_bytes(result['nbytes'])}), from the left to the top\n"
     )
-    grid = _grid(result)
-    if max(Text.from_markup(line).cell_len for line in grid.split("\n")) <= console.width:
-        console.print(grid)
-    else:
-        _print_list(console, result)
+    cells = iter(_all(result))
+    labels = result["places"]
+    sources = [*labels, *([OWN] if result["numpy_own"] else [])]
+    rows = [(f"[bold]{source}[/bold]", *(_cell_text(next(cells)) for _ in labels)) for source in sources]
+    output.show(console, ("", *labels), rows)
     legend = Text("\n")
     for kind in _kinds(result):
         legend.append(kind, style=_STYLES[kind]).append(f" {_MEANINGS[kind]}   ")
@@ -279,36 +279,12 @@ def _kinds(result: Json) -> list[str]:
     return [kind for kind in _MEANINGS if any(cell["kind"] == kind for cell in _all(result))]
 
 
-def _grid(result: Json) -> str:
-    """Rows and columns as in the table of conversions, each cell of three lines."""
-    cells = iter(_all(result))
-    labels = result["places"]
-    sources = [*labels, *([OWN] if result["numpy_own"] else [])]
-    rows = [(f"[bold]{source}[/bold]", *(_cell_text(next(cells)) for _ in labels)) for source in sources]
-    return output.table(("", *labels), rows, (), None)
-
-
 def _cell_text(cell: Json) -> str:
     lines = [output.coloured(cell["kind"], _STYLES[cell["kind"]])]
     if cell["kind"] not in ("same", "refused"):
-        lines[0] += " " + output.coloured(cell["method"], "" if output.no_colour() else "dim")
+        lines[0] += " " + output.coloured(cell["method"], "dim")
     lines += [format_seconds(cell["seconds"]), format_rate(cell["bytes_per_second"])]
     return "\n".join([*filter(None, lines), ""])
-
-
-def _print_list(console: Console, result: Json) -> None:
-    rows = [
-        (
-            f"{cell['source']} → {cell['target']}",
-            output.coloured(cell["kind"], _STYLES[cell["kind"]]),
-            cell["method"] or "",
-            format_seconds(cell["seconds"]),
-            format_rate(cell["bytes_per_second"]),
-        )
-        for cell in _all(result)
-        if cell["kind"] != "same"
-    ]
-    output.show(console, ("pair", "memory", "method", "time", "rate"), rows, ("time", "rate"))
 
 
 # -- page and picture --------------------------------------------------------------------------------

@@ -23,9 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 import arraybridge
-from arraybridge.errors import MemoryConversionError, UnknownFrameworkError
+from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.presence import can_find
 from arraybridge.memory.stats import memory_stats
 from arraybridge.show import format_bytes, text_table
 
@@ -35,13 +34,10 @@ __all__ = [
     "chosen_frameworks",
     "coloured",
     "console",
-    "no_colour",
     "paragraphs",
-    "plot_file",
     "print_json",
     "progress",
     "quiet",
-    "rewrite",
     "safest_first",
     "seconds",
     "show",
@@ -55,20 +51,12 @@ __all__ = [
 _ROUND = 2e-3  # seconds: long enough for the clock, short enough to miss most interruptions
 
 
-def no_colour() -> bool:
-    """Whether the user wants no colours (https://no-color.org): NO_COLOR is there and not empty."""
-    return bool(os.environ.get("NO_COLOR"))
-
-
 def console(stderr: bool = False) -> Console:
-    """A console that writes no escape codes into a pipe or a file, nor anywhere under NO_COLOR.
-
-    A pipe has no width: no line is broken there, unless COLUMNS says how wide it is.
-    """
-    made = Console(stderr=stderr, color_system=None if no_colour() else "auto", highlight=False)
-    if not made.is_terminal and not os.environ.get("COLUMNS"):
-        made.width = 1_000_000
-    return made
+    """A console; a pipe has no width, so that no line is broken there unless COLUMNS says how wide it is."""
+    to = Console(stderr=stderr, highlight=False)
+    if not to.is_terminal and not os.environ.get("COLUMNS"):
+        to.width = 1_000_000
+    return to
 
 
 def paragraphs(words: str) -> str:
@@ -82,8 +70,11 @@ def coloured(words: str, style: str) -> str:
     return f"[{style}]{escape(words)}[/]" if style and words else escape(words)
 
 
-def _length(markup: str) -> int:
-    return Text.from_markup(markup).cell_len
+def show(
+    to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+) -> None:
+    """Print a table of cells in rich's markup; where it is too wide, each row as a block of lines."""
+    to.print(table(columns, rows, right, to.width))
 
 
 def table(
@@ -94,21 +85,10 @@ def table(
     def strong(words: str) -> str:
         return f"[bold]{words}[/bold]" if words else ""
 
-    return text_table(columns, rows, right=right, width=width, length=_length, strong=strong)
+    def length(markup: str) -> int:
+        return Text.from_markup(markup).cell_len
 
-
-def show(
-    to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
-) -> None:
-    """Print a table; where it is wider than the console, each row as a block of lines.
-
-    Args:
-        to: where to print.
-        columns: headings; the first names the row.
-        rows: cells in rich's markup.
-        right: the columns of numbers, which are set flush right.
-    """
-    to.print(table(columns, rows, right, to.width))
+    return text_table(columns, rows, right=right, width=width, length=length, strong=strong)
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
@@ -247,28 +227,25 @@ def chosen_frameworks(words: str | None) -> list[str]:
         raise typer.BadParameter("names no framework; write it like torch,jax", param_hint="--frameworks")
     for name in names:
         try:
-            registry.framework_name(name)
-        except UnknownFrameworkError as error:
+            if not registry.is_installed(registry.framework_name(name)):
+                registry.framework(name)  # whose error names the extra to install
+        except MemoryConversionError as error:
             raise typer.BadParameter(str(error), param_hint="--frameworks") from None
-        if not registry.is_installed(name):
-            # The message that importing it would give names the extra to install.
-            try:
-                registry.framework(name)
-            except MemoryConversionError as error:
-                raise typer.BadParameter(str(error), param_hint="--frameworks") from None
     return names
 
 
-def writable(path: Path | None, option: str) -> Path | None:
-    """The path of a file to write, checked before any work is done for it.
+def writable(path: Path | None, option: str, *suffixes: str) -> None:
+    """Refuse the path of a file that can't be written, before any work is done for it.
 
     Raises:
-        typer.BadParameter: no file can be written there.
+        typer.BadParameter: no file can be written there, or its suffix is none of those, if there are any.
     """
     if path is None:
-        return None
+        return
     why = ""
-    if path.is_dir():
+    if suffixes and path.suffix not in suffixes:
+        why = f"it must end in {', '.join(suffixes)}"
+    elif path.is_dir():
         why = "it is a folder"
     elif not path.parent.is_dir():
         why = f"there is no folder {path.parent}"
@@ -276,38 +253,11 @@ def writable(path: Path | None, option: str) -> Path | None:
         why = "permission is denied"
     if why:
         raise typer.BadParameter(f"{path} can't be written: {why}", param_hint=option)
-    return path
-
-
-def plot_file(path: Path | None, option: str) -> None:
-    """Refuse what no picture can be written to, before any work is done for it.
-
-    Raises:
-        typer.BadParameter: matplotlib is missing, the suffix is no picture's, or the place can't be written.
-    """
-    if path is None:
-        return
-    writable(path, option)
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise typer.BadParameter(f"{path.name} must end in .png, .svg or .pdf", param_hint=option)
-    if not can_find("matplotlib"):
-        raise typer.BadParameter("pictures need matplotlib; run pip install matplotlib", param_hint=option)
 
 
 def safest_first(names: list[str]) -> list[str]:
     """The frameworks in an order that harms nobody: a system's PoCL ends a process after TensorFlow."""
     return sorted(names, key=lambda name: name != "pyclesperanto")
-
-
-@contextlib.contextmanager
-def rewrite(path: Path, option: str) -> Iterator[None]:
-    """Turn the failure to write a file (a full disk, say) into the error of an option."""
-    try:
-        yield
-    except OSError as error:
-        raise typer.BadParameter(
-            f"{path} can't be written: {error.strerror or error}", param_hint=option
-        ) from None
 
 
 def seconds(minimum: float) -> Callable[[float], float]:

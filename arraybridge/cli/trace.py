@@ -64,10 +64,8 @@ def trace(
     """
     if not is_module and not Path(program[0]).exists():
         raise typer.BadParameter(f"there is no file {program[0]}", param_hint="SCRIPT")
-    output.writable(save, "--save")
+    output.writable(save, "--save", ".json")
     output.writable(html, "--html")
-    if save is not None and save.suffix != ".json":
-        raise typer.BadParameter(f"{save.name} must end in .json", param_hint="--save")
     # The program may change the folder.
     save, html = (None if path is None else path.absolute() for path in (save, html))
     with output.stdout_is_for_json(as_json), everywhere(limit, foreign=not ours) as log:
@@ -143,13 +141,11 @@ def _tell(
     log: TraceLog, spots: HotSpots, name: str, save: Path | None, html: Path | None, as_json: bool
 ) -> None:
     if save is not None:
-        with output.rewrite(save, "--save"):
-            log.save(save)
+        log.save(save)
     if html is not None:
         from arraybridge.timeline.page import page
 
-        with output.rewrite(html, "--html"):
-            html.write_text(page(log.events, spots, name), encoding="utf-8")
+        html.write_text(page(log.events, spots, name), encoding="utf-8")
     if as_json:
         output.print_json({"program": name, "events": len(log.events), **spots.to_dict()})
     else:

@@ -58,36 +58,23 @@ class Site:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "site"
-        self.bin = folder / "bin"
         self.work = folder / "work"
-        for made in (self.folder, self.bin, self.work):
-            made.mkdir(parents=True)
+        for one in (self.folder, self.work):
+            one.mkdir(parents=True)
         shutil.copy(PLANTED / "sitecustomize.py", self.folder)
-        self.environ: dict[str, str] = {"PATH": f"{self.bin}{os.pathsep}{os.environ['PATH']}"}
 
     def package(self, name: str, file: str) -> None:
         """Plant a package of that name, which is one file of the folder planted/."""
         (self.folder / name).mkdir()
         shutil.copy(PLANTED / file, self.folder / name / "__init__.py")
 
-    def distribution(self, name: str, version: str, *requires: str) -> None:
+    def distribution(self, name: str, version: str) -> None:
         """Plant the metadata of an installed distribution."""
         info = self.folder / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-        lines += [f"Requires-Dist: {line}" for line in requires]
-        extras = {line.split("extra ==")[1].strip(" \"'") for line in requires if "extra ==" in line}
-        lines += [f"Provides-Extra: {extra}" for extra in sorted(extras)]
         (info / "METADATA").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-    def card(self, cuda: str, driver: str, **more: str) -> None:
-        """Plant an nvidia-smi that tells of a card and a driver."""
-        command = self.bin / "nvidia-smi"
-        shutil.copy(PLANTED / "nvidia-smi", command)
-        command.chmod(0o755)
-        self.environ |= {"FAKE_CUDA": cuda, "FAKE_DRIVER": driver, **more}
 
     def run(self, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
         """Run arraybridge in this environment, in the folder ``work``."""
-        env = environment(self.folder, **(self.environ | changes))
-        return run_cli(*arguments, env=env, cwd=self.work)
+        return run_cli(*arguments, env=environment(self.folder, **changes), cwd=self.work)
