@@ -149,7 +149,7 @@ class Framework(ABC):
         float8 included.
         """
         capsule = hostmemory.capsule(hostmemory.writable_alias(view))
-        return sys.modules[self.modules[0]].from_dlpack(hostmemory.HostCapsule(capsule))
+        return sys.modules[self.modules[0]].from_dlpack(hostmemory.Exported(capsule))
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         """Why this framework cannot view memory with these strides (in bytes), or ``""``."""
@@ -217,6 +217,13 @@ class Framework(ABC):
         Work queued on the source's stream is ordered before the consumer's.
         """
         raise NotImplementedError(f"{self.name} imports no accelerator memory")
+
+    def exported(self, x: Any, device: Device) -> Any:
+        """``x`` on a card as other frameworks' ``from_dlpack`` takes it.
+
+        Its ``__dlpack__`` orders the work queued on it before that of the stream that it is handed, or waits.
+        """
+        return x
 
     def settle(self, x: Any) -> None:
         """Wait until the work that computes ``x`` is done (where it can, its stream alone)."""

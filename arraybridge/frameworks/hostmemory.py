@@ -1,12 +1,10 @@
-"""Host memory, which every framework's way to the host goes through: addresses, fresh copies, capsules."""
+"""Host memory, which every framework's way to the host goes through: copies, capsules, what is lent."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 import operator
-import os
-import sys
 from contextlib import suppress
 from typing import Any
 
@@ -15,22 +13,7 @@ import numpy as np
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks.presence import is_imported
 
-__all__ = [
-    "ALIGNMENT",
-    "PAGE_SIZE",
-    "address",
-    "aligned",
-    "capsule",
-    "extents",
-    "fresh",
-    "is_lent",
-    "lend",
-    "lent",
-    "np_dtype",
-    "packed",
-    "readonly",
-    "writable_alias",
-]
+__all__ = ["ALIGNMENT", "address", "aligned", "capsule", "extents", "fresh", "np_dtype", "packed"]
 
 #: JAX and TensorFlow share host memory only where it is aligned to this many bytes.
 ALIGNMENT = 64
@@ -38,35 +21,30 @@ ALIGNMENT = 64
 #: The most axes that a NumPy array can have.
 MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 
-# NumPy 2.1 reads the capsules of DLPack 1; older ones refuse them by their name.
-_READS_VERSIONS = tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 1)
-
 # From this many bytes on it pays to choose how to copy.
 _LARGE = 1 << 16
 _PAGE = 4096
 
-#: Bytes of a page, as the system counts memory.
-PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-
 _first_byte = ctypes.c_char.from_buffer
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
-_EXTENDED = {
-    "bfloat16",
-    "float8_e3m4",
-    "float8_e4m3",
-    "float8_e4m3b11fnuz",
-    "float8_e4m3fn",
-    "float8_e4m3fnuz",
-    "float8_e5m2",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-    "int4",
-    "uint4",
-    "int2",
-    "uint2",
-    "float4_e2m1fn",
+# -- dtypes ------------------------------------------------------------------------------------------
+
+# DLPack's numbers for dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (version 1.1).
+_DLPACK_CODES = {
+    "bfloat16": 4,
+    "float8_e3m4": 7,
+    "float8_e4m3": 8,
+    "float8_e4m3b11fnuz": 9,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
 }
+_DLPACK_NAMES = {code: name for name, code in _DLPACK_CODES.items()}
+
+#: The dtypes that NumPy has through ``ml_dtypes``.
+EXTENDED = frozenset((*_DLPACK_CODES, "int4", "uint4", "int2", "uint2", "float4_e2m1fn"))
 
 
 def np_dtype(name: str) -> np.dtype[Any]:
@@ -75,39 +53,42 @@ def np_dtype(name: str) -> np.dtype[Any]:
     Raises:
         DtypeNotSupportedError: NumPy has no such dtype, or ``ml_dtypes`` is needed and missing.
     """
-    if name in _EXTENDED:
-        try:
-            import ml_dtypes
-        except ImportError as error:
-            raise DtypeNotSupportedError(
-                f"NumPy holds {name} only through the package ml_dtypes, which is not installed;"
-                f' run "pip install ml_dtypes", or pass dtype="float32" to ask for a cast',
-                reason="ml_dtypes is not installed",
-            ) from error
-        return np.dtype(getattr(ml_dtypes, name))
-    return np.dtype(name)
-
-
-def _dtype_meant(dtype: Any) -> np.dtype[Any]:
-    """The NumPy dtype of a name, of what NumPy takes, or of a framework's own dtype, as ``torch.float32``.
-
-    Raises:
-        DtypeNotSupportedError: ``ml_dtypes`` is needed and missing.
-        TypeError: NumPy has no such dtype.
-    """
+    if name not in EXTENDED:
+        return np.dtype(name)
     try:
-        return np_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-    except DtypeNotSupportedError:
-        raise
-    except TypeError as error:
-        # torch's prints as torch.float32, TensorFlow's has a name.
-        name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-        if not isinstance(dtype, str) and isinstance(name, str) and name != str(dtype):
-            with suppress(TypeError):
-                return np_dtype(name)
-        raise TypeError(
-            f"dtype={dtype!r} is no dtype that NumPy has; pass one by name, as 'float32', or as np.float32"
+        import ml_dtypes
+    except ImportError as error:
+        raise DtypeNotSupportedError(
+            f"NumPy holds {name} only through the package ml_dtypes, which is not installed;"
+            f' run "pip install ml_dtypes", or pass dtype="float32" to ask for a cast',
+            reason="ml_dtypes is not installed",
         ) from error
+    return np.dtype(getattr(ml_dtypes, name))
+
+
+_names: dict[np.dtype[Any], str] = {}
+
+
+def name_of(dtype: np.dtype[Any]) -> str:
+    """``dtype.name``, which NumPy puts together anew each time, in a microsecond."""
+    name = _names.get(dtype)
+    if name is None:
+        name = dtype.name
+        if dtype.kind in "biufc" or name in EXTENDED:
+            _names[dtype] = name
+    return name
+
+
+# -- memory ------------------------------------------------------------------------------------------
+
+
+def address(view: np.ndarray) -> int:
+    """Address of the first element."""
+    try:
+        return ctypes.addressof(_first_byte(view))  # type: ignore[arg-type]  # an array is a buffer
+    except (TypeError, ValueError, BufferError):
+        # It is read-only, not contiguous or empty, or no buffer. This takes four times as long.
+        return int(view.__array_interface__["data"][0])
 
 
 def extents(shape: Any) -> tuple[int, ...]:
@@ -122,28 +103,6 @@ def extents(shape: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, shape))
     except TypeError as error:
         raise TypeError(f"shape={shape!r} must be a whole number, or several, as (2, 3)") from error
-
-
-def address(view: np.ndarray) -> int:
-    """Address of the first element."""
-    try:
-        return ctypes.addressof(_first_byte(view))  # type: ignore[arg-type]  # an array is a buffer
-    except (TypeError, ValueError, BufferError):
-        # It is read-only, not contiguous or empty, or no buffer. This takes four times as long.
-        return int(view.__array_interface__["data"][0])
-
-
-_names: dict[np.dtype[Any], str] = {}
-
-
-def name_of(dtype: np.dtype[Any]) -> str:
-    """``dtype.name``, which NumPy puts together anew each time, in a microsecond."""
-    name = _names.get(dtype)
-    if name is None:
-        name = dtype.name
-        if dtype.kind in "biufc" or name in _EXTENDED:
-            _names[dtype] = name
-    return name
 
 
 def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
@@ -166,13 +125,28 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     >>> image.ctypes.data % 64
     0
     """
-    wanted = extents(shape)
-    if any(extent < 0 for extent in wanted):
+    counts = extents(shape)
+    if any(extent < 0 for extent in counts):
         raise ValueError(f"shape={shape!r} has a negative extent")
-    kind = _dtype_meant(dtype)
-    if kind.hasobject:
-        raise ValueError(f"dtype={kind} holds Python objects, which no other framework can share")
-    return packed(wanted, kind)
+    elements = _dtype_of(dtype)
+    if elements.hasobject:
+        raise ValueError(f"dtype={elements} holds Python objects, which no other framework can share")
+    return packed(counts, elements)
+
+
+def _dtype_of(dtype: Any) -> np.dtype[Any]:
+    """The NumPy dtype of a name, of what NumPy takes, or of a framework's own dtype, as ``torch.float32``."""
+    try:
+        return np_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
+    except DtypeNotSupportedError:
+        raise
+    except TypeError as error:
+        if not isinstance(dtype, str):  # torch's prints as torch.float32, TensorFlow's has a name
+            with suppress(TypeError):
+                return np_dtype(getattr(dtype, "name", None) or str(dtype).removeprefix("torch."))
+        raise TypeError(
+            f"dtype={dtype!r} is no dtype that NumPy has; pass one by name, as 'float32', or as np.float32"
+        ) from error
 
 
 def packed(shape: tuple[int, ...], dtype: np.dtype[Any], near: int = 0) -> np.ndarray:
@@ -189,9 +163,8 @@ def packed(shape: tuple[int, ...], dtype: np.dtype[Any], near: int = 0) -> np.nd
     size = dtype.itemsize * math.prod(shape)
     period = _PAGE if size >= _LARGE else ALIGNMENT
     memory = np.empty(size + period, np.uint8)
-    wanted = -(-near // ALIGNMENT) * ALIGNMENT
-    start = (wanted - address(memory)) % period
-    return np.ndarray(shape, dtype, memory, start)
+    place = -(-near // ALIGNMENT) * ALIGNMENT
+    return np.ndarray(shape, dtype, memory, (place - address(memory)) % period)
 
 
 def fresh(view: np.ndarray) -> np.ndarray:
@@ -218,12 +191,12 @@ def copy_into(target: np.ndarray, view: np.ndarray) -> None:
         carrier = _BY_SIZE.get(view.dtype.itemsize)
         if carrier is not None and view.dtype.isnative and _torch_can_view(view):
             try:
-                from arraybridge.frameworks.torch import copying as torch_copy
+                from arraybridge.frameworks.torch import copying
             except ImportError:  # torch is at its own import in this thread, or something stands in for it
                 pass
             else:
                 # As integers of the element's size, so that no value is touched.
-                torch_copy.copy(target.view(carrier), writable_alias(view).view(np.ndarray).view(carrier))
+                copying.copy(target.view(carrier), writable_alias(view).view(np.ndarray).view(carrier))
                 return
     np.copyto(target, view)
 
@@ -240,113 +213,7 @@ def _torch_can_view(view: np.ndarray) -> bool:
     )
 
 
-def ask_for_huge_pages(memory: np.ndarray) -> None:
-    """Advise the kernel to back untouched memory by huge pages, as NumPy does for its own (Linux alone)."""
-    if _libc is None:
-        return
-    import mmap  # 1 ms, and only large copies need it
-
-    start = -(-address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = (address(memory) + memory.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
-    if size > 0:
-        # An advice: where the kernel declines it, the pages are merely slower to touch.
-        _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_HUGEPAGE)
-
-
-def readonly(view: np.ndarray) -> np.ndarray:
-    """The same memory, read-only."""
-    if view.flags.writeable:
-        view = view.view()
-        view.flags.writeable = False
-    return view
-
-
-# DLPack's numbers for dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (version 1.1).
-_DLPACK_CODES = {
-    "bfloat16": 4,
-    "float8_e3m4": 7,
-    "float8_e4m3": 8,
-    "float8_e4m3b11fnuz": 9,
-    "float8_e4m3fn": 10,
-    "float8_e4m3fnuz": 11,
-    "float8_e5m2": 12,
-    "float8_e5m2fnuz": 13,
-    "float8_e8m0fnu": 14,
-}
-_DLPACK_NAMES = {code: name for name, code in _DLPACK_CODES.items()}
-_UNSIGNED = 1
-# Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
-_CODE_OFFSET = 20
-# DLManagedTensorVersioned has version, manager_ctx, deleter and flags, of 8 bytes each, before the tensor.
-VERSIONED_OFFSET = 32
-
-_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-_capsule_pointer.restype = ctypes.c_void_p
-_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-capsule_name = ctypes.pythonapi.PyCapsule_GetName
-capsule_name.restype = ctypes.c_char_p
-capsule_name.argtypes = [ctypes.py_object]
-
-
-def capsule_pointer(exported: Any) -> int:
-    """Address of the structure in a DLPack capsule that nobody has consumed yet."""
-    return int(_capsule_pointer(exported, capsule_name(exported)))
-
-
-def capsule(view: np.ndarray) -> Any:
-    """The DLPack capsule of a writable array, the extended dtypes of ``ml_dtypes`` included.
-
-    NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
-    unsigned integers, and the capsule's dtype code is set to what they are.
-    """
-    code = _DLPACK_CODES.get(name_of(view.dtype))
-    if code is None:
-        return view.__dlpack__()
-    exported = view.view(f"uint{8 * view.dtype.itemsize}").__dlpack__()
-    ctypes.c_uint8.from_address(capsule_pointer(exported) + _CODE_OFFSET).value = code
-    return exported
-
-
-class HostCapsule:
-    """A DLPack capsule of host memory in the form that ``from_dlpack`` functions take."""
-
-    def __init__(self, exported: Any) -> None:
-        self._exported = exported
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._exported
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
-
-
-def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
-    """A NumPy view of what an unversioned capsule of host memory holds, the extended dtypes included.
-
-    NumPy makes it read-only, since such a capsule cannot say that it may be written to.
-    """
-    if name_of(dtype) not in _DLPACK_CODES:
-        return np.from_dlpack(HostCapsule(exported))
-    ctypes.c_uint8.from_address(capsule_pointer(exported) + _CODE_OFFSET).value = _UNSIGNED
-    return np.from_dlpack(HostCapsule(exported)).view(dtype)
-
-
-def from_dlpack(x: Any) -> np.ndarray:
-    """`np.from_dlpack` for any producer in host memory, that of the extended dtypes included."""
-    try:
-        exported = x.__dlpack__(max_version=(1, 0)) if _READS_VERSIONS else x.__dlpack__()
-    except TypeError:  # it speaks the version that had no such argument
-        exported = x.__dlpack__()
-    versioned = b"versioned" in capsule_name(exported)
-    code = ctypes.c_uint8.from_address(
-        capsule_pointer(exported) + (VERSIONED_OFFSET if versioned else 0) + _CODE_OFFSET
-    )
-    name = _DLPACK_NAMES.get(code.value)
-    if name is None:
-        return np.from_dlpack(HostCapsule(exported))
-    dtype = np_dtype(name)
-    code.value = _UNSIGNED
-    return np.from_dlpack(HostCapsule(exported)).view(dtype)
+# -- read-only memory ------------------------------------------------------------------------------------
 
 
 class Interface:
@@ -365,13 +232,13 @@ def writable_alias(view: np.ndarray, alias: type[Interface] = Interface) -> np.n
     """
     if view.flags.writeable:
         return view
-    if name_of(view.dtype) in _EXTENDED:  # the interface has no name for these
+    if name_of(view.dtype) in EXTENDED:  # the interface has no name for these
         return writable_alias(view.view(f"uint{8 * view.dtype.itemsize}"), alias).view(view.dtype)
     pointer, _ = view.__array_interface__["data"]
     return np.asarray(alias({**view.__array_interface__, "data": (pointer, False)}, view))
 
 
-#: Begin and end of the read-only memory that immutable frameworks are lent now.
+#: Begin and end of the read-only memory that immutable frameworks are lent now, by what keeps it.
 lent: dict[int, tuple[int, int]] = {}
 
 
@@ -395,3 +262,83 @@ def lend(view: np.ndarray) -> np.ndarray:
 def is_lent(begin: int) -> bool:
     """Whether an array of an immutable framework that begins there shows memory that nobody may write to."""
     return any(start <= begin < stop for start, stop in [*lent.values()])
+
+
+# -- DLPack ----------------------------------------------------------------------------------------------
+
+# NumPy 2.1 reads the capsules of DLPack 1; older ones refuse them by their name.
+_READS_VERSIONS = tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 1)
+_UNSIGNED = 1
+# Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
+_CODE_OFFSET = 20
+# DLManagedTensorVersioned has version, manager_ctx, deleter and flags, of 8 bytes each, before the tensor.
+_VERSIONED_OFFSET = 32
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.restype = ctypes.c_void_p
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_capsule_name = ctypes.pythonapi.PyCapsule_GetName
+_capsule_name.restype = ctypes.c_char_p
+_capsule_name.argtypes = [ctypes.py_object]
+
+
+def tensor_of(exported: Any) -> int:
+    """Address of the DLTensor, which begins with its data pointer, in a capsule not consumed yet."""
+    name = _capsule_name(exported)
+    return int(_capsule_pointer(exported, name)) + (_VERSIONED_OFFSET if b"versioned" in name else 0)
+
+
+def _code_of(exported: Any) -> ctypes.c_uint8:
+    return ctypes.c_uint8.from_address(tensor_of(exported) + _CODE_OFFSET)
+
+
+def capsule(view: np.ndarray) -> Any:
+    """The DLPack capsule of a writable array, the extended dtypes of ``ml_dtypes`` included.
+
+    NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
+    unsigned integers, and the capsule's dtype code is set to what they are.
+    """
+    code = _DLPACK_CODES.get(name_of(view.dtype))
+    if code is None:
+        return view.__dlpack__()
+    exported = view.view(f"uint{8 * view.dtype.itemsize}").__dlpack__()
+    _code_of(exported).value = code
+    return exported
+
+
+class Exported:
+    """A DLPack capsule in the form that ``from_dlpack`` functions take, whatever stream they name.
+
+    ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for a CUDA card.
+    """
+
+    def __init__(self, exported: Any, device: tuple[int, int] = (1, 0)) -> None:
+        self._exported = exported
+        self._device = device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._exported
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
+def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
+    """A NumPy view of what an unversioned capsule of host memory holds, the extended dtypes included.
+
+    NumPy makes it read-only, since such a capsule cannot say that it may be written to.
+    """
+    if name_of(dtype) not in _DLPACK_CODES:
+        return np.from_dlpack(Exported(exported))
+    _code_of(exported).value = _UNSIGNED
+    return np.from_dlpack(Exported(exported)).view(dtype)
+
+
+def from_dlpack(x: Any) -> np.ndarray:
+    """`np.from_dlpack` for any producer in host memory, that of the extended dtypes included."""
+    try:
+        exported = x.__dlpack__(max_version=(1, 0)) if _READS_VERSIONS else x.__dlpack__()
+    except TypeError:  # it speaks the version that had no such argument
+        exported = x.__dlpack__()
+    name = _DLPACK_NAMES.get(_code_of(exported).value)
+    return np.from_dlpack(Exported(exported)) if name is None else from_capsule(exported, np_dtype(name))

@@ -89,12 +89,12 @@ class Kept:
                 entry = self._entries.popleft()
             except IndexError:  # another thread did the same
                 return
-            is_done = False
             try:
                 is_done = entry[1]()
-            finally:
-                if not is_done:  # nor where it could not be asked
-                    self._entries.append(entry)
+            except RuntimeError:  # the card has failed, and tells so to whoever uses it next
+                is_done = False
+            if not is_done:
+                self._entries.append(entry)
 
     def settle(self, leaving: int = 0) -> None:
         """Wait for the work that reads what is kept, and let go of all but the latest, so many of them."""

@@ -49,7 +49,7 @@ class NumpyFramework(Framework):
                 "its mask would be lost; pass x.filled(value), or x.data and x.mask apart",
             )
         dtype = x.dtype
-        if dtype.kind in _NUMBERS or dtype.name in hostmemory._EXTENDED:
+        if dtype.kind in _NUMBERS or dtype.name in hostmemory.EXTENDED:
             return
         what = {
             "O": "pass the elements as a numeric array",

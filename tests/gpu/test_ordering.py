@@ -300,9 +300,8 @@ def test_a_queue_waits_for_another_by_its_handle() -> None:
         assert (x.get() == 4).all()
 
 
-def test_what_another_threads_stream_made_is_copied_before_that_one_uses_it_again() -> None:
+def test_what_another_threads_stream_made_is_read_before_that_one_uses_it_again() -> None:
     queues = arraybridge.framework("cupy").streams
-    assert queues is not None
     cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
     made = side()
     x = late(3)
@@ -310,12 +309,45 @@ def test_what_another_threads_stream_made_is_copied_before_that_one_uses_it_agai
     reader = side()
     reader.wait_event(made.record())
     y = queues.take_over(x)
+    assert int(y.data.ptr) == address, "it was copied"
     del x
+    total = y + late(1)
+    del y
     made.use()
-    assert overwrite(address), "the memory was not given to the next array: this shows nothing"
+    assert not overwrite(address), "what is still to be read was given to the next array"
     made.synchronize()
     reader.synchronize()
-    assert is_all(y, 3)
+    assert is_all(total, 4)
+    loans.release()
+    assert overwrite(address), "what was read is not given back"
+
+
+@pytest.mark.parametrize("shape", ["array", "list", "view"])
+def test_a_result_is_read_before_its_functions_stream_uses_it_again(shape: str) -> None:
+    """Another thread reads it on the default stream and drops it; the first one calls again."""
+
+    @arraybridge.cupy
+    def f(x: Any) -> Any:
+        y = x + 0
+        return {"array": y, "list": [y], "view": y[:]}[shape]
+
+    def read(box: list[Any]) -> None:
+        y = box.pop()
+        sums.append(late(0) + (y[0] if shape == "list" else y))
+
+    sums: list[Any] = []
+    side()
+    for _ in range(3):
+        box = [f(late(6))]
+        cupy.cuda.get_current_stream().synchronize()
+        reader = threading.Thread(target=read, args=(box,))
+        reader.start()
+        reader.join()
+        for _ in range(3):
+            f(cupy.full(N, -1, np.float32))
+        cupy.cuda.get_current_stream().synchronize()
+    cupy.cuda.Stream.null.synchronize()
+    assert all(is_all(total, 6) for total in sums)
 
 
 # -- memory that is lent to another framework ---------------------------------------------------------------

@@ -428,4 +428,4 @@ def _adopt_host(capsule: Any, device: Any) -> jax.Array:
         array: jax.Array = _import_capsule(capsule, device, None)
         return array
     with _x64(True):
-        return jax.dlpack.from_dlpack(hostmemory.HostCapsule(capsule), device=device)
+        return jax.dlpack.from_dlpack(hostmemory.Exported(capsule), device=device)

@@ -105,7 +105,9 @@ class TensorflowFramework(Framework):
             return bits.view(hostmemory.np_dtype("bfloat16"))
         # A 0-d tensor would turn into a scalar, which is a copy.
         memory = np.asarray(x) if x.shape.rank else np.asarray(tf.reshape(x, [1])).reshape(())
-        return hostmemory.readonly(memory)
+        memory = memory.view()
+        memory.flags.writeable = False
+        return memory
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
         name = hostmemory.name_of(view.dtype)

@@ -131,7 +131,8 @@ class TorchStreams(Streams):
             device,
             lambda: event.wait(torch.cuda.current_stream(device.index)),
             event.synchronize,
-            event.query,
+            # A query would break off the graph that this thread captures.
+            lambda: not torch.cuda.is_current_stream_capturing() and event.query(),
         )
 
     def handle(self, device: Device) -> int:
