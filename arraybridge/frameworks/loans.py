@@ -51,8 +51,8 @@ class Loan:
             handle = lender.handle(device)
             self._lent_on = None if handle == _OF_EACH_THREAD else handle
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if _is_finalizing():  # modules may be gone by then
             return
         try:
             if self._lent_on is not None and self._lender.handle(self._device) == self._lent_on:

@@ -127,9 +127,9 @@ class Streams:
         raise NotImplementedError(f"{type(self).__name__} has no handles")
 
     def take_over(self, x: Any) -> Any:
-        """``x``, which was made on another thread's stream, safe to be used and freed on that of this thread.
+        """``x``, which was made on another stream, safe to be used and freed on the present one of this thread.
 
-        This thread's stream has waited for the mark set after ``x`` was made.
+        The present one has waited for the other since ``x`` was made. Arrays on the host are as they were.
         """
         return x
 

@@ -202,8 +202,13 @@ class Runner(Declaration):
         if call.place is None or not self.options.stream:
             return self.body(*args, **kwargs)
         # `args` keeps what was brought alive until the stream of the caller waits for this one.
-        with framework_of(self.name).streams.stream(call.place):
-            return self.body(*args, **kwargs)
+        framework = framework_of(self.name)
+        with framework.streams.stream(call.place):
+            result = self.body(*args, **kwargs)
+        if not framework.streams.has_queues:
+            return result
+        # What was made on that stream is read, and freed, on the caller's.
+        return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
 
     def _by_planes(self, *args: Any, **kwargs: Any) -> Any:
         return call_by_planes(self.fn, self.skip, args, kwargs)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import BufferPool, free_memory, is_oom_error, memory_peak, memory_stats, pinned
+from arraybridge import BufferPool, explain, free_memory, is_oom_error, memory_peak, memory_stats, pinned
 from arraybridge.types import Device
 from tests.helpers import EMULATED, needs_kernels_of, require, run_script
 
@@ -248,3 +248,34 @@ def test_fragmentation_of_cupy() -> None:
     assert held.fragmentation is not None
     assert held.reserved == (held.used or 0) + (held.cached or 0)
     assert 0 < held.fragmentation < 1
+
+
+def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
+    cupy = require("cupy")
+    before = cupy.cuda.get_allocator()
+    pool = cupy.cuda.MemoryPool()
+    try:
+        cupy.cuda.set_allocator(pool.malloc)
+        free_memory()
+        cupy.ones(10 * MIB, np.uint8)
+        cached = {row.device: row.cached for row in arraybridge.framework("cupy").pool.usage()}
+        assert cached[GPU] >= 10 * MIB
+        assert free_memory("cupy") >= 10 * MIB
+        assert pool.total_bytes() == 0
+    finally:
+        cupy.cuda.set_allocator(before)
+
+
+def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
+    cupy, torch = require("cupy"), require("torch")
+    before = cupy.cuda.get_allocator()
+    try:
+        cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)
+        x = cupy.arange(6, dtype=np.float32)
+    finally:
+        cupy.cuda.set_allocator(before)
+    assert explain(x, "torch").reason == "it lies in managed memory"
+    y = arraybridge.to_torch(x)
+    assert isinstance(y, torch.Tensor)
+    assert y.is_cuda
+    assert y.tolist() == [0, 1, 2, 3, 4, 5]

@@ -224,6 +224,20 @@ def test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again(
 
 
 @needs_two_cards
+def test_a_copy_from_a_card_that_is_not_the_current_one() -> None:
+    for value in (3, 5):
+        with cupy.cuda.Device(1):
+            x = late(value)
+            address = int(x.data.ptr)
+        y = arraybridge.convert_memory(x, "cupy", gpu_id=0)
+        del x
+        with cupy.cuda.Device(1):
+            assert overwrite(address), "the memory was not given to the next array: this shows nothing"
+            cupy.cuda.get_current_stream().synchronize()
+        assert is_all(y, value)
+
+
+@needs_two_cards
 @pytest.mark.parametrize("layout", ["strided", "transposed", "reversed", "0-d", "empty"])
 def test_any_layout_travels_to_the_other_card(layout: str) -> None:
     side()
@@ -885,7 +899,7 @@ def test_buffers_of_a_pool_are_settled() -> None:
         pool.give(x)
     with second:
         y = pool.take((N,), "float32", "cupy", gpu_id=0)
-        assert y is x
+        assert y.data.ptr == x.data.ptr
         y.fill(9)
     second.synchronize()
     first.synchronize()
