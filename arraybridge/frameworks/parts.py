@@ -127,7 +127,7 @@ class Streams:
         raise NotImplementedError(f"{type(self).__name__} has no handles")
 
     def take_over(self, x: Any) -> Any:
-        """``x``, which was made on another stream, safe to be used and freed on the present one of this thread.
+        """``x``, made on another stream, safe to be used and freed on the present one of this thread.
 
         The present one has waited for the other since ``x`` was made. Arrays on the host are as they were.
         """
