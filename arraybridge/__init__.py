@@ -95,7 +95,6 @@ if _TYPE_CHECKING:
     from arraybridge.lines.prefetch import prefetch as prefetch
     from arraybridge.lines.report import PipelineReport as PipelineReport
     from arraybridge.lines.report import StageReport as StageReport
-    from arraybridge.lines.shared import shared as shared
     from arraybridge.measure.benchmark import Timing as Timing
     from arraybridge.measure.benchmark import benchmark as benchmark
     from arraybridge.measure.compare import Comparison as Comparison
@@ -105,6 +104,7 @@ if _TYPE_CHECKING:
     from arraybridge.memory.pools import BufferPool as BufferPool
     from arraybridge.memory.pools import PoolLimitError as PoolLimitError
     from arraybridge.memory.pools import pinned as pinned
+    from arraybridge.memory.shared import shared as shared
     from arraybridge.memory.stats import MemoryCollector as MemoryCollector
     from arraybridge.memory.stats import MemoryStats as MemoryStats
     from arraybridge.memory.stats import gpu_utilization as gpu_utilization
@@ -225,7 +225,7 @@ _LATER = {
     "PipelineReport": "arraybridge.lines.report",
     "StageReport": "arraybridge.lines.report",
     "SizeComparison": "arraybridge.measure.compare",
-    "shared": "arraybridge.lines.shared",
+    "shared": "arraybridge.memory.shared",
     "memory_peak": "arraybridge.memory.peaks",
     "BufferPool": "arraybridge.memory.pools",
     "PoolLimitError": "arraybridge.memory.pools",

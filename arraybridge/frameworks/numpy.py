@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -131,8 +131,11 @@ class NumpyFramework(Framework):
 class NumpyFast(Fast):
     errors = (TypeError, ValueError, BufferError)
 
+    #: Classes of arrays that are no more than their values.
+    classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
+
     def types(self) -> tuple[type, ...]:
-        return (np.ndarray,)
+        return tuple(self.classes)
 
     def facts(self, alignment: int) -> Callable[[np.ndarray], Hashable]:
         aligned, address = alignment > 1, hostmemory.address

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from numbers import Integral
 from typing import Any, Literal, TypeVar
 
 from arraybridge.devices.discovery import devices as all_devices
 from arraybridge.devices.discovery import find_device
-from arraybridge.frameworks.base import CPU, find_or_host
+from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.followed import for_other_threads
-from arraybridge.lines.on_device import Job, own_framework
-from arraybridge.lines.run import Run, Worker
+from arraybridge.lines.devices import Job, own_framework
+from arraybridge.lines.gradients import for_other_threads
+from arraybridge.lines.threads import Run, Worker
 from arraybridge.options import OneWarning, after_one_warning
 from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
@@ -84,22 +85,30 @@ def device_map(
     whole_number("per_device", per_device)
     source = source_of_items("device_map", items)
     with OneWarning():
-        chosen = [d for d in _chosen(fn, devices) for _ in range(per_device)]
-        if processes:
-            from arraybridge.lines.processes import process_jobs
-
-            jobs: Sequence[Any] = process_jobs(fn, setup, chosen)
-        else:
-            jobs = [Job(fn, setup, device) for device in chosen]
-        workers = [_worker(fn, job, device) for job, device in zip(jobs, chosen, strict=True)]
-        run = Run([workers], _IN_FLIGHT * len(chosen), ordered=ordered)
+        workers = [
+            _worker(Job(fn, setup, device), processes)
+            for device in _devices_of(fn, devices)
+            for _ in range(per_device)
+        ]
+        run = Run([workers], _IN_FLIGHT * len(workers), ordered=ordered)
     results = run.results(for_other_threads(source))
-    return with_progress(results, getattr(fn, "__name__", "device_map"), items) if progress else results
+    return with_progress(results, name_of(fn), items) if progress else results
 
 
-def _worker(fn: Any, job: Any, device: Device) -> Worker:
-    shown = ("item", name_of(fn), str(device))
-    return Worker(job, lambda number: f"item {number}, on {device}", shown, job.working)
+def _worker(job: Job, in_process: bool) -> Worker:
+    device = str(job.device)
+    shown = ("item", name_of(job.fn), device)
+
+    def where(number: int) -> str:
+        return f"item {number}, on {device}"
+
+    if not in_process:
+        return Worker(job, where, shown, job.working)
+    from arraybridge.lines.processes import Process  # which most programs do not need
+
+    functions = repr(job.fn) if job.setup is None else f"{job.fn!r} with setup={job.setup!r}"
+    process = Process(job.alone, functions, device)
+    return Worker(process, where, shown, process.working, process.stop)
 
 
 # -- what users pass ---------------------------------------------------------------------------------
@@ -137,10 +146,10 @@ def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any
             results.close()  # type: ignore[attr-defined]  # a generator
 
 
-def _chosen(fn: Any, wanted: Any) -> list[Device]:
+def _devices_of(fn: Any, devices: Any) -> list[Device]:
     """The devices to run on."""
     framework = own_framework(fn)
-    if wanted is None or (isinstance(wanted, str) and wanted == "all"):
+    if devices is None or (isinstance(devices, str) and devices == "all"):
         if framework is None:
             usable: Sequence[Device] = all_devices([one.name for one in loaded()])
             usable = [device for device in usable if device.kind != "opencl"]
@@ -149,32 +158,26 @@ def _chosen(fn: Any, wanted: Any) -> list[Device]:
             own = None if placed is None else placed.named_device()
             usable = framework.devices() if own is None else [own]
         return [device for device in usable if device.kind != "cpu"] or list(usable) or [CPU]
-    if not isinstance(wanted, Sequence) or isinstance(wanted, str):
-        if not isinstance(wanted, (str, Device)):
-            raise TypeError(f"devices={wanted!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
-        wanted = [wanted]
-    if not wanted:
+    if isinstance(devices, Integral):
+        raise TypeError(f"devices={devices!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
+    words = devices if isinstance(devices, Sequence) and not isinstance(devices, str) else [devices]
+    if not words:
         raise ValueError("devices=[] leaves none to run on; pass 'all', or leave it out")
-    asked: list[Device] = []
     chosen: list[Device] = []
-    host = False
-    for word in wanted:
+    missing: list[Device] = []
+    for word in words:
         device = _parsed(word, framework)
-        with after_one_warning(host):
-            one = find_device(device) if framework is None else find_or_host(framework, device)
-        stands_in = one == CPU and device.kind != "cpu"
-        if device in asked or (one in chosen and not stands_in):
+        with after_one_warning(bool(missing)):
+            actual = find_device(device) if framework is None else find_or_host(framework, device)
+        is_missing = actual == CPU and device.kind != "cpu"
+        if device in missing or (actual in chosen and not is_missing):
             raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")
-        asked.append(device)
-        host = host or stands_in
-        if not stands_in:
-            chosen.append(one)
-    return [*chosen, CPU] if host and CPU not in chosen else chosen  # once, for however many it stands
+        (missing if is_missing else chosen).append(device if is_missing else actual)
+    return list(dict.fromkeys([*chosen, CPU])) if missing else chosen  # once, for all that are missing
 
 
-def _parsed(word: Any, framework: Any) -> Device:
-    if not hasattr(word, "__index__"):
+def _parsed(word: Any, framework: Framework | None) -> Device:
+    if not isinstance(word, Integral):
         return Device.parse(word)
-    index = check_gpu_id(word)
-    assert isinstance(index, int)
-    return framework.accelerator(index) if framework is not None else Device("gpu", index)
+    check_gpu_id(word)
+    return Device("gpu", int(word)) if framework is None else framework.accelerator(int(word))

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from arraybridge.batches import Joined, part, plain
+from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.device_map import source_of_items, whole_number
-from arraybridge.lines.followed import for_other_threads
+from arraybridge.lines.gradients import for_other_threads
 from arraybridge.lines.report import PipelineReport, StageReport
-from arraybridge.lines.run import Run, Worker
+from arraybridge.lines.threads import Run, Worker
 from arraybridge.placement import placement
 from arraybridge.trees import arrays_of, source_of
 
@@ -34,6 +35,7 @@ class Pipeline:
             a part.
         queue_size: items that wait in front of each stage at most.
         axis: the axis to split along.
+        processes: a spawned process for each stage, for functions that hold Python's lock; see `device_map`.
 
     Raises:
         TypeError: a stage is no function, or a pipeline itself; a number is none.
@@ -61,11 +63,18 @@ class Pipeline:
     """
 
     def __init__(
-        self, *stages: Callable[[Any], Any], microbatches: int = 4, queue_size: int = 2, axis: int = 0
+        self,
+        *stages: Callable[[Any], Any],
+        microbatches: int = 4,
+        queue_size: int = 2,
+        axis: int = 0,
+        processes: bool = False,
     ) -> None:
         if not stages:
             raise ValueError("a pipeline needs one stage or more, as in Pipeline(encode, decode)")
         for i, stage in enumerate(stages):
+            if isinstance(stage, (list, tuple)):
+                raise TypeError("stages are given one by one: Pipeline(encode, decode), or Pipeline(*stages)")
             if isinstance(stage, Pipeline):
                 raise TypeError(
                     f"stage {i} is a pipeline itself; give its stages one by one, as in"
@@ -77,6 +86,7 @@ class Pipeline:
         whole_number("queue_size", queue_size)
         whole_number("axis", axis, least=None)
         self.stages, self.microbatches, self.queue_size, self.axis = stages, microbatches, queue_size, axis
+        self.processes = processes
         self._last: Run | None = None
 
     def __call__(self, batch: Any) -> Any:
@@ -102,19 +112,18 @@ class Pipeline:
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))
         if count == 1:
-            return plain(next(self._run(iter([plain(batch)]))))
+            return plain(next(self._run(iter([plain(batch)]), "microbatch")))
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
         joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)
         counts = (stop - start for start, stop in bounds)
 
-        def keep(result: Any) -> bool:
+        def join(result: Any) -> Any:  # in the thread of the last stage, and on its stream
             joined.add(result, next(counts))
-            return True
+            return joined.result() if joined.done == rows else joined
 
-        for _ in self._run(parts, keep):
-            pass  # each part is in its place already
-        return joined.result()
+        *_, result = self._run(parts, "microbatch", join)
+        return result
 
     def map(self, items: Iterable[Any]) -> Iterator[Any]:
         """Send items through the stages as they are, and give back the results in order.
@@ -130,32 +139,39 @@ class Pipeline:
 
         Raises:
             TypeError: ``items`` cannot be iterated over; later, where a stage returns None.
-            Exception: what a stage or ``items`` raise, with a note that names stage and microbatch. The
-                results of the items before it come first, and none behind it is begun any more.
+            Exception: what a stage or ``items`` raise, with a note that names stage and item. The results of
+                the items before it come first, and none behind it is begun any more.
         """
-        return self._run(source_of_items("pipeline.map", items))
+        return self._run(source_of_items("pipeline.map", items), "item")
 
     # -- running ----------------------------------------------------------------------------------
 
-    def _run(self, source: Iterator[Any], then: Callable[[Any], Any] | None = None) -> Iterator[Any]:
+    def _run(self, source: Iterator[Any], unit: str, then: Callable[[Any], Any] = itself) -> Iterator[Any]:
         last = len(self.stages) - 1
-        workers = [[self._worker(i, then if i == last else None)] for i in range(last + 1)]
+        workers = [[self._worker(i, unit, then if i == last else itself)] for i in range(last + 1)]
         self._last = Run(workers, len(self.stages) * (self.queue_size + 1))
         return self._last.results(for_other_threads(source))
 
-    def _worker(self, i: int, then: Callable[[Any], Any] | None = None) -> Worker:
+    def _worker(self, i: int, unit: str, then: Callable[[Any], Any]) -> Worker:
         stage, label = self.stages[i], name_of(self.stages[i])
+        ends: tuple[Any, ...] = ()
+        if self.processes:
+            from arraybridge.lines.processes import Process  # which most programs do not need
+
+            stage = process = Process(stage, repr(stage), f"stage {i} ({label})")
+            ends = process.working, process.stop
 
         def work(item: Any) -> Any:
             result = stage(item)
             if result is None:
                 raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
-            return result if then is None else then(result)
+            return then(result)
 
         return Worker(
             work,
-            lambda number: f"in stage {i} ({label}), microbatch {number}",
-            ("stage", label, _device(stage)),
+            lambda number: f"in stage {i} ({label}), {unit} {number}",
+            ("stage", label, _device(self.stages[i])),
+            *ends,
             depth=self.queue_size,
             room=self.queue_size if i else 0,
         )

@@ -12,14 +12,16 @@ from arraybridge.conversion.convert import Grad, convert_tree
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.lines.device_map import source_of_items, whole_number, with_progress
-from arraybridge.lines.lanes import Lane
-from arraybridge.lines.run import END, Run, Worker
+from arraybridge.lines.streams import ThreadStreams
+from arraybridge.lines.threads import END, Run, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
 __all__ = ["prefetch"]
 
 # Items that are read ahead at most, whatever depth is asked for: each has a future from the beginning.
 _MOST = 1000
+# Seconds that the end of the program waits for the thread: a source may be stuck for ever.
+_LAST_PATIENCE = 2.0
 
 
 def prefetch(
@@ -50,7 +52,11 @@ def prefetch(
             a folder. It is read in a thread of its own.
         framework: the framework to convert to. Arrays in nested containers are converted too, as
             `convert_tree` does; what is no array stays as it is.
-        gpu_id, device, dtype, copy, grad: as for `convert_memory`.
+        gpu_id: the accelerator, as for `convert_memory`.
+        device: any device instead, as for `convert_memory`.
+        dtype: as for `convert_memory`.
+        copy: as for `convert_memory`.
+        grad: as for `convert_memory`.
         depth: how many items are read and wait, besides the one that is used, at most; never over 1000.
         progress: show a progress bar on the standard error stream.
 
@@ -79,9 +85,9 @@ def prefetch(
     place = _place(target, gpu_id, device)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
     reader = _Reader(source_of_items("prefetch", items), target, place, options)
-    worker = Worker(reader.read, reader.where, None, reader.reading, depth=depth)
+    worker = Worker(reader.read, reader.where, (), reader.reading, depth=depth)
     # The item that is used is one of them, from when it is asked for.
-    run = Run([[worker]], min(depth, _MOST) + 1, refill=True)
+    run = Run([[worker]], min(depth, _MOST) + 1, refill=True, last_patience=_LAST_PATIENCE)
     results = run.results(repeat(None))
     return with_progress(results, f"to {name}", items) if progress else results
 
@@ -103,7 +109,7 @@ class _Reader:
         self, source: Iterator[Any], target: Framework, place: Device | None, options: dict[str, Any]
     ) -> None:
         self.source, self.target, self.place, self.options = source, target, place, options
-        self.lane: Lane | None = None
+        self.streams: ThreadStreams
         self.ended = False
         self.step = "read"
 
@@ -114,11 +120,11 @@ class _Reader:
         return f"item {number}, on its way to {self.target.name}"
 
     @contextmanager
-    def reading(self, lane: Lane) -> Iterator[None]:
+    def reading(self, streams: ThreadStreams) -> Iterator[None]:
         """Work in this thread, with a stream of its own on the card."""
-        self.lane = lane
+        self.streams = streams
         if self.place is not None and self.place.kind != "cpu":
-            lane.use_stream(self.target.streams, self.place)
+            streams.use_stream(self.target.streams, self.place)
         yield
 
     def read(self, _: None) -> Any:
@@ -130,15 +136,14 @@ class _Reader:
         if item is END:
             return END
         self.step = "convert"
-        result = self._traced(f"to {self.target.name}", lambda: self._converted(item))
-        assert self.lane is not None
-        for mark in self.lane.hold(item):  # behind which the source may fill its memory anew
+        name = self.target.name
+        result = self._traced(
+            f"to {name}", lambda: convert_tree(item, name, device=self.place, **self.options)
+        )
+        for mark in self.streams.hold(item):  # behind which the source may fill its memory anew
             mark.wait()
         self.ended = False
         return result
-
-    def _converted(self, item: Any) -> Any:
-        return convert_tree(item, self.target.name, device=self.place, **self.options)
 
     def _traced(self, name: str, work: Any) -> Any:
         span = trace.span("item", name) if trace.open_logs else None

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from arraybridge.lines.run import Span
+from arraybridge.lines.threads import Span
 from arraybridge.show import format_seconds, html_table, text_table
 from arraybridge.timeline.events import Event, began
 

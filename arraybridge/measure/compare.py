@@ -15,7 +15,7 @@ from arraybridge.devices.context import array_namespace, use_device
 from arraybridge.devices.discovery import gpu_available
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, visible_devices
-from arraybridge.lines.on_device import working_on
+from arraybridge.lines.devices import working_on
 from arraybridge.measure.benchmark import Timing, benchmark
 from arraybridge.placement import placement
 from arraybridge.show import Table, format_seconds

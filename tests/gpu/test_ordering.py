@@ -21,7 +21,7 @@ from arraybridge import Pipeline, device_map
 from arraybridge.frameworks import loans
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.parts import Mark, Pool, Streams
-from arraybridge.lines.lanes import Lane
+from arraybridge.lines.streams import ThreadStreams
 from arraybridge.types import Device
 from tests.helpers import EMULATED, needs_kernels_of, registry_kept, require
 
@@ -660,7 +660,7 @@ def reader() -> Iterator[Reader]:
 
 def test_an_item_is_kept_until_the_framework_that_reads_it_is_done(reader: Reader) -> None:
     """As in a pipeline: it was made on one stream, and handed to the thread of a stage on another."""
-    lane, own = Lane(4), cupy.cuda.Stream(non_blocking=True)
+    lane, own = ThreadStreams(4), cupy.cuda.Stream(non_blocking=True)
     cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
     made = side()
     x = late(3)

@@ -7,7 +7,7 @@ import sys
 from itertools import count
 
 from arraybridge import Pipeline, device_map, prefetch
-from arraybridge.lines import run
+from arraybridge.lines import threads
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     ]
     assert [next(one) for one in begun] == [0, 0, 0]
     # As a thread does for moments: the child finds the futures locked.
-    locks = [future._condition for one in run._runs for future in one._window]
+    locks = [future._condition for one in threads._runs for future in one._window]
     for lock in locks:
         lock.acquire()
     child = os.fork()

@@ -24,8 +24,11 @@ class StreamFramework(CardFramework):
         self.lock = threading.Lock()
         self.streams = NotedStreams(self)
 
+    def copy(self, x: CardArray) -> CardArray:
+        return CardArray(x.values.copy(), x.card)
+
     def concatenate(self, parts: list[CardArray], axis: int) -> CardArray:
-        assert all(any(part is known for known in self.taken_over) for part in parts)
+        self.log.append((threading.current_thread().name, "concatenate", len(parts)))
         return super().concatenate(parts, axis)
 
 

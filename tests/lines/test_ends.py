@@ -45,7 +45,7 @@ def test_a_stage_that_raises_stop_iteration_is_named() -> None:
 
     with pytest.raises(RuntimeError, match="StopIteration") as caught:
         list(Pipeline(abs, stop).map(range(9)))
-    assert "in stage 1 (stop), microbatch 3" in caught.value.__notes__
+    assert "in stage 1 (stop), item 3" in caught.value.__notes__
     assert isinstance(caught.value.__cause__, StopIteration)
     with pytest.raises(RuntimeError, match="item 3, on cpu: StopIteration") as caught:
         list(device_map(stop, range(9), "cpu"))
@@ -54,7 +54,7 @@ def test_a_stage_that_raises_stop_iteration_is_named() -> None:
 
 def test_a_line_that_is_ended_from_outside_does_not_hang() -> None:
     """As the end of the program does it to one that a thread reads."""
-    from arraybridge.lines import run
+    from arraybridge.lines import threads
 
     release = threading.Event()
 
@@ -73,9 +73,9 @@ def test_a_line_that_is_ended_from_outside_does_not_hang() -> None:
 
     reader = threading.Thread(target=read)
     reader.start()
-    while not run._runs:
+    while not threads._runs:
         pass
-    for one in list(run._runs):
+    for one in list(threads._runs):
         one.stop()
     release.set()
     reader.join(20)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraybridge import Pipeline, device_map, prefetch, split_and_retry
+from arraybridge import Pipeline, device_map, prefetch
 from tests.helpers import require
 
 
@@ -78,15 +78,3 @@ def test_an_item_that_jax_has_deleted_fails_in_its_turn(way: str) -> None:
     with pytest.raises(RuntimeError, match="deleted") as caught:
         next(results)
     assert caught.value.__notes__ == ["while reading item 2 of the input"]
-
-
-def test_an_out_of_memory_error_that_takes_no_note() -> None:
-    @dataclass(frozen=True)
-    class FrozenMemoryError(MemoryError):
-        code: int
-
-    def fail(x: Any) -> Any:
-        raise FrozenMemoryError(1)
-
-    with pytest.raises(FrozenMemoryError):
-        split_and_retry(fail, np.ones(1))

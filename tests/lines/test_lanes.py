@@ -13,7 +13,7 @@ import pytest
 import arraybridge
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.parts import Mark, Pool, Streams
-from arraybridge.lines.lanes import Lane
+from arraybridge.lines.streams import ThreadStreams
 from arraybridge.types import Device
 from tests.cards import CardArray, CardFramework
 from tests.helpers import registry_kept
@@ -82,7 +82,7 @@ def queue(lender: Lender) -> Queue:
     return reader.streams
 
 
-def held(lane: Lane, device: Device = CARD) -> weakref.ref[Any]:
+def held(lane: ThreadStreams, device: Device = CARD) -> weakref.ref[Any]:
     """Hand the lane an item that nobody else keeps."""
     item = CardArray(np.zeros(1), -1 if device == CPU else device.index)
     lane.hold([item])
@@ -91,7 +91,7 @@ def held(lane: Lane, device: Device = CARD) -> weakref.ref[Any]:
 
 
 def test_an_item_goes_only_once_the_work_that_reads_it_is_done(queue: Queue) -> None:
-    lane = Lane(2)
+    lane = ThreadStreams(2)
     items = [held(lane) for _ in range(2)]
     assert queue.reached == 0
     assert all(item() is not None for item in items)
@@ -107,7 +107,7 @@ def test_an_item_goes_only_once_the_work_that_reads_it_is_done(queue: Queue) -> 
 
 
 def test_what_is_done_goes_without_a_wait(queue: Queue) -> None:
-    lane = Lane(8)
+    lane = ThreadStreams(8)
     first = held(lane)
     queue.reached = 1
     second = held(lane)
@@ -120,7 +120,7 @@ def test_what_is_done_goes_without_a_wait(queue: Queue) -> None:
 def test_every_queue_that_may_read_it_is_waited_for(lender: Lender, queue: Queue) -> None:
     own = Queue()
     lender.streams = own
-    lane = Lane(8)
+    lane = ThreadStreams(8)
     item = held(lane)
     own.reached = 1
     held(lane)
@@ -133,7 +133,7 @@ def test_every_queue_that_may_read_it_is_waited_for(lender: Lender, queue: Queue
 
 
 def test_what_no_card_holds_is_not_held(queue: Queue) -> None:
-    lane = Lane(8)
+    lane = ThreadStreams(8)
     assert held(lane, CPU)() is None
     assert queue.marks == 0
 
@@ -141,5 +141,5 @@ def test_what_no_card_holds_is_not_held(queue: Queue) -> None:
 def test_a_framework_that_has_opened_no_card_is_not_asked(lender: Lender) -> None:
     reader = Reader(is_opened=False)
     arraybridge.register(reader)
-    assert held(Lane(8))() is None
+    assert held(ThreadStreams(8))() is None
     assert reader.streams.marks == 0

@@ -326,7 +326,7 @@ def test_an_error_names_stage_and_microbatch_and_keeps_its_type() -> None:
 
     with pytest.raises(OwnError, match="five") as caught:
         list(Pipeline(shift, fail, double).map(range(20)))
-    assert "in stage 1 (fail), microbatch 4" in caught.value.__notes__
+    assert "in stage 1 (fail), item 4" in caught.value.__notes__
 
 
 def test_the_items_before_the_one_that_fails_come_first() -> None:
@@ -349,7 +349,7 @@ def test_the_items_before_the_one_that_fails_come_first() -> None:
         with pytest.raises(OwnError, match="two") as caught:
             got.extend(Pipeline(fail, wait, shift).map(range(100)))
         assert got == [1, 2]
-        assert "in stage 0 (fail), microbatch 2" in caught.value.__notes__
+        assert "in stage 0 (fail), item 2" in caught.value.__notes__
         wait_for_no_threads()
 
 
@@ -372,7 +372,7 @@ def test_the_first_of_the_items_that_fail_comes_out() -> None:
     with pytest.raises(OwnError, match="one") as caught:
         got.extend(Pipeline(later, earlier).map(range(100)))
     assert got == [0]
-    assert "in stage 1 (earlier), microbatch 1" in caught.value.__notes__
+    assert "in stage 1 (earlier), item 1" in caught.value.__notes__
     wait_for_no_threads()
 
 

@@ -2,7 +2,7 @@
 
 Each item has a future, in a window of bounded length. The caller's own thread reads the input and hands out
 the results, so that an iterator that is dropped has only idle workers to end. With each item travel the marks
-behind which its arrays are ready (see lanes.py). What is raised at an item takes the place of its result.
+behind which its arrays are ready (see streams.py). What is raised at an item takes the place of its result.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from contextvars import copy_context
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -27,7 +27,7 @@ from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import handed_from, note_on, place
 from arraybridge.frameworks.parts import Mark
 from arraybridge.frameworks.registry import loaded
-from arraybridge.lines.lanes import Lane, marks_of, received
+from arraybridge.lines.streams import ThreadStreams, marks_of, received
 from arraybridge.options import already_told
 from arraybridge.timeline.events import device_words, handed_out, site
 
@@ -39,9 +39,8 @@ END = object()
 _numbers = count()
 # How long the caller's thread waits before it looks up, so that Ctrl-C is minded on every system.
 _LOOK_UP = 0.5
-# How long an iterator that is dropped waits for its threads, and the end of the program: a thread that comes
-# back from native code into an interpreter that is being taken down ends the process with SIGABRT.
-_PATIENCE, _LAST_PATIENCE = 0.1, 20.0
+# How long an iterator that is dropped waits for its threads.
+_PATIENCE = 0.1
 
 
 class Span(NamedTuple):
@@ -62,14 +61,19 @@ class _Failed(list[BaseException]):
 _Outcome = tuple[Any, list[Mark]]
 
 
+def _nothing(*_: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class Worker:
     """What one thread makes of an item, and how long that took.
 
     Args:
         work: from an item to its result.
         where: what to say of an error, from the number of the item.
-        shown: kind, name and device of its events in a trace; None: ``work`` tells the trace itself.
-        enter: a context in which the thread works, from its lane.
+        shown: kind, name and device of its events in a trace; (): ``work`` tells the trace itself.
+        enter: a context in which the thread works, from its streams.
+        stop: is called when no more results are wanted, to end what ``work`` waits for.
         depth: inputs whose work may wait for an accelerator.
         room: items that wait in front of it at most; 0 for any number.
     """
@@ -78,18 +82,19 @@ class Worker:
         self,
         work: Callable[[Any], Any],
         where: Callable[[int], str],
-        shown: tuple[str, str, str] | None,
-        enter: Callable[[Lane], AbstractContextManager[Any]] | None = None,
+        shown: tuple[str, ...],
+        enter: Callable[[ThreadStreams], AbstractContextManager[Any]] = _nothing,
+        stop: Callable[[], object] = _nothing,
         *,
         depth: int = 2,
         room: int = 0,
     ) -> None:
-        self.work, self.where, self.shown, self.enter = work, where, shown, enter
+        self.work, self.where, self.shown, self.enter, self.stop = work, where, shown, enter, stop
         #: A token for each item that may still come to wait here.
         self.room: SimpleQueue[None] | None = SimpleQueue() if room else None
         for _ in range(room):
             self.room.put(None)  # type: ignore[union-attr]
-        self.lane = Lane(depth)
+        self.streams = ThreadStreams(depth)
         self.refusal: BaseException | None = None
         #: Items done, and seconds at work, waiting for input, and waiting for room behind.
         self.items = 0
@@ -101,9 +106,8 @@ class Worker:
         try:
             for same in settings:
                 stack.enter_context(same())
-            if self.enter is not None:
-                stack.enter_context(self.enter(self.lane))
-            stack.callback(self.lane.close)
+            stack.enter_context(self.enter(self.streams))
+            stack.callback(self.streams.close)
         except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
             self.refusal = error
 
@@ -112,16 +116,15 @@ class Worker:
         try:
             if self.refusal is not None:
                 raise self.refusal
-            self.lane.receive(marks)
+            self.streams.receive(marks)
             result = self._traced(number, item, flow) if open_logs and self.shown else self.work(item)
             made = marks_of(result)
-            self.lane.hold(item)
+            self.streams.hold(item)
             return result, made
         except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
             return _Failed([_named(error, self.where(number))]), []
 
     def _traced(self, number: int, item: Any, flow: str) -> Any:
-        assert self.shown is not None  # noqa: S101
         kind, name, device = self.shown
         span = trace.span(kind, name)
         if span is None:
@@ -158,12 +161,21 @@ class Run:
         limit: items that are read and not handed out yet, at most.
         ordered: hand results out in the order of the input; only one station need not.
         refill: read as far as the limit goes before a result is handed out; for an input that never blocks.
+        last_patience: seconds that the end of the program waits for threads at work. One that comes back from
+            native code into an interpreter that is being taken down ends the process with SIGABRT.
     """
 
     def __init__(
-        self, stations: Sequence[Sequence[Worker]], limit: int, *, ordered: bool = True, refill: bool = False
+        self,
+        stations: Sequence[Sequence[Worker]],
+        limit: int,
+        *,
+        ordered: bool = True,
+        refill: bool = False,
+        last_patience: float = 20.0,
     ) -> None:
         self.stations, self.limit, self.ordered, self.refill = stations, limit, ordered, refill
+        self.last_patience = last_patience
         self.began = self.ended = time.perf_counter()
         #: Most items that were on their way at one time.
         self.most_in_flight = 0
@@ -326,6 +338,7 @@ class Run:
                 queue.put(None)
                 if worker.room is not None:
                     worker.room.put(None)
+                worker.stop()
         self._window.clear()  # a report keeps the run, and need not keep the arrays
         self._done = SimpleQueue()
 
@@ -347,6 +360,6 @@ def _end_all() -> None:
     runs = list(_runs)
     for run in runs:
         run.stop()
-    until = time.perf_counter() + _LAST_PATIENCE
+    start = time.perf_counter()
     for run in runs:
-        run.join(max(0.0, until - time.perf_counter()))
+        run.join(start + run.last_patience - time.perf_counter())

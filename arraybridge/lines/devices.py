@@ -11,7 +11,7 @@ from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.registry import loaded
-from arraybridge.lines.lanes import Lane
+from arraybridge.lines.streams import ThreadStreams
 from arraybridge.placement import busy_workers, default_device, placement, worker_device
 from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device
@@ -38,7 +38,7 @@ def own_framework(fn: Any) -> Framework | None:
 
 
 @contextmanager
-def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
+def working_on(device: Device, streams: ThreadStreams | None = None) -> Iterator[None]:
     """Make the device the one of this thread: for decorated functions, and the current one of frameworks.
 
     A framework that has not opened its devices is left alone: JAX would take most of every card's memory.
@@ -51,8 +51,8 @@ def working_on(device: Device, lane: Lane | None = None) -> Iterator[None]:
         # pyclesperanto selects devices for the whole process, and gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
             if framework.name != "pyclesperanto" and device in open_devices(framework):
-                if lane is not None:
-                    lane.use_stream(framework.streams, device)
+                if streams is not None:
+                    streams.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))
         yield
 
@@ -73,12 +73,19 @@ class Job:
                 self.made = (self.setup(),)
 
     def __call__(self, item: Any) -> Any:
+        """The result for an item, in the thread that is `working`."""
         return self.fn(*self.made, item if self.decorated else move(item, self.device))
 
+    def alone(self, item: Any) -> Any:
+        """The result for an item, in a process that does nothing else; the item may bring its framework."""
+        with working_on(self.device):
+            self.prepare()
+            return self(item)
+
     @contextmanager
-    def working(self, lane: Lane) -> Iterator[None]:
+    def working(self, streams: ThreadStreams) -> Iterator[None]:
         """Work in this thread; what ``setup`` made goes in the end."""
-        with working_on(self.device, lane):
+        with working_on(self.device, streams):
             self.prepare()
             try:
                 yield

@@ -1,4 +1,4 @@
-"""Work on accelerators that passes from thread to thread: a stream for each, and marks between them.
+"""Work on accelerators that passes from thread to thread: streams for each, and marks between them.
 
 A thread that makes an array leaves a mark in its queue of work; the thread that reads the array lets its own
 queue wait for that mark. Nobody waits for a card.
@@ -14,7 +14,7 @@ from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
-__all__ = ["Lane", "marks_of", "received"]
+__all__ = ["ThreadStreams", "marks_of", "received"]
 
 
 def marks_of(tree: Any) -> list[Mark]:
@@ -56,7 +56,7 @@ def received(result: Any, marks: list[Mark]) -> Any:
     return map_arrays(result, take_over)
 
 
-class Lane:
+class ThreadStreams:
     """A thread's streams, and the inputs that its queued work still reads, at most ``depth`` of them."""
 
     def __init__(self, depth: int) -> None:

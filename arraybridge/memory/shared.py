@@ -1,0 +1,295 @@
+"""Memory that processes share: `shared`, and the segments behind it.
+
+On Linux a segment is a file of the kernel without a name (``memfd_create``), which goes with the last process
+that maps it, however that ends. Another process opens it by way of ``/proc``, as long as the one that made it
+keeps its descriptor. Elsewhere it is `multiprocessing.shared_memory`, whose names Python's tracker removes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+import socket
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
+from math import prod
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, note_on
+from arraybridge.frameworks.numpy import NumpyFast
+
+__all__ = [
+    "Place",
+    "Segment",
+    "SharedArray",
+    "SharedMemoryGoneError",
+    "make_segment",
+    "open_segment",
+    "shared",
+]
+
+
+class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
+    """The memory of a shared array went before the array arrived, or is out of this process's reach."""
+
+    section = "memory"
+
+
+class Place(NamedTuple):
+    """Where another process finds a segment."""
+
+    machine: str
+    process: int
+    descriptor: int
+    key: str
+    size: int
+
+
+class Segment:
+    """Memory that other processes can map, in this one as long as somebody refers to it; bytes to NumPy.
+
+    After ``hide()`` no other process can open it any more.
+    """
+
+    def __init__(self, place: Place, address: int, unmap: Callable[[], Any], hide: Callable[[], Any]) -> None:
+        self.place, self.address = place, address
+        data = {"data": (address, False), "shape": (place.size,), "typestr": "|u1", "version": 3}
+        self.__array_interface__: dict[str, Any] = data
+        unmapping, self.hide = weakref.finalize(self, unmap), weakref.finalize(self, hide)
+        unmapping.atexit, self.hide.atexit = False, not _ANONYMOUS
+        _segments[place.key] = self
+
+    def array(self, offset: int, shape: Any, strides: Any, dtype: Any) -> SharedArray:
+        """An array in the segment."""
+        array = np.ndarray.__new__(SharedArray, shape, dtype, np.asarray(self), offset, strides)
+        array._segment = self
+        return array
+
+
+# Key → the segment that is mapped here.
+_segments: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
+
+
+def make_segment(size: int) -> Segment:
+    """A new segment, whose bytes are zero.
+
+    Raises:
+        OSError: the system has no room for it, or no descriptor.
+    """
+    try:
+        return _make_anonymous(size) if _ANONYMOUS else _make_named(size)
+    except OSError as error:
+        advice = (
+            "let go of shared arrays, raise the limit of descriptors (ulimit -n), of which each array takes"
+        )
+        advice += " one in the process that made it, or enlarge /dev/shm (docker run --shm-size=2g)"
+        note_on(error, f"{size} bytes of shared memory cannot be had: {advice}, whichever is short")
+        raise
+
+
+def open_segment(place: Place) -> Segment:
+    """The segment that lies there, mapped into this process too.
+
+    Raises:
+        SharedMemoryGoneError: it is not there any more, on another machine, or another user's.
+    """
+    segment = _segments.get(place.key)
+    if segment is not None:
+        return segment
+    cause: OSError | None = None
+    reason = "it is on another machine; send x.view(numpy.ndarray), whose bytes travel"
+    try:
+        if place.machine == _MACHINE:
+            return _open_anonymous(place) if _ANONYMOUS else _open_named(place)
+    except PermissionError as error:
+        cause, reason = error, "that process belongs to another user"
+    except OSError as error:
+        cause, reason = error, "that process has ended, or let go of the array; keep it until it has arrived"
+    raise SharedMemoryGoneError(
+        f"the shared memory of process {place.process} cannot be mapped: {reason}", reason=reason
+    ) from cause
+
+
+# -- Linux, and other systems ------------------------------------------------------------------------
+
+_ANONYMOUS = hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_MACHINE = _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()
+
+if _ANONYMOUS:
+    # Python's mmap keeps a descriptor for each mapping; before 3.13 always.
+    _system = ctypes.CDLL(None, use_errno=True)
+    _system.mmap.restype = ctypes.c_void_p
+    _system.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    _system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def _map(place: Place, descriptor: int, hide: Callable[[], Any]) -> Segment:
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _system.mmap(None, place.size, access, mmap.MAP_SHARED, descriptor, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return Segment(place, address, lambda: _system.munmap(address, place.size), hide)
+
+
+def _make_anonymous(size: int) -> Segment:
+    key = f"arraybridge-{uuid4().hex}"
+    descriptor = os.memfd_create(key)
+    try:
+        os.ftruncate(descriptor, size)
+        place = Place(_MACHINE, os.getpid(), descriptor, key, size)
+        return _map(place, descriptor, lambda: os.close(descriptor))
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _open_anonymous(place: Place) -> Segment:
+    descriptor = os.open(f"/proc/{place.process}/fd/{place.descriptor}", os.O_RDWR)
+    try:
+        if place.key not in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise FileNotFoundError("the number is that of another file by now")
+        return _map(place, descriptor, lambda: None)
+    finally:
+        os.close(descriptor)
+
+
+def _make_named(size: int) -> Segment:
+    memory = SharedMemory(create=True, size=size)
+    place = Place(_MACHINE, os.getpid(), -1, memory.name, size)
+    return Segment(place, _address(memory.buf), memory.close, memory.unlink)
+
+
+def _open_named(place: Place) -> Segment:
+    # Before 3.13 the tracker of each family of processes removes the name when that family ends: too early
+    # for those who would open it later, and of no matter to those who have mapped it.
+    if sys.version_info >= (3, 13):
+        memory = SharedMemory(place.key, track=False)
+    else:
+        memory = SharedMemory(place.key)
+    return Segment(place, _address(memory.buf), memory.close, lambda: None)
+
+
+def _address(buffer: Any) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+# -- arrays ------------------------------------------------------------------------------------------
+
+# What a worker of a pool sent last: its own variable is gone before the other side has read the result.
+_sent: deque[Any] = deque(maxlen=4)
+
+
+class SharedArray(np.ndarray):
+    """A NumPy array in memory that other processes map, when it or a slice of it is pickled."""
+
+    _segment: Segment | None = None
+
+    def __array_finalize__(self, origin: Any) -> None:
+        segment = getattr(origin, "_segment", None)
+        if segment is not None and 0 <= _start(self) - segment.address < segment.place.size:
+            self._segment = segment
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        if array is self:  # in place
+            return self
+        plain = array.view(np.ndarray)
+        return plain[()] if return_scalar or plain.ndim == 0 else plain
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _plain(super().__array_function__(function, types, args, kwargs))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._segment is None:
+            return self.view(np.ndarray).__reduce_ex__(protocol)
+        if multiprocessing.parent_process() is not None:
+            _sent.append(self)
+        layout = _start(self) - self._segment.address, self.shape, self.strides, self.dtype
+        return _arrived, (self._segment.place, layout)
+
+
+def _plain(result: Any) -> Any:
+    """A result of NumPy's, without the class where it lies elsewhere."""
+    if isinstance(result, SharedArray) and result._segment is None:
+        return result.view(np.ndarray)
+    if type(result) in (list, tuple) and any(isinstance(x, SharedArray) for x in result):
+        return type(result)(map(_plain, result))
+    return result
+
+
+def _plain_method(name: str) -> Any:
+    method = getattr(np.ndarray, name)
+
+    @wraps(method)
+    def call(self: SharedArray, *args: Any, **options: Any) -> Any:
+        return _plain(method(self, *args, **options))
+
+    return call
+
+
+# What may copy and does not pass by __array_wrap__.
+for _name in (
+    *("__getitem__", "__copy__", "__deepcopy__", "argpartition", "argsort", "astype", "byteswap", "choose"),
+    *("compress", "copy", "diagonal", "dot", "flatten", "ravel", "repeat", "reshape", "round", "take"),
+):
+    setattr(SharedArray, _name, _plain_method(_name))
+
+NumpyFast.classes.append(SharedArray)
+
+
+def _start(array: np.ndarray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _arrived(place: tuple[Any, ...], layout: tuple[Any, ...]) -> SharedArray:
+    return open_segment(Place(*place)).array(*layout)
+
+
+def shared(x: Any, dtype: Any = None) -> np.ndarray:
+    """An array in memory that other processes can map; pickled, it hands over its place and not its bytes.
+
+    So do slices, views and transposes of it; what NumPy computes of it is an ordinary array. The memory goes
+    with the last array in the last process: keep the array until it has arrived. (Workers of a pool keep the
+    last four that they send.)
+
+    Args:
+        x: an array, whose values are copied once; or a shape, for an array with values unset.
+        dtype: of an array with values unset; or one to cast to.
+
+    Returns:
+        a NumPy array, C-contiguous and aligned for every framework.
+
+    Raises:
+        ArrayNotSupportedError: it would hold Python objects.
+        OSError: the system has no room for it; a note says what to do.
+        as `convert_memory`: ``x`` is no array.
+
+    >>> import pickle
+    >>> x = shared((2, 3), "float32")
+    >>> x[:] = 1
+    >>> y = pickle.loads(pickle.dumps(x[0]))  # in this process or another
+    >>> y[:] = 5
+    >>> float(x[0, 0])
+    5.0
+    """
+    has_values = not isinstance(x, (tuple, list, int, np.integer))
+    source = convert_memory(x, "numpy", dtype=dtype) if has_values else np.empty(0, dtype)
+    if source.dtype.hasobject:
+        raise ArrayNotSupportedError("objects of Python cannot lie in memory that processes share")
+    shape = source.shape if has_values else tuple(np.atleast_1d(x).tolist())
+    array = make_segment(max(1, prod(shape) * source.itemsize)).array(0, shape, None, source.dtype)
+    if has_values:
+        array[...] = source
+    return array
