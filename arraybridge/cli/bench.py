@@ -94,15 +94,10 @@ class Case(NamedTuple):
 
 
 def bench(
-    frameworks: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these, e.g. torch,jax; otherwise all that are installed.", show_default=False
-        ),
-    ] = None,
+    frameworks: output.Frameworks = None,
     size: Annotated[str, typer.Option(help="Bytes of an array of float32: 4MiB, 64KiB.")] = "4MiB",
     rounds: Annotated[int, typer.Option(help="How often each call is timed, in turn.", min=3, max=1000)] = 15,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")] = False,
+    as_json: output.AsJson = False,
     sizes: Annotated[
         str | None,
         typer.Option(

@@ -11,8 +11,7 @@ import typer
 from rich.markup import escape
 
 import arraybridge
-from arraybridge.cli.output import console, print_json, quiet, show, stdout_is_for_json
-from arraybridge.conversion.explanation import Route
+from arraybridge.cli import output
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.show import format_bytes, format_seconds
@@ -32,7 +31,7 @@ def demo(
             readable=True,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")] = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Send a picture through every installed framework, do a little work in each, and show the routes.
 
@@ -45,12 +44,22 @@ def demo(
     [bold]arraybridge demo --image cell.png[/bold]
     """
     name, picture = _load(image)
-    with stdout_is_for_json(as_json):
+    with output.stdout_is_for_json(as_json):
         steps, missing = _tour(picture)
-        more = _more(picture, [step["route"].target for step in steps if step["route"].target in _ANY])
-    report = _as_json(name, picture, steps, missing, more)
+        more = _more(picture, [step["target"] for step in steps if step["target"] in _ANY])
+    report: Json = {
+        "image": name,
+        "shape": list(picture.shape),
+        "dtype": picture.dtype.name,
+        "nbytes": picture.nbytes,
+        "steps": steps,
+        "missing": missing,
+        "gpu": _has_gpu([step["target"] for step in steps]),
+        **more,
+        "exact": all(part["exact"] for part in (*steps, *more.values())),
+    }
     if as_json:
-        print_json(report)
+        output.print_json(report)
     else:
         _print(report)
     raise typer.Exit(0 if report["exact"] else 1)
@@ -90,13 +99,13 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
 
 def _invert(framework: str, array: Any) -> Any:
     """255 − array, computed in the array's own framework, in its dtype."""
-    if framework == "pyclesperanto":
-        # Its kernels compute in float32, in which 0 … 255 are exact; the result goes back into uint8.
-        cle = importlib.import_module(type(array).__module__.partition(".")[0].removesuffix("_opencl"))
-        output = cle.create(array.shape, dtype=np.uint8)
-        cle.add_image_and_scalar(cle.multiply_image_and_scalar(array, scalar=-1), output, scalar=255)
-        return output
-    return 255 - array
+    if framework != "pyclesperanto":
+        return 255 - array
+    # Its kernels compute in float32, in which 0 … 255 are exact; the result goes back into uint8.
+    cle = importlib.import_module(type(array).__module__.partition(".")[0].removesuffix("_opencl"))
+    inverted = cle.create(array.shape, dtype=np.uint8)
+    cle.add_image_and_scalar(cle.multiply_image_and_scalar(array, scalar=-1), inverted, scalar=255)
+    return inverted
 
 
 def _tour(picture: np.ndarray) -> tuple[list[Json], dict[str, str]]:
@@ -108,7 +117,7 @@ def _tour(picture: np.ndarray) -> tuple[list[Json], dict[str, str]]:
         try:
             # Once beforehand: it imports the framework, which takes seconds and is no conversion, and
             # compiles the kernels, of which OpenCL's compiler tells on stderr.
-            with quiet():
+            with output.quiet():
                 _invert(framework, arraybridge.convert_memory(picture, framework))
         except (FrameworkNotInstalledError, DeviceNotFoundError) as error:
             missing[framework] = str(error)
@@ -117,7 +126,7 @@ def _tour(picture: np.ndarray) -> tuple[list[Json], dict[str, str]]:
             current = arraybridge.convert_memory(current, framework)
         twice: Any = _invert(framework, _invert(framework, current))
         exact = bool(np.array_equal(arraybridge.to_numpy(twice), picture))
-        steps.append({"route": log.records[0], "work": "inverted twice", "exact": exact})
+        steps.append(output.as_json(log.records[0]) | {"work": "inverted twice", "exact": exact})
         current = twice
     return steps, missing
 
@@ -177,41 +186,8 @@ def _has_gpu(names: list[str]) -> bool:
     return any(d.kind == "gpu" for name in names for d in registry.framework(name).devices())
 
 
-def _as_json(
-    name: str,
-    picture: np.ndarray,
-    steps: list[Json],
-    missing: dict[str, str],
-    more: Json,
-) -> Json:
-    def route(r: Route) -> Json:
-        return {
-            "source": r.source,
-            "target": r.target,
-            "method": r.method,
-            "device": str(r.device),
-            "shares_memory": r.shares_memory,
-            "copies": r.copies,
-            "nbytes": r.nbytes,
-            "seconds": r.seconds,
-            "reason": r.reason,
-        }
-
-    return {
-        "image": name,
-        "shape": list(picture.shape),
-        "dtype": picture.dtype.name,
-        "nbytes": picture.nbytes,
-        "steps": [{**route(s["route"]), "work": s["work"], "exact": s["exact"]} for s in steps],
-        "missing": missing,
-        "gpu": _has_gpu([s["route"].target for s in steps]),
-        **more,
-        "exact": all(s["exact"] for s in (*steps, *more.values())),
-    }
-
-
 def _print(report: Json) -> None:
-    to = console()
+    to = output.console()
     shape = " × ".join(map(str, report["shape"]))
     head = f"{shape} {report['dtype']}, {format_bytes(report['nbytes'])}"
     to.print(f"[bold]{escape(report['image'])}[/bold], {head}\n")
@@ -230,7 +206,7 @@ def _print(report: Json) -> None:
             )
         )
     columns = ("conversion", "device", "method", "memory", "bytes", "time", "bits")
-    show(to, columns, rows, right=("bytes", "time"))
+    output.show(to, columns, rows, right=("bytes", "time"))
     for framework, reason in report["missing"].items():
         to.print(f"[yellow]{framework} left out:[/yellow] {escape(reason)}")
     if not report["gpu"]:

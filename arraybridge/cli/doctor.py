@@ -471,7 +471,7 @@ def _versions() -> dict[str, str]:
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")] = False,
+    as_json: output.AsJson = False,
     timeout: Annotated[
         float,
         typer.Option(

@@ -32,6 +32,7 @@ _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red
 #: The label of arrays in memory that NumPy itself allocated; those of the other rows are aligned to 64 bytes.
 OWN = "numpy's own"
 _ROUNDS = 9
+_MEASURED = ("seconds", "bytes_per_second", "exact")
 _MEANINGS = {
     "shared": "both see the same memory",
     "copied": "the bytes are copied",
@@ -51,19 +52,14 @@ class Place(NamedTuple):
 def matrix(
     size: Annotated[str, typer.Option(help="Bytes of the array that is converted: 4MiB, 64KiB.")] = "4MiB",
     dtype: Annotated[str, typer.Option(help="Its dtype, as NumPy names it.")] = "float32",
-    frameworks: Annotated[
-        str | None,
-        typer.Option(
-            help="Only these, e.g. torch,jax; otherwise all that are installed.", show_default=False
-        ),
-    ] = None,
+    frameworks: output.Frameworks = None,
     html: Annotated[
         Path | None, typer.Option(help="Write a page of its own, for any browser.", show_default=False)
     ] = None,
     png: Annotated[
         Path | None, typer.Option(help="Draw a heat map of the times. Needs matplotlib.", show_default=False)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")] = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Convert an array between all frameworks of this machine, and show how each pair travels.
 
@@ -177,26 +173,16 @@ def measure(places: list[Place], array: np.ndarray, bar: Progress) -> tuple[list
 
 def _cell(label: str, x: Any, target: Place, array: np.ndarray) -> Json:
     try:
-        return {"source": label, "target": target.label, "nbytes": array.nbytes, "error": None} | _convert(
-            x, target, array
-        )
+        cell = _convert(x, target, array)
     except MemoryConversionError as error:
         return _refused(label, target, array.nbytes, error)
+    return cell | {"source": label, "target": target.label}
 
 
 def _refused(label: str, target: Place, nbytes: int, error: MemoryConversionError) -> Json:
-    unknown = (
-        "method",
-        "device",
-        "shares_memory",
-        "copies",
-        "seconds",
-        "bytes_per_second",
-        "exact",
-        "reason",
-    )
-    names = {"source": label, "target": target.label, "nbytes": nbytes, "kind": "refused"}
-    return names | dict.fromkeys(unknown) | {"error": str(error)}
+    unknown = ("method", "device", "shares_memory", "copies", "reason", *_MEASURED)
+    cell = {"source": label, "target": target.label, "nbytes": nbytes, "kind": "refused"}
+    return cell | dict.fromkeys(unknown) | {"error": str(error)}
 
 
 def _put(array: np.ndarray, place: Place) -> Any:
@@ -215,18 +201,11 @@ def _convert(x: Any, target: Place, array: np.ndarray) -> Json:
     convert = partial(arraybridge.convert_memory, x, target.framework, **options)
     exact = _same_bits(arraybridge.to_numpy(convert()), array)
     seconds = output.timer(convert)(_ROUNDS)
-    return {
-        "kind": "same" if route.method == "same" else "shared" if route.shares_memory else "copied",
-        "method": route.method,
-        "device": str(route.device),
-        "shares_memory": route.shares_memory,
-        "copies": route.copies,
-        "seconds": seconds,
-        # What is shared is not moved, so that it has no rate.
-        "bytes_per_second": None if route.shares_memory or not seconds else route.nbytes / seconds,
-        "exact": exact,
-        "reason": route.reason,
-    }
+    # What is shared is not moved, so that it has no rate.
+    rate = None if route.shares_memory or not seconds else route.nbytes / seconds
+    kind = "same" if route.method == "same" else "shared" if route.shares_memory else "copied"
+    measured = zip(_MEASURED, (seconds, rate, exact), strict=True)
+    return output.as_json(route) | dict(measured) | {"kind": kind, "error": None}
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:

@@ -12,8 +12,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -23,12 +24,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 import arraybridge
+from arraybridge.conversion.explanation import Route
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.memory.stats import memory_stats
 from arraybridge.show import format_bytes, text_table
 
 __all__ = [
+    "AsJson",
+    "Frameworks",
+    "as_json",
     "as_numpy_allocates",
     "check_fits",
     "chosen_frameworks",
@@ -46,6 +51,13 @@ __all__ = [
     "table",
     "timer",
     "writable",
+]
+
+#: Options that several commands have.
+AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")]
+Frameworks = Annotated[
+    str | None,
+    typer.Option(help="Only these, e.g. torch,jax; otherwise all that are installed.", show_default=False),
 ]
 
 _ROUND = 2e-3  # seconds: long enough for the clock, short enough to miss most interruptions
@@ -183,14 +195,12 @@ def size_in_bytes(words: str) -> int:
     >>> size_in_bytes("1.5 KiB")
     1536
     """
-    units = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1000, "m": 1 << 20, "mib": 1 << 20}
-    units |= {"mb": 1000**2, "g": 1 << 30, "gib": 1 << 30, "gb": 1000**3}
-    plain = words.strip().lower()
-    number = plain.rstrip("bkmgi").strip()
-    unit = plain[len(number) :].strip()
+    match = re.fullmatch(r"([\d._e+]+) *(?:b|([kmg])(i?b)?)?", words.strip().lower())
     try:
-        size = int(float(number) * units[unit])
-    except (ValueError, KeyError, OverflowError):
+        number, prefix, suffix = match.groups() if match else ("", None, None)
+        unit: int = (1000 if suffix == "b" else 1024) ** ("kmg".index(prefix) + 1 if prefix else 0)
+        size = int(float(number) * unit)
+    except (ValueError, OverflowError):
         raise typer.BadParameter(f"{words!r} is no size; write it like 4MiB, 64KiB or 1000000") from None
     if size <= 0:
         raise typer.BadParameter(f"{words!r} is no size: it must be positive")
@@ -253,6 +263,11 @@ def writable(path: Path | None, option: str, *suffixes: str) -> None:
         why = "permission is denied"
     if why:
         raise typer.BadParameter(f"{path} can't be written: {why}", param_hint=option)
+
+
+def as_json(route: Route) -> dict[str, Any]:
+    """A route as plain strings and numbers."""
+    return asdict(route) | {"device": str(route.device)}
 
 
 def safest_first(names: list[str]) -> list[str]:

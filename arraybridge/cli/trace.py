@@ -47,7 +47,7 @@ def trace(
     limit: Annotated[
         int, typer.Option(help="Events to keep; the oldest go and are counted.", min=1)
     ] = 1_000_000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")] = False,
+    as_json: output.AsJson = False,
 ) -> None:
     """Run a script, unchanged, and show which of its lines copy arrays, why, and what would save it.
 
