@@ -191,7 +191,7 @@ def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
         Requirement(line)
         for line in [
             *project["dependencies"],
-            *(line for extra in ("jax", "pyclesperanto", "plot", "dask", "cpu") for line in extras[extra]),
+            *(line for extra in ("cli", "jax", "pyclesperanto", "plot", "dask", "cpu") for line in extras[extra]),
         ]
     ]
     tox = configparser.ConfigParser(interpolation=None)

@@ -13,10 +13,10 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        if error.name not in ("typer", "rich", "packaging"):
             raise
         raise SystemExit(
-            f'arraybridge: the command line needs {error.name}; run pip install "arraybridge[cli]", or'
-            ' pip install ".[cli]" in a checkout'
+            f"arraybridge: the command line needs {error.name}; run pip install typer rich packaging, or"
+            ' pip install ".[cli]" in a checkout of arraybridge'
         ) from None
     run()

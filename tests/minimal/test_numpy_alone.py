@@ -127,4 +127,4 @@ def test_dask_is_named_with_its_extra_where_it_is_missing() -> None:
     with pytest.raises(
         arraybridge.FrameworkNotInstalledError, match=r"pip install \"\.\[dask\]\" in a checkout"
     ):
-        importlib.import_module("arraybridge.dask")
+        importlib.import_module("arraybridge.dask").cluster  # noqa: B018
