@@ -17,6 +17,7 @@ from arraybridge.frameworks.base import Framework, extended
 from arraybridge.frameworks.parts import Pickling, Pool
 from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
+from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
 from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, OPEN, PACKAGES, Package, opened
 from arraybridge.machine import cards
 from arraybridge.types import Device
@@ -39,7 +40,7 @@ class PyclesperantoFramework(Framework):
 
     def __init__(self) -> None:
         opencl.refuse_deadly_import_order(PACKAGES)
-        opencl.use_pocl_wheel()
+        use_pocl_wheel()
         imported = [name for name in PACKAGES if is_imported(name)]
         installed = [name for name in PACKAGES if can_find(name)]
         if not installed:

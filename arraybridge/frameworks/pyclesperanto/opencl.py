@@ -7,23 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
-import os
 import re
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.presence import can_find
+from arraybridge.frameworks.pyclesperanto.driver import configured_icds, pocl_wheel
 from arraybridge.machine import pci_address
 
-__all__ = ["devices", "is_oom", "map_buffer", "map_capsule", "refuse_deadly_import_order", "use_pocl_wheel"]
+__all__ = ["devices", "is_oom", "map_buffer", "map_capsule", "refuse_deadly_import_order"]
 
 # CL_INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
 _OOM_CODES = (-4, -5, -6, -61)
@@ -77,42 +74,6 @@ def _pci_address(device: Any) -> str:
     return pci_address(domain, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
 
 
-# -- drivers -----------------------------------------------------------------------------------------
-
-
-def _configured_icds() -> list[str]:
-    """What the OpenCL loader will open: the contents of the .icd files, or the libraries by name."""
-    named = os.environ.get("OCL_ICD_FILENAMES")
-    if named:
-        return named.split(os.pathsep)
-    folder = Path(
-        os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors"
-    )
-    if not folder.is_dir():
-        return []
-    return [file.read_text(errors="replace").strip() for file in sorted(folder.glob("*.icd"))]
-
-
-def _pocl_wheel() -> Path | None:
-    """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
-    spec = importlib.util.find_spec("pyopencl") if can_find("pyopencl") else None
-    if spec is None or spec.origin is None:
-        return None
-    folder = Path(spec.origin).parent / ".libs"
-    icd = folder / "pocl.icd"
-    return folder / icd.read_text().strip() if icd.is_file() else None
-
-
-def use_pocl_wheel() -> None:
-    """Where no OpenCL platform is configured, point pyclesperanto's loader to the PoCL wheel.
-
-    pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not.
-    """
-    library = _pocl_wheel()
-    if library is not None and not _configured_icds() and sys.platform == "linux":
-        os.environ["OCL_ICD_FILENAMES"] = str(library)
-
-
 def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
     """A system PoCL shares LLVM's symbols with TensorFlow: loaded after it, the process ends.
 
@@ -124,8 +85,8 @@ def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
     first = min((loaded.index(name) for name in (*packages, "pyopencl") if name in loaded), default=None)
     if first is not None and first < loaded.index("tensorflow"):
         return
-    wheel = _pocl_wheel()
-    if any("libpocl" in icd and icd != str(wheel) for icd in _configured_icds()):
+    wheel = pocl_wheel()
+    if any("libpocl" in icd and icd != str(wheel) for icd in configured_icds()):
         raise FrameworkNotInstalledError(
             "OpenCL on this system comes from a PoCL library which ends the process when it is loaded after"
             " TensorFlow. Import pyclesperanto before tensorflow; or install the PoCL wheel,"
