@@ -94,7 +94,7 @@ def test_the_laziness_test_can_fail(tmp_path: Path) -> None:
 
 
 # Not in `__all__`, but importable: errors, what comes out of calls, and what few need.
-BESIDE = """
+_BESIDE = """
     ArrayNotSupportedError CannotSplitError CopyRequiredError DeviceNotFoundError DtypeNotSupportedError
     FrameworkNotInstalledError GradientError MissingGpuWarning SourceMismatchError UnknownArrayError
     UnknownFrameworkError MemoryType Route TraceLog Timing Comparison SizeComparison PipelineReport StageReport
@@ -102,7 +102,8 @@ BESIDE = """
     least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu mlx paddle to_mlx to_paddle
     cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu
     cleanup_tensorflow_gpu cleanup_torch_gpu
-""".split()
+"""
+BESIDE = _BESIDE.split()
 
 
 def test_the_public_names_are_few_and_every_one_is_there() -> None:
@@ -206,7 +207,11 @@ def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
         Requirement(line)
         for line in [
             *project["dependencies"],
-            *(line for extra in ("cli", "jax", "pyclesperanto", "plot", "dask", "cpu") for line in extras[extra]),
+            *(
+                line
+                for extra in ("cli", "jax", "pyclesperanto", "plot", "dask", "cpu")
+                for line in extras[extra]
+            ),
         ]
     ]
     tox = configparser.ConfigParser(interpolation=None)
