@@ -98,8 +98,8 @@ _BESIDE = """
     ArrayNotSupportedError CannotSplitError CopyRequiredError DeviceNotFoundError DtypeNotSupportedError
     FrameworkNotInstalledError GradientError MissingGpuWarning SourceMismatchError UnknownArrayError
     UnknownFrameworkError MemoryType Route TraceLog Timing Comparison SizeComparison PipelineReport
-    StageReport FoundDevice MemoryStats MemoryCollector Coexistence SharedPoolError PoolLimitError DeviceMismatchError
-    least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu mlx paddle to_mlx to_paddle
+    StageReport FoundDevice MemoryStats MemoryCollector Coexistence SharedPoolError PoolLimitError
+    DeviceMismatchError least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu mlx paddle to_mlx to_paddle
     cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu
     cleanup_tensorflow_gpu cleanup_torch_gpu
 """
@@ -208,11 +208,7 @@ def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
         Requirement(line)
         for line in [
             *project["dependencies"],
-            *(
-                line
-                for extra in ("cli", "jax", "pyclesperanto", "plot", "dask", "cpu")
-                for line in extras[extra]
-            ),
+            *(line for extra in names for line in extras[extra]),
         ]
     ]
     tox = configparser.ConfigParser(interpolation=None)
