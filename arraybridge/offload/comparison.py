@@ -16,7 +16,7 @@ __all__ = ["difference", "dtype_name", "widened"]
 
 
 def difference(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
-    """How the result of a card differs from NumPy's, in words, or ``""``; and whether it is the same bit for bit.
+    """How the result of a card differs from NumPy's, in words, or ``""``; and whether the bits are the same.
 
     Args:
         expected: what the function returned in NumPy.
@@ -102,7 +102,7 @@ def _of_values(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bo
         finite = np.isfinite(a) & np.isfinite(b)
         wrong = ~finite & ~((a == b) | (np.isnan(a) & np.isnan(b)))
         if finite.any():
-            # Half of the digits; and where large numbers cancel out, what is left is as uncertain as they were.
+            # Half of the digits. Where large numbers cancel out, the rest is as uncertain as they were.
             largest = float(np.abs(a[finite]).max())
             allowed = math.sqrt(precision) * largest + 2 * precision * max(
                 map(_magnitude, arguments), default=0.0
@@ -122,9 +122,10 @@ def _precision(x: Any) -> float:
         return float(np.finfo(x.dtype).eps)
     if not x.dtype.name.startswith(("bfloat", "float")):
         return 0.0
-    import ml_dtypes  # whose dtypes np.finfo does not know
-
-    return float(ml_dtypes.finfo(x.dtype).eps)
+    one, eps = x.dtype.type(1), 1.0  # np.finfo does not know these
+    while x.dtype.type(1 + eps / 2) != one:
+        eps /= 2
+    return eps
 
 
 def _magnitude(x: Any) -> float:

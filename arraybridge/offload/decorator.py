@@ -74,16 +74,18 @@ def gpu(
     the CPU it is handed NumPy arrays, on a card arrays of CuPy, PyTorch or JAX, whichever is installed.
     Its results come back as its first array came: NumPy for NumPy, a torch tensor for a torch tensor.
 
+    The function is pure in its array arguments, and draws no random numbers.
+
     For each footprint (dtypes, ranks, power of two of the bytes, numbers and words among the arguments) the
     first call runs on the CPU. The next one is a trial: it runs on the card as well, and structure, shapes,
-    dtypes and values are compared, to half of the dtype's digits. From then on the place that takes less time,
-    transfers included, is taken; the other one is measured again now and then. Arrays that are on the card stay
-    there. Quick calls, what has no room on the card, and all calls where there is no GPU, or inside
+    dtypes and values are compared, to half of the dtype's digits. From then on the place that takes less
+    time, transfers included, is taken; the other one is measured again now and then. Arrays that are on the
+    card stay there. Quick calls, what has no room on the card, and all calls where there is no GPU, or inside
     ``use_device("cpu")``, stay on the CPU.
 
-    A function that differs (in PyTorch, ``x.std()`` divides by N−1) or fails on the card stays on the CPU from
-    then on, with one warning that shows the difference. So do functions that change their arguments in place,
-    return views of them or draw random numbers. A call that runs out of memory is computed on the CPU.
+    A function that differs (in PyTorch, ``x.std()`` divides by N-1) or fails on the card stays on the CPU
+    from then on, with one warning that shows the difference. A call that runs out of memory is computed on
+    the CPU.
 
     Args:
         fn: a function, method, static or class method. It should do nothing besides computing its result: a

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,21 +12,11 @@ import pytest
 import arraybridge
 from arraybridge import array_namespace
 from arraybridge.offload.cards import Cards as Machine
-from arraybridge.offload.comparison import difference as _difference
+from arraybridge.offload.comparison import difference
 from arraybridge.offload.decorator import stay_on_gpu
-
-
-def Rounding(arrays):
-    return arrays
-
-
-def difference(a, b, arrays):
-    return _difference(a, b, arrays)[0]
-
-
 from tests.cards import CardArray
 from tests.helpers import require
-from tests.offload.fakecard import Clock, FakeCard, offload, running_on
+from tests.offload.fakecard import Clock, offload, running_on
 
 
 class Pair(NamedTuple):
@@ -62,7 +51,7 @@ def checked(name: str, body: Callable[..., Any], *args: Any, calls: int = 5) -> 
                     assert a == b
     assert len(caught) <= 1, [str(w.message) for w in caught]
     if caught:
-        assert caught[0].filename.endswith("test_trial.py")  # the line that called it
+        assert caught[0].filename == __file__  # the line that called it
     return seen, str(caught[0].message) if caught else ""
 
 
@@ -194,13 +183,11 @@ def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
     for _ in range(4):
         assert run(x, 0).tolist() == [4.0] * 4
     assert run.explain(x, 0).on_gpu
+    assert run(x, 1).tolist() == [4.0] * 4  # on the CPU, as each first call
     with pytest.warns(RuntimeWarning, match="is not the same on the card"):
         assert run(x, 1).tolist() == [4.0] * 4
     assert run(x, 0).tolist() == [4.0] * 4
     assert not run.explain(x, 0).on_gpu
-
-
-# -- what a function does besides ---------------------------------------------------------------------
 
 
 def besides(machine: Machine, clock: Clock, body: Callable[[Any], Any]) -> tuple[Any, list[str]]:
@@ -214,65 +201,14 @@ def besides(machine: Machine, clock: Clock, body: Callable[[Any], Any]) -> tuple
     return offload(fn, machine), seen
 
 
-def test_changing_an_argument_in_place_keeps_it_on_the_cpu(machine: Machine, clock: Clock) -> None:
-    def body(x: Any) -> Any:
-        values = x if isinstance(x, np.ndarray) else x.values
-        values += 1
-        return x.sum()
-
-    run, seen = besides(machine, clock, body)
-    x = np.zeros(8)
-    for i in range(1, 6):
-        assert run(x) == 8.0 * i
-        assert x.tolist() == [float(i)] * 8
+def test_what_returns_nothing_stays_on_the_cpu(machine: Machine, clock: Clock) -> None:
+    """There is nothing to compare: it works on its arguments in place, or prints."""
+    run, seen = besides(machine, clock, lambda x: x.fill(x[0] + 1))
+    x = np.zeros(4)
+    for i in range(1, 4):
+        assert run(x) is None
+        assert x.tolist() == [float(i)] * 4
     assert "card" not in seen
-    assert "changes its arguments in place" in str(run.explain(x))
-
-
-def test_a_view_of_an_argument_keeps_it_on_the_cpu(machine: Machine, clock: Clock) -> None:
-    run, seen = besides(machine, clock, lambda x: {"view": x[2:], "more": x + 1})
-    x = np.zeros(8)
-    for _ in range(4):
-        result = run(x)
-        result["view"][:] = 5
-        assert x[2] == 5
-    assert "card" not in seen
-    assert "a view of its argument" in str(run.explain(x))
-
-
-def test_random_numbers_are_numpy_s_and_no_more_of_them(machine: Machine, clock: Clock) -> None:
-    captured = np.random.default_rng(5)
-    sources: dict[str, tuple[Callable[[], None], Callable[[], float], tuple[Any, ...]]] = {
-        "random": (lambda: random.seed(5), random.random, ()),
-        "numpy": (lambda: np.random.seed(5), np.random.random, ()),  # noqa: NPY002
-        "generator": (lambda: None, captured.random, ()),
-    }
-    for name, (seed, draw, _) in sources.items():
-        if name == "generator":
-            expected = list(np.random.default_rng(5).random(5))
-
-            def body(x: Any) -> Any:
-                return x + captured.random()
-        else:
-            seed()
-            expected = [draw() for _ in range(5)]
-
-            def body(x: Any, draw: Any = draw) -> Any:
-                return x + draw()
-
-        run, seen = besides(machine, clock, body)
-        seed()
-        assert [float(run(np.zeros(4))[0]) for _ in range(5)] == expected, name
-        assert "card" not in seen, name
-
-
-def test_a_generator_that_is_passed(machine: Machine, clock: Clock) -> None:
-    run, seen = besides(machine, clock, lambda x, rng: x + rng.random())
-    rng = np.random.default_rng(5)
-    got = [float(run(np.zeros(4), rng)[0]) for _ in range(5)]
-    assert got == list(np.random.default_rng(5).random(5))
-    assert "card" not in seen
-    assert "random numbers" in str(run.explain(np.zeros(4), rng))
 
 
 def test_an_object_that_nobody_can_look_into_keeps_it_on_the_cpu(machine: Machine, clock: Clock) -> None:
@@ -285,23 +221,6 @@ def test_an_object_that_nobody_can_look_into_keeps_it_on_the_cpu(machine: Machin
     with pytest.warns(RuntimeWarning, match="it gives a Box, in which nobody can look for arrays"):
         run(np.zeros(4))
     assert type(run(np.zeros(4)).inside) is np.ndarray
-
-
-def test_in_place_on_the_card_stays_there(
-    machine: Machine, card: FakeCard, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(card, "to_host", lambda x: x.values.copy())
-
-    def body(x: Any) -> Any:
-        values = x if isinstance(x, np.ndarray) else x.values
-        values += 1
-
-    run, seen = besides(machine, clock, body)
-    x = CardArray(np.zeros(4))
-    for i in range(1, 4):
-        assert run(x) is None
-        assert x.values.tolist() == [float(i)] * 4
-    assert seen == ["cpu", "card", "card", "card"]
 
 
 def test_what_stays_on_the_card_is_tried_too(machine: Machine, clock: Clock) -> None:
@@ -352,7 +271,7 @@ def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Cl
     ],
 )
 def test_differences_in_words(expected: Any, found: Any, words: str) -> None:
-    assert words in difference(expected, found, Rounding([np.ones(10)]))
+    assert words in difference(expected, found, [np.ones(10)])[0]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"])
@@ -362,5 +281,5 @@ def test_a_rounding_is_no_difference(dtype: str) -> None:
     x = np.linspace(1, 2, 50).astype(np_dtype(dtype))
     near = (x.astype("complex128" if "complex" in dtype else "float64") * (1 + 1e-17)).astype(x.dtype)
     near[3] = np.nextafter(near[3], near[3] + 1) if dtype in ("float16", "float32", "float64") else near[3]
-    assert difference(x, near, Rounding([x])) == ""
-    assert "values differ" in difference(x, x + x.dtype.type(1), Rounding([x]))
+    assert difference(x, near, [x])[0] == ""
+    assert "values differ" in difference(x, x + x.dtype.type(1), [x])[0]
