@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar
 from types import FrameType
-from typing import Any, ClassVar
+from typing import Any
 
 __all__ = [
     "ArrayNotSupportedError",
@@ -32,8 +32,8 @@ __all__ = [
     "nearest",
     "note_on",
     "outside",
-    "page_of",
     "place",
+    "say_in",
     "text_of",
     "told",
     "warn",
@@ -60,6 +60,19 @@ def note_on(error: BaseException, note: str) -> None:
     """Add a note to an error of somebody else, where its class lets one: a frozen dataclass does not."""
     with suppress(Exception):  # what stands in its __setattr__ is unknown
         BaseException.add_note(error, note)
+
+
+def say_in(error: BaseException, sentence: str) -> None:
+    """Say more in the message of an error of somebody else; in a note where its class makes its message."""
+    before = error.args
+    message = before[0] if before else ""
+    if isinstance(message, str):
+        with suppress(Exception):  # as in `note_on`
+            error.args = ("\n".join(filter(None, (message, sentence))), *before[1:])
+    if sentence not in (text_of(error) or ""):
+        with suppress(Exception):
+            error.args = before
+        note_on(error, sentence)
 
 
 def told(error: BaseException) -> str:
@@ -108,21 +121,12 @@ def warn(message: str, category: type[Warning]) -> None:
         warnings.warn(message, category, stacklevel=level)
         return
     file, line, names = handed
-    told = names.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, category, file, line, names.get("__name__"), told)
-
-
-def page_of(cls: type[MemoryConversionError]) -> str:
-    """Where the documentation explains errors of this class, ``""`` where it does not.
-
-    >>> page_of(GradientError)
-    'docs/troubleshooting.md#the-array-is-refused'
-    """
-    return f"docs/troubleshooting.md#{cls.section}" if cls.section else ""
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, file, line, names.get("__name__"), registry)
 
 
 class MemoryConversionError(Exception):
-    """An array could not be converted. A note below the message names the page that explains it.
+    """An array could not be converted.
 
     Attributes:
         source_type: framework of the array, or ``""`` where it is not known.
@@ -130,9 +134,6 @@ class MemoryConversionError(Exception):
         method: the route that was tried: ``"view"``, ``"dlpack"``, ``"device"``, ``"host"`` or ``""``.
         reason: why it cannot be, without the advice.
     """
-
-    #: The section of the page on troubleshooting that explains errors of this class; "" where none does.
-    section: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -154,62 +155,42 @@ class MemoryConversionError(Exception):
         self.target_type = target_type
         self.method = method
         self.reason = reason or message
-        if self.section:
-            self.add_note(f"explained in {page_of(type(self))}")
 
 
 class FrameworkNotInstalledError(MemoryConversionError, ImportError):
     """The framework asked for is not installed, or its import failed."""
 
-    section = "something-is-missing"
-
 
 class DeviceNotFoundError(MemoryConversionError, ValueError):
     """The device asked for is not there; the message lists those that are."""
-
-    section = "something-is-missing"
 
 
 class DtypeNotSupportedError(MemoryConversionError, TypeError):
     """The target has no such dtype; pass ``dtype=`` to ask for a cast."""
 
-    section = "the-array-is-refused"
-
 
 class ArrayNotSupportedError(MemoryConversionError, TypeError, ValueError):
     """A masked, sparse, ragged, meta or traced array, or a rank that the target does not have."""
-
-    section = "the-array-is-refused"
 
 
 class CannotSplitError(MemoryConversionError, ValueError):
     """The arguments have no batch to split, or the results of the parts cannot be joined."""
 
-    section = "memory"
-
 
 class CopyRequiredError(MemoryConversionError, ValueError):
     """``copy=False`` was asked for where the bytes cannot be shared."""
-
-    section = "the-array-is-refused"
 
 
 class GradientError(MemoryConversionError, RuntimeError):
     """The tensor requires grad and would lose its graph; pass ``grad="detach"`` to let it."""
 
-    section = "the-array-is-refused"
-
 
 class SourceMismatchError(MemoryConversionError, TypeError, ValueError):
     """The array is not of the framework that was declared as its source."""
 
-    section = "the-array-is-refused"
-
 
 class UnknownArrayError(MemoryConversionError, TypeError, ValueError):
     """The object is no array of any known framework."""
-
-    section = "the-array-is-refused"
 
 
 class UnknownFrameworkError(MemoryConversionError, ValueError):
@@ -217,8 +198,6 @@ class UnknownFrameworkError(MemoryConversionError, ValueError):
 
     (Raised, with its list of names, by `arraybridge.frameworks.registry.framework_name`.)
     """
-
-    section = "the-call-is-wrong"
 
 
 class MissingGpuWarning(UserWarning):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import MemoryConversionError, UnknownArrayError, convert_memory
+from arraybridge import convert_memory
 from tests.helpers import require
 
 CHECKOUT = Path(__file__).parent.parent
@@ -104,7 +104,7 @@ def test_every_call_on_the_cheat_sheet_is_one_of_the_library() -> None:
     calls = re.findall(r"^\| (`.*?) \| ", library, flags=re.MULTILINE)
     names = re.findall(r"`(?:@|with )?([a-z_]+)", " ".join(calls), flags=re.IGNORECASE)
     assert len(names) > 40
-    assert [name for name in names if name not in ("dask", *arraybridge.__all__)] == []
+    assert [name for name in names if name != "dask" and not hasattr(arraybridge, name)] == []
     for command in re.findall(r"`arraybridge (\w+)", commands):
         assert (Path(arraybridge.__file__).parent / "cli" / f"{command}.py").is_file()
 
@@ -185,27 +185,3 @@ def test_the_page_on_troubleshooting_has_the_message_as_it_comes(words: str) -> 
     came = " ".join(f"{type(caught.value).__name__}: {caught.value}".split())
     wanted = ".*".join(re.escape(part.strip()) for part in heading.split("…"))
     assert re.match(wanted, came), f"{came!r} is not explained by {heading!r}"
-
-
-def _classes(base: type[MemoryConversionError]) -> list[type[MemoryConversionError]]:
-    return [base, *(cls for child in base.__subclasses__() for cls in _classes(child))]
-
-
-def test_each_error_names_the_section_that_has_it_as_a_heading() -> None:
-    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-    headed = set()
-    for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
-        anchor = part.partition("\n")[0].lower().replace(" ", "-")
-        headed |= {(name, anchor) for name in re.findall(r"^### `(\w+)\b", part, flags=re.MULTILINE)}
-    classes = [cls for cls in _classes(MemoryConversionError) if cls.__module__.startswith("arraybridge.")]
-    named = {(cls.__name__, cls.section) for cls in classes if cls.section}
-    assert named == {one for one in headed if one[0] in {cls.__name__ for cls in classes}}
-    assert len(named) == 12
-
-
-def test_an_error_tells_its_page_below_its_message() -> None:
-    with pytest.raises(UnknownArrayError) as caught:
-        convert_memory([1], "numpy")
-    assert "troubleshooting" not in str(caught.value)
-    assert caught.value.__notes__ == ["explained in docs/troubleshooting.md#the-array-is-refused"]
-    assert not hasattr(MemoryConversionError("of no section"), "__notes__")

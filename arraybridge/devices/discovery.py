@@ -30,8 +30,6 @@ __all__ = [
 class DeviceMismatchError(MemoryConversionError, RuntimeError):
     """Two frameworks mean different cards by one number."""
 
-    section = "something-is-missing"
-
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FoundDevice(Device):

@@ -40,8 +40,6 @@ own_caches: list[Callable[[Device | None, str | None], int]] = []
 class SharedPoolError(MemoryConversionError, RuntimeError):
     """CuPy cannot draw from another framework's memory now; the message says why."""
 
-    section = "memory"
-
 
 # -- giving back -------------------------------------------------------------------------------------
 

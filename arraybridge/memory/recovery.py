@@ -16,7 +16,7 @@ from arraybridge import batches
 from arraybridge.batches import Joined
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, say_in, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
@@ -370,7 +370,7 @@ class _Call:
 
 
 def _given_up(failure: Exception, note: str) -> Exception:
-    note_on(failure, f"arraybridge: out of memory {note}")
+    say_in(failure, f"arraybridge: out of memory {note}")
     return failure
 
 

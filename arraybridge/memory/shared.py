@@ -43,8 +43,6 @@ __all__ = [
 class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
     """The memory of a shared array went before the array arrived, or is out of this process's reach."""
 
-    section = "memory"
-
 
 class Place(NamedTuple):
     """Where another process finds a segment."""
