@@ -55,6 +55,7 @@ class MemoryType(StrEnum):
 
 
 _WORDS = r"(cpu|gpu|cuda|opencl)(?::(\d+))?"
+_OTHER_WORDS = r"(?:mps|xpu|hip|rocm|tpu)((?::\d+)?)"
 _TENSORFLOW_NAME = r"(?:/job:\w+/replica:\d+/task:\d+)?/(?:device:)?(CPU|GPU):(\d+)"
 
 
@@ -97,6 +98,11 @@ class Device:
             device: Device | None = above["read device"](words)
             if device is not None:
                 return device
+        advice = re.fullmatch(_OTHER_WORDS, str(words))
+        if advice is not None:
+            raise ValueError(
+                f"{words!r} is one framework's word; write 'gpu{advice.group(1)}', the accelerator of any"
+            )
         raise ValueError(
             f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0', or pass"
             " the device object of a framework"

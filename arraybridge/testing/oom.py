@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -62,6 +63,8 @@ def inject_oom(
         count: attempts to fail after these; None: one, or with ``above_rows`` all of them.
         above_rows: fail only attempts on more rows than that, as a small card would.
 
+    Warns where the block ends and no attempt was made, since nothing was rehearsed then.
+
     Yields:
         A record of the attempts: ``.attempts``, their rows in order, and ``.raised``.
 
@@ -86,3 +89,9 @@ def inject_oom(
         yield fault
     finally:
         recovery.faults.remove(fault)
+    if not fault.attempts:
+        warnings.warn(
+            "inject_oom() saw no attempt: nothing in the block ran under OOM recovery. Decorate the function"
+            " with oom_recovery=True or 'split', or call it by run_with_oom_recovery or split_and_retry.",
+            stacklevel=3,  # the end of the with block
+        )

@@ -59,6 +59,12 @@ def test_what_is_no_device_stays_refused() -> None:
             convert_memory(np.zeros(2), "torch", device=thing)
 
 
+@pytest.mark.parametrize(("words", "advice"), [("mps", "'gpu'"), ("xpu:1", "'gpu:1'")])
+def test_words_of_one_framework_say_what_to_write(words: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=f"write {advice}"):
+        convert_memory(np.zeros(2), "torch", device=words)
+
+
 def test_reading_a_device_imports_no_other_framework() -> None:
     require("torch")
     done = run_python(

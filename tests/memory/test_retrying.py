@@ -258,6 +258,15 @@ def test_a_rehearsal_by_rows() -> None:
     assert rehearsal.attempts == [4, 5, 5]
 
 
+def test_a_rehearsal_of_nothing_warns() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"saw no attempt.*oom_recovery=True") as seen,
+        inject_oom("numpy"),
+    ):
+        np.ones(2).sum()  # without protection
+    assert seen[0].filename == __file__
+
+
 @pytest.mark.parametrize("name", ["skip", "count", "above_rows"])
 def test_a_bad_rehearsal(name: str) -> None:
     bad: Any = {name: -1}
