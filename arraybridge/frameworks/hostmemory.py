@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import operator
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -186,18 +187,15 @@ def fresh(view: np.ndarray) -> np.ndarray:
 
 def copy_into(target: np.ndarray, view: np.ndarray) -> None:
     """Copy the values of ``view`` into ``target``, C-contiguous and of the same shape."""
-    # NumPy copies whole rows as fast as memory goes; torch is up to twice as fast at everything else.
+    # NumPy copies whole rows as fast as memory goes; torch's threads are up to four times as fast at the rest.
     if view.nbytes >= _LARGE and not view.flags.c_contiguous and is_imported("torch"):
+        from_numpy = getattr(sys.modules.get("torch"), "from_numpy", None)  # there are stand-ins without it
         carrier = _BY_SIZE.get(view.dtype.itemsize)
-        if carrier is not None and view.dtype.isnative and _torch_can_view(view):
-            try:
-                from arraybridge.frameworks.torch import copying
-            except ImportError:  # torch is at its own import in this thread, or something stands in for it
-                pass
-            else:
-                # As integers of the element's size, so that no value is touched.
-                copying.copy(target.view(carrier), writable_alias(view).view(np.ndarray).view(carrier))
-                return
+        if from_numpy and carrier is not None and view.dtype.isnative and _torch_can_view(view):
+            # As integers of the element's size, so that no value is touched.
+            source = writable_alias(view).view(np.ndarray).view(carrier)
+            from_numpy(target.view(carrier)).copy_(from_numpy(source))
+            return
     np.copyto(target, view)
 
 

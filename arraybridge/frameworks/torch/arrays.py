@@ -22,36 +22,12 @@ from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Scopes
 from arraybridge.frameworks.torch import gradients as torch_autodiff
-from arraybridge.frameworks.torch import memory as torch_cuda
+from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, PLAIN
+from arraybridge.frameworks.torch.memory import TorchPinning, TorchPool, torch_device
+from arraybridge.frameworks.torch.streams import TorchStreams, from_interface, on_loan
 from arraybridge.types import Device
 
 __all__ = ["TorchFramework"]
-
-# torch.uint16, 32 and 64 came with torch 2.3, and float8 before; a name that this torch lacks is left out.
-_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-        *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
-    )
-    if hasattr(torch, name)
-}
-_REAL = frozenset(
-    dtype
-    for name, dtype in _DTYPES.items()
-    if name.startswith(("bool", "int", "uint", "float")) and not name.startswith("float8")
-)
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-# NumPy knows these only through ml_dtypes, and Tensor.numpy not at all: there they travel as
-# integers of their size.
-_CARRIER = {
-    name: torch.int16 if dtype.itemsize == 2 else torch.uint8
-    for name, dtype in _DTYPES.items()
-    if name == "bfloat16" or name.startswith("float8")
-}
-
 
 # How messages of memory that ran out begin where torch raises a plain RuntimeError (or AcceleratorError).
 _OOM = re.compile(
@@ -68,7 +44,7 @@ _OOM = re.compile(
 class TorchFramework(Framework):
     name = "torch"
     conforms = True
-    dtypes = frozenset(_DTYPES)
+    dtypes = frozenset(DTYPES)
 
     def __init__(self) -> None:
         self.autodiff = torch_autodiff.AUTODIFF
@@ -76,10 +52,10 @@ class TorchFramework(Framework):
         self.fast = TorchFast()
         self.pickling = TorchPickling()
         self.scopes = TorchScopes()
-        self.pool = torch_cuda.TorchPool()
+        self.pool = TorchPool()
         if self.dlpack_device is not None:
-            self.streams = torch_cuda.TorchStreams()
-            self.pinning = torch_cuda.TorchPinning()
+            self.streams = TorchStreams()
+            self.pinning = TorchPinning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor)
@@ -93,34 +69,18 @@ class TorchFramework(Framework):
             raise refuse_dtype(self, x.dtype, "pass x.dequantize(), or x.int_repr() with its scale")
         if x.device.type == "meta":
             raise refuse(self, "a meta tensor", "it has no values")
-        if x.dtype not in _NAMES:
+        if hasattr(type(x), "full_tensor"):
+            instead = "pass x.to_local(), the part of this process, or x.full_tensor()"
+            raise refuse(self, "a tensor that is spread over processes (DTensor)", instead)
+        if x.dtype not in NAMES:
             raise refuse_dtype(self, x.dtype, _advice_for(x.dtype))
-        self._check_storage(x)
-
-    def _check_storage(self, x: torch.Tensor) -> None:
-        """Refuse a tensor whose elements are not all in memory of its own."""
-        if not _has_storage(x):
+        if not _has_memory(x):
             raise refuse(
                 self,
-                "a traced, fake or batched tensor",
+                "a traced, fake or batched tensor, or one whose storage was resized to nothing",
                 "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
                 " torch.func transforms, and loop in place of vmap (is_grads_batched=True, vectorize=True)",
             )
-        if x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x):
-            raise refuse(
-                self,
-                "a tensor with less storage than elements",
-                "its storage was resized, as by x.untyped_storage().resize_(n); give it back its"
-                f" {x.nbytes} bytes first, or make a new tensor",
-            )
-
-    def check_copy(self, x: torch.Tensor) -> None:
-        try:
-            whole = x.untyped_storage().nbytes() == x.nbytes
-        except RuntimeError:  # a sparse tensor, or one that stands for others
-            return
-        if not whole and x.layout is torch.strided and not x.is_nested and _has_storage(x):
-            self._check_storage(x)
 
     def dtype_name(self, x: torch.Tensor) -> str:
         return str(x.dtype).removeprefix("torch.")
@@ -157,10 +117,10 @@ class TorchFramework(Framework):
     def host_view(self, x: torch.Tensor) -> np.ndarray:
         # .numpy() marks the storage as not resizable: a later x.resize_() raises instead of freeing
         # the memory that the consumer reads. A DLPack export alone does not.
-        carrier = _CARRIER.get(_NAMES[x.dtype])
+        carrier = CARRIERS.get(x.dtype)
         if carrier is None:
             return x.numpy()
-        return x.view(carrier).numpy().view(hostmemory.np_dtype(_NAMES[x.dtype]))
+        return x.view(carrier).numpy().view(hostmemory.np_dtype(NAMES[x.dtype]))
 
     def to_host(self, x: torch.Tensor) -> np.ndarray:
         if not x.is_cpu:
@@ -172,7 +132,7 @@ class TorchFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device.kind != "cpu":
             tensor = self.from_host(view if not self.cannot_view(view) else hostmemory.fresh(view), CPU)
-            return tensor.to(self.torch_device(device))
+            return tensor.to(torch_device(device))
         if view.flags.writeable:
             try:
                 return torch.from_numpy(view)
@@ -182,7 +142,7 @@ class TorchFramework(Framework):
             view = hostmemory.packed(view.shape, view.dtype)
         view = hostmemory.writable_alias(view)
         name = hostmemory.name_of(view.dtype)
-        if name in _CARRIER:
+        if name in hostmemory.EXTENDED:
             return torch_dlpack.from_dlpack(hostmemory.capsule(view))
         # from_numpy minds the strides of axes with one element, which nobody ever steps along, and knows of
         # two C types of one size only the one that is NumPy's default (uint64 may be "unsigned long long").
@@ -211,34 +171,25 @@ class TorchFramework(Framework):
             return (CPU,)
         return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))
 
-    def torch_device(self, device: Device) -> torch.device:
-        if device.kind == "cpu":
-            return torch.device("cpu")
-        accelerator = torch.accelerator.current_accelerator()
-        if accelerator is None:
-            raise LookupError(device)  # find_device has seen it
-        return torch.device(accelerator.type, device.index)
-
     def missing_device_reason(self) -> str:
         if torch.version.cuda is None and torch.version.hip is None:
             return f"torch {torch.__version__} is built for the CPU alone; install a CUDA or ROCm build."
         return "torch.accelerator finds no device; is the driver installed?"
 
     def to_device(self, x: torch.Tensor, device: Device) -> torch.Tensor:
-        return x.to(self.torch_device(device))
+        return x.to(torch_device(device))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
-            return torch_cuda.from_interface(x)
+            return from_interface(x, self.streams)
         if device.kind != "gpu" or source.dlpack_device is None or not self.streams.has_queues:
             return torch.from_dlpack(x)
         loans.release()
         # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
         with source.selected(device), torch.cuda.device(device.index):
-            # This hands the producer the current stream of this thread on that device. TensorFlow's has no
-            # stream=, and waits until the memory is ready.
-            lent = torch.from_dlpack(x.__dlpack__() if source.name == "tensorflow" else x)
-            return torch_cuda.on_loan(lent, source.streams, self.streams, device)
+            # This hands the producer the current stream of this thread on that device.
+            lent = torch.from_dlpack(source.exported(x, device))
+            return on_loan(lent, source.streams, self.streams, device)
 
     def settle(self, x: torch.Tensor) -> None:
         if x.device.type != "cpu":
@@ -246,20 +197,23 @@ class TorchFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
+    def check_copy(self, x: torch.Tensor) -> None:
+        if x.layout is torch.strided and x.is_cpu and x.numel() and not x.is_nested and not _has_memory(x):
+            if not x.untyped_storage().nbytes():
+                raise refuse(self, "a tensor whose storage was resized to nothing", "make a new tensor")
+
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         strided = x.layout is torch.strided and not x.is_nested
-        self.check_copy(x)
         plain = not x.requires_grad and not x.is_quantized
-        if strided and plain and x.itemsize == 1 and x.dtype not in _DTYPES.values():
+        if strided and plain and x.itemsize == 1 and x.dtype not in NAMES:
             # uint1 to uint7, and the like, have no kernel that copies. (What requires grad is no such one.)
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format) if strided else x.clone()
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
-        self.check_copy(x)
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
             x = x.clone()  # see cannot_view: a cast of it ends the process
-        return x.to(_DTYPES[dtype])
+        return x.to(DTYPES[dtype])
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -279,7 +233,7 @@ class TorchFramework(Framework):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
         with torch.inference_mode(False):  # whose tensors cannot be written to outside
-            return torch.empty(shape, dtype=_DTYPES[dtype], device=self.torch_device(device))
+            return torch.empty(shape, dtype=DTYPES[dtype], device=torch_device(device))
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         if device.kind != "gpu":
@@ -299,7 +253,7 @@ class TorchFramework(Framework):
         with torch.inference_mode(False):
             if isinstance(memory, np.ndarray):  # memory of the host
                 return self.from_host(np.ndarray(shape, hostmemory.np_dtype(dtype), memory), CPU)
-            empty = torch.empty(0, dtype=_DTYPES[dtype], device=memory.device)
+            empty = torch.empty(0, dtype=DTYPES[dtype], device=memory.device)
             return empty.set_(memory.untyped_storage(), 0, shape)
 
     # -- running functions ------------------------------------------------------------------------
@@ -311,20 +265,20 @@ class TorchFramework(Framework):
 
     def extent(self, x: torch.Tensor) -> tuple[int, int]:
         # torch has no min and max of the wider unsigned integers: the next wider one holds the first two.
-        if x.dtype in (getattr(torch, "uint16", None), getattr(torch, "uint32", None)):
+        if x.dtype in (torch.uint16, torch.uint32):
             return super().extent(x.to(torch.int64))
-        if x.dtype == getattr(torch, "uint64", None):
+        if x.dtype == torch.uint64:
             view = x.cpu().numpy()
             return int(view.min()), int(view.max())
         return super().extent(x)
 
 
-def _has_storage(x: torch.Tensor) -> bool:
+def _has_memory(x: torch.Tensor) -> bool:
     """False for tensors that stand for others: fake, functional and batched ones."""
     if hasattr(x, "fake_mode"):  # which warns where it is asked for its address
         return False
     try:
-        return x.data_ptr() != 0 or x.numel() == 0 or x.untyped_storage().nbytes() == 0
+        return x.data_ptr() != 0 or x.numel() == 0
     except RuntimeError:
         return False
 
@@ -340,14 +294,6 @@ def _autocasts() -> list[torch.dtype | None]:
     ]
 
 
-def _is_cut_off(x: torch.Tensor) -> bool:
-    """Whether elements lie beyond the end of the storage, which was resized under the tensor."""
-    if not x.numel():
-        return False
-    last = x.storage_offset() + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    return (last + 1) * x.element_size() > x.untyped_storage().nbytes()
-
-
 def _advice_for(dtype: torch.dtype) -> str:
     """What to do with elements that no other framework has, without losing anything of them."""
     if dtype is torch.complex32:
@@ -358,7 +304,8 @@ def _advice_for(dtype: torch.dtype) -> str:
 
 
 class TorchFast(Fast):
-    errors = (TypeError, ValueError, RuntimeError, DtypeNotSupportedError)
+    # FakeTensorMode refuses real tensors by an AssertionError.
+    errors = (TypeError, ValueError, RuntimeError, AssertionError, DtypeNotSupportedError)
 
     def types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
@@ -370,7 +317,7 @@ class TorchFast(Fast):
             if not x.is_cpu or x.is_nested:
                 raise Fallback
             address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
-            if not address or (x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x)):
+            if not address:
                 raise Fallback
             layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
             place = address % hostmemory.ALIGNMENT if aligned else 0
@@ -379,16 +326,14 @@ class TorchFast(Fast):
         return facts
 
     def view(self) -> Callable[[torch.Tensor], np.ndarray]:
-        to_numpy, real = torch.Tensor.numpy, _REAL
+        to_numpy, plain = torch.Tensor.numpy, PLAIN
 
         def look(x: torch.Tensor) -> np.ndarray:
             # .numpy() refuses by itself what else needs care: other devices and layouts, and lazy bits; but
             # its errors cost as much as twenty calls, so complex and extended dtypes are sent away first.
-            # A tensor that requires grad it refuses only while gradients are recorded; where storage was
-            # taken away, or never was (torch.func.functionalize), it reads whatever lies there.
-            if x.dtype not in real or x.requires_grad or not x.data_ptr():
-                raise Fallback
-            if x.untyped_storage().nbytes() != x.nbytes and _is_cut_off(x):
+            # A tensor that requires grad it refuses only while gradients are recorded; where there is no
+            # memory (torch.func.functionalize) it reads whatever lies there.
+            if x.dtype not in plain or x.requires_grad or not x.data_ptr():
                 raise Fallback
             return to_numpy(x)
 
