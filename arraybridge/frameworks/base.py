@@ -19,7 +19,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Dtyp
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.facts import Facts
-from arraybridge.frameworks.parts import Fast, Pickling, Pinning, Pool, Scopes, Streams
+from arraybridge.frameworks.parts import Fast, Pickling, Pool, Scopes, Streams
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device, above
 
@@ -44,7 +44,7 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        fast, streams, pinning, pool, pickling, scopes: its parts; those of parts.py where it has none.
+        fast, streams, pool, pickling, scopes: its parts; those of parts.py where it has none.
         autodiff: its derivatives, or None.
         conforms: whether `array_namespace` is the whole array API.
     """
@@ -62,7 +62,6 @@ class Framework(ABC):
 
     fast: Fast = Fast()
     streams: Streams = Streams()
-    pinning: Pinning = Pinning()
     pool: Pool = Pool()
     pickling: Pickling = Pickling()
     scopes: Scopes = Scopes()

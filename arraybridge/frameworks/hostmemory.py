@@ -187,7 +187,7 @@ def fresh(view: np.ndarray) -> np.ndarray:
 
 def copy_into(target: np.ndarray, view: np.ndarray) -> None:
     """Copy the values of ``view`` into ``target``, C-contiguous and of the same shape."""
-    # NumPy copies whole rows as fast as memory goes; torch's threads are up to four times as fast at the rest.
+    # NumPy copies whole rows as fast as memory goes; torch up to four times as fast at the rest.
     if view.nbytes >= _LARGE and not view.flags.c_contiguous and is_imported("torch"):
         from_numpy = getattr(sys.modules.get("torch"), "from_numpy", None)  # there are stand-ins without it
         carrier = _BY_SIZE.get(view.dtype.itemsize)

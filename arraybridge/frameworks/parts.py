@@ -15,7 +15,7 @@ import numpy as np
 
 from arraybridge.types import Device
 
-__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pinning", "Pool", "Scopes", "Streams", "Usage"]
+__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pool", "Scopes", "Streams", "Usage"]
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error
@@ -134,18 +134,6 @@ class Streams:
         return x
 
 
-class Pinning:
-    """Page-locked host memory, from which a framework's own copies to its cards run at full speed."""
-
-    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
-        return None
-
-    def is_pinned(self, memory: np.ndarray) -> bool:
-        """Whether host memory (uint8, 1-D) is page-locked for its cards, whoever locked it."""
-        return False
-
-
 class Usage(NamedTuple):
     """Bytes that a framework holds on a device; None where it does not count them.
 
@@ -221,6 +209,10 @@ class Pool:
         ``compiled``: compiled programs as well. 0 for a device that it does not have.
         """
         return 0
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
+        return None
 
     def synchronize(self) -> None:
         """Wait until all is done that this process has queued, on every device that it has opened."""

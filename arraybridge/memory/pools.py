@@ -310,5 +310,5 @@ def pinned(x: Any) -> Any:
 
 def _page_locked(nbytes: int) -> np.ndarray | None:
     """Page-locked bytes from whichever loaded framework locks pages; None where none does."""
-    locked = (one.pinning.pinned_bytes(nbytes) for one in registry.loaded())
+    locked = (one.pool.pinned_bytes(nbytes) for one in registry.loaded())
     return next((memory for memory in locked if memory is not None), None)

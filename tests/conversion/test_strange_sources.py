@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,65 +56,19 @@ def test_tensors_under_functionalize_have_no_memory(target: str) -> None:
     assert len(told) == 3
 
 
-def cut_tensors() -> dict[str, Callable[[], Any]]:
-    torch = require("torch")
-
-    def whole() -> Any:
-        x = torch.arange(1000.0)
-        x.untyped_storage().resize_(40)
-        return x
-
-    def view() -> Any:
-        x = torch.arange(1000.0)
-        tail = x[500:]
-        x.untyped_storage().resize_(1200)
-        return tail
-
-    def strided() -> Any:
-        x = torch.arange(1000.0)[::2]
-        x.untyped_storage().resize_(3000)
-        return x
-
-    def empty() -> Any:
-        x = torch.arange(1000.0)
-        x.untyped_storage().resize_(0)
-        return x
-
-    def wide() -> Any:
-        x = torch.arange(1000.0).to(torch.bfloat16)
-        x.untyped_storage().resize_(100)
-        return x
-
-    return {"whole": whole, "view": view, "strided": strided, "empty": empty, "bfloat16": wide}
-
-
-@pytest.mark.parametrize("kind", ["whole", "view", "strided", "empty", "bfloat16"])
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_shrunk_storage_is_not_read_beyond_its_end(target: str, kind: str) -> None:
+def test_a_storage_that_was_taken_away_is_not_read(target: str) -> None:
     torch = require("torch")
     require(target)
-    convert_memory(torch.ones(4), target)
-    make = cut_tensors()[kind]
-    for options in ({}, {"copy": True}, {"copy": False}, {"device": "cpu"}):
-        message = refused_everywhere(make(), (target,), ArrayNotSupportedError, **options)
-        assert "storage" in message
-
-
-def test_a_shrunk_storage_is_not_copied_either() -> None:
-    make = cut_tensors()["whole"]
-    assert convert_memory((x := make()), "torch") is x
+    convert_memory(torch.ones(4), target)  # so that the fast path is taken
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.arange(1000).to(dtype)
+        x.untyped_storage().resize_(0)
+        for options in ({}, {"copy": True}, {"copy": False}, {"device": "cpu"}):
+            assert "storage" in refused_everywhere(x, (target,), ArrayNotSupportedError, **options)
+    assert convert_memory(x, "torch") is x
     with pytest.raises(ArrayNotSupportedError, match="storage"):
-        convert_memory(make(), "torch", copy=True)
-    with pytest.raises(ArrayNotSupportedError, match="storage"):
-        convert_memory(make(), "torch", dtype="float64")
-
-
-def test_a_part_of_a_shrunk_storage_that_is_there_still_travels() -> None:
-    torch = require("torch")
-    x = torch.arange(1000.0)
-    head = x[:10]
-    x.untyped_storage().resize_(40)
-    assert convert_memory(head, "numpy").tolist() == list(range(10))
+        convert_memory(x, "torch", copy=True)
 
 
 @pytest.mark.parametrize("target", TARGETS)

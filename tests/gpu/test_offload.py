@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arraybridge.offload.machine import Card
+from arraybridge.offload.rates_file import load_rates
 
 import arraybridge
 from arraybridge.offload import decision
 from arraybridge.offload.decorator import gpu, stay_on_gpu
-from arraybridge.offload.machine import Card
-from arraybridge.offload.rates_file import load_rates
 from tests.helpers import EMULATED, needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu

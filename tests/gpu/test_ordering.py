@@ -279,8 +279,7 @@ def test_a_copy_back_from_the_other_card() -> None:
 
 def test_host_memory_may_change_as_soon_as_it_was_sent() -> None:
     side()
-    pinning = arraybridge.framework("cupy").pinning
-    host = pinning.pinned_bytes(4 * N).view(np.float32)
+    host = arraybridge.framework("cupy").pool.pinned_bytes(4 * N).view(np.float32)
     host[:] = 3
     there = arraybridge.convert_memory(host, "cupy", gpu_id=0)
     host[:] = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.parts import Pinning, Pool, Usage
+from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 from tests.cards import CardFramework
 
@@ -25,7 +25,6 @@ class FakeFramework(CardFramework):
         self.freed: list[tuple[Device | None, bool]] = []
         self.most_pinned = 0
         self.pool = FakePool(self)
-        self.pinning = FakePinning(self)
 
 
 class FakePool(Pool):
@@ -56,16 +55,8 @@ class FakePool(Pool):
     def card_memory(self, device: Device) -> tuple[int, int] | None:
         return 700, 1000
 
-
-class FakePinning(Pinning):
-    def __init__(self, owner: FakeFramework) -> None:
-        self.owner = owner
-
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         self.owner.most_pinned += nbytes
         memory = np.empty(nbytes, np.uint8)
         self.owner.locked.append((hostmemory.address(memory), nbytes))
         return memory
-
-    def is_pinned(self, memory: np.ndarray) -> bool:
-        return any(start <= hostmemory.address(memory) < start + size for start, size in self.owner.locked)

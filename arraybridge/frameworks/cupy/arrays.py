@@ -11,7 +11,7 @@ import numpy as np
 
 from arraybridge.frameworks import driver, hostmemory, loans
 from arraybridge.frameworks.base import Framework, extended
-from arraybridge.frameworks.cupy.memory import CupyPinning, CupyPool, devices
+from arraybridge.frameworks.cupy.memory import CupyPool, devices
 from arraybridge.frameworks.cupy.streams import CupyStreams, on_card, on_loan
 from arraybridge.types import Device
 
@@ -42,7 +42,6 @@ class CupyFramework(Framework):
         self.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
         self.pool = CupyPool()
         self.streams = CupyStreams()
-        self.pinning = CupyPinning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, cupy.ndarray)

@@ -9,12 +9,12 @@ import cupy
 import numpy as np
 
 from arraybridge import machine
-from arraybridge.frameworks import driver, hostmemory
+from arraybridge.frameworks import driver
 from arraybridge.frameworks.cupy.streams import on_card
-from arraybridge.frameworks.parts import Pinning, Pool, Usage
+from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
-__all__ = ["CupyPinning", "CupyPool", "devices"]
+__all__ = ["CupyPool", "devices"]
 
 
 def devices() -> tuple[Device, ...]:
@@ -70,6 +70,13 @@ class CupyPool(Pool):
                 rows.append(Usage(Device("gpu", i), used, total - used, None))
         return rows
 
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        if not devices():
+            return None
+        cards = _opened() or [cupy.cuda.runtime.getDevice()]
+        with on_card(cards[0]):  # memory is locked for all cards, by way of one that is open
+            return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
     def synchronize(self) -> None:
         for i in _opened():
             with on_card(i):
@@ -118,19 +125,3 @@ class CupyPool(Pool):
 
     def oom_error(self) -> Exception:
         return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
-
-
-class CupyPinning(Pinning):
-    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        if not devices():
-            return None
-        cards = _opened() or [cupy.cuda.runtime.getDevice()]
-        with on_card(cards[0]):  # memory is locked for all cards, by way of one that is open
-            return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
-
-    def is_pinned(self, memory: np.ndarray) -> bool:
-        try:
-            attributes = cupy.cuda.runtime.pointerGetAttributes(hostmemory.address(memory))
-        except cupy.cuda.runtime.CUDARuntimeError:
-            return False  # what some versions answer for memory that they do not know
-        return attributes.type == cupy.cuda.runtime.memoryTypeHost

@@ -23,7 +23,7 @@ from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Scopes
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, PLAIN
-from arraybridge.frameworks.torch.memory import TorchPinning, TorchPool, torch_device
+from arraybridge.frameworks.torch.memory import TorchPool, torch_device
 from arraybridge.frameworks.torch.streams import TorchStreams, from_interface, on_loan
 from arraybridge.types import Device
 
@@ -55,7 +55,6 @@ class TorchFramework(Framework):
         self.pool = TorchPool()
         if self.dlpack_device is not None:
             self.streams = TorchStreams()
-            self.pinning = TorchPinning()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor)
@@ -198,9 +197,10 @@ class TorchFramework(Framework):
     # -- values -----------------------------------------------------------------------------------
 
     def check_copy(self, x: torch.Tensor) -> None:
-        if x.layout is torch.strided and x.is_cpu and x.numel() and not x.is_nested and not _has_memory(x):
-            if not x.untyped_storage().nbytes():
-                raise refuse(self, "a tensor whose storage was resized to nothing", "make a new tensor")
+        if not (x.is_cpu and x.layout is torch.strided) or x.is_nested or _has_memory(x):
+            return
+        if not x.untyped_storage().nbytes():  # torch ends the process
+            raise refuse(self, "a tensor whose storage was resized to nothing", "make a new tensor")
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         strided = x.layout is torch.strided and not x.is_nested

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from arraybridge import machine
-from arraybridge.frameworks import driver, hostmemory
+from arraybridge.frameworks import driver
 from arraybridge.frameworks.base import CPU
-from arraybridge.frameworks.parts import Pinning, Pool, Usage
+from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
-__all__ = ["TorchPinning", "TorchPool", "torch_device"]
+__all__ = ["TorchPool", "torch_device"]
 
 
 def torch_device(device: Device) -> torch.device:
@@ -72,6 +72,11 @@ class TorchPool(Pool):
         torch.cuda.reset_peak_memory_stats(device.index)
         return True
 
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        if not torch.cuda.is_available():
+            return None
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
+
     def synchronize(self) -> None:
         if torch.cuda.is_initialized():
             for i in _numbers():
@@ -112,13 +117,3 @@ class TorchPool(Pool):
 
     def oom_error(self) -> Exception:
         return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
-
-
-class TorchPinning(Pinning):
-    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        if not torch.cuda.is_available():
-            return None
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
-
-    def is_pinned(self, memory: np.ndarray) -> bool:
-        return torch.from_numpy(hostmemory.writable_alias(memory)).is_pinned()
