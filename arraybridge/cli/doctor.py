@@ -6,6 +6,7 @@ that a broken framework is reported and harms nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -104,250 +106,184 @@ class Facts(NamedTuple):
 # -- the faults --------------------------------------------------------------------------------------
 
 
-class Fault(NamedTuple):
-    """A fault that people meet: a row of `FAULTS`.
+def _problem(name: str, severity: str, framework: str, message: str, *fix: str) -> Json:
+    """A fault that was found.
 
-    Attributes:
-        id: a name that stays, for programs.
+    Args:
+        name: one that stays, for programs.
         severity: ``"error"``: something does not work; ``"warning"``: it will fail or waste later;
             ``"note"``: worth knowing.
-        looks: finds where it is so, and yields the words that fill the sentences.
-        says: what is wrong.
-        advises: shell commands, one a line; a line that begins with ``#`` is to be done by hand.
+        framework: whose it is, or ``""``.
+        message: what is wrong.
+        fix: shell commands; a line that begins with ``#`` is to be done by hand.
     """
-
-    id: str
-    severity: str
-    looks: Callable[[Facts], Iterator[Mapping[str, Any]]]
-    says: str
-    advises: str
+    return {"id": name, "severity": severity, "framework": framework, "message": message, "fix": list(fix)}
 
 
 def no_driver(facts: Facts) -> Iterator[Json]:
-    builds = [name for name in facts.looks if facts.cuda(name)]
-    if facts.driver.reason and (builds or "does not answer" in facts.driver.reason):
-        yield {"reason": facts.driver.reason, "builds": ", ".join(builds) or "nothing"}
+    builds = ", ".join(name for name in facts.looks if facts.cuda(name))
+    reason = facts.driver.reason
+    if reason and (builds or "does not answer" in reason):
+        message = f"{reason}: what was built for CUDA ({builds or 'nothing here'}) can use no card."
+        advice = "# with a card: install its driver, or reboot after an update of it"
+        yield _problem("no-driver", "note", "", message, "nvidia-smi", advice)
 
 
-def old_driver(facts: Facts) -> Iterator[Json]:
+def driver_too_old(facts: Facts) -> Iterator[Json]:
     runs = facts.cuda_of_driver()
     for name in ("torch", "jax", "tensorflow"):
         built = facts.cuda(name)
         if runs and built and built > runs:
-            yield {"framework": name, "built": built, "runs": runs, "driver": facts.driver.version}
+            yield _problem(
+                "driver-too-old",
+                "error",
+                name,
+                f"{name} was built for CUDA {built}, and the driver {facts.driver.version} runs CUDA {runs}"
+                " at most: it won't use the card.",
+                f"# update the NVIDIA driver to one that runs CUDA {built}",
+                f"# or install a build of {name} for CUDA {runs}",
+            )
 
 
-def other_cupy(facts: Facts) -> Iterator[Json]:
+def cupy_for_another_cuda(facts: Facts) -> Iterator[Json]:
     runs = facts.cuda_of_driver()
     for name in facts.cupys():
         built = _CUPYS.get(name, runs)
         if runs and built and built != runs:
-            why = f"it brings no libraries of CUDA {built}, and may load them beside those of CUDA {runs}"
-            yield {
-                "framework": "cupy",
-                "severity": "error" if built > runs else "warning",
-                "wheel": name,
-                "built": built,
-                "runs": runs,
-                "why": "every allocation will fail" if built > runs else why,
-                "fitting": facts.fitting_cupy(),
-            }
+            fix = (f"pip uninstall -y {name}", f"pip install {facts.fitting_cupy()}")
+            severity, why = "error", "every allocation will fail"
+            if built < runs:
+                severity, why = "warning", f"it needs libraries of CUDA {built} beside those of the others"
+            message = f"{name} is for CUDA {built}, and the driver runs CUDA {runs}: {why}."
+            yield _problem("cupy-cuda-major", severity, "cupy", message, *fix)
 
 
 def two_cupys(facts: Facts) -> Iterator[Json]:
     names = facts.cupys()
     if len(names) > 1:
-        yield {
-            "framework": "cupy",
-            "both": " and ".join(names),
-            "names": " ".join(names),
-            "fitting": facts.fitting_cupy(),
-        }
+        message = (
+            f"{' and '.join(names)} are installed at once: they bring the same files, so that what is"
+            " imported is a mixture. Removing one breaks the other; remove all and install one."
+        )
+        fix = (f"pip uninstall -y {' '.join(names)}", f"pip install {facts.fitting_cupy()}")
+        yield _problem("two-cupys", "error", "cupy", message, *fix)
 
 
 def cpu_build(facts: Facts) -> Iterator[Json]:
-    commands = {
-        "torch": "pip uninstall -y torch\npip install --no-cache-dir torch",
-        "jax": f'pip install "jax[cuda{min(max(facts.cuda_of_driver() or 13, 12), 13)}]"',
-        "tensorflow": 'pip uninstall -y tensorflow-cpu tensorflow\npip install "tensorflow[and-cuda]"',
-    }
-    for name, command in commands.items():
+    for name, *fix in (
+        ("torch", "pip uninstall -y torch", "pip install --no-cache-dir torch"),
+        ("jax", f'pip install "jax[cuda{max(facts.cuda_of_driver() or 13, 12)}]"'),
+        ("tensorflow", "pip uninstall -y tensorflow-cpu", 'pip install "tensorflow[and-cuda]"'),
+    ):
         look = facts.looks.get(name, {})
         if facts.cards and look.get("built_for") == "CPU":
-            yield {
-                "framework": name,
-                "version": look.get("version"),
-                "card": facts.cards[0].name,
-                "command": command,
-            }
+            card = facts.cards[0].name
+            message = (
+                f"{name} {look['version']} is a build for the CPU: it can't use the {card} that is here."
+            )
+            yield _problem("cpu-build", "warning", name, message, *fix)
 
 
 def no_opencl(facts: Facts) -> Iterator[Json]:
     look = facts.looks.get("pyclesperanto", {})
-    driver = look.get("opencl")
+    library = look.get("opencl")
     if look.get("state") == "no device":
-        yield {
-            "framework": "pyclesperanto",
-            "where": "anywhere: a card's driver brings one, and PoCL is one for the CPU",
-            "command": 'pip install "pyopencl[pocl]"',
-        }
-    elif look.get("state") == "works" and look.get("plain_import") == "fails" and driver:
-        yield {
-            "framework": "pyclesperanto",
-            "severity": "warning",
-            "where": "in a program that imports it before arraybridge has used it: no OpenCL driver is"
-            " configured, and only arraybridge shows it the PoCL that is installed",
-            "command": f"export OCL_ICD_FILENAMES={shlex.quote(driver)}\n"
+        message = (
+            "pyclesperanto finds no OpenCL device. A card's driver brings one, and PoCL is one for the CPU."
+        )
+        yield _problem("no-opencl", "error", "pyclesperanto", message, 'pip install "pyopencl[pocl]"')
+    elif look.get("plain_import") == "fails" and library:
+        message = (
+            "A program that imports pyclesperanto before arraybridge has used it finds no OpenCL device: no"
+            " driver is configured, and only arraybridge shows it the PoCL that is installed."
+        )
+        fix = (
+            f"export OCL_ICD_FILENAMES={shlex.quote(library)}",
             '# or, before the import: arraybridge.framework("pyclesperanto")',
-        }
+        )
+        yield _problem("no-opencl", "warning", "pyclesperanto", message, *fix)
 
 
-def whole_card(facts: Facts) -> Iterator[Json]:
+def preallocation(facts: Facts) -> Iterator[Json]:
     for name, share, variable, modest in (
         ("jax", "three quarters of a card's memory", "XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
         ("tensorflow", "nearly all memory of every card", "TF_FORCE_GPU_ALLOW_GROWTH", "true"),
     ):
         if facts.cards and facts.cuda(name) and facts.environ.get(variable, "").lower() != modest:
-            yield {"framework": name, "share": share, "setting": f"{variable}={modest}"}
+            message = (
+                f"{name} takes {share} at its first use. (In a program, call arraybridge.coexist() first.)"
+            )
+            yield _problem("takes-card", "warning", name, message, f"export {variable}={modest}")
 
 
 def import_order(facts: Facts) -> Iterator[Json]:
     for trial in facts.trials:
-        order = trial.order[: trial.order.index(trial.at)] if trial.at else trial.order[:-1]
         last = trial.at or trial.order[-1]
-        if trial.crash and order and facts.looks[last]["state"] not in _ENDED:
-            fix = f"# import {last} before {' and '.join(order)}"
-            if last == "pyclesperanto":
-                fix += '\n# or use the PoCL of pip install "pyopencl[pocl]"; OCL_ICD_VENDORS an empty folder'
-            yield {
-                "framework": last,
-                "before": " and ".join(order),
-                "when": "is imported and used" if trial.at else "was used and the program ends",
-                "crash": trial.crash,
-                "fix": fix if trial.at else f"# use {last} and {' and '.join(order)} in two processes",
-            }
+        before = " and ".join(trial.order[: trial.order.index(last)])
+        if not trial.crash or not before or facts.looks[last]["state"] in _ENDED:
+            continue
+        when = "is imported and used" if trial.at else "was used and the program ends"
+        message = f"After {before} the process is ended when {last} {when}: {trial.crash}."
+        fix = [
+            f"# import {last} before {before}" if trial.at else f"# use {last} and {before} in two processes"
+        ]
+        if last == "pyclesperanto":
+            fix.append(
+                '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS an empty folder'
+            )
+        yield _problem("import-order", "error", last, message, *fix)
 
 
 def namesake(facts: Facts) -> Iterator[Json]:
-    version = facts.versions.get("arraybridge")
-    if version not in (None, arraybridge.__version__):
-        yield {
-            "version": version,
-            "own": arraybridge.__version__,
-            "folder": Path(arraybridge.__file__).resolve().parent,
-        }
+    version, own = facts.versions.get("arraybridge"), arraybridge.__version__
+    if version not in (None, own):
+        folder = Path(arraybridge.__file__).resolve().parent
+        message = (
+            f"arraybridge {version} is installed, and arraybridge {own} is imported, from {folder}: another"
+            " package of the same name is in the way, or an old copy."
+        )
+        fix = ("pip uninstall -y arraybridge", "# then install this one again")
+        yield _problem("namesake", "error", "", message, *fix)
 
 
 def broken(facts: Facts) -> Iterator[Json]:
+    verbs = {"crashed": "ends the process", "timed out": "hangs", "broken": "does not work"}
+    if facts.cards:
+        verbs["no device"] = "finds no device"
     for name, look in facts.looks.items():
-        verb = {
-            "crashed": "ends the process",
-            "timed out": "hangs",
-            "broken": "does not work",
-            "no device": "finds no device",
-        }.get(look["state"])
-        without_device = look["state"] == "no device"
-        if verb is None or (without_device and (name == "pyclesperanto" or not facts.cards)):
+        verb = verbs.get(look["state"])
+        if verb is None or (look["state"] == "no device" and name == "pyclesperanto"):
             continue
-        command = install_command(registry.facts(name), "--force-reinstall")
-        origin = Path(look.get("origin") or _shadow(name, facts.folder) or "/")
+        fix = install_command(registry.facts(name), "--force-reinstall")
         if name == "cupy":
-            command = f"pip install --force-reinstall {facts.fitting_cupy()}"
-        elif facts.folder in origin.parents:
-            verb += f" (it is imported from {origin}, in the folder of the program)"
-            command = (
-                f"mv {shlex.quote(str(origin))} {shlex.quote(str(origin.with_name(f'my_{origin.name}')))}"
-            )
-        if without_device and "CUDA_VISIBLE_DEVICES" in facts.environ:
-            command = "unset CUDA_VISIBLE_DEVICES"
-        yield {"framework": name, "what": verb, "error": look.get("error"), "command": command}
+            fix = f"pip install --force-reinstall {facts.fitting_cupy()}"
+        if look["state"] == "no device" and "CUDA_VISIBLE_DEVICES" in facts.environ:
+            fix = "unset CUDA_VISIBLE_DEVICES"
+        shadow = facts.folder / f"{name}.py"
+        if shadow.exists():
+            verb += f" ({shadow} is imported in its place)"
+            fix = f"mv {shlex.quote(str(shadow))} {shlex.quote(str(facts.folder / f'my_{name}.py'))}"
+        yield _problem("broken", "error", name, f"{name} {verb}: {look.get('error')}", fix)
 
 
-def _shadow(name: str, folder: Path) -> Path | None:
-    """A file in the folder that Python imports in place of a framework."""
-    files = (folder / f"{name}.py", folder / name / "__init__.py")
-    return next((file for file in files if file.exists()), None)
-
-
-FAULTS = (
-    Fault(
-        "no-driver",
-        "note",
-        no_driver,
-        "{reason}: what was built for CUDA ({builds}) can use no card.",
-        "nvidia-smi\n# with a card: install its driver, or reboot after an update of it",
-    ),
-    Fault(
-        "driver-too-old",
-        "error",
-        old_driver,
-        "{framework} was built for CUDA {built}, and the driver {driver} runs CUDA {runs} at most: it won't"
-        " use the card.",
-        "# update the NVIDIA driver to one that runs CUDA {built}\n"
-        "# or install a build of {framework} for CUDA {runs}",
-    ),
-    Fault(
-        "cupy-cuda-major",
-        "error",
-        other_cupy,
-        "{wheel} is for CUDA {built}, and the driver runs CUDA {runs}: {why}.",
-        "pip uninstall -y {wheel}\npip install {fitting}",
-    ),
-    Fault(
-        "two-cupys",
-        "error",
-        two_cupys,
-        "{both} are installed at once: they bring the same files, so that what is imported is a mixture."
-        " Removing one breaks the other; remove all and install one.",
-        "pip uninstall -y {names}\npip install {fitting}",
-    ),
-    Fault(
-        "cpu-build",
-        "warning",
-        cpu_build,
-        "{framework} {version} is a build for the CPU: it can't use the {card} that is here.",
-        "{command}",
-    ),
-    Fault("no-opencl", "error", no_opencl, "pyclesperanto finds no OpenCL device {where}.", "{command}"),
-    Fault(
-        "takes-card",
-        "warning",
-        whole_card,
-        "{framework} takes {share} at its first use. (In a program, call arraybridge.coexist() first.)",
-        "export {setting}",
-    ),
-    Fault(
-        "import-order",
-        "error",
-        import_order,
-        "After {before} the process is ended when {framework} {when}: {crash}.",
-        "{fix}",
-    ),
-    Fault(
-        "namesake",
-        "error",
-        namesake,
-        "arraybridge {version} is installed, and arraybridge {own} is imported, from {folder}: another"
-        " package of the same name is in the way, or an old copy.",
-        "pip uninstall -y arraybridge\n# then install this one again",
-    ),
-    Fault("broken", "error", broken, "{framework} {what}: {error}", "{command}"),
+#: What is looked for: each looks at the facts, and says and advises what there is to be said.
+FAULTS: tuple[Callable[[Facts], Iterator[Json]], ...] = (
+    no_driver,
+    driver_too_old,
+    cupy_for_another_cuda,
+    two_cupys,
+    cpu_build,
+    no_opencl,
+    preallocation,
+    import_order,
+    namesake,
+    broken,
 )
 
 
 def problems_of(facts: Facts) -> list[Json]:
-    """All faults, the worst first; ``fix`` is a list of commands."""
-    problems = [
-        {
-            "id": fault.id,
-            "severity": words.get("severity", fault.severity),
-            "framework": words.get("framework", ""),
-            "message": fault.says.format_map(words),
-            "fix": fault.advises.format_map(words).splitlines(),
-        }
-        for fault in FAULTS
-        for words in fault.looks(facts)
-    ]
+    """All faults, the worst first."""
+    problems = [problem for fault in FAULTS for problem in fault(facts)]
     return sorted(problems, key=lambda problem: list(_SEVERITIES).index(problem["severity"]))
 
 
@@ -371,8 +307,7 @@ def gather(seconds: float) -> Facts:
     """
     names = registry.framework_names()
     installed = tuple(name for name in names if registry.is_installed(name))
-    orders = [installed, installed[::-1]]
-    trials = _in_parallel(orders, seconds)
+    trials = _in_parallel([installed, installed[::-1]], seconds)
     sound = [one for trial in trials for one in trial.looks.items() if one[1].get("state") in _SOUND]
     # The longer time is nearer to its own: an earlier import may have brought what it needs.
     looks = dict(sorted(sound, key=lambda one: one[1].get("seconds", 0)))
@@ -386,7 +321,7 @@ def gather(seconds: float) -> Facts:
         suspects = () if alone else trial.order[: trial.order.index(trial.at)]
         pairs = _in_parallel([(name, trial.at) for name in suspects], seconds)
         narrowed += [pair for pair in pairs if pair.crash] or [trial]
-    if "pyclesperanto" in looks:
+    if looks.get("pyclesperanto", {}).get("state") in _SOUND:
         looks["pyclesperanto"]["plain_import"] = _plain_import()
     return Facts(
         machine.driver(),
@@ -458,12 +393,12 @@ def _plain_import() -> str:
 
 
 def _versions() -> dict[str, str]:
-    """The versions of the installed distributions; of two of one name, of the one that is imported."""
-    versions: dict[str, str] = {}
-    for one in metadata.distributions():
-        # Half-deleted packages leave folders without a name or a version.
-        if "Name" in one.metadata and "Version" in one.metadata:
-            versions.setdefault(re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower(), one.version)
+    """The versions of the installed distributions that matter."""
+    versions = {}
+    brought = (registry.facts(name).distributions for name in registry.framework_names())
+    for name in ("arraybridge", *_CUPYS, *itertools.chain(*brought)):
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
     return versions
 
 
@@ -553,9 +488,9 @@ def _print(facts: Facts, problems: list[Json]) -> None:
         for line in problem["fix"]:
             # No folding: a command is copied as one line.
             console.print(f"    [bold]{escape(line)}[/bold]", soft_wrap=True)
-    counts = [(s, sum(problem["severity"] == s for problem in problems)) for s in _SEVERITIES]
-    summary = ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts if count)
-    console.print(f"\n{summary}.")
+    counts = Counter(problem["severity"] for problem in problems)
+    words = (f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items())
+    console.print(f"\n{', '.join(words)}.")
 
 
 def _print_cards(console: Console, facts: Facts) -> None:

@@ -73,9 +73,7 @@ def matrix(
 
     [bold]arraybridge matrix --html matrix.html --png matrix.png[/bold]
     """
-    nbytes = output.size_in_bytes(size)
-    output.check_fits(nbytes, 6)
-    array = _array(nbytes, dtype)
+    array = _array(output.size_in_bytes(size), dtype)
     output.writable(html, "--html")
     output.writable(png, "--png", ".png", ".svg", ".pdf")
     if png is not None and not can_find("matplotlib"):
@@ -114,11 +112,8 @@ def _array(nbytes: int, name: str) -> np.ndarray:
     try:
         dtype = hostmemory.np_dtype(name)  # also bfloat16 and the float8 types, where ml_dtypes is installed
     except (TypeError, AttributeError, DtypeNotSupportedError):
-        raise typer.BadParameter(
-            f"{name!r} is no dtype that NumPy has here; write it like float32, uint8 or complex64"
-            " (bfloat16 and float8 need pip install ml-dtypes)",
-            param_hint="--dtype",
-        ) from None
+        words = f"{name!r} is no dtype here; write it like float32 (bfloat16 needs pip install ml-dtypes)"
+        raise typer.BadParameter(words, param_hint="--dtype") from None
     if dtype.kind not in "biufcV" or dtype.names or not dtype.itemsize:
         raise typer.BadParameter(f"{name} is no dtype of numbers", param_hint="--dtype")
     count = max(1, nbytes // dtype.itemsize)
@@ -128,6 +123,17 @@ def _array(nbytes: int, name: str) -> np.ndarray:
     plain = (values % 2).astype(dtype) if dtype.kind == "b" else values.astype(dtype)
     # copy=True places it in aligned memory.
     return arraybridge.to_numpy(plain.reshape(shape), copy=True)
+
+
+def _as_numpy_allocates(array: np.ndarray) -> np.ndarray:
+    """A copy in memory like that of NumPy's own large arrays: 16 bytes past an address divisible by 64.
+
+    NumPy aligns to 16 bytes. Small arrays are aligned to 64 by chance, large ones never are.
+    """
+    room = arraybridge.aligned(array.nbytes + 16, "uint8")[16:]
+    own = room.view(array.dtype).reshape(array.shape)
+    own[...] = array
+    return own
 
 
 # -- measuring ---------------------------------------------------------------------------------------
@@ -168,7 +174,7 @@ def measure(places: list[Place], array: np.ndarray, bar: Progress) -> tuple[list
             cells += [_cell(source.label, x, target, array) for target in places]
     if len(places) == 1 or all(place.framework != "numpy" for place in places):
         return cells, []
-    return cells, [_cell(OWN, output.as_numpy_allocates(array), target, array) for target in places]
+    return cells, [_cell(OWN, _as_numpy_allocates(array), target, array) for target in places]
 
 
 def _cell(label: str, x: Any, target: Place, array: np.ndarray) -> Json:
@@ -242,9 +248,7 @@ def _print(result: Json) -> None:
         )
     wrong = [cell for cell in _all(result) if cell["exact"] is False]
     for cell in wrong:
-        console.print(
-            f"[red]{cell['source']} → {cell['target']}: the result differs; please report this.[/red]"
-        )
+        console.print(f"[red]{cell['source']} → {cell['target']}: the result differs; please report this.[/]")
     if not wrong:
         done = sum(cell["exact"] is True for cell in result["cells"])
         console.print(f"All {done} results are exact, bit for bit.")

@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -27,15 +26,12 @@ import arraybridge
 from arraybridge.conversion.explanation import Route
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.memory.stats import memory_stats
-from arraybridge.show import format_bytes, text_table
+from arraybridge.show import text_table
 
 __all__ = [
     "AsJson",
     "Frameworks",
     "as_json",
-    "as_numpy_allocates",
-    "check_fits",
     "chosen_frameworks",
     "coloured",
     "console",
@@ -156,17 +152,6 @@ def progress() -> Progress:
     )
 
 
-def as_numpy_allocates(array: np.ndarray) -> np.ndarray:
-    """A copy in memory like that of NumPy's own large arrays: 16 bytes past an address divisible by 64.
-
-    NumPy aligns to 16 bytes. Small arrays are aligned to 64 by chance, large ones never are.
-    """
-    room = arraybridge.aligned(array.nbytes + 16, "uint8")[16:]
-    own = room.view(array.dtype).reshape(array.shape)
-    own[...] = array
-    return own
-
-
 def timer(call: Callable[[], object]) -> Callable[[int], float]:
     """A function from a number of rounds to the seconds of a call, the median of the rounds.
 
@@ -205,23 +190,6 @@ def size_in_bytes(words: str) -> int:
     if size <= 0:
         raise typer.BadParameter(f"{words!r} is no size: it must be positive")
     return size
-
-
-def check_fits(nbytes: int, copies: int, option: str = "--size") -> None:
-    """Refuse a size of which so many copies don't fit into the host's free memory.
-
-    Linux promises more memory than it has, and ends the process that uses it: no error can be caught.
-
-    Raises:
-        typer.BadParameter: it does not fit.
-    """
-    free = memory_stats()["cpu"].free
-    if free is not None and nbytes * copies > free:
-        raise typer.BadParameter(
-            f"{format_bytes(nbytes)} is too much: {copies} arrays of it are needed at once, and"
-            f" {format_bytes(free)} of memory is free",
-            param_hint=option,
-        )
 
 
 def chosen_frameworks(words: str | None) -> list[str]:

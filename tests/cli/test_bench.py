@@ -57,16 +57,6 @@ def test_the_call_by_hand_gives_the_same_values(pair: tuple[str, str]) -> None:
         np.testing.assert_array_equal(arraybridge.to_numpy(result), np.arange(1024, dtype=np.float32))
 
 
-@pytest.mark.parametrize("target", command.RAW_OWN)
-def test_what_numpy_allocates_is_timed_too(target: str) -> None:
-    require(target)
-    cases, _ = command.make_cases(["numpy", target], 4096)
-    case = next(case for case in cases if case.name == f"numpy's own → {target}")
-    for result in (case.raw(), case.ours()):
-        assert arraybridge.detect_memory_type(result) == target
-        np.testing.assert_array_equal(arraybridge.to_numpy(result), np.arange(1024, dtype=np.float32))
-
-
 def test_functions_over_sizes(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(
         "def doubled(x):\n    assert x.dtype == 'float32'\n    return x * 2\n"
