@@ -190,10 +190,14 @@ class _Choice:
     cast: str | None
     #: The tensor as it was handed over, where ``array`` is what is left of it without its graph.
     with_graph: Any = None
+    nbytes: int = 0
+    #: Why its values cannot be looked at where they lie, or "".
+    must_copy: str = ""
 
     def in_place(self) -> Decision:
         """The array is where it should be, in its own framework, whatever its layout or flags."""
         source, array = self.source, self.array
+        self.nbytes = source.nbytes(array)
         if self.cast is not None:
             if not source.dtype_name(array).startswith(_NUMBERS):
                 source.check(array)
@@ -209,7 +213,8 @@ class _Choice:
         source, target = self.source, self.target
         try:
             source.check(self.array)
-            shape = source.shape(self.array)
+            shape, self.nbytes = source.shape(self.array), source.nbytes(self.array)
+            self.must_copy = source.must_copy(self.array)
             if len(shape) > hostmemory.MAX_RANK:
                 instead = f"arrays travel through NumPy, which has at most {hostmemory.MAX_RANK} axes"
                 raise refuse(source, f"an array of rank {len(shape)}", f"{instead}; reshape it first")
@@ -252,19 +257,21 @@ class _Choice:
     def _on_the_host(self) -> Decision:
         """Both ends are on the host: share, or copy once."""
         source, target, device = self.source, self.target, self.device
-        if source.must_copy(self.array):
+        if self.must_copy:
             return self._through_the_host()
         view = source.host_view
         memory = view(self.array)
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            fetch = source.to_host if target.alignment else view
-            return self._decision("host", 1, objection, lambda x: target.from_host(fetch(x), device))
+            if target.alignment:  # else it copies by itself
+                view = _then(view, hostmemory.fresh if target.alignment > 1 else hostmemory.compact)
+            return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         reason = "both see the same host memory"
-        lend = hostmemory.lend if source.mutable and not target.mutable else itself
-        return self._decision(method, 0, reason, lambda x: target.from_host(lend(view(x)), device))
+        if source.mutable and not target.mutable:
+            view = _then(view, hostmemory.lend)  # which remembers what is read-only
+        return self._decision(method, 0, reason, lambda x: target.from_host(view(x), device))
 
     def _objection(self, memory: np.ndarray) -> str:
         """Why the target cannot, or should not, share this host memory; or ``""``."""
@@ -276,9 +283,11 @@ class _Choice:
             return objection
         if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
-        address = hostmemory.address(memory)
-        read_only = not memory.flags.writeable if source.mutable else hostmemory.is_lent(address)
-        if read_only:
+        if source.mutable:
+            writable = bool(memory.flags.writeable)
+        else:
+            writable = not hostmemory.is_lent(hostmemory.address(memory))
+        if not writable:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
             return f"it is read-only, and {target.name} could write to it"
         return ""
@@ -302,8 +311,9 @@ class _Choice:
             ends = f"{source.name} on {self.source_device} and {self.target.name} on {self.device}"
             reason = f"{ends} share no memory"
             return lambda x: source.to_host(source.resolve(x)), 1, reason
-        reason = source.must_copy(self.array)
-        return (source.to_host, 1, reason) if reason else (source.host_view, 0, "")
+        if self.must_copy:
+            return source.to_host, 1, self.must_copy
+        return source.host_view, 0, ""
 
     def _put(self) -> tuple[Callable[[np.ndarray], Any], int]:
         """How memory of the host, which nobody else has, becomes the array: a function, and its copies."""
@@ -341,12 +351,11 @@ class _Choice:
     def _card_objection(self, shape: tuple[int, ...]) -> str:
         """Why the target cannot, or should not, share this memory of a card; or ``""``."""
         source, target, array = self.source, self.target, self.array
-        itemsize = source.nbytes(array) // max(1, math.prod(shape)) or 1
+        itemsize = self.nbytes // max(1, math.prod(shape)) or 1
         if self.request.copy and self.source_device == self.device and self.cast is None:
             return "copy=True was asked for"
-        reason = source.must_copy(array)
-        if reason:
-            return reason
+        if self.must_copy:
+            return self.must_copy
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
         if target.alignment and source.address(array) % target.alignment:
@@ -378,8 +387,8 @@ class _Choice:
                 method=method,
                 reason=reason,
             )
-        nbytes = source.nbytes(self.array)
-        route = Route(source.name, target.name, method, self.device, copies == 0, copies, nbytes, reason)
+        shares = copies == 0
+        route = Route(source.name, target.name, method, self.device, shares, copies, self.nbytes, reason)
         if self.with_graph is None:
             return Decision(route, source, target, self.array, run)
         return Decision(route, source, target, self.with_graph, _then(source.detach, run))

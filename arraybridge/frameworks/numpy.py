@@ -153,11 +153,14 @@ class NumpyFast(Fast):
         return self.into(itself)
 
     def into(self, take: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
-        plain, wanted = _PLAIN, _FLAGS
+        plain, simple, contiguous = _PLAIN, _FLAGS, _C_CONTIGUOUS
 
         def convert(x: np.ndarray) -> Any:
             # Asked first, since an error that a framework raises itself costs more than all of this.
-            if x.flags.num & wanted != wanted or x.dtype not in plain:
+            flags = x.flags.num & simple
+            if flags != simple and (flags | contiguous != simple or min(x.strides) < 0):
+                raise Fallback  # read-only, or reversed
+            if x.dtype not in plain:
                 raise Fallback
             return take(x)
 
