@@ -120,17 +120,12 @@ def convert_memory(
     gpu_id: GpuId = None,
     **options: Unpack[Options],
 ) -> Any: ...
-def convert_memory(  # type: ignore[misc]
+def convert_memory(  # type: ignore[misc]  # noqa: D417  # its options are described one by one
     data: Any,
     source_type: Any = None,
     target_type: Any = None,
     gpu_id: Any = None,
-    *,
-    target: Any = None,
-    copy: bool | None = None,
-    dtype: Any = None,
-    grad: Grad = "error",
-    device: DeviceLike | None = None,
+    **options: Any,
 ) -> Any:
     """Convert an array to another framework: bit for bit, and without a copy where memory can be shared.
 
@@ -169,27 +164,22 @@ def convert_memory(  # type: ignore[misc]
     >>> convert_memory(labels, "torch")
     tensor([[            0, 1099511627776]])
     """
+    # Most calls, which this is written for: a dict of no options costs less than a default for each of them.
+    plain = target_type is None and gpu_id is None and not options
+    if plain and (not open_logs or trace.listeners() is None):
+        try:
+            return by_form[source_type][type(data)](data)
+        except plans.declined:
+            pass  # not planned yet, or an array that needs care
     listeners = trace.listeners() if open_logs else None
     form: Any = None
-    if listeners is None:
-        if (
-            target_type is None
-            and target is None
-            and gpu_id is None
-            and copy is None
-            and dtype is None
-            and device is None
-            and grad == "error"
-        ):
-            form = source_type
-        # Equal keys must mean the same call: 1 equals True, and some dtypes.
-        elif gpu_id is None and (copy is None or copy is True or copy is False):
-            form = (source_type, target_type, target, copy, dtype, type(dtype), grad, device)  # as form_of
+    if listeners is None and gpu_id is None:
+        form = (source_type, target_type, *options.items(), *map(type, options.values()))  # as form_of
         try:
             return by_form[form][type(data)](data)
         except plans.declined:
-            pass  # not planned yet, or an array that needs care
-    request = _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device)
+            pass
+    request = _request(data, source_type, target_type, gpu_id, **options)
     if listeners is not None:
         return _recorded(request, listeners)
     decision = decide(request)
@@ -207,11 +197,12 @@ def _request(
     first: Any,
     second: Any,
     gpu_id: Any,
-    target: Any,
-    copy: bool | None,
-    dtype: Any,
-    grad: str,
-    device: DeviceLike | None,
+    *,
+    target: Any = None,
+    copy: bool | None = None,
+    dtype: Any = None,
+    grad: str = "error",
+    device: DeviceLike | None = None,
 ) -> Request:
     """Sort out which of the positional arguments is the source, the target and the number of the GPU."""
     if second is not None and (not isinstance(second, str) or second == "auto"):
@@ -227,6 +218,9 @@ def _request(
     if second is None:
         raise TypeError('name the framework to convert to, as in convert_memory(data, "torch")')
     return Request(data, second, first, gpu_id, device, copy, dtype, grad)
+
+
+_request.__qualname__ = "convert_memory"  # where Python says that an option is not known
 
 
 def _recorded(request: Request, listeners: trace.Listeners) -> Any:
@@ -253,16 +247,7 @@ def explain(
     **options: Unpack[Options],
 ) -> Route: ...
 def explain(  # type: ignore[misc]
-    data: Any,
-    source_type: Any = None,
-    target_type: Any = None,
-    gpu_id: Any = None,
-    *,
-    target: Any = None,
-    copy: bool | None = None,
-    dtype: Any = None,
-    grad: Grad = "error",
-    device: DeviceLike | None = None,
+    data: Any, source_type: Any = None, target_type: Any = None, gpu_id: Any = None, **options: Any
 ) -> Route:
     """The route that `convert_memory` would take with the same arguments; nothing is converted.
 
@@ -277,8 +262,7 @@ def explain(  # type: ignore[misc]
     >>> route.method, route.shares_memory, route.copies
     ('view', True, 0)
     """
-    request = _request(data, source_type, target_type, gpu_id, target, copy, dtype, grad, device)
-    return decide(request).route
+    return decide(_request(data, source_type, target_type, gpu_id, **options)).route
 
 
 def detect_memory_type(x: Any) -> str:

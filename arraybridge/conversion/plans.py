@@ -1,12 +1,13 @@
 """What `decide` has decided, kept for the calls that follow, in two tables.
 
-A form is all that a call says besides its array: the name of the target alone in most calls, or the target, a
-declared source and the options. `by_form` has for it, by type of the array, a function that does the whole
-conversion. It tries the fast converter of the pair first, where the form allows one: that looks at each array
-itself, and raises for one that needs care. Then it asks the few facts on which the decision rests, as the
-source's framework tells them of its own arrays, and runs what was decided for an array of the same facts:
-that is the second table. What a framework cannot tell, what lives on an accelerator, and what depends on more
-than the call and the array (``"auto"``, a GPU that is missing) is never kept, and goes to `decide` each time.
+A form is all that a call says besides its array: the target, a declared source, the options. `by_form` has
+for it, by type of the array, a function that does the whole conversion. It tries the fast converter of the
+pair first, where the form allows one: that looks at each array itself, and raises for one that needs care.
+Then it asks the few facts on which the decision rests, as the source's framework tells them of its own
+arrays, and runs what was decided for an array of the same facts: that is the second table. Most calls name a
+target alone: under that name stands the fast converter by itself. What a framework cannot tell, what lives on
+an accelerator, and what depends on more than the call and the array (``"auto"``, a GPU that is missing) is
+never kept, and goes to `decide` each time.
 """
 
 from __future__ import annotations
@@ -35,47 +36,57 @@ _MAX_FACTS = 4096
 
 
 def form_of(target: str, grad: str, dtype: Any = None, device: Any = None) -> tuple[Any, ...]:
-    """The form of ``convert_memory(x, target, grad=grad, dtype=dtype, device=device)``.
+    """The form of ``convert_memory(x, target, grad=grad, device=device, dtype=dtype)``.
 
-    The class of a dtype belongs to it, since some are equal that are not the same: ``tf.float32 == 1``.
+    Equal forms have to mean the same call, so that types belong to it: ``1 == True``, ``1 == tf.float32``.
     """
-    return (target, None, None, None, dtype, type(dtype), grad, device)
+    options = {"grad": grad, "device": device, "dtype": dtype}
+    return (target, None, *options.items(), *map(type, options.values()))
 
 
-def keep(form: Hashable, request: Request, decision: Decision) -> None:
+def keep(form: tuple[Any, ...], request: Request, decision: Decision) -> None:
     """Remember what was decided for this form, and for an array with these facts, if that can be."""
     global declined
     source, target, cls = decision.source, decision.target, type(request.data)
     if request.data is not decision.data or request.gpu_id is not None:
         return  # an array of another library, which was opened first; or a card
+    declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
+    fast = _fast(request, decision)
     try:
-        by_type = by_form.setdefault(form, {})
-    except TypeError:  # an option that cannot be a key
-        return
-    if max(map(len, (by_form, by_type, _decided))) >= Cache.MOST:  # classes that are made in a loop
+        if form[1:] == (None,):
+            _add(form[0], cls, fast)
+            fast = None
+        _add(form, cls, _planned(form, request, decision, fast))
+    except TypeError:
+        pass  # an option that cannot be a key
+
+
+def _add(form: Hashable, cls: type, plan: FastFunction | None) -> None:
+    by_type = by_form.setdefault(form, {})
+    if max(len(by_form), len(by_type)) >= Cache.MOST:  # of classes that are made in a loop
         by_form.clear()
-        _decided.clear()
         by_type = by_form[form] = {}
-    raised = tuple(dict.fromkeys((*declined, *refusals(source, target))))
-    fast, runs = _fast(request, decision), None
+    if plan is not None:
+        by_type[cls] = plan
+
+
+def _planned(
+    form: Hashable, request: Request, decision: Decision, fast: FastFunction | None
+) -> FastFunction | None:
+    """``fast``, and what was decided for the facts of the arrays for which it is not enough."""
+    source, target = decision.source, decision.target
     facts = source.fast.facts(target.alignment) if _rests_on_facts(request, decision) else None
-    if facts is not None:
-        try:
-            runs = _decided.setdefault((form, cls), {})
-            if len(runs) >= _MAX_FACTS:
-                runs.clear()
-            runs[facts(request.data)] = decision.convert
-        except raised:
-            runs = None  # it is not simply there, in the host's memory
-    if facts is not None and runs is not None:
-        declined, by_type[cls] = raised, _plan(fast, facts, runs)
-    elif fast is not None and cls not in by_type:
-        declined, by_type[cls] = raised, fast
-
-
-def _plan(
-    fast: FastFunction | None, facts: Callable[[Any], Hashable], runs: dict[Hashable, FastFunction]
-) -> FastFunction:
+    if facts is None:
+        return fast
+    try:
+        of_this_array = facts(request.data)
+    except declined:
+        return fast  # it is not simply there, in the host's memory
+    key = (form, type(request.data))
+    runs = _decided.get(key) or _decided.keep(key, {})
+    if len(runs) >= _MAX_FACTS:
+        runs.clear()
+    runs[of_this_array] = decision.convert
     if fast is None:
         return lambda x: runs[facts(x)](x)
 

@@ -163,7 +163,9 @@ class JaxFramework(Framework):
             return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
-        if hostmemory.name_of(x.dtype) in _PACKED or (self.device_of(x).kind == "cpu" and not is_scattered(x)):
+        if hostmemory.name_of(x.dtype) in _PACKED or (
+            self.device_of(x).kind == "cpu" and not is_scattered(x)
+        ):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
         host = self._put(x, jax_device(CPU))
