@@ -1,0 +1,207 @@
+"""Batches are cut into rows and joined again: by key and structure, and never by chance."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import CannotSplitError, Pipeline, fixed, split_and_retry
+from arraybridge.testing import inject_oom
+from tests.helpers import require
+from tests.test_trees import Config, Pair, Registered, containers, items
+
+
+def numbered(rows: int) -> np.ndarray:
+    return np.arange(rows * 3, dtype=np.float64).reshape(rows, 3)
+
+
+def by_splitting(fn: Callable[[Any], Any], batch: Any) -> Any:
+    """In four parts, by a lack of memory."""
+    with inject_oom("numpy", above_rows=2):
+        return split_and_retry(lambda **given: fn(given["batch"]), {"batch": batch})
+
+
+def by_pipeline(fn: Callable[[Any], Any], batch: Any) -> Any:
+    return Pipeline(fn, microbatches=4)(batch)
+
+
+ways = pytest.mark.parametrize("run", [by_splitting, by_pipeline])
+
+
+@containers
+@ways
+def test_cut_and_joined(run: Callable[..., Any], make: Callable[[Any, Any], Any]) -> None:
+    x = numbered(8)
+    seen = []
+
+    def fn(part: Any) -> Any:
+        seen.append(len(items(part)[0]))
+        return make(items(part)[0] * 2, items(part)[1][:, 0])
+
+    result = run(fn, make(x, x + 1))
+    assert seen == [2, 2, 2, 2]
+    assert type(result) is type(make(0, 0))
+    np.testing.assert_array_equal(items(result)[0], x * 2)
+    np.testing.assert_array_equal(items(result)[1], (x + 1)[:, 0])
+
+
+@containers
+def test_a_decorated_function_in_parts(make: Callable[[Any, Any], Any]) -> None:
+    torch = require("torch")
+    seen = []
+
+    @arraybridge.torch(output_type="numpy", oom_recovery="split")
+    def fn(given: Any) -> Any:
+        seen.append(type(items(given)[0]))
+        return make(items(given)[0] * 2, items(given)[1] + 1)
+
+    x = numbered(8)
+    with inject_oom("torch", above_rows=2):
+        result = fn(make(x, x))
+    assert seen == [torch.Tensor] * 4
+    np.testing.assert_array_equal(items(result)[0], x * 2)
+    np.testing.assert_array_equal(items(result)[1], x + 1)
+
+
+@ways
+@pytest.mark.parametrize("make", [dict, OrderedDict, Config], ids=lambda cls: cls.__name__)
+def test_dicts_are_joined_by_key(run: Callable[..., Any], make: Callable[..., Any]) -> None:
+    x = numbered(8)
+
+    def fn(part: Any) -> Any:
+        pairs = [("a", part), ("b", -part), (3, part[:, 0])]
+        return make(pairs if part[0, 0] == 0 else reversed(pairs))
+
+    result = run(fn, x)
+    assert list(result) == ["a", "b", 3]
+    np.testing.assert_array_equal(result["a"], x)
+    np.testing.assert_array_equal(result["b"], -x)
+    np.testing.assert_array_equal(result[3], x[:, 0])
+
+
+@ways
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        *(
+            (lambda x: {"a": x, "b": x}, other)
+            for other in (
+                lambda x: {"a": x},
+                lambda x: {"a": x, "c": x},
+                lambda x: OrderedDict(a=x, b=x),
+                lambda x: {"a": x, "b": [x]},
+                lambda x: {"a": x, "b": None},
+                lambda x: (x, x),
+                lambda x: x,
+                lambda x: "nothing",
+                lambda x: {"a": x, "b": x[:, 0]},
+                lambda x: {"a": x, "b": x.astype("float32")},
+                lambda x: {"a": x, "b": x.sum()},
+            )
+        ),
+        (lambda x: [x, x], lambda x: [x]),
+        (lambda x: Pair(x, x), lambda x: (x, x)),
+        (lambda x: deque([x]), lambda x: deque([x], maxlen=2)),
+        (lambda x: Registered(x, x), lambda x: Pair(x, x)),
+        (lambda x: [], lambda x: [x]),
+        (lambda x: {"y": None}, lambda x: {"y": x}),
+    ],
+)
+def test_results_that_differ_are_refused(
+    run: Callable[..., Any], one: Callable[[Any], Any], other: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(CannotSplitError) as caught:
+        run(lambda part: one(part) if part[0, 0] < 6 else other(part), numbered(8))
+    assert isinstance(caught.value, ValueError)
+    assert "microbatchs" not in str(caught.value)
+
+
+@ways
+@pytest.mark.parametrize(
+    "fn",
+    [np.sum, len, lambda x: 5, lambda x: True, lambda x: float(x.size), lambda x: {"n": [2.0]}],
+)
+def test_a_number_for_each_part_is_refused(run: Callable[..., Any], fn: Callable[..., Any]) -> None:
+    with pytest.raises(CannotSplitError, match=r"no arrays to join|cannot be joined"):
+        run(fn, np.ones(8))
+
+
+@ways
+def test_what_came_in_may_come_out(run: Callable[..., Any]) -> None:
+    model, x = object(), numbered(8)
+    batch = {"x": x, "scale": 2.5, "flag": True, "model": model, "name": "cell", "none": None}
+    result = run(lambda part: {**part, "x": part["x"] * part["scale"]}, batch)
+    np.testing.assert_array_equal(result.pop("x"), x * 2.5)
+    assert result == {"scale": 2.5, "flag": True, "model": model, "name": "cell", "none": None}
+
+
+@ways
+def test_equal_texts_are_joined_and_other_equal_values_are_not(run: Callable[..., Any]) -> None:
+    x = numbered(8)
+    result = run(lambda part: {"x": part, "unit": f"{part.ndim} axes"}, x)
+    assert result["unit"] == "2 axes"
+    np.testing.assert_array_equal(result["x"], x)
+    for made in (lambda part: {"x": part, "row": f"{part[0, 0]}"}, lambda part: {"x": part, "row": {1}}):
+        with pytest.raises(CannotSplitError, match=r"different values at \['row'\]"):
+            run(made, x)
+
+
+@ways
+def test_what_is_marked_as_fixed(run: Callable[..., Any]) -> None:
+    x, weights = numbered(8), np.eye(8)
+
+    def fn(part: Any) -> Any:
+        assert part["deep"][0] is weights
+        return {"x": part["x"], "mean": fixed(0.5), "weights": fixed(part["deep"][0])}
+
+    result = run(fn, {"x": x, "deep": [fixed(weights)]})
+    np.testing.assert_array_equal(result["x"], x)
+    assert result["mean"] == 0.5
+    assert result["weights"] is weights
+    # Also where nothing is split.
+    whole = split_and_retry(lambda x, deep: fn({"x": x, "deep": deep}), {"x": x, "deep": [fixed(weights)]})
+    assert whole["mean"] == 0.5
+
+
+def test_a_foreign_array_is_cut() -> None:
+    class Offers:
+        def __init__(self, x: np.ndarray) -> None:
+            self.x = x
+
+        @property
+        def __array_interface__(self) -> Any:
+            return self.x.__array_interface__
+
+    x = numbered(8)
+    for run in (by_splitting, by_pipeline):
+        np.testing.assert_array_equal(run(lambda part: np.asarray(part) * 2, Offers(x)), x * 2)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.arange(8.0).astype(">f8"),
+        np.rec.array([(i, i / 2) for i in range(8)], dtype=[("a", "i4"), ("b", ">f8")]),
+        np.zeros(8, np.dtype([("a", "i1"), ("b", "i8")], align=True)),
+        np.ma.masked_array(np.arange(8.0).astype(">f4"), [0, 1] * 4, fill_value=-7),
+        np.ma.masked_array(np.arange(8), fill_value=3),
+        np.arange(8).astype("m8[s]"),
+        np.array(list("abcdefgh"), dtype=object),
+    ],
+    ids=["f8", "recarray", "structured", "masked", "no mask", "times", "objects"],
+)
+def test_numpys_own_are_kept(x: Any) -> None:
+    for way in (by_splitting, by_pipeline):
+        result = way(lambda part: part, x)
+        assert type(result) is type(x)
+        assert result.dtype == x.dtype
+        assert result.dtype.byteorder == x.dtype.byteorder
+        assert result.tolist() == x.tolist()
+        if isinstance(x, np.ma.MaskedArray):
+            assert result.fill_value == x.fill_value
+            np.testing.assert_array_equal(np.ma.getmaskarray(result), np.ma.getmaskarray(x))

@@ -1,0 +1,357 @@
+"""Containers: looked into alike everywhere, rebuilt as they were, and nothing but their arrays changed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import DtypeNotSupportedError, GradientError, MemoryConversionError, convert_tree
+from arraybridge.trees import ARRAY, LEAF, TREE, arrays_of, flattened, kind_of, kinds, leaves_of
+from arraybridge.types import Cache
+from tests import matrix_data as data
+from tests.helpers import require
+
+optree = pytest.importorskip("optree")
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Config(dict[str, Any]):
+    """A subclass with something of its own."""
+
+    def __init__(self, *given: Any, note: str = "") -> None:
+        super().__init__(*given)
+        self.note = note
+
+
+class Rows(list[Any]):
+    pass
+
+
+class Triple(tuple[Any, ...]):
+    __slots__ = ()
+
+    def __new__(cls, a: Any, b: Any, c: Any) -> Self:
+        return super().__new__(cls, (a, b, c))
+
+
+class Encoding(UserDict[str, Any]):
+    """As tokenizers have it."""
+
+    def __init__(self, *given: Any, note: str = "") -> None:
+        super().__init__(*given)
+        self.note = note
+
+
+@dataclasses.dataclass
+class Plain:
+    left: Any
+    right: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FrozenOne:
+    left: Any
+    right: Any
+
+
+@optree.dataclasses.dataclass(namespace="arraybridge")
+class Registered:
+    left: Any
+    right: Any
+
+
+class Uncopied(dict[str, Any]):
+    """A dict that cannot be rebuilt."""
+
+    def __copy__(self) -> Self:
+        raise TypeError("make another one")
+
+
+CONTAINERS: dict[str, Callable[[Any, Any], Any]] = {
+    "dict": lambda a, b: {"left": a, "right": b},
+    "OrderedDict": lambda a, b: OrderedDict(left=a, right=b),
+    "defaultdict": lambda a, b: defaultdict(list, {"left": a, "right": b}),
+    "subclass of dict": lambda a, b: Config({"left": a, "right": b}, note="kept"),
+    "UserDict": lambda a, b: Encoding({"left": a, "right": b}, note="kept"),
+    "list": lambda a, b: [a, b],
+    "subclass of list": lambda a, b: Rows([a, b]),
+    "tuple": lambda a, b: (a, b),
+    "subclass of tuple": lambda a, b: Triple(a, b, None),
+    "named tuple": Pair,
+    "deque": lambda a, b: deque([a, b], maxlen=4),
+    "dataclass": Plain,
+    "frozen dataclass": FrozenOne,
+    "registered dataclass": Registered,
+    "SimpleNamespace": lambda a, b: SimpleNamespace(left=a, right=b),
+}
+containers = pytest.mark.parametrize("make", CONTAINERS.values(), ids=list(CONTAINERS))
+
+
+def items(container: Any) -> list[Any]:
+    if isinstance(container, (dict, UserDict)):
+        return [container["left"], container["right"]]
+    return list(container)[:2] if hasattr(container, "__iter__") else [container.left, container.right]
+
+
+@containers
+def test_each_container_is_converted_and_stays_what_it_is(make: Callable[[Any, Any], Any]) -> None:
+    torch = require("torch")
+    tree = make(np.ones(2), [np.zeros(3), "word"])
+    result = convert_tree(tree, "torch")
+    assert type(result) is type(tree)
+    assert isinstance(items(result)[0], torch.Tensor)
+    assert isinstance(items(result)[1][0], torch.Tensor)
+    assert items(result)[1][1] == "word"
+    assert isinstance(items(tree)[0], np.ndarray), "the tree that was given stays as it was"
+    for attribute in ("note", "maxlen", "default_factory"):
+        assert getattr(result, attribute, None) == getattr(tree, attribute, None)
+
+
+@containers
+def test_each_container_is_looked_into_by_a_decorator(make: Callable[[Any, Any], Any]) -> None:
+    torch = require("torch")
+    seen = []
+
+    @arraybridge.torch(output_type="numpy")
+    def double(tree: Any) -> Any:
+        seen.append(type(items(tree)[0]))
+        return make(items(tree)[0] * 2, items(tree)[1] + 1)
+
+    result = double(make(np.ones(2), np.ones(3)))
+    assert seen == [torch.Tensor]
+    assert items(result)[0].tolist() == [2, 2]
+    assert items(result)[1].tolist() == [2, 2, 2]
+    assert isinstance(items(result)[0], np.ndarray)
+
+
+@containers
+def test_each_container_stays_the_very_object_where_no_array_changes(make: Callable[[Any, Any], Any]) -> None:
+    tree = make(np.ones(2), make("text", {"deep": 1}))
+    assert convert_tree(tree, "numpy") is tree
+    require("torch")
+    assert items(convert_tree(tree, "torch"))[1] is items(tree)[1]
+
+
+@containers
+def test_each_container_is_filled_again(make: Callable[[Any, Any], Any]) -> None:
+    tree = make(1, make("two", [3]))
+    leaves, structure = flattened(tree)
+    assert leaves == list(leaves_of(tree))
+    assert [leaf for leaf in leaves if leaf is not None] == [1, "two", 3]
+    again = structure.filled(iter(leaves))
+    assert type(again) is type(tree)
+    assert list(leaves_of(again)) == leaves
+    changed = structure.filled(iter([{1: "one", "two": 2, 3: None, None: None}[leaf] for leaf in leaves]))
+    assert items(changed)[0] == "one"
+    assert items(items(changed)[1])[1] == [None]
+
+
+@pytest.mark.parametrize("keys", [["b", "a", "c"], [3, 1, 2], ["b", 1, None, (2, "x")]])
+@pytest.mark.parametrize("make", [dict, OrderedDict])
+def test_dicts_keep_their_order(make: Any, keys: list[Any]) -> None:
+    require("torch")
+    result = convert_tree(make((key, np.array([i])) for i, key in enumerate(keys)), "torch")
+    assert type(result) is make
+    assert [(key, int(x[0])) for key, x in result.items()] == list(zip(keys, range(len(keys)), strict=True))
+
+
+@pytest.mark.parametrize("empty", [{}, [], (), OrderedDict(), deque(), {"a": []}, [(), {}], None])
+def test_empty_containers_stay(empty: Any) -> None:
+    result = convert_tree(empty, "numpy")
+    assert result is empty
+
+
+@pytest.mark.parametrize("leaf", [None, 3, "text", b"bytes", object(), {1, 2}, range(3), np.float32(1), int])
+def test_what_is_no_array_stays_the_very_object(leaf: Any) -> None:
+    require("torch")
+    assert convert_tree(leaf, "torch") is leaf
+    assert convert_tree({"a": (leaf, np.zeros(1))}, "torch")["a"][0] is leaf
+    kinds.clear()
+    assert kind_of(leaf) == kind_of(leaf) == LEAF
+
+
+def test_arrays_of_all_frameworks_in_one_tree() -> None:
+    arrays = {}
+    for framework in ("numpy", "torch", "jax", "tensorflow"):
+        require(framework)
+        arrays[framework] = data.build(framework, "aligned", "float32").array
+    for target, own in arrays.items():
+        result = convert_tree(arrays, target)
+        for source, array in arrays.items():
+            assert data.framework_of(result[source]) == target
+            assert data.bits(result[source]) == data.bits(array)
+        assert result[target] is own
+
+
+def test_options_hold_for_every_array() -> None:
+    require("torch")
+    x, y = np.arange(3.0), np.arange(2)
+    copied = convert_tree({"x": x, "y": [y]}, "torch", copy=True)
+    assert data.address(copied["x"]) != data.address(x)
+    assert data.address(copied["y"][0]) != data.address(y)
+    assert [data.dtype_name(t) for t in convert_tree([x, y], "torch", dtype="float32")] == ["float32"] * 2
+    shared = convert_tree([x, y], "torch", copy=False, device="cpu")
+    assert [data.address(t) for t in shared] == [data.address(x), data.address(y)]
+    with pytest.raises(ValueError, match="gpu_id"):
+        convert_tree([x], "numpy", -1)
+    with pytest.raises(ValueError, match="did you mean 'torch'"):
+        convert_tree({"a": 1}, "torhc")
+
+
+def test_gradients_are_minded_in_trees() -> None:
+    torch = require("torch")
+    tree = {"weights": [torch.ones(2, requires_grad=True)]}
+    with pytest.raises(GradientError):
+        convert_tree(tree, "numpy")
+    assert convert_tree(tree, "numpy", grad="detach")["weights"][0].tolist() == [1.0, 1.0]
+    assert convert_tree(tree, "torch")["weights"][0] is tree["weights"][0]
+
+
+@pytest.mark.parametrize(
+    ("tree", "place"),
+    [
+        ({"batch": [np.zeros(1), {"names": (1, np.array(["a"]))}]}, "at ['batch'][1]['names'][1]"),
+        ({"p": Pair(1, np.array(["a"]))}, "at ['p'].right"),
+        ([Registered(np.array(["a"]), 1)], "at [0].left"),
+        (deque([Plain(1, np.array(["a"]))]), "at [0].right"),
+        (SimpleNamespace(names=np.array(["a"])), "at .names"),
+    ],
+)
+def test_an_error_says_where_in_the_tree(tree: Any, place: str) -> None:
+    require("torch")
+    with pytest.raises(DtypeNotSupportedError) as caught:
+        convert_tree(tree, "torch")
+    assert place in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+def test_a_class_that_is_registered_after_its_first_use() -> None:
+    torch = require("torch")
+
+    class Late:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+    @arraybridge.torch(output_type="numpy")
+    def kind(one: Any) -> str:
+        return type(one.x).__name__
+
+    late = Late(np.ones(2))
+    assert kind(late) == "ndarray"
+    assert arrays_of([late]) == []
+    optree.register_pytree_node(
+        Late, lambda one: ((one.x,), None), lambda _, xs: Late(*xs), namespace="arraybridge"
+    )
+    assert kind(late) == "Tensor"
+    assert isinstance(convert_tree([late], "torch")[0].x, torch.Tensor)
+    assert len(arrays_of([late])) == 1
+
+
+class Holding:
+    """A registered class that is made of a tuple of its children, as optree and JAX give it."""
+
+    def __init__(self, children: Any) -> None:
+        if type(children) is not tuple:
+            raise TypeError("no tuple")
+        self.children = children
+
+
+def test_what_does_not_let_itself_be_rebuilt() -> None:
+    """A subclass stays as it is; a class that somebody registered is an error."""
+    require("torch")
+    uncopied = Uncopied(x=np.ones(2))
+    assert convert_tree([uncopied], "torch")[0] is uncopied
+
+    class Refusing(Holding):
+        pass
+
+    def unflatten(_: Any, children: Any) -> Any:
+        raise ValueError("no other children")
+
+    for cls, make in ((Holding, lambda _, children: Holding(children)), (Refusing, unflatten)):
+        optree.register_pytree_node(cls, lambda one: (one.children, None), make, namespace="arraybridge")
+    assert convert_tree(Holding((np.ones(2), 3)), "torch").children[1] == 3
+    with pytest.raises(MemoryConversionError, match="Refusing cannot be rebuilt"):
+        convert_tree(Refusing((np.ones(2), 3)), "torch")
+
+
+def test_results_of_torch_are_looked_into() -> None:
+    torch = require("torch")
+    result = convert_tree(torch.ones(2, 3).max(1), "numpy")
+    assert type(result) is torch.return_types.max
+    assert isinstance(result.values, np.ndarray)
+    size = torch.Size([2, 3])
+    assert convert_tree({"size": size, "x": np.ones(1)}, "torch")["size"] is size
+
+
+@pytest.mark.parametrize("full_first", [True, False])
+def test_a_protocol_of_the_object_says_nothing_of_its_class(full_first: bool) -> None:
+    require("torch")
+
+    class Holder:
+        """An array only where its maker gave it one."""
+
+        def __init__(self, held: np.ndarray | None = None) -> None:
+            if held is not None:
+                self.held = held
+                self.__array_interface__ = held.__array_interface__
+
+    full, empty = Holder(np.arange(3)), Holder()
+    order = [full, empty] if full_first else [empty, full]
+    assert [kind_of(one) for one in (*order, *order)] == [
+        ARRAY if one is full else LEAF for one in (*order, *order)
+    ]
+    assert convert_tree({"a": full, "b": empty}, "torch")["b"] is empty
+
+
+def test_a_container_that_contains_itself_is_refused() -> None:
+    require("torch")
+    circle: list[Any] = [1.0, np.ones(2)]
+    circle.append({"again": circle})
+    decorated = arraybridge.torch(lambda x: x)
+    decorated(np.ones(2))  # from now on there are plans
+    for run in (
+        lambda: convert_tree(circle, "torch"),
+        lambda: arraybridge.split_and_retry(lambda x: x, circle),
+        lambda: decorated(circle),
+        lambda: arraybridge.torch(lambda x: circle)(np.ones(2)),
+        lambda: arraybridge.gpu(lambda x: x)(circle),
+        lambda: arraybridge.Pipeline(abs)(circle),
+        lambda: list(arraybridge.prefetch([circle], "torch")),
+        lambda: list(arraybridge.device_map(decorated, [circle], devices=["cpu"])),
+    ):
+        with pytest.raises(ValueError, match="contains itself"):
+            run()
+    inner = [np.ones(1)]
+    assert convert_tree([inner, inner], "numpy")[1] is inner
+
+
+def test_a_deep_tree() -> None:
+    tree: Any = np.arange(2)
+    for _ in range(200):
+        tree = [tree]
+    (leaf,) = arrays_of(convert_tree(tree, "numpy", copy=True))
+    assert leaf.tolist() == [0, 1]
+
+
+def test_a_cache_is_bounded_and_emptied_when_a_framework_comes() -> None:
+    cache: Cache[type, int] = Cache()
+    try:
+        for i in range(Cache.MOST + 1):
+            cache.keep(type(f"Made{i}", (), {}), i)
+        assert list(cache.values()) == [Cache.MOST]
+        assert kind_of({}) == TREE
+        arraybridge.register(arraybridge.framework("numpy"))
+        assert len(cache) == len(kinds) == 0
+    finally:
+        Cache.every.pop(next(i for i, one in enumerate(Cache.every) if one is cache))
