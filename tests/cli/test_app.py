@@ -276,3 +276,14 @@ def test_a_folder_without_permission_is_no_place_to_write(tmp_path: Path) -> Non
 def test_json_has_no_nan() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         output.print_json({"x": float("nan")})
+
+
+@pytest.mark.parametrize("name", ["typer", "rich"])
+def test_without_its_packages_one_sentence_says_what_to_install(tmp_path: Path, name: str) -> None:
+    """A module of that name that fails as a missing one does stands before the real one."""
+    words = f"raise ModuleNotFoundError({f'No module named {name}'!r}, name={name!r})\n"
+    (tmp_path / f"{name}.py").write_text(words, encoding="utf-8")
+    done = run_cli("--help", env=environment(tmp_path))
+    assert done.returncode == 1
+    assert f"the command line needs {name}; run pip install typer rich" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
