@@ -22,6 +22,7 @@ from arraybridge.errors import (
     told,
 )
 from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals, refuse
 from arraybridge.frameworks.parts import itself
 from arraybridge.trees import source_of
@@ -242,9 +243,14 @@ class _Choice:
     def _leave_the_graph(self) -> None:
         source, target = self.source, self.target
         if self.request.grad == "error":
+            # Where there are no derivatives, nothing could go through.
+            through = (
+                f", or decorate the function with @{target.name}(grad='flow'), through which its gradients go"
+            )
+            through = "" if target.autodiff is NOT_DIFFERENTIABLE else through
             raise GradientError(
                 f"the {source.name} tensor requires grad, and its graph would end on the way to"
-                f" {target.name}; pass grad='detach' to convert its values alone",
+                f" {target.name}; pass grad='detach' to convert its values alone{through}",
                 reason="it requires grad",
             )
         self.array, self.with_graph = source.detach(self.array), self.array

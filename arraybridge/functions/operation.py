@@ -49,8 +49,8 @@ class Operation:
     state: Any = np.zeros(0, np.uint8)
     #: Whether somebody differentiates it; where the caller traces, that is seen at the last moment.
     differentiated = True
-    #: Whether it draws random numbers that it is not passed, where that was foretold.
-    draws = False
+    #: Whether it draws random numbers that it is not passed; None where that was not foretold.
+    draws: bool | None = None
 
     def __init__(
         self,
@@ -103,7 +103,8 @@ class Operation:
     def again(self, arrays: list[Any]) -> Linearised:
         """Run once more, on arrays of the callee, with the random numbers of the first run."""
         autodiff = self.callee.autodiff
-        autodiff.refuse_again(self.body, arrays, self.label)
+        if self.draws is None:
+            autodiff.refuse_again(self.body, arrays, self.label)
         with autodiff.replayed(self.state):
             return autodiff.linearise(self.body, arrays, self.active, self.label)
 

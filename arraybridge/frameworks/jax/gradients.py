@@ -273,7 +273,7 @@ def _called_back(
         _refuse_wide(shape.dtype, operation.label)
     expected = [jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)) for s in shapes]
     # Where there is nothing to ask for, a program without the results need not run the function for it.
-    asked = asked and operation.draws
+    asked = asked and bool(operation.draws)
     random_state = operation.callee.autodiff.random_state
     first = [jax.ShapeDtypeStruct(random_state().shape, np.uint8)] if asked else []
 
