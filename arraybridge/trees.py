@@ -11,6 +11,7 @@ import copy
 import dataclasses
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -404,10 +405,13 @@ class Structure:
         if self._node is None:
             return None
         extra, like = self._node.extra, self._node.like
+        names = extra if isinstance(extra, list) else []
+        beside = not isinstance(like, type) and set(getattr(like, "__dict__", ())).difference(names)
         return (
             like if isinstance(like, type) else type(like),
             tuple(extra) if isinstance(extra, list) else extra,
             getattr(like, "default_factory", None),
+            [like] if beside else None,
             tuple(child.key() for child in self._children),
         )
 
@@ -418,7 +422,10 @@ def flattened(tree: Any) -> tuple[list[Any], Structure]:
         return [tree], Structure(None, ())
     node = _opened(tree)
     parts = [flattened(child) for child in node.children]
-    copies = node.make in (_with_items, _with_elements, _with_attributes)
-    node.like = node.rebuilt([None] * len(parts)) if copies else type(tree)
+    if node.make not in (_with_items, _with_elements, _with_attributes):
+        node.like = type(tree)
+    else:
+        with suppress(ArrayNotSupportedError):  # of a class that looks at what it is given
+            node.like = node.rebuilt([None] * len(parts))
     node.children = ()
     return [leaf for leaves, _ in parts for leaf in leaves], Structure(node, [one for _, one in parts])

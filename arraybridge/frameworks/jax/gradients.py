@@ -21,6 +21,7 @@ from arraybridge.frameworks.autodiff import (
     Span,
     forward_mode,
     merged,
+    not_foretold,
     picked,
 )
 
@@ -158,7 +159,7 @@ class _Vjp(Linear):
     def pull(self, cotangents: list[Any]) -> list[Any]:
         # A result may be on other devices than the caller's arrays, where its cotangent comes from.
         cotangents = [
-            c if c is None or place is None or c.sharding == place else jax.device_put(c, place)
+            jax.device_put(c, place) if _is_elsewhere(c, place) else c
             for c, place in zip(cotangents, self.places, strict=True)
         ]
         return self.run(self.vjp, cotangents, self.kinds)
@@ -170,6 +171,12 @@ class _Vjp(Linear):
 
     def residuals(self) -> list[Any]:
         return [x for x in jax.tree.leaves(self.vjp) if isinstance(x, jax.Array)]
+
+
+def _is_elsewhere(cotangent: Any, place: Any) -> bool:
+    if place is None or cotangent is None or isinstance(cotangent, jax.core.Tracer):
+        return False
+    return bool(cotangent.sharding != place)
 
 
 def _compiled(call: Call, arrays: list[Any], active: Sequence[bool]) -> Linearised | None:
@@ -271,6 +278,8 @@ def _called_back(
     shapes = operation.foretell([Shape(tuple(x.shape), x.dtype.name) for x in arrays])
     for shape in shapes:
         _refuse_wide(shape.dtype, operation.label)
+        if shape.dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
+            raise not_foretold(operation.label, f"a result of {shape.dtype} while JAX's x64 is off")
     expected = [jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)) for s in shapes]
     # Where there is nothing to ask for, a program without the results need not run the function for it.
     asked = asked and bool(operation.draws)

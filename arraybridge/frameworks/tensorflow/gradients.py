@@ -36,9 +36,9 @@ class TensorflowAutodiff(Autodiff):
     # -- its arrays --------------------------------------------------------------------------------
 
     def follows(self, x: Any) -> bool:
-        if not tf.executing_eagerly():
-            return True
-        return bool(_tapes_following([_tensor(x)]) != 0)
+        if not isinstance(x, (tf.Tensor, tf.Variable)):
+            return False  # several arrays in one, which no conversion takes
+        return not tf.executing_eagerly() or _tapes_following([_tensor(x)]) != 0
 
     def prepare(self, x: Any) -> Any:
         return _tensor(x)
@@ -78,12 +78,13 @@ class TensorflowAutodiff(Autodiff):
     def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
         if len(set(map(id, arrays))) < len(arrays):
             arrays = [tf.identity(x) for x in arrays]  # a tape cannot tell two apart that are one object
-        inputs = picked(arrays, active)
+        inputs, inner = picked(arrays, active), any(map(self.follows, arrays))
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             results, outline = body(arrays)
             results = [_tensor(y) for y in results]
-        return Linearised(results, outline, _Tape(tape, results, inputs))
+        captures = not inner and any(map(self.follows, results))
+        return Linearised(results, outline, _Tape(tape, results, inputs, captures))
 
     def foretell(self, body: Body, shapes: list[Shape], label: str) -> Foretold:
         outlines = []
@@ -125,9 +126,9 @@ class _Tape(Linear):
     their memory again, nobody could know.
     """
 
-    def __init__(self, tape: tf.GradientTape, outputs: list[Any], inputs: list[Any]) -> None:
+    def __init__(self, tape: tf.GradientTape, outputs: list[Any], inputs: list[Any], captures: bool) -> None:
         self.tape, self.outputs, self.inputs = tape, outputs, inputs
-        self.variables = tape.watched_variables()
+        self.variables, self.captures = tape.watched_variables(), captures
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
         tape, outputs, inputs = self.tape, self.outputs, self.inputs
@@ -137,6 +138,8 @@ class _Tape(Linear):
         return [None if g is None else _tensor(g) for g in gradients]
 
     def captured(self) -> str:
+        if self.captures:
+            return "a tensor that a tape follows and that is none of its arguments"
         return _captured(self.variables)
 
 

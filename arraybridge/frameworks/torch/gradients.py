@@ -100,7 +100,7 @@ class TorchAutodiff(Autodiff):
             inner = any(x.requires_grad for x in arrays)
             arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]
             results, outline = self.run(body, arrays, label)
-        return Linearised(results, outline, _Graph(results, picked(arrays, active), inner))
+        return Linearised(results, outline, _Graph(results, picked(arrays, active), arrays, inner))
 
     def foretell(self, body: Body, shapes: list[Shape], label: str) -> Foretold:
         fake = _Foretelling(allow_non_fake_inputs=True)
@@ -168,8 +168,14 @@ def _set_random_state(state: np.ndarray) -> None:
 class _Graph(Linear):
     """A function of torch at a point: its graph."""
 
-    def __init__(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], inner: bool) -> None:
-        self.outputs, self.inputs, self.inner = outputs, inputs, inner
+    def __init__(
+        self,
+        outputs: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        arguments: list[torch.Tensor],
+        inner: bool,
+    ) -> None:
+        self.outputs, self.inputs, self.arguments, self.inner = outputs, inputs, arguments, inner
 
     def pull(self, cotangents: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
         # A result may be on another device than the caller's arrays, where its cotangent comes from.
@@ -191,7 +197,8 @@ class _Graph(Linear):
         return [g if g is None or g.layout is torch.strided else g.to_dense() for g in gradients]
 
     def captured(self) -> str:
-        inputs, seen = {id(x) for x in self.inputs}, set()
+        arguments, seen = {id(x) for x in self.arguments}, set()
+        self.arguments = []  # of which the graph keeps what it needs
         nodes = [y.grad_fn for y in self.outputs if y.grad_fn is not None]
         leaves = [y for y in self.outputs if y.requires_grad and y.grad_fn is None]
         while nodes:
@@ -202,7 +209,7 @@ class _Graph(Linear):
             if node.name() == "torch::autograd::AccumulateGrad":
                 leaves.append(node.variable)
             nodes += [n for n, _ in node.next_functions if n is not None]
-        if all(id(x) in inputs for x in leaves):
+        if all(id(x) in arguments for x in leaves):
             return ""
         return "a trainable tensor that is none of its arguments (its values are x.detach())"
 
@@ -218,7 +225,8 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         with torch.enable_grad():  # in which torch itself refuses to give captured parameters away
             results, linear = operation.linearise(arrays)
         # As tensors beside the graph, which count the writes to the results.
-        saved[:] = [*(y.detach() for y in operation.read_again(results, linear)), _holder(linear)]
+        read_again = [y.detach() for y in operation.read_again(results, linear)]
+        saved[:] = [*read_again, _holder(linear, [*arrays, *read_again])]
         return tuple(results)
 
     @staticmethod
@@ -238,9 +246,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         if all(c is None for c in cotangents):
             return (None,) * (2 + ctx.count)
         dense = [c.to_dense() if c is not None and c.layout is not torch.strided else c for c in cotangents]
-        # Hooks for what is saved may hand over another tensor.
-        linear = getattr(saved[-1], "linear", None)
-        pullback, operands = operation.pullback(arrays, dense, linear)
+        pullback, operands = operation.pullback(arrays, dense, _held(saved))
         if torch.is_grad_enabled():
             gradients = iter(AUTODIFF.apply(pullback, operands))
         else:
@@ -267,11 +273,18 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 _Applied.forward.__signature__ = inspect.signature(_Applied.forward)
 
 
-def _holder(linear: Linear | None) -> torch.Tensor:
-    """A tensor that holds it, for torch to keep and to free."""
+def _holder(linear: Linear | None, read: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor that holds it, for torch to keep and to free; ``read``: the tensors whose memory it reads."""
     holder = torch.empty(0)
-    holder.linear = linear
+    holder.linear, holder.spans = linear, [AUTODIFF.span(x) for x in read]
     return holder
+
+
+def _held(saved: Sequence[torch.Tensor]) -> Linear | None:
+    """What was held; None where hooks handed over other tensors, whose values then count."""
+    *read, holder = saved
+    valid = getattr(holder, "spans", None) == [AUTODIFF.span(x) for x in read]
+    return holder.linear if valid else None
 
 
 AUTODIFF = TorchAutodiff()
