@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from arraybridge.conversion import plans, trace
-from arraybridge.conversion.decide import Request, decide, find_source
+from arraybridge.conversion.decide import Request, decide, dtype_name, find_source, is_dtype
 from arraybridge.conversion.explanation import Route
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
@@ -205,6 +205,11 @@ def _request(
     device: DeviceLike | None = None,
 ) -> Request:
     """Sort out which of the positional arguments is the source, the target and the number of the GPU."""
+    for word in (first, second, gpu_id):
+        if word is not None and is_dtype(word):
+            raise ValueError(
+                f"{word!r} is a dtype, and no framework or GPU; pass it by name: dtype={dtype_name(word)!r}"
+            )
     if second is not None and (not isinstance(second, str) or second == "auto"):
         if gpu_id is not None:
             raise ValueError(f"gpu_id is given twice, as {second!r} and as {gpu_id!r}")

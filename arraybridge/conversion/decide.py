@@ -28,7 +28,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.trees import source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
-__all__ = ["Decision", "Request", "decide", "dtype_name", "find_source"]
+__all__ = ["Decision", "Request", "decide", "dtype_name", "find_source", "is_dtype"]
 
 
 @dataclass(slots=True, eq=False, repr=False)  # equality would compare arrays
@@ -153,15 +153,7 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         DtypeNotSupportedError: no such dtype is known.
     """
-    if isinstance(dtype, str):
-        name = dtype.removeprefix("torch.")
-    elif isinstance(dtype, (type, np.dtype)):
-        try:
-            name = np.dtype(dtype).name
-        except TypeError:
-            name = str(dtype)
-    else:
-        name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    name = _name(dtype)
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
@@ -169,6 +161,21 @@ def dtype_name(dtype: Any) -> str:
         f" known are {', '.join(sorted(_DTYPES))}",
         reason=f"unknown dtype {name}",
     )
+
+
+def is_dtype(word: Any) -> bool:
+    """Whether this is a dtype, by name or of any framework."""
+    return _name(word) in _DTYPES
+
+
+def _name(dtype: Any) -> str:
+    if isinstance(dtype, (type, np.dtype)):
+        try:
+            return np.dtype(dtype).name
+        except TypeError:
+            return str(dtype)
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", dtype)
+    return str(name).removeprefix("torch.")
 
 
 # -- how ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 
 from arraybridge.errors import told
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
 
 __all__ = ["FOREIGN_HOST", "foreign_framework", "is_foreign_array", "offers", "offers_alone"]
@@ -115,5 +115,9 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
     for name in ("cupy", "torch"):
         target = registry.usable(name)
         if target is not None:
-            return target, target.adopt(x, FOREIGN_HOST, CPU)
+            try:
+                return target, target.adopt(x, FOREIGN_HOST, CPU)
+            except refusals(target) as error:
+                instead = f"{name} cannot read it here ({told(error)}); copy it to the host first"
+                raise refuse(FOREIGN_HOST, "a CUDA array", instead) from error
     raise refuse(FOREIGN_HOST, "a CUDA array", "install cupy or torch, which can read it")
