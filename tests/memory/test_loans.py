@@ -163,6 +163,29 @@ def test_what_jax_was_lent_is_kept_until_its_queue_has_got_there() -> None:
     assert seen() is None
 
 
+def test_jaxs_queue_may_be_asked_inside_jit() -> None:
+    jax = require("jax")
+    from arraybridge.frameworks.jax import arrays as room
+
+    memory = Memory()
+    seen = weakref.ref(memory)
+    lent = jax.device_put(np.arange(3))
+    room._lend_to_jax(memory, lent, jax.devices("cpu")[0])
+    del memory, lent
+    gc.collect()
+
+    @jax.jit
+    def traced(x: Any) -> Any:
+        loans.release()
+        return x + 1
+
+    assert traced(1.0) == 2.0
+    loans.release()
+    loans.settle()
+    gc.collect()
+    assert seen() is None
+
+
 def test_what_tensorflow_was_lent_is_kept_until_its_queue_has_got_there() -> None:
     tf = require("tensorflow")
     from arraybridge.frameworks.tensorflow import arrays as room
@@ -224,7 +247,7 @@ def test_frameworks_without_queues_keep_what_they_adopt_on_a_card(
     memory[:] = np.arange(16)
     seen = weakref.ref(memory)
     lent = framework.adopt(memory, Source(), CARD)
-    assert done == (["selected gpu:0", "left"] if name == "jax" else ["settled"])
+    assert done == (["selected gpu:0", "left"] if name == "jax" else ["selected gpu:0", "settled", "left"])
     np.testing.assert_array_equal(np.asarray(lent), np.arange(16, dtype=np.float32))
     del memory, lent
     gc.collect()

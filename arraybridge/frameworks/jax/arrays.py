@@ -12,7 +12,6 @@ import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import backend as jax_backend
 
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans
@@ -25,7 +24,14 @@ from arraybridge.frameworks.base import (
     refuse_dtype,
 )
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.jax.memory import JaxPool, as_device, cpu_alone, is_scattered, jax_device
+from arraybridge.frameworks.jax.memory import (
+    JaxPool,
+    as_device,
+    cpu_alone,
+    is_scattered,
+    jax_device,
+    local_devices,
+)
 from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Scopes
 from arraybridge.types import Device
 
@@ -34,32 +40,20 @@ __all__ = ["JaxFramework"]
 # jax.enable_x64 is thread-local as a context manager; older releases have it in jax.experimental.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
-#: What a thread may set for itself and changes results, as context managers; the values are read below.
-_SETTINGS: tuple[Callable[[Any], AbstractContextManager[Any]], ...] = (
-    _x64,
-    jax.default_device,
-    jax.default_matmul_precision,
-    jax.default_prng_impl,
-    jax.threefry_partitionable,
-    jax.numpy_dtype_promotion,
-)
+#: What a thread may set for itself and changes results, as context managers.
+_SETTINGS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
+    "jax_enable_x64": _x64,
+    "jax_default_device": jax.default_device,
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
+}
 
 
-def _thread_settings() -> tuple[Any, ...]:
-    config = jax.config
-    return (
-        config.jax_enable_x64,
-        config.jax_default_device,
-        config.jax_default_matmul_precision,
-        config.jax_default_prng_impl,
-        config.jax_threefry_partitionable,
-        config.jax_numpy_dtype_promotion,
-    )
-
-
-# The public from_dlpack spends 25 µs, most of it on a stream question that fails on the CPU and on
-# canonicalising the dtype, which narrows 64-bit dtypes where x64 is off; the import itself takes 3.
-# The public function, under enable_x64, stands in where this one is missing.
+# A private interface: the public from_dlpack spends 25 µs, most of it on a stream question that fails on the
+# CPU and on canonicalising the dtype, which narrows 64-bit dtypes where x64 is off; the import itself takes 3
+# (jax 0.10). The public function, under enable_x64, stands in where this one is missing.
 try:
     from jax._src.lib import _jax
 
@@ -131,19 +125,13 @@ class JaxFramework(Framework):
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
             return as_device(jax.devices()[0])
-        self._check_alive(x)
-        devices = x.devices()
-        if len(devices) == 1:
-            (device,) = devices
-            return as_device(device)
-        return as_device(min(devices, key=lambda d: d.id))
-
-    def _check_alive(self, x: jax.Array) -> None:
         if x.is_deleted():
             instead = (
                 "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
             )
             raise refuse(self, "a deleted array", instead)
+        devices = x.devices()
+        return as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
 
     def must_copy(self, x: jax.Array) -> str:
         if hostmemory.name_of(x.dtype) in _PACKED:
@@ -199,11 +187,7 @@ class JaxFramework(Framework):
     # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        found = [d for backend in jax_backend.backends().values() for d in backend.local_devices()]
-        cpus = [as_device(d) for d in found if d.platform == "cpu"]
-        # An accelerator's number is its place among those that JAX was allowed to see.
-        others = [as_device(d) for d in found if d.platform != "cpu"]
-        return (*sorted(cpus, key=lambda d: d.index), *sorted(others, key=lambda d: d.index))
+        return tuple(sorted(map(as_device, local_devices()), key=lambda d: (d.kind != "cpu", d.index)))
 
     def missing_device_reason(self) -> str:
         return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
@@ -220,7 +204,7 @@ class JaxFramework(Framework):
         # torch refuses to lend from a card that is not the current one.
         with source.selected(device), _x64(True):
             # Hands the producer JAX's stream for external events, and copies nothing.
-            lent = jax.dlpack.from_dlpack(x)
+            lent = jax.dlpack.from_dlpack(source.exported(x, device))
         if device.kind != "cpu" and lent.size:
             _lend_to_jax(x, lent, jax_device(device))
         return lent
@@ -347,14 +331,14 @@ class JaxFast(Fast):
 
 class JaxScopes(Scopes):
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        then = _thread_settings()
+        values = {name: getattr(jax.config, name) for name in _SETTINGS}
 
         @contextmanager
         def same() -> Iterator[None]:
             with ExitStack() as stack:
-                for setting, was, now in zip(_SETTINGS, then, _thread_settings(), strict=True):
-                    if was != now:
-                        stack.enter_context(setting(was))
+                for name, value in values.items():
+                    if value != getattr(jax.config, name):
+                        stack.enter_context(_SETTINGS[name](value))
                 yield
 
         return same
@@ -390,34 +374,20 @@ def _made_wide(make: Callable[..., jax.Array], args: tuple[Any, ...]) -> jax.Arr
         return make(*args)
 
 
-class _Reached:
-    """Whether a device's queue has got past the point at which this was asked first."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._mark: Any = None
-
-    def _set(self) -> Any:
-        if self._mark is None:
-            # JAX tells of no queue but by results, and computes one after the other.
-            with jax.default_device(self._device):
-                self._mark = jnp.zeros(()) + 1
-        return self._mark
-
-    def is_done(self) -> bool:
-        return bool(self._set().is_ready())
-
-    def wait(self) -> None:
-        self._set().block_until_ready()
-
-
 def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
     """Keep what JAX was lent until JAX has done what was queued when its array went.
 
-    XLA gives such memory back as soon as nobody refers to the array, also where it is still to be read.
+    XLA gives such memory back as soon as nobody refers to the array, also where it is still to be read. JAX
+    tells of no queue but by results, and computes one after the other.
     """
-    reached = _Reached(device)
-    loans.keep_after(lent, x, reached.is_done, reached.wait)
+
+    @cache
+    def result() -> jax.Array:
+        # Also inside of jit, where it would be a traced value.
+        with jax.ensure_compile_time_eval(), jax.default_device(device):
+            return jnp.zeros(()) + 1
+
+    loans.keep_after(lent, x, lambda: result().is_ready(), lambda: result().block_until_ready())
 
 
 @cache

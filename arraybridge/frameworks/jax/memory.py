@@ -18,9 +18,14 @@ from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.frameworks.presence import can_find
 from arraybridge.types import Device
 
-__all__ = ["JaxPool", "as_device", "cpu_alone", "is_scattered", "jax_device"]
+__all__ = ["JaxPool", "as_device", "cpu_alone", "is_scattered", "jax_device", "local_devices"]
 
 _next = jax.jit(lambda x: x + 1)
+
+
+def local_devices() -> list[Any]:
+    """JAX's own objects for the devices of this process, of all its backends."""
+    return [device for backend in jax_backend.backends().values() for device in backend.local_devices()]
 
 
 class JaxPool(Pool):
@@ -38,7 +43,7 @@ class JaxPool(Pool):
     def _opened(self) -> list[Any]:
         if not self.is_started():
             return []
-        return [d for b in jax_backend.backends().values() for d in b.local_devices() if d.platform != "cpu"]
+        return [device for device in local_devices() if device.platform != "cpu"]
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
@@ -53,8 +58,7 @@ class JaxPool(Pool):
         if not self.is_started():
             return
         # A device works on one thing after the other; there is no call that waits for all of it.
-        devices = [d for b in jax_backend.backends().values() for d in b.local_devices()]
-        jax.block_until_ready([_next(jax.device_put(np.float32(0), d)) for d in devices])
+        jax.block_until_ready([_next(jax.device_put(np.float32(0), device)) for device in local_devices()])
         for x in jax.live_arrays():
             if not x.is_deleted():
                 x.block_until_ready()
@@ -63,26 +67,22 @@ class JaxPool(Pool):
         return is_scattered(x)
 
     def usage(self) -> list[Usage]:
-        found = []
+        rows = []
         for device in self._opened():
             stats = device.memory_stats()
             if stats:
-                used = stats["bytes_in_use"]
-                pool = stats.get("pool_bytes")
+                used, pool = stats["bytes_in_use"], stats.get("pool_bytes")
                 cached = None if pool is None else max(0, pool - used)
-                found.append(Usage(as_device(device), used, cached, stats.get("peak_bytes_in_use")))
-        return found
+                rows.append(Usage(as_device(device), used, cached, stats.get("peak_bytes_in_use")))
+        return rows
 
     def visible_devices(self) -> tuple[Device, ...] | None:
         # Opening JAX takes a context, and by default most of the memory, on every card.
-        if self.is_started():
+        if self.is_started() or _has_other_plugins():
             return None
-        if _has_other_plugins():
-            return None
-        cuda = any(can_find(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
-        found = machine.cards() if cuda else ()
+        has_cuda = any(can_find(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
-        return (*cpus, *(Device("gpu", card.index) for card in found))
+        return (*cpus, *(Device("gpu", card.index) for card in (machine.cards() if has_cuda else ())))
 
     def read_device(self, x: Any) -> Device | None:
         return as_device(x) if isinstance(x, jax.Device) else None
@@ -110,25 +110,24 @@ class JaxPool(Pool):
 
 def cpu_alone() -> bool:
     """Whether no array of this process can live anywhere but on its one CPU device."""
-    return [d.platform for b in jax_backend.backends().values() for d in b.local_devices()] == ["cpu"]
+    return [device.platform for device in local_devices()] == ["cpu"]
 
 
 def jax_device(device: Device) -> Any:
     """JAX's own object for a device that `find_device` has seen."""
     if device is CPU:
         return jax.local_devices(backend="cpu")[0]
-    for backend in jax_backend.backends().values():
-        for found in backend.local_devices():
-            if as_device(found) == device:
-                return found
-    raise LookupError(device)
+    return next(native for native in local_devices() if as_device(native) == device)
 
 
 def _backends_are_initialized() -> bool:
-    """Whether JAX has opened its devices; the public calls open them."""
-    from jax._src import xla_bridge
+    """Whether JAX has opened its devices."""
+    try:  # a private interface, since the public calls open them
+        from jax._src import xla_bridge
 
-    return xla_bridge.backends_are_initialized()
+        return xla_bridge.backends_are_initialized()
+    except (ImportError, AttributeError):
+        return True  # so that JAX itself is asked
 
 
 @cache

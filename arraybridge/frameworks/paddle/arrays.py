@@ -103,8 +103,10 @@ class PaddleFramework(Framework):
         return x._copy_to(_place(device), True)  # True: waits for it
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        source.settle(x)  # its import knows no stream
-        return paddle.utils.dlpack.from_dlpack(x.__dlpack__())
+        # torch refuses to lend from a card that is not the current one; this import knows no stream.
+        with source.selected(device):
+            source.settle(x)
+            return paddle.utils.dlpack.from_dlpack(source.exported(x, device).__dlpack__())
 
     def settle(self, x: Any) -> None:
         if x.place.is_gpu_place():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -140,16 +142,22 @@ class TensorflowFramework(Framework):
         return "TensorFlow finds no GPU; is the card's driver installed?"
 
     def to_device(self, x: Any, device: Device) -> Any:
-        with tf.device(f"{device.kind.upper()}:{device.index}"):
+        with self.selected(device):
             return tf.identity(x)
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
         loans.release()
-        source.settle(x)  # TensorFlow's import knows no stream
-        lent = tf.experimental.dlpack.from_dlpack(x.__dlpack__())
+        # torch refuses to lend from a card that is not the current one; this import knows no stream.
+        with source.selected(device):
+            source.settle(x)
+            lent = tf.experimental.dlpack.from_dlpack(source.exported(x, device).__dlpack__())
         if device.kind != "cpu":
             _lend_to_tensorflow(x, lent, device)
         return lent
+
+    def exported(self, x: Any, device: Device) -> Any:
+        # Its __dlpack__ knows no stream=, and waits until the memory is ready.
+        return hostmemory.Exported(x.__dlpack__(), (2, device.index))
 
     def settle(self, x: Any) -> None:
         if self.device_of(x).kind != "cpu":
@@ -191,7 +199,7 @@ class TensorflowFramework(Framework):
         return tf.concat(parts, axis)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return tf.device(f"/{device.kind.upper()}:{device.index}")
+        return tf.device(_name_of(device))
 
     def stack(self, planes: list[Any]) -> Any:
         with tf.device(planes[0].device):
@@ -258,27 +266,33 @@ class TensorflowFast(Fast):
 
 
 class TensorflowPool(Pool):
+    _is_started = False
+
     def native_device(self, device: Device) -> Any:
-        return f"/device:{device.kind.upper()}:{device.index}"
+        return _name_of(device)
 
     def is_started(self) -> bool:
-        # The public calls open the devices.
-        from tensorflow.python.eager import context
-
-        current = context.context_safe()
-        return current is not None and current._context_handle is not None
+        # The questions open the devices. A setting of theirs is refused once they are open.
+        if not self._is_started:
+            threads = tf.config.threading.get_inter_op_parallelism_threads()
+            try:
+                tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
+                tf.config.threading.set_inter_op_parallelism_threads(threads)
+            except RuntimeError:
+                self._is_started = True
+        return self._is_started
 
     def asking_opens(self) -> bool:
         return not self.is_started()
 
     def usage(self) -> list[Usage]:
         # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
-        found = []
+        rows = []
         for device in _devices() if self.is_started() else ():
             if device.kind == "gpu":
                 info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
-                found.append(Usage(device, info["current"], None, info["peak"]))
-        return found
+                rows.append(Usage(device, info["current"], None, info["peak"]))
+        return rows
 
     def synchronize(self) -> None:
         if self.is_started():
@@ -298,14 +312,12 @@ class TensorflowPool(Pool):
     def visible_devices(self) -> tuple[Device, ...] | None:
         if self.is_started():
             return None
-        found = []
+        devices: list[Device] = []
         for kind in ("cpu", "gpu"):
-            count = sum(
-                len(tf.config.get_logical_device_configuration(device) or [device])
-                for device in tf.config.list_physical_devices(kind.upper())
-            )
-            found += [Device(kind, i) for i in range(count)]
-        return tuple(found)
+            physical = tf.config.list_physical_devices(kind.upper())
+            logical = (tf.config.get_logical_device_configuration(device) or [device] for device in physical)
+            devices += (Device(kind, i) for i in range(sum(map(len, logical))))
+        return tuple(devices)
 
     def oom_error(self) -> Exception:
         message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
@@ -321,47 +333,39 @@ class TensorflowPickling(Pickling):
         return not isinstance(x, tf.Variable)
 
 
-class _Reached:
-    """Whether a device's queue has got past the point at which this was asked first."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = f"/device:{device.kind.upper()}:{device.index}"
-        self._mark: Any = None
-
-    def is_done(self) -> bool:
-        # TensorFlow tells of no queue but by waiting for a result. It is waited for when this is asked again,
-        # by when the queue has most likely got there.
-        asked = self._mark is not None
-        if asked:
-            self.wait()
-        else:
-            self._set()
-        return asked
-
-    def _set(self) -> Any:
-        if self._mark is None:
-            with tf.init_scope(), tf.device(self._device):  # also where a function is being traced
-                self._mark = tf.zeros(()) + 1
-        return self._mark
-
-    def wait(self) -> None:
-        self._set().numpy()
-
-
 def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
     """Keep what TensorFlow was lent until it has done what was queued when its tensor went.
 
     It gives such memory back as soon as nobody refers to the tensor, also where it is still to be read.
     """
-    reached = _Reached(device)
-    loans.keep_after(lent, x, reached.is_done, reached.wait)
+
+    @cache
+    def result() -> Any:
+        with tf.init_scope(), tf.device(_name_of(device)):  # also where a function is being traced
+            return tf.zeros(()) + 1
+
+    def is_done() -> bool:
+        # TensorFlow tells of no queue but by waiting for a result. It is waited for when this is asked again,
+        # by when the queue has most likely got there.
+        if not result.cache_info().currsize:
+            result()
+            return False
+        wait()
+        return True
+
+    def wait() -> None:
+        result().numpy()
+
+    loans.keep_after(lent, x, is_done, wait)
+
+
+def _name_of(device: Device) -> str:
+    return f"/device:{device.kind.upper()}:{device.index}"
 
 
 def _devices() -> tuple[Device, ...]:
-    found = tf.config.list_logical_devices()
     return tuple(
-        Device(kind, int(d.name.rpartition(":")[2]))
+        Device(kind, int(native.name.rpartition(":")[2]))
         for kind in ("cpu", "gpu")
-        for d in found
-        if d.device_type == kind.upper()
+        for native in tf.config.list_logical_devices(kind.upper())
     )
