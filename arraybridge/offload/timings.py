@@ -1,6 +1,6 @@
 """How long a function takes on the CPU and on a card, end to end, and where it is to run next.
 
-Nothing here knows a framework. Seconds are those of whatever clock the caller measures with.
+Nothing here knows a framework; seconds are those of whatever clock the caller measures with.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from arraybridge.show import format_seconds, text_table
+import numpy as np
+
+from arraybridge.show import format_bytes, format_seconds, text_table
 
 __all__ = ["CARD", "CPU", "History", "Timings"]
 
@@ -113,6 +115,19 @@ class History:
             for place, count in timings.counts.items():
                 seconds = timings.estimate(place)
                 if seconds is not None:
-                    rows.append((str(footprint), place, format_seconds(seconds), str(count)))
-        head = ("arrays", "place", "time", "runs")
+                    rows.append((_in_words(footprint), place, format_seconds(seconds), str(count)))
+        head = ("arguments", "place", "time", "runs")
         return text_table(head, rows, right=head[2:]) if rows else "no call has been measured yet"
+
+
+def _in_words(footprint: Any) -> str:
+    """What is told apart: size, dtypes and ranks, numbers and words, and the types of all else."""
+    bits, _names, *kinds = footprint
+    words = []
+    for kind in kinds:
+        first, second = kind if isinstance(kind, tuple) else (type, kind)
+        if isinstance(first, np.dtype):
+            words.append(f"{first} {second}-D")
+        else:
+            words.append(repr(second) if first is not type else getattr(second, "__name__", "a function"))
+    return f"up to {format_bytes(1 << bits)}: {', '.join(words)}"
