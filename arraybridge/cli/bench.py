@@ -161,19 +161,13 @@ def bench(
 def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str]]:
     """What can be timed here, and what is left out with its reason."""
     host = np.arange(max(1, nbytes // _ITEMSIZE), dtype=np.float32)
-    arrays: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
-    for name in output.safest_first(names):
-        try:
-            with output.quiet():
-                arrays[name] = arraybridge.convert_memory(host, name, copy=True)
-        except MemoryConversionError as error:
-            left_out[name] = str(error)
+    available, left_out = output.usable(names)
+    arrays = {name: arraybridge.convert_memory(host, name, copy=True) for name in available}
     cases = []
     for (source, target), (words, make) in RAW.items():
         if source in arrays and target in arrays:
             cases += _conversion(f"{source} → {target}", source, target, words, make, arrays)
-    for name in filter(arrays.__contains__, names):
+    for name in available:
         # A function that does nothing: what remains is what the decorator costs.
         decorated = arraybridge.framework(name).decorator(_nothing)
         calls = (partial(_nothing, arrays[name]), partial(decorated, arrays[name]))
@@ -243,8 +237,7 @@ def _print(result: Json) -> None:
     output.show(console, columns, rows, columns[2:])
     if any(row["difference"] < 0 for row in result["rows"]):
         console.print("Below zero: arraybridge leaves out steps that the public call takes each time.")
-    for name, reason in result["left_out"].items():
-        console.print(f"[yellow]{name} left out:[/yellow] {escape(reason)}")
+    output.print_left_out(console, result["left_out"])
 
 
 # -- options of --sizes ------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from rich.markup import escape
 
 import arraybridge
 from arraybridge.cli import output
-from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.testing import inject_oom
@@ -111,17 +110,11 @@ def _invert(framework: str, array: Any) -> Any:
 def _tour(picture: np.ndarray) -> tuple[list[Json], dict[str, str]]:
     """Convert the picture from each framework to the next and back to NumPy; what is missing, and why."""
     steps: list[Json] = []
-    missing: dict[str, str] = {}
+    available, missing = output.usable(ORDER)
     current: Any = picture
-    for framework in (*ORDER, "numpy"):
-        try:
-            # Once beforehand: it imports the framework, which takes seconds and is no conversion, and
-            # compiles the kernels, of which OpenCL's compiler tells on stderr.
-            with output.quiet():
-                _invert(framework, arraybridge.convert_memory(picture, framework))
-        except (FrameworkNotInstalledError, DeviceNotFoundError) as error:
-            missing[framework] = str(error)
-            continue
+    for framework in (*available, "numpy"):
+        # Once beforehand: OpenCL compiles kernels, and XLA programs, which is no conversion.
+        _invert(framework, arraybridge.convert_memory(picture, framework))
         with arraybridge.trace() as log:
             current = arraybridge.convert_memory(current, framework)
         twice: Any = _invert(framework, _invert(framework, current))
@@ -207,8 +200,7 @@ def _print(report: Json) -> None:
         )
     columns = ("conversion", "device", "method", "memory", "bytes", "time", "bits")
     output.show(to, columns, rows, right=("bytes", "time"))
-    for framework, reason in report["missing"].items():
-        to.print(f"[yellow]{framework} left out:[/yellow] {escape(reason)}")
+    output.print_left_out(to, report["missing"])
     if not report["gpu"]:
         to.print(f"[yellow]no GPU is used:[/yellow] {escape(_NO_GPU)}")
     decorated, oom, line = report["decorated"], report["out_of_memory"], report["pipeline"]

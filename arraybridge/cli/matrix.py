@@ -80,7 +80,8 @@ def matrix(
         raise typer.BadParameter("pictures need matplotlib; run pip install matplotlib", param_hint="--png")
     names = output.chosen_frameworks(frameworks)
     with output.stdout_is_for_json(as_json):
-        places, missing = find_places(names)
+        available, missing = output.usable(names)
+        places = places_of(available)
         with output.progress() as bar:
             cells, own = measure(places, array, bar)
     result: Json = {
@@ -139,27 +140,15 @@ def _as_numpy_allocates(array: np.ndarray) -> np.ndarray:
 # -- measuring ---------------------------------------------------------------------------------------
 
 
-def find_places(names: list[str]) -> tuple[list[Place], Json]:
-    """Where arrays can lie: the host and the first accelerator of each framework; and what is left out."""
-    found: dict[str, list[Device]] = {}
-    missing: Json = {}
-    probe = np.zeros((2, 2), np.float32)
-    for name in output.safest_first(names):
-        try:
-            with output.quiet():
-                arraybridge.convert_memory(probe, name)
-                devices = arraybridge.framework(name).devices()
-        except MemoryConversionError as error:
-            missing[name] = str(error)
-            continue
-        kinds = {device.kind: device for device in reversed(devices)}
-        hosts = [kinds["cpu"]] if "cpu" in kinds else []
-        found[name] = hosts + [device for kind, device in kinds.items() if kind != "cpu"][:1]
+def places_of(names: list[str]) -> list[Place]:
+    """Where arrays can lie: the host and the first accelerator of each framework."""
     places = []
     for name in names:
-        several = len(found.get(name, ())) > 1
-        places += [Place(name, d, f"{name} {d}" if several else name) for d in found.get(name, ())]
-    return places, missing
+        first = {device.kind: device for device in reversed(arraybridge.framework(name).devices())}
+        host = [first.pop("cpu")] if "cpu" in first else []
+        devices = [*host, *first.values()][: len(host) + 1]
+        places += [Place(name, one, f"{name} {one}" if len(devices) > 1 else name) for one in devices]
+    return places
 
 
 def measure(places: list[Place], array: np.ndarray, bar: Progress) -> tuple[list[Json], list[Json]]:
@@ -254,8 +243,7 @@ def _print(result: Json) -> None:
         console.print(f"All {done} results are exact, bit for bit.")
     for refusal in dict.fromkeys(cell["error"] for cell in _all(result) if cell["error"]):
         console.print(f"[red]refused:[/red] {escape(refusal)}")
-    for name, reason in result["missing"].items():
-        console.print(f"[yellow]{name} left out:[/yellow] {escape(reason)}")
+    output.print_left_out(console, result["missing"])
 
 
 def _kinds(result: Json) -> list[str]:

@@ -11,11 +11,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -37,15 +38,15 @@ __all__ = [
     "console",
     "paragraphs",
     "print_json",
+    "print_left_out",
     "progress",
-    "quiet",
-    "safest_first",
     "seconds",
     "show",
     "size_in_bytes",
     "stdout_is_for_json",
     "table",
     "timer",
+    "usable",
     "writable",
 ]
 
@@ -119,7 +120,7 @@ def _sent(descriptor: int, target: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Drop what C++ writes to stderr while frameworks are imported; no setting of TensorFlow's stops it."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -150,6 +151,25 @@ def progress() -> Progress:
         transient=True,
         disable=not to.is_terminal,
     )
+
+
+def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The frameworks that can be used here, each used once; and why the others can't."""
+    reasons: dict[str, str] = {}
+    # A system's PoCL ends a process when it is loaded after TensorFlow.
+    for name in sorted(names, key=lambda name: name != "pyclesperanto"):
+        try:
+            with _quiet():
+                arraybridge.convert_memory(np.zeros((2, 2), np.float32), name, copy=True)
+        except MemoryConversionError as error:
+            reasons[name] = str(error)
+    return [name for name in names if name not in reasons], reasons
+
+
+def print_left_out(to: Console, reasons: Mapping[str, str]) -> None:
+    """Say why frameworks were not used."""
+    for name, reason in reasons.items():
+        to.print(f"[yellow]{name} left out:[/yellow] {escape(reason)}")
 
 
 def timer(call: Callable[[], object]) -> Callable[[int], float]:
@@ -236,11 +256,6 @@ def writable(path: Path | None, option: str, *suffixes: str) -> None:
 def as_json(route: Route) -> dict[str, Any]:
     """A route as plain strings and numbers."""
     return asdict(route) | {"device": str(route.device)}
-
-
-def safest_first(names: list[str]) -> list[str]:
-    """The frameworks in an order that harms nobody: a system's PoCL ends a process after TensorFlow."""
-    return sorted(names, key=lambda name: name != "pyclesperanto")
 
 
 def seconds(minimum: float) -> Callable[[float], float]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from arraybridge import pages
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.context import array_namespace, use_device
 from arraybridge.devices.discovery import gpu_available
@@ -117,12 +118,7 @@ class SizeComparison(Table):
         Raises:
             ImportError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("plot() draws with matplotlib; run pip install matplotlib") from error
-        figure = Figure(figsize=(9, 5.5), layout="constrained")
-        axes = figure.subplots()
+        drawing, axes = pages.figure(9, 5.5)
         rows = self.as_dicts()
         for i, name in enumerate(self.names()):
             for place, style in (("cpu", "--o"), ("gpu", "-o")):
@@ -134,7 +130,7 @@ class SizeComparison(Table):
         axes.set(xscale="log", yscale="log", xlabel="elements", ylabel="seconds")
         axes.set_title(self._table()[3], size=9, wrap=True)
         axes.legend(fontsize=8)
-        figure.savefig(file, dpi=150)
+        pages.save_figure(drawing, file)
 
 
 def _spaced(number: int) -> str:

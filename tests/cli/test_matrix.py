@@ -182,8 +182,7 @@ def test_a_picture_without_matplotlib_is_a_clear_mistake(
 
 def test_a_dtype_that_a_framework_lacks_is_refused_in_its_cells() -> None:
     require("pyclesperanto")
-    places, missing = command.find_places(["numpy", "pyclesperanto"])
-    assert missing == {}
+    places = command.places_of(["numpy", "pyclesperanto"])
     assert [place.framework for place in places] == ["numpy", "pyclesperanto"]
     with output.progress() as bar:
         refused, _ = command.measure(places, np.zeros((2, 3)), bar)
