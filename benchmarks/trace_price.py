@@ -23,9 +23,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -64,17 +65,17 @@ def unrecorded() -> Iterator[None]:
     import arraybridge
     from arraybridge.conversion import convert
     from arraybridge.conversion.decide import Request, decide
-    from arraybridge.functions.declaration import Declaration
+    from arraybridge.functions.calls import DecoratedCall
 
     def carefully(request: Request, form: object, who: object) -> Any:
         return decide(request)[1]()
 
-    def begun(self: Declaration, annotate: bool = True) -> None:
-        return None
+    def unrecorded_span(self: DecoratedCall, *, annotate: bool) -> Any:
+        return nullcontext(SimpleNamespace())
 
     with (
         patch.object(convert, "_carefully", carefully),
-        patch.object(Declaration, "begun", begun),
+        patch.object(DecoratedCall, "_recorded", unrecorded_span),
         arraybridge.trace() as log,
     ):
         yield

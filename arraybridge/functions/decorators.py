@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.functions.declaration import Declaration
+from arraybridge.functions.calls import DecoratedCall, as_declared, in_framework
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, check_contract, checked_options
-from arraybridge.functions.runner import Runner
 from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
 from arraybridge.placement import Placement
 from arraybridge.types import Device, FrameworkLike, GpuId, above
@@ -215,7 +214,7 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
 
             run = gradients.flow(function, options)
         else:
-            run = Runner(function, options)
+            run = DecoratedCall(in_framework, function, options)
         wrapper = wrap(function, run)
         wrapper.input_memory_type = options.input_type or options.framework
         wrapper.output_memory_type = options.output_type
@@ -255,7 +254,7 @@ def memory_types(
     check_contract(contract)
 
     def make(fn: Any) -> Any:
-        wrapper = wrap(fn, Declaration(fn, contract))
+        wrapper = wrap(fn, DecoratedCall(as_declared, fn, contract))
         wrapper.input_memory_type, wrapper.output_memory_type = takes, gives
         wrapper.execution_memory_type = takes
         wrapper._placement = Placement(takes, converts=False)

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from arraybridge.conversion import trace
+from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, merged, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN
-from arraybridge.functions.convert import being_compiled, convert
-from arraybridge.functions.declaration import Declaration
+from arraybridge.functions.calls import DecoratedCall, check_result, check_source, in_framework
+from arraybridge.functions.compiling import being_compiled, untraced
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import DecoratorOptions
-from arraybridge.functions.runner import Runner
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
 from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.placement import busy_workers, card_meant, worker_device
@@ -87,17 +87,21 @@ class Flow:
         self.fn, self.options, self.name, self.label = fn, options, options.framework, label_of(fn)
         self.skip = int(takes_self(fn))
         #: Where nobody differentiates, and where its own framework does.
-        self.ordinary = Runner(fn, options._replace(grad="detach", output_type="input"))
-        self.inside = Runner(fn, options._replace(grad="error", output_type=options.framework))
+        self.ordinary = DecoratedCall(in_framework, fn, options._replace(grad="detach", output_type="input"))
+        inside = options._replace(grad="error", output_type=options.framework)
+        self.inside = DecoratedCall(in_framework, fn, inside)
         #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Flow, (self.fn, self.options))
+    def __getstate__(self) -> Any:
+        return self.fn, self.options
+
+    def __setstate__(self, state: Any) -> None:
+        vars(self).update(vars(Flow(*state)))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if being_compiled():  # torch.compile breaks its graph here
-            return registry.framework("torch").scopes.untraced(self._called)(args, kwargs)
+            return untraced(self._called, args, kwargs)
         return self._called(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -155,7 +159,7 @@ class Flow:
         try:
             if self.options.strict:
                 for x in filter(_is_array, leaves):
-                    self.ordinary._check_source(x)
+                    check_source(x, self.options)
             callee = registry.framework(self.name)
             beside = [_is_array(x) and not slot for x, slot in zip(leaves, slots, strict=True)]
             constants = [_constant(x, enter) for x in picked(leaves, beside)]
@@ -168,7 +172,8 @@ class Flow:
             if not str(error).startswith(f"{self.label}()"):
                 prefix(error, f"{self.label}()")
             raise
-        return Declaration.leave(self.ordinary, operation.outline.filled(iter(results)), None)
+        result = operation.outline.filled(iter(results))
+        return check_result(self.options.contract, result, self.label)
 
     def run(
         self, own: tuple[Any, ...], arguments: _Arguments, leaves: list[Any]
@@ -187,7 +192,7 @@ class Flow:
         for i, leaf in enumerate(leaves):
             x = np.asarray(leaf) if isinstance(leaf, np.generic) and is_array(leaf) else leaf
             if _is_array(x):
-                arrays.append(x if framework.owns(x) else convert(x, self.name))
+                arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
         return arrays, Outline(structure, leaves)
 
@@ -213,7 +218,7 @@ class _Entry:
             self.device = worker_device.get()
 
     def __call__(self, x: Any) -> Any:
-        x = convert(x, self.name, "detach", self.gpu_id, self.device)
+        x = convert_memory(x, self.name, gpu_id=self.gpu_id, grad="detach", device=self.device)
         if self.gpu_id == "auto":  # all arrays go where the first one went
             self.gpu_id, self.device = None, registry.framework(self.name).device_of(x)
         return x

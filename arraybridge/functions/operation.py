@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.conversion import trace
+from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
     Body,
@@ -27,7 +28,6 @@ from arraybridge.frameworks.autodiff import (
     picked,
 )
 from arraybridge.frameworks.base import Framework
-from arraybridge.functions.convert import convert
 
 __all__ = ["Operation", "Pullback"]
 
@@ -98,7 +98,8 @@ class Operation:
         # Though it is read-only, it need not be copied: who writes to an argument is refused.
         entered = self._entered([hostmemory.writable_alias(x) for x in arrays])
         results, _ = self.callee.autodiff.run(self.body, entered, self.label)
-        return [convert(y, "numpy", "detach") for y in results]
+        numbers: list[np.ndarray] = [convert_memory(y, "numpy", grad="detach") for y in results]
+        return numbers
 
     def again(self, arrays: list[Any]) -> Linearised:
         """Run once more, on arrays of the callee, with the random numbers of the first run."""
@@ -175,10 +176,10 @@ class Operation:
             if result is None:
                 arrays.append(caller.autodiff.zeros_like(like))
                 continue
-            x = convert(result, caller.name, "detach")
+            x = convert_memory(result, caller.name, grad="detach")
             home = caller.device_of(like)
             if caller.device_of(x) != home:
-                x = convert(x, caller.name, "detach", device=home)
+                x = convert_memory(x, caller.name, grad="detach", device=home)
             if overlaps(caller.autodiff.span(x), spans):
                 x = caller.copy(x)
             spans.append(caller.autodiff.span(x))

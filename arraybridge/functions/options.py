@@ -1,9 +1,10 @@
-"""The options of the decorators: their names and types, and the one place where they are checked."""
+"""The options of the decorators: what each is called, takes and means, in one table; and their check."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypedDict
+from types import SimpleNamespace
+from typing import Any, Literal, TypedDict
 
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.decide import dtype_name
@@ -16,110 +17,106 @@ __all__ = ["DecoratorKeywords", "DecoratorOptions", "check_contract", "checked_o
 
 
 class DecoratorKeywords(TypedDict, total=False):
-    """The keyword arguments of a decorator besides ``output_type``, to a type checker."""
+    """The options of a decorator besides ``output_type``, on which the type of the result depends."""
 
+    #: The accelerator to run on, or ``"auto"`` for the one with the most free memory. Left out, arrays stay
+    #: where they are, or go to the host where the framework does not reach them.
     gpu_id: GpuId
+    #: Any device instead, in words as ``"cpu:1"``, or the device object of a framework.
     device: DeviceLike | None
+    #: The framework that callers are expected to bring; readable as ``input_memory_type``.
     input_type: FrameworkLike | None
+    #: Refuse arrays of any other framework than ``input_type``.
     strict: bool
+    #: True frees memory and tries again when memory runs out; ``"split"`` also halves the batch. Plain
+    #: functions only.
     oom_recovery: bool | Literal["split"]
+    #: How often to try again.
     max_retries: int
+    #: The axis to halve along.
     split_axis: int
+    #: The fewest rows of a part.
     min_split: int
+    #: A dtype to cast the arrays among the arguments to, on their way in. Left out, they keep their own.
     dtype: Any
+    #: The dtype of the results, see `DtypeConversion`. Left out, they keep their own.
     dtype_conversion: DtypeConversion
+    #: Call the function for each plane of its 3-D arrays, and stack what comes back. Plain functions only.
     slice_by_slice: bool
+    #: Called with the result; where it returns a false value, the call fails.
     contract: Callable[[Any], Any] | None
+    #: What to do with a torch tensor that requires grad and enters another framework: ``"error"``, or
+    #: ``"detach"``. Inside torch the graph is kept. ``"flow"``: arrays of other frameworks may be passed that
+    #: are being differentiated; results are of the caller's framework, whose backward pass goes through.
     grad: Grad | Literal["flow"]
+    #: False runs the function on the caller's CUDA stream, for kernels that are launched on the default one;
+    #: else each thread has a stream of its own.
     stream: bool
 
 
-class DecoratorOptions(NamedTuple):
-    """The options of one decorator, checked; `FrameworkDecorator.__call__` says what each means."""
+class DecoratorOptions(SimpleNamespace):
+    """The options of one decorator, checked, each an attribute; and ``framework``, that of the decorator."""
 
-    framework: str
-    gpu_id: GpuId = None
-    device: Device | None = None
-    input_type: str | None = None
-    strict: bool = False
-    output_type: str = ""
-    oom_recovery: bool | Literal["split"] = False
-    max_retries: int = 2
-    split_axis: int = 0
-    min_split: int = 1
-    dtype: str | None = None
-    dtype_conversion: DtypeConversion = DtypeConversion.NATIVE_OUTPUT
-    slice_by_slice: bool = False
-    contract: Callable[[Any], Any] | None = None
-    grad: Grad | Literal["flow"] = "error"
-    stream: bool = True
+    def _replace(self, **changes: Any) -> DecoratorOptions:
+        return DecoratorOptions(**{**vars(self), **changes})
 
 
-_NAMES = DecoratorOptions._fields[1:]
+# -- what is checked -----------------------------------------------------------------------------------
 
 
-def checked_options(framework: str, given: dict[str, Any]) -> DecoratorOptions:
-    """The options, each of the right type and in its range.
+def _flag(option: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{option}={value!r} must be True or False")
+    return value
 
-    Raises:
-        TypeError: one is unknown, or of the wrong type.
-        ValueError: one has a value that it cannot have.
-    """
-    for name in given:
-        if name not in _NAMES:
-            raise TypeError(
-                f"@{framework} has no option {name!r}{nearest(name, _NAMES)}; it has {', '.join(_NAMES)}"
-            )
-    given = dict(given)
-    for name in ("strict", "slice_by_slice", "stream"):
-        if not isinstance(given.get(name, False), bool):
-            raise TypeError(f"{name}={given[name]!r} must be True or False")
-    for name, least in (("max_retries", 0), ("min_split", 1), ("split_axis", None)):
-        value = given.get(name, 1)
+
+def _number(least: float) -> Callable[[str, Any], int]:
+    def check(option: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name}={value!r} must be a whole number")
-        if least is not None and value < least:
-            raise ValueError(f"{name}={value!r} must be at least {least}")
-    given["gpu_id"] = check_gpu_id(given.get("gpu_id"))
-    if given.get("device") is not None:
-        if given["gpu_id"] is not None:
-            raise ValueError(f"pass gpu_id={given['gpu_id']!r} or device={given['device']!r}, not both")
-        given["device"] = Device.parse(given["device"])
-    if given.get("input_type") is not None:
-        given["input_type"] = registry.framework_name(given["input_type"])
-    elif given.get("strict"):
-        raise ValueError("strict=True refuses what is not of input_type; say which, as in input_type='numpy'")
-    if given.get("output_type") is None and given.get("grad") == "flow":
-        given["output_type"] = "input"
-    given["output_type"] = _output_type(framework, given.get("output_type"))
-    _check_choice("grad", given.get("grad", "error"), ("error", "detach", "flow"))
-    if not isinstance(given.get("oom_recovery", False), bool):
-        _check_choice("oom_recovery", given["oom_recovery"], ("split",), " or True or False")
-    if given.get("dtype") is not None:
-        given["dtype"] = dtype_name(given["dtype"])
-    _check_conversion(given.get("dtype_conversion", DtypeConversion.NATIVE_OUTPUT))
-    check_contract(given.get("contract"))
-    return DecoratorOptions(framework, **given)
+            raise TypeError(f"{option}={value!r} must be a whole number")
+        if value < least:
+            raise ValueError(f"{option}={value!r} must be at least {least}")
+        return value
+
+    return check
 
 
-def _check_conversion(conversion: Any) -> None:
-    if not isinstance(conversion, DtypeConversion):
+def _word(*choices: str, more: str = "") -> Callable[[str, Any], str]:
+    expected = " or ".join(map(repr, choices)) + more
+
+    def check(option: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError(f"{option}={value!r} must be {expected}")
+        if value not in choices:
+            raise ValueError(f"{option}={value!r} must be {expected}{nearest(value, choices)}")
+        return value
+
+    return check
+
+
+def _recovery(option: str, value: Any) -> Any:
+    return value if isinstance(value, bool) else _word("split", more=" or True or False")(option, value)
+
+
+def _output(_: str, value: Any) -> str:
+    if value == "input":
+        return "input"
+    try:
+        return registry.framework_name(value)
+    except UnknownFrameworkError as error:
+        hint = nearest(value, ["input"])
+        raise UnknownFrameworkError(f"{error}; output_type may also be 'input'{hint}") from None
+
+
+def _conversion(option: str, value: Any) -> DtypeConversion:
+    if not isinstance(value, DtypeConversion):
         names = [member.name for member in DtypeConversion]
-        hint = nearest(str(conversion), [name.lower() for name in names])
-        raise TypeError(
-            f"dtype_conversion={conversion!r} must be a member of DtypeConversion{hint}: {', '.join(names)}"
-        )
+        hint = nearest(str(value), [name.lower() for name in names])
+        raise TypeError(f"{option}={value!r} must be a member of DtypeConversion{hint}: {', '.join(names)}")
+    return value
 
 
-def _check_choice(option: str, value: Any, choices: tuple[str, ...], more: str = "") -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{option}={value!r} must be {' or '.join(map(repr, choices))}{more}")
-    if value not in choices:
-        expected = " or ".join(map(repr, choices))
-        raise ValueError(f"{option}={value!r} must be {expected}{more}{nearest(value, choices)}")
-
-
-def check_contract(contract: Any) -> None:
+def check_contract(contract: Any) -> Any:
     """Refuse a contract that cannot be called.
 
     Raises:
@@ -127,15 +124,48 @@ def check_contract(contract: Any) -> None:
     """
     if contract is not None and not callable(contract):
         raise TypeError(f"contract={contract!r} must be a function of the result")
+    return contract
 
 
-def _output_type(framework: str, name: Any) -> str:
-    if name is None:
-        return framework
-    if name == "input":
-        return "input"
-    try:
-        return registry.framework_name(name)
-    except UnknownFrameworkError as error:
-        hint = nearest(name, ["input"])
-        raise UnknownFrameworkError(f"{error}; output_type may also be 'input'{hint}") from None
+#: Option → its default, and what checks any other value and makes it plain.
+_TABLE: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
+    "gpu_id": (None, lambda _, value: check_gpu_id(value)),
+    "device": (None, lambda _, value: Device.parse(value)),
+    "input_type": (None, lambda _, value: registry.framework_name(value)),
+    "strict": (False, _flag),
+    "output_type": (None, _output),
+    "oom_recovery": (False, _recovery),
+    "max_retries": (2, _number(0)),
+    "split_axis": (0, _number(float("-inf"))),
+    "min_split": (1, _number(1)),
+    "dtype": (None, lambda _, value: dtype_name(value)),
+    "dtype_conversion": (DtypeConversion.NATIVE_OUTPUT, _conversion),
+    "slice_by_slice": (False, _flag),
+    "contract": (None, lambda _, value: check_contract(value)),
+    "grad": ("error", _word("error", "detach", "flow")),
+    "stream": (True, _flag),
+}
+
+
+def checked_options(framework: str, keywords: dict[str, Any]) -> DecoratorOptions:
+    """The options, each of the right type and in its range.
+
+    Raises:
+        TypeError: one is unknown, or of the wrong type.
+        ValueError: one has a value that it cannot have.
+    """
+    for option in keywords:
+        if option not in _TABLE:
+            hint = nearest(option, _TABLE)
+            raise TypeError(f"@{framework} has no option {option!r}{hint}; it has {', '.join(_TABLE)}")
+    options = DecoratorOptions(framework=framework)
+    for option, (default, check) in _TABLE.items():
+        value = keywords.get(option, default)
+        unset = value is default or (value is None and default is None)
+        setattr(options, option, value if unset else check(option, value))
+    if options.gpu_id is not None and options.device is not None:
+        raise ValueError(f"pass gpu_id={options.gpu_id!r} or device={keywords['device']!r}, not both")
+    if options.strict and options.input_type is None:
+        raise ValueError("strict=True refuses what is not of input_type; say which, as in input_type='numpy'")
+    options.output_type = options.output_type or ("input" if options.grad == "flow" else framework)
+    return options

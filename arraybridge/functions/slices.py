@@ -9,7 +9,6 @@ from arraybridge.batches import kept
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.functions.convert import being_compiled
 from arraybridge.options import OneWarning
 from arraybridge.trees import ARRAY, TREE, kind_of, map_arrays, source_of, together
 from arraybridge.types import FrameworkLike, GpuId
@@ -131,8 +130,7 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
 
 def _of_one(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """What a function gives for one plane, and does not write to again at the next."""
-    result = fn(*args, **kwargs)
-    return result if being_compiled() else map_arrays(result, kept)
+    return map_arrays(fn(*args, **kwargs), kept)
 
 
 def join(results: Sequence[Any]) -> Any:
@@ -151,7 +149,7 @@ def join(results: Sequence[Any]) -> Any:
     return None if all(r is None for r in results) else list(results)
 
 
-def call_by_planes(fn: Callable[..., Any], skip: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: Any) -> Any:
     """Call ``fn`` once for each plane of its 3-D arrays, and stack what comes back.
 
     The first array among the arguments decides: with two axes or fewer ``fn`` is called once, as it is.

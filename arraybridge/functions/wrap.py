@@ -5,36 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from arraybridge.types import Device
 
-__all__ = ["FunctionRun", "Run", "decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
-
-
-class FunctionRun(Protocol):
-    """What a wrapper calls instead of the function."""
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-
-
-class Run(FunctionRun, Protocol):
-    """The same for functions that are not done when their call returns: arguments in, values to and fro."""
-
-    def enter(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-        """The arguments for the function, and what `leave` has to know of them."""
-        raise NotImplementedError
-
-    def bring(self, value: Any) -> Any:
-        """A value that is sent into a generator."""
-
-    def leave(self, result: Any, call: Any) -> Any:
-        """A value that the function has returned or yielded, for the caller."""
-
-    def done(self, call: Any, error: BaseException | None = None) -> None:
-        """The function has come to its end."""
+__all__ = ["decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
 
 
 def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:
@@ -91,24 +66,32 @@ def takes_self(fn: Any) -> bool:
 
 
 def kind_of_function(fn: Any) -> str:
-    """``"function"``, ``"coroutine"``, ``"generator"`` or ``"asynchronous generator"``."""
+    """``"function"``, ``"coroutine"`` or ``"generator"``, which may be asynchronous."""
     called = fn if inspect.isroutine(fn) or isinstance(fn, functools.partial) else type(fn).__call__
     if inspect.iscoroutinefunction(called):
         return "coroutine"
-    if inspect.isasyncgenfunction(called):
-        return "asynchronous generator"
-    return "generator" if inspect.isgeneratorfunction(called) else "function"
+    yields = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
+    return "generator" if yields else "function"
 
 
 # -- the function around it ----------------------------------------------------------------------------
 
 
 def wrap(fn: Callable[..., Any], run: Any) -> Any:
-    """A function of the same kind as ``fn``, which looks like it, and calls ``run``.
+    """A function that looks like ``fn``, and calls ``run(args, kwargs)``.
 
-    ``run`` is a `FunctionRun` for a plain function and a `Run` for the other kinds.
+    Around a coroutine function it is one too, and awaits ``run.awaited(args, kwargs)``.
+
+    Raises:
+        ValueError: ``fn`` is a generator.
     """
-    wrapper: Any = _WRAPPERS[kind_of_function(fn)](fn, run)
+    kind = kind_of_function(fn)
+    if kind not in _AROUND:
+        raise ValueError(
+            f"decorators take functions that return, and {label_of(fn)} is a {kind}; decorate the function"
+            " that makes one item, and call it in the generator"
+        )
+    wrapper: Any = _AROUND[kind](run)
     functools.update_wrapper(wrapper, fn)
     if not hasattr(fn, "__name__"):  # a partial, or an object that can be called
         wrapper.__name__ = name_of(fn)
@@ -117,81 +100,22 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
     return wrapper
 
 
-# The wrappers have no free variables but these two, or a method of theirs, so that cloudpickle can carry them
-# by value.
+# The wrappers have one free variable, an object, so that cloudpickle can carry them by value. It is no
+# function: dill, with recurse=True, would go through all that its module knows.
 
 
-def _around_function(fn: Callable[..., Any], run: FunctionRun) -> Callable[..., Any]:
-    called = run.__call__  # a call of the object itself would look for it each time
-
+def _around_function(run: Any) -> Callable[..., Any]:
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return called(args, kwargs)
+        return run.__call__(args, kwargs)  # a call of the object itself takes longer
 
     return wrapper
 
 
-def _around_coroutine(fn: Callable[..., Any], run: Run) -> Callable[..., Any]:
+def _around_coroutine(run: Any) -> Callable[..., Any]:
     async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs, call = run.enter(args, kwargs)
-        try:
-            return run.leave(await fn(*args, **kwargs), call)
-        finally:
-            run.done(call)
+        return await run.awaited(args, kwargs)
 
     return wrapper
 
 
-def _around_generator(fn: Callable[..., Any], run: Run) -> Callable[..., Any]:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs, call = run.enter(args, kwargs)
-        made = fn(*args, **kwargs)
-        try:
-            item = next(made)
-            while True:
-                try:
-                    sent = yield run.leave(item, call)
-                except GeneratorExit:
-                    raise
-                except BaseException as error:  # noqa: BLE001  # whatever is thrown in is the generator's
-                    item = made.throw(error)
-                else:
-                    item = made.send(run.bring(sent))
-        except StopIteration as stop:
-            return run.leave(stop.value, call)
-        finally:
-            made.close()
-            run.done(call)
-
-    return wrapper
-
-
-def _around_asynchronous_generator(fn: Callable[..., Any], run: Run) -> Callable[..., Any]:
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs, call = run.enter(args, kwargs)
-        made = fn(*args, **kwargs)
-        try:
-            item = await anext(made)
-            while True:
-                try:
-                    sent = yield run.leave(item, call)
-                except GeneratorExit:
-                    raise
-                except BaseException as error:  # noqa: BLE001  # whatever is thrown in is the generator's
-                    item = await made.athrow(error)
-                else:
-                    item = await made.asend(run.bring(sent))
-        except StopAsyncIteration:
-            return
-        finally:
-            await made.aclose()
-            run.done(call)
-
-    return wrapper
-
-
-_WRAPPERS: dict[str, Callable[[Callable[..., Any], Any], Callable[..., Any]]] = {
-    "function": _around_function,
-    "coroutine": _around_coroutine,
-    "generator": _around_generator,
-    "asynchronous generator": _around_asynchronous_generator,
-}
+_AROUND = {"function": _around_function, "coroutine": _around_coroutine}

@@ -34,7 +34,6 @@ from arraybridge import (
     memory_types,
 )
 from arraybridge.frameworks.parts import Streams
-from arraybridge.functions.convert import _names
 from tests.functions import cases
 from tests.functions.cases import (
     FRAMEWORKS,
@@ -572,60 +571,17 @@ def test_coroutines() -> None:
     assert [r.tolist() for r in asyncio.run(main())] == [[0.0], [2.0], [4.0], [6.0], [8.0]]
 
 
-def test_generators() -> None:
-    require("torch")
-    closed = []
+def test_generators_are_refused_at_decoration() -> None:
+    def generator(x: Any) -> Iterator[Any]:
+        yield x
 
-    @arraybridge.torch(output_type="numpy")
-    def running(x: Any) -> Iterator[Any]:
-        total = x
-        try:
-            while True:
-                try:
-                    sent = yield total
-                except KeyError:
-                    sent = None
-                if sent is None:
-                    return total * 10
-                assert framework_of(sent) == "torch"
-                total = total + sent
-        finally:
-            closed.append(True)
+    async def asynchronous(x: Any) -> AsyncIterator[Any]:
+        yield x
 
-    assert inspect.isgeneratorfunction(running)
-    made = running(np.ones(1))
-    assert next(made).tolist() == [1.0]
-    assert made.send(np.ones(1)).tolist() == [2.0]
-    with pytest.raises(StopIteration) as stop:
-        made.throw(KeyError("end"))
-    assert isinstance(stop.value.value, np.ndarray)
-    assert stop.value.value.tolist() == [20.0]
-    early = running(np.ones(1))
-    next(early)
-    early.close()
-    assert closed == [True, True]
-
-
-def test_asynchronous_generators() -> None:
-    require("jax")
-    closed = []
-
-    @arraybridge.jax(output_type="numpy")
-    async def count(x: Any) -> AsyncIterator[Any]:
-        try:
-            for i in range(3):
-                assert framework_of(x) == "jax"
-                yield x + i
-        finally:
-            closed.append(True)
-
-    assert inspect.isasyncgenfunction(count)
-
-    async def main() -> list[Any]:
-        return [item.tolist() async for item in count(np.zeros(1, np.float32))]
-
-    assert asyncio.run(main()) == [[0.0], [1.0], [2.0]]
-    assert closed == [True]
+    for fn in (generator, asynchronous):
+        for refusing in (arraybridge.numpy, arraybridge.torch(gpu_id=0), memory_types("numpy", "numpy")):
+            with pytest.raises(ValueError, match=f"{fn.__name__} is a generator"):
+                refusing(fn)
 
 
 def test_partials_and_objects_that_can_be_called() -> None:
@@ -812,7 +768,6 @@ def test_torch_compile_comes_before_all_else() -> None:
 def test_torch_compile_converts_numpy_arrays_too(options: Any) -> None:
     """It traces NumPy with tensors, which are not to be taken for what came in, nor remembered as such."""
     torch = require("torch")
-    _names.clear()
     f = arraybridge.torch(**options)(lambda x: x * 2)
     x = np.arange(3, dtype=np.float32)
     found = compiled(lambda x: f(x))(x)

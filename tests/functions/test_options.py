@@ -14,7 +14,6 @@ import pytest
 import arraybridge
 from arraybridge import DtypeConversion, UnknownArrayError
 from arraybridge.frameworks.parts import Streams
-from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions
 from tests.functions.cases import FRAMEWORKS, HOST, IMAGE, decorator, values
 from tests.helpers import require
 
@@ -30,11 +29,6 @@ class Table:
 
 def identity(x: Any, *rest: Any, **named: Any) -> Any:
     return x
-
-
-def test_a_type_checker_sees_every_option() -> None:
-    seen = set(DecoratorKeywords.__annotations__) | {"framework", "output_type"}
-    assert seen == set(DecoratorOptions._fields)
 
 
 # -- what could be made an array ----------------------------------------------------------------------
@@ -68,7 +62,7 @@ def test_strict_refuses_a_table_beside_an_array_too(call: str) -> None:
         f(np.ones(2), *args, **kwargs)
 
 
-def test_methods_coroutines_and_generators_refuse_tables() -> None:
+def test_methods_and_coroutines_refuse_tables() -> None:
     class Model(Table):
         """Its methods are not refused for what it is itself."""
 
@@ -86,18 +80,6 @@ def test_methods_coroutines_and_generators_refuse_tables() -> None:
 
     with pytest.raises(UnknownArrayError):
         asyncio.run(later(Table()))
-
-    @arraybridge.numpy(input_type="numpy", strict=True)
-    def many(x: Any) -> Any:
-        while True:
-            x = yield x
-
-    with pytest.raises(UnknownArrayError):
-        next(many(Table()))
-    generator = many(np.ones(1))
-    next(generator)
-    with pytest.raises(UnknownArrayError, match="value that was sent"):
-        generator.send(Table())
 
 
 def test_what_is_no_table_passes() -> None:

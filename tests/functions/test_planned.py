@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +12,8 @@ import pytest
 
 import arraybridge
 from arraybridge.conversion import plans
-from arraybridge.functions import runner
-from arraybridge.functions.runner import framework_of
 from tests.counting import functions_entered
-from tests.helpers import require, run_python
-
-HERE = Path(__file__).parent
+from tests.helpers import require
 
 
 class Pair(NamedTuple):
@@ -77,7 +72,6 @@ def arrays() -> dict[str, Any]:
 def forget() -> None:
     plans.by_form.clear()
     plans._decided.clear()
-    runner._ready.clear()
 
 
 def told(call: Callable[[], Any]) -> Any:
@@ -139,7 +133,6 @@ def test_torch_compile_that_is_loaded_and_not_at_work_slows_nothing(options: str
         fn(x)
     entered = functions_entered(lambda: fn(x))
     assert not [name for name in entered if name == "decide.py:decide"]
-    assert not [name for name in entered if name.startswith(("runner.py:enter", "runner.py:_carefully"))]
     assert isinstance(fn(torch.ones(2)) if options != "strict" else fn(x), np.ndarray)
 
 
@@ -227,7 +220,7 @@ class _PlugInError(Exception):
 def test_memory_that_runs_out_in_a_planned_conversion_is_recovered_from(
     recovery: Any, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numpy = framework_of("numpy")
+    numpy = arraybridge.framework("numpy")
     cast, failures, sizes = numpy.cast, [0], []
 
     def scarce(x: Any, dtype: str) -> Any:
@@ -249,16 +242,3 @@ def test_memory_that_runs_out_in_a_planned_conversion_is_recovered_from(
         assert found.dtype == np.float64
         assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
         assert sizes[-2:] == ([4, 4] if recovery is True else [2, 2])
-
-
-# ---- how many functions of the package a warm call enters ------------------------------------------------
-
-
-def test_warm_calls_enter_few_functions() -> None:
-    """In a process of their own, since a recovery and a pipeline ask every framework that is loaded."""
-    require("torch")
-    done = run_python(str(HERE / "scripts" / "functions_entered.py"))
-    without_trouble, with_one_failure, of_a_pipeline = map(int, done.stdout.split())
-    assert without_trouble <= 24, done.stdout
-    assert with_one_failure <= 55, done.stdout
-    assert of_a_pipeline <= 38, done.stdout  # of one part, in the thread that calls

@@ -1,0 +1,47 @@
+"""What torch.compile makes of a decorated function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from arraybridge.frameworks import registry
+
+__all__ = ["being_compiled", "stays_traced", "untraced"]
+
+
+def being_compiled() -> bool:
+    """Whether torch.compile traces the function that asks."""
+    # It loads this module when it is first used, and before that nobody is asked.
+    return "torch._dynamo" in sys.modules and bool(sys.modules["torch"].compiler.is_compiling())
+
+
+def stays_traced(value: Any, device: str | None) -> bool:
+    """Whether a function of torch takes or returns this as it is, so that torch.compile may go on tracing.
+
+    That is a tensor (on ``device``, where one is named), what surely is no array, and containers of them.
+    """
+    torch = sys.modules["torch"]
+    if isinstance(value, torch.Tensor):
+        return device is None or str(value.device) == device
+    if isinstance(value, dict):
+        return all(stays_traced(child, device) for child in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(stays_traced(child, device) for child in value)
+    return value is None or isinstance(value, (bool, int, float, complex, str, torch.nn.Module))
+
+
+def untraced(call: Callable[..., Any], *args: Any) -> Any:
+    """Call it outside of the graph: arrays that change the framework have memory, and tracers have none."""
+    if not _outside:
+        _outside.append(registry.framework("torch").scopes.untraced(_called))
+    return _outside[0](call, *args)
+
+
+def _called(call: Callable[..., Any], *args: Any) -> Any:
+    return call(*args)
+
+
+#: `_called` as torch.compile leaves it alone, once that was needed.
+_outside: list[Callable[..., Any]] = []
