@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 import weakref
-from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from math import prod
@@ -185,8 +184,10 @@ def _address(buffer: Any) -> int:
 
 # -- arrays ------------------------------------------------------------------------------------------
 
-# What a worker of a pool sent last: its own variable is gone before the other side has read the result.
-_sent: deque[Any] = deque(maxlen=4)
+# In front of an array, and its first byte is 1 once it has arrived somewhere.
+_HEAD = 64
+# What a worker of a pool has sent and nobody has read: there it is gone as soon as it is sent.
+_sent: list[SharedArray] = []
 
 
 class SharedArray(np.ndarray):
@@ -212,7 +213,8 @@ class SharedArray(np.ndarray):
         if self._segment is None:
             return self.view(np.ndarray).__reduce_ex__(protocol)
         if multiprocessing.parent_process() is not None:
-            _sent.append(self)
+            np.asarray(self._segment)[0] = 0
+            _sent[:] = [self, *(x for x in _sent if x._segment and not np.asarray(x._segment)[0])]
         layout = _start(self) - self._segment.address, self.shape, self.strides, self.dtype
         return _arrived, (self._segment.place, layout)
 
@@ -252,15 +254,17 @@ def _start(array: np.ndarray) -> int:
 
 
 def _arrived(place: tuple[Any, ...], layout: tuple[Any, ...]) -> SharedArray:
-    return open_segment(Place(*place)).array(*layout)
+    segment = open_segment(Place(*place))
+    np.asarray(segment)[0] = 1
+    return segment.array(*layout)
 
 
 def shared(x: Any, dtype: Any = None) -> np.ndarray:
     """An array in memory that other processes can map; pickled, it hands over its place and not its bytes.
 
     So do slices, views and transposes of it; what NumPy computes of it is an ordinary array. The memory goes
-    with the last array in the last process: keep the array until it has arrived. (Workers of a pool keep the
-    last four that they send.)
+    with the last array in the last process: keep the array until it has arrived. (A worker of a pool does so
+    with what it returns.)
 
     Args:
         x: an array, whose values are copied once; or a shape, for an array with values unset.
@@ -287,7 +291,8 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     if source.dtype.hasobject:
         raise ArrayNotSupportedError("objects of Python cannot lie in memory that processes share")
     shape = source.shape if has_values else tuple(np.atleast_1d(x).tolist())
-    array = make_segment(max(1, prod(shape) * source.itemsize)).array(0, shape, None, source.dtype)
+    segment = make_segment(_HEAD + prod(shape) * source.itemsize)
+    array = segment.array(_HEAD, shape, None, source.dtype)
     if has_values:
         array[...] = source
     return array

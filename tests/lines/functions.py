@@ -8,6 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import arraybridge
 from arraybridge.options import missing_gpu
 
@@ -102,6 +104,23 @@ class Model:
     def apply(self, made: Model, x: int) -> tuple[bool, int]:
         assert self.weights is not None
         return made is self, self.weights * x
+
+
+def fill(x: Any, value: int) -> None:
+    x[...] = value
+
+
+def filled(x: Any) -> Any:
+    x[...] = 1
+    return x
+
+
+def make_shared(value: int) -> Any:
+    return arraybridge.shared(np.full(3, value))
+
+
+def with_process(x: Any) -> tuple[Any, int]:
+    return x, os.getpid()
 
 
 # -- what does not travel ----------------------------------------------------------------------------

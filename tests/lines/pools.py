@@ -1,0 +1,38 @@
+"""Sends shared arrays through the pools of Python's own library, by one start method."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+
+from arraybridge import shared
+from tests.lines.functions import fill, filled, make_shared
+
+
+def main(method: str) -> None:
+    context = multiprocessing.get_context(method)
+    x = shared(np.zeros((4, 1000)))
+    with context.Pool(2) as pool:
+        pool.starmap(fill, [(x[i], i) for i in range(4)])
+    assert x.sum(1).tolist() == [0, 1000, 2000, 3000]
+    print("Pool")
+    with ProcessPoolExecutor(2, context) as executor:
+        results = list(executor.map(filled, [x[:2], x[2:].T]))
+        assert x.sum() == 4000
+        assert all(np.shares_memory(result, x) for result in results)
+        print("executor")
+        made = list(executor.map(make_shared, range(6)))
+        assert [one.tolist() for one in made] == [[i, i, i] for i in range(6)]
+        print("result")
+    process = context.Process(target=fill, args=(x[::-1], 9))
+    process.start()
+    process.join()
+    assert x.sum() == 36_000
+    print("Process")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
