@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import arraybridge
 from arraybridge import array_namespace
 from tests.helpers import require
 
@@ -60,6 +61,20 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
     "copysign": (lambda xp, x: xp.copysign(x, -x), np.copysign(MATRIX, -MATRIX)),
     "atan2": (lambda xp, x: xp.atan2(x, x), np.arctan2(MATRIX, MATRIX)),
     "pow": (lambda xp, x: xp.pow(x, 2.0), MATRIX**2),
+    "searchsorted": (
+        lambda xp, x: xp.searchsorted(xp.asarray([0.0, 1.0, 3.0]), x),
+        np.searchsorted([0.0, 1.0, 3.0], MATRIX),
+    ),
+    "searchsorted right": (
+        lambda xp, x: xp.searchsorted(xp.asarray([3.0, 0.0]), x, side="right", sorter=xp.asarray([1, 0])),
+        np.searchsorted([0.0, 3.0], MATRIX, side="right"),
+    ),
+    "cross": (lambda xp, x: xp.linalg.cross(x, x[::-1]), np.cross(MATRIX, MATRIX[::-1])),
+    "from_dlpack": (lambda xp, x: xp.from_dlpack(MATRIX[:, ::2]), MATRIX[:, ::2]),
+    "unique_all": (
+        lambda xp, x: xp.unique_all(x).inverse_indices,
+        np.unique(MATRIX, return_inverse=True)[1].reshape(2, 3),
+    ),
     "what was there": (lambda xp, x: xp.sum(x, axis=0), MATRIX.sum(0)),
 }
 
@@ -79,6 +94,44 @@ def test_whole_numbers_are_summed_in_64_bits(xp: Any) -> None:
     check(xp.linalg.vector_norm(xp.asarray(WHOLE[1])), np.linalg.norm(WHOLE[1]))
 
 
+@pytest.mark.parametrize("values", [WHOLE, WHOLE > 2, np.zeros(0), MATRIX])
+def test_what_is_unique(xp: Any, values: np.ndarray) -> None:
+    x = xp.asarray(values)
+    want, first, inverse, counts = np.unique(
+        values, return_index=True, return_inverse=True, return_counts=True
+    )
+    unique = xp.unique_all(x)
+    for got, expected in zip(unique, (want, first, inverse.reshape(values.shape), counts), strict=True):
+        check(got, expected)
+    assert unique.values.dtype == x.dtype
+    check(xp.unique_counts(x).counts, counts)
+    check(xp.unique_inverse(x).inverse_indices, inverse.reshape(values.shape))
+
+
+def test_dtypes(xp: Any) -> None:
+    assert xp.isdtype(xp.int8, "signed integer")
+    assert xp.isdtype(xp.float32, ("bool", "real floating"))
+    assert xp.isdtype(xp.float32, xp.float32)
+    assert not xp.isdtype(xp.bool, "numeric")
+    assert xp.can_cast(xp.int8, xp.int16)
+    assert not xp.can_cast(xp.asarray(MATRIX), xp.float32)
+    info = xp.__array_namespace_info__()
+    assert info.dtypes(kind="complex floating") == {"complex64": xp.complex64, "complex128": xp.complex128}
+    assert info.default_dtypes()["real floating"] == xp.asarray([1.0]).dtype
+    assert any(name.endswith("CPU:0") for name in info.devices())
+    assert info.capabilities()["boolean indexing"]
+
+
+def test_from_dlpack_shares_or_says_why_not(xp: Any) -> None:
+    memory = arraybridge.aligned((4,), "float32")
+    memory[:] = 1
+    shared, copied = xp.from_dlpack(memory, copy=False), xp.from_dlpack(memory, copy=True)
+    memory[0] = 7
+    assert (shared.numpy()[0], copied.numpy()[0]) == (7, 1)
+    with pytest.raises(BufferError, match="C-contiguous"):
+        xp.from_dlpack(memory[::2], copy=False)
+
+
 def test_matrices(xp: Any) -> None:
     square = np.array([[4.0, 1.0], [1.0, 3.0]])
     x = xp.asarray(square)
@@ -86,6 +139,8 @@ def test_matrices(xp: Any) -> None:
     check(xp.linalg.det(x), np.linalg.det(square))
     check(xp.linalg.matrix_norm(x), np.linalg.norm(square))
     check(xp.linalg.svdvals(x), np.linalg.svd(square, compute_uv=False))
+    for n in (0, 1, 5, -2):
+        check(xp.linalg.matrix_power(x, n), np.linalg.matrix_power(square, n))
     u, s, vh = xp.linalg.svd(x)
     check((u * s) @ vh, square)
 

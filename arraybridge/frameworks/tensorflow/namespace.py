@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
+
+from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks.base import CPU
 
 _np = tf.experimental.numpy
 
@@ -67,12 +71,96 @@ def copysign(x1: Any, x2: Any, /) -> Any:
     return tf.where(_np.signbit(x1) == _np.signbit(x2), x1, -x1)
 
 
+_KINDS = {
+    "bool": "b",
+    "signed integer": "i",
+    "unsigned integer": "u",
+    "integral": "iu",
+    "real floating": "f",
+    "complex floating": "c",
+    "numeric": "iufc",
+}
+
+
+def isdtype(dtype: Any, kind: Any) -> Any:
+    """Whether the dtype is of a kind (in words), is another dtype, or any of a tuple of these."""
+    dtype, kinds = tf.as_dtype(dtype), kind if isinstance(kind, tuple) else (kind,)
+    code = "f" if dtype.is_floating else np.dtype(dtype.as_numpy_dtype).kind
+    return any(code in _KINDS[one] if isinstance(one, str) else dtype == tf.as_dtype(one) for one in kinds)
+
+
+def can_cast(from_: Any, to: Any, /) -> Any:
+    """Whether every value of the one dtype (or array) has its place in the other."""
+    of_array = from_.dtype if isinstance(from_, tf.Tensor) else from_
+    return np.can_cast(tf.as_dtype(of_array).as_numpy_dtype, tf.as_dtype(to).as_numpy_dtype)
+
+
+class UniqueAll(NamedTuple):
+    """What `unique_all` gives: the elements, where each comes first, which each was, and how often."""
+
+    values: Any
+    indices: Any
+    inverse_indices: Any
+    counts: Any
+
+
+class UniqueCounts(NamedTuple):
+    """What `unique_counts` gives."""
+
+    values: Any
+    counts: Any
+
+
+class UniqueInverse(NamedTuple):
+    """What `unique_inverse` gives."""
+
+    values: Any
+    inverse_indices: Any
+
+
+def unique_all(x: Any, /) -> UniqueAll:
+    """The elements, each once and in order, with where each comes first, which each was, and how often."""
+    flat = tf.reshape(x, [-1])
+    if flat.dtype == tf.bool:  # which TensorFlow sorts as numbers alone
+        unique = unique_all(tf.reshape(tf.cast(flat, tf.uint8), x.shape))
+        return unique._replace(values=tf.cast(unique.values, tf.bool))
+    order = tf.cast(tf.argsort(flat, stable=True), tf.int64)
+    values, places, counts = tf.unique_with_counts(tf.gather(flat, order), tf.int64)
+    inverse = tf.reshape(tf.gather(places, tf.argsort(order)), x.shape)
+    return UniqueAll(values, tf.gather(order, tf.cumsum(counts, exclusive=True)), inverse, counts)
+
+
+def unique_counts(x: Any, /) -> Any:
+    """The elements, each once and in order, and how often."""
+    unique = unique_all(x)
+    return UniqueCounts(unique.values, unique.counts)
+
+
+def unique_inverse(x: Any, /) -> Any:
+    """The elements, each once and in order, and which of them each was."""
+    unique = unique_all(x)
+    return UniqueInverse(unique.values, unique.inverse_indices)
+
+
 def unique_values(x: Any, /) -> Any:
     """The elements, each once, in order."""
-    flat = tf.reshape(x, [-1])
-    if flat.dtype == tf.bool:
-        return tf.cast(tf.unique(tf.sort(tf.cast(flat, tf.uint8)))[0], tf.bool)
-    return tf.unique(tf.sort(flat))[0]
+    return unique_all(x).values
+
+
+def searchsorted(x1: Any, x2: Any, /, *, side: Any = "left", sorter: Any = None) -> Any:
+    """Where in the sorted ``x1`` each element of ``x2`` would be put in."""
+    ordered = x1 if sorter is None else tf.gather(x1, sorter)
+    places = tf.searchsorted(ordered, tf.reshape(x2, [-1]), side, tf.int64)
+    return tf.reshape(places, x2.shape)
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
+    """A tensor of an array in the host's memory, shared where TensorFlow can."""
+    framework, view = registry.framework("tensorflow"), hostmemory.from_dlpack(x)
+    objection = framework.cannot_view(view)
+    if objection and copy is False:
+        raise BufferError(f"TensorFlow cannot share it: {objection}")
+    return framework.from_host(hostmemory.fresh(view) if objection or copy else view, CPU)
 
 
 def cumulative_sum(
@@ -138,8 +226,49 @@ def _svd(x: Any, /, *, full_matrices: Any = True) -> tuple[Any, Any, Any]:
     return u, s, tf.linalg.adjoint(v)
 
 
+def _matrix_power(x: Any, n: int, /) -> Any:
+    """The product of ``n`` times the square matrices in the last two axes; of their inverses below 0."""
+    power, x, n = (
+        tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype),
+        tf.linalg.inv(x) if n < 0 else x,
+        abs(n),
+    )
+    while n:
+        power, x, n = power @ x if n % 2 else power, x @ x, n // 2
+    return power
+
+
+def __array_namespace_info__() -> Any:  # noqa: N807  # the standard's name
+    """What the standard asks of a namespace: devices, dtypes and what it can do."""
+    names = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    floats = ("float32", "float64", "complex64", "complex128")
+    every: dict[str, Any] = {name: getattr(tf, name) for name in (*names, *floats)}
+    real = _np.zeros(()).dtype
+    defaults = {
+        "real floating": real,
+        "complex floating": tf.complex64 if real == tf.float32 else tf.complex128,
+        "integral": tf.int64,
+        "indexing": tf.int64,
+    }
+
+    def default_dtypes(*, device: Any = None) -> dict[str, Any]:
+        return defaults
+
+    def dtypes(*, device: Any = None, kind: Any = None) -> dict[str, Any]:
+        return {name: dtype for name, dtype in every.items() if kind is None or isdtype(dtype, kind)}
+
+    return SimpleNamespace(
+        capabilities=lambda: {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 254},
+        default_device=lambda: "CPU:0",
+        devices=lambda: [native.name for native in tf.config.list_logical_devices()],
+        default_dtypes=default_dtypes,
+        dtypes=dtypes,
+    )
+
+
 linalg = SimpleNamespace(
     cholesky=tf.linalg.cholesky,
+    cross=_np.cross,
     det=tf.linalg.det,
     diagonal=_np.diagonal,
     eigh=tf.linalg.eigh,
@@ -147,6 +276,7 @@ linalg = SimpleNamespace(
     inv=tf.linalg.inv,
     matmul=_np.matmul,
     matrix_norm=_matrix_norm,
+    matrix_power=_matrix_power,
     matrix_rank=tf.linalg.matrix_rank,
     matrix_transpose=matrix_transpose,
     outer=_np.outer,
