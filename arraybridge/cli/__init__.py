@@ -13,10 +13,11 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich", "packaging"):
+        package = (error.name or "").partition(".")[0]
+        if package not in ("typer", "rich", "packaging"):
             raise
         raise SystemExit(
-            f"arraybridge: the command line needs {error.name}; run pip install typer rich packaging, or"
+            f"arraybridge: the command line needs {package}; run pip install typer rich packaging, or"
             ' pip install ".[cli]" in a checkout of arraybridge'
         ) from None
     run()

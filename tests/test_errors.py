@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import json
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,9 +24,8 @@ from arraybridge import (
     UnknownFrameworkError,
     convert_memory,
 )
-from tests.helpers import require, run_python
-
-SCRIPT = Path(__file__).parent / "scripts" / "convert_to_what_is_missing.py"
+from arraybridge.errors import say_in
+from tests.helpers import require
 
 BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
     MemoryConversionError: (Exception,),
@@ -185,6 +182,8 @@ def test_a_message_says_what_why_and_what_to_do(what: str) -> None:
     assert advice in str(error)
     assert error.reason
     assert "\n" not in str(error)
+    assert "docs/" not in str(error)
+    assert not hasattr(error, "__notes__")
     if what != "no array":
         assert error.source_type == ("torch" if what == "graph" else "numpy")
         assert error.target_type == target
@@ -197,6 +196,25 @@ def test_a_required_copy_tells_the_route_that_was_tried() -> None:
     with pytest.raises(CopyRequiredError) as caught:
         convert_memory(np.arange(3)[::-1], "torch", copy=False)
     assert caught.value.method == "host"
+
+
+def test_more_is_said_in_the_message_of_an_error_or_below_it() -> None:
+    class OwnWordsError(ValueError):
+        def __str__(self) -> str:
+            return "always this"
+
+    for error in (ValueError("first"), arraybridge.CannotSplitError("first")):
+        say_in(error, "second")
+        assert str(error) == "first\nsecond"
+    bare, own = MemoryError(), OwnWordsError("first")
+    say_in(bare, "second")
+    assert str(bare) == "second"
+    say_in(own, "second")
+    assert (own.args, own.__notes__) == (("first",), ["second"])
+    with pytest.raises(MemoryError) as caught:  # it makes its words of a shape and a dtype
+        np.zeros(1 << 58)
+    say_in(caught.value, "second")
+    assert caught.value.__notes__ == ["second"]
 
 
 def test_what_a_framework_raises_is_chained() -> None:
@@ -253,33 +271,3 @@ def test_nothing_near_is_suggested_for_nonsense() -> None:
 def test_a_framework_is_named_by_a_string(name: Any) -> None:
     with pytest.raises(TypeError):
         arraybridge.framework(name)
-
-
-# ---- a framework that is missing -------------------------------------------------------------------------
-
-EXTRAS = {
-    "cupy": "cupy-cuda13x",
-    "torch": "torch",
-    "jax": "jax",
-    "tensorflow": "tensorflow",
-    "pyclesperanto": "pyclesperanto",
-}
-
-
-def test_a_missing_framework_names_the_extra_to_install() -> None:
-    """In a process in which nothing but NumPy can be imported, whatever is installed."""
-    done = run_python(str(SCRIPT))
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert set(report) == set(EXTRAS)
-    for name, answer in report.items():
-        assert answer["class"] == "FrameworkNotInstalledError"
-        # From the checkout: the index has another library of the name arraybridge.
-        assert f'pip install ".[{EXTRAS[name]}]" in a checkout' in answer["message"], answer
-        assert f'pip install "{EXTRAS[name]}>=' in answer["message"], answer
-        assert "arraybridge[" not in answer["message"], answer
-        assert "not installed" in answer["message"], answer
-        assert answer["target_type"] == name
-        assert answer["import error"]
-        assert answer["cause"] in ("ImportError", "ModuleNotFoundError")
-        assert answer["reason"]

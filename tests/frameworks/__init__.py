@@ -1,0 +1,1 @@
+"""Tests of the frameworks: who they are, what they own, and what others add."""

@@ -1,0 +1,280 @@
+"""Frameworks that other packages offer: found by name and by array; a broken one harms nobody else."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import convert_memory, detect_memory_type, explain, register
+from arraybridge.frameworks import plugins
+from tests import matrix_data as data
+from tests.cli.programs import PLANTED
+from tests.helpers import registry_kept, require, run_python
+
+PLUGIN = Path(__file__).parents[1] / "plugin"
+CHECKOUT = Path(arraybridge.__file__).parents[1]
+
+
+def lay_out(site: Path, name: str, version: str, points: str) -> None:
+    """The metadata of a distribution, as an installer would write them."""
+    folder = name.replace("-", "_")
+    info = site / f"{folder}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
+    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{points}\n", encoding="utf-8")
+
+
+def run_with(site: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of tests/plugin with a package installed."""
+    path = os.pathsep.join([site, str(CHECKOUT)])
+    return run_python(str(PLUGIN / script), *arguments, env={"PYTHONPATH": path}, timeout=240)
+
+
+# ---- one that works --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tapeworks(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path on which the package and its metadata are found."""
+    site = tmp_path_factory.mktemp("site")
+    (site / "tapeworks").symlink_to(PLUGIN / "src" / "tapeworks")
+    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ((name, target),) = project["entry-points"][plugins.GROUP].items()
+    lay_out(site, project["name"], project["version"], f"{name} = {target}")
+    return str(site)
+
+
+def test_a_package_offers_a_framework(tapeworks: str) -> None:
+    # All the others are converted with below, in this process: TensorFlow's import takes seconds.
+    others = [name for name in ("numpy", "jax") if importlib.util.find_spec(name) is not None]
+    done = run_with(tapeworks, "use_it.py", *others)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    packed = values.tobytes().hex()
+    for name in others:
+        assert report.pop(name) == [name, "float32", [2, 3], packed, name]
+    for words in ("did you mean 'tapeworks'", "numpy, cupy"):
+        assert words in report["suggested"]
+    assert report.pop("route").startswith("tapeworks → numpy on cpu: shared")
+    assert "float16" in report.pop("refused")
+    del report["suggested"]
+    assert report == {
+        "imported early": False,
+        "imported when needed": True,
+        "type": "Tape",
+        "bytes": packed,
+        "detected": "tapeworks",
+        "same": True,
+        "copy": False,
+        "device": "cpu",
+        "shares": True,
+        "tree": ["Tape", True, "text"],
+        "tree back": [values.tolist(), values.tolist()],
+        "cast": packed,
+    }
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
+def test_the_framework_of_a_package_meets_every_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require(name)
+    monkeypatch.syspath_prepend(PLUGIN / "src")
+    bridge = importlib.import_module("tapeworks.bridge")
+    with registry_kept():
+        register(bridge.TapeFramework())
+        values = np.arange(6, dtype=np.float32).reshape(2, 3)
+        tape = bridge.Tape(bytearray(values.tobytes()), "float32", (2, 3))
+        array = convert_memory(tape, name)
+        assert detect_memory_type(array) == name
+        assert data.bits(array) == values.tobytes()
+        assert explain(array, "tapeworks").source == name
+        back = convert_memory(array, "tapeworks")
+        assert (back.dtype, back.shape, back.memory) == ("float32", (2, 3), tape.memory)
+
+
+def test_an_array_is_enough_to_find_the_framework_of_a_package(tapeworks: str) -> None:
+    done = run_with(tapeworks, "detect_it.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["tapeworks", "[0.0, 1.0, 2.0]"]
+
+
+def test_the_package_installs(tmp_path: Path) -> None:
+    """With pip and without the network, where the build backend is at hand."""
+    for module in ("pip", "hatchling"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, "--target", str(tmp_path), str(PLUGIN)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert run_with(str(tmp_path), "detect_it.py").stdout.splitlines()[0] == "tapeworks"
+
+
+# ---- a whole framework in one file -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slates(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path on which one file and its entry point are found."""
+    site = tmp_path_factory.mktemp("whole")
+    (site / "slates.py").symlink_to(PLUGIN / "whole" / "slates.py")
+    lay_out(site, "slates-dist", "3.2.1", "slates = slates:SlatesFramework")
+    return str(site)
+
+
+def command(site: str, *arguments: str) -> Any:
+    """What a command says in JSON where this framework and NumPy are the only ones."""
+    paths = os.pathsep.join([str(PLANTED), site, str(CHECKOUT)])
+    env = {"PYTHONPATH": paths, "PYTHONWARNINGS": ""}
+    done = run_python("-m", "arraybridge", *arguments, "--json", env=env, timeout=240)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_one_file_is_found_by_the_library(slates: str) -> None:
+    for module in ("dask.array", "optree"):
+        pytest.importorskip(module)
+    done = run_with(slates, "find_it.py")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["installed"]
+    assert report["devices"]["cpu"][0] == ["numpy", "slates"]
+    assert report["devices"]["gpu:0"] == [["slates"], "a slate", 1 << 30]
+    assert report["info"] == "3.2.1"
+    assert report["memory"] == ["slates", 100, 20, 300]
+    assert report["value"] == ["Slate", "gpu:0", [0, 1, 2, 3, 4, 5]]
+    assert report["chosen by name"] == [0, 2, 4, 6, 8, 10]
+    assert report["dask"] == [0, 2, 4, 6, 8, 10]
+
+
+def test_one_file_is_found_by_the_commands(slates: str) -> None:
+    pytest.importorskip("typer")
+    rows = command(slates, "doctor")["frameworks"]
+    assert (rows["slates"]["state"], rows["slates"]["version"]) == ("works", "3.2.1")
+    assert [name for name in rows if rows[name]["state"] == "works"] == ["numpy", "slates"]
+    for name in ("matrix", "bench"):
+        report = command(slates, name, "--frameworks", "numpy,slates", "--size", "64KiB")
+        assert "slates" in json.dumps(report)
+
+
+def test_one_file_has_a_row_and_a_column_in_the_documentation() -> None:
+    tool = runpy.run_path(str(PLUGIN.parents[1] / "tools" / "conversion_table.py"))
+    lines = tool["markdown"](("numpy", "slates")).splitlines()
+    assert lines[0] == "| from \\ to | numpy | slates |"
+    assert lines[2] == "| **numpy** | – | shared (`view`) |"
+    assert lines[3] == "| **slates** | shared (`view`) | – |"
+
+
+# ---- one that does not load ------------------------------------------------------------------------------
+
+# What is wrong → the code of the plug-in's module, and the error that its author sees.
+BROKEN: dict[str, tuple[str | None, str]] = {
+    "module missing": (None, "ModuleNotFoundError"),
+    "exits": ("raise SystemExit(3)", "SystemExit"),
+    "syntax": ("def f(:", "SyntaxError"),
+    "class missing": ("class Other: pass", "AttributeError"),
+    "no framework": ("class Bridge: pass", "TypeError"),
+    "abstract": (
+        "from arraybridge import Framework\nclass Bridge(Framework):\n    name = 'myarr'",
+        "TypeError",
+    ),
+    "misnamed": (
+        "from arraybridge.frameworks import numpy\nclass Bridge(numpy.NumpyFramework):\n    pass",
+        "TypeError",
+    ),
+}
+ENTRY = "myarr = brokenplug.bridge:Bridge"
+
+
+def plant(folder: Path, code: str | None, entry: str = ENTRY) -> str:
+    """A folder in which a distribution, its package and its entry point are found."""
+    lay_out(folder, "plug-dist", "1.0", entry)
+    package = folder / "brokenplug"
+    package.mkdir()
+    # Beside the module that is broken, the package has arrays.
+    (package / "__init__.py").write_text("class Array:\n    shape, dtype = (2,), 'float32'\n", "utf-8")
+    if code is not None:
+        (package / "bridge.py").write_text(code, encoding="utf-8")
+    return str(folder)
+
+
+def report(site: str, *arguments: str) -> Any:
+    paths = os.pathsep.join([str(PLANTED), site, str(CHECKOUT), str(PLUGIN.parents[1])])
+    done = run_python(str(PLUGIN / "break_it.py"), *arguments, env={"PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("imported", [False, True])
+@pytest.mark.parametrize("wrong", BROKEN)
+def test_only_who_names_it_or_asks_for_its_arrays_is_told(tmp_path: Path, wrong: str, imported: bool) -> None:
+    code, cause = BROKEN[wrong]
+    answers = report(plant(tmp_path, code), *(["imported"] if imported else []))
+    for cls, message, chained in (answers["named"] | answers.get("its arrays", {})).values():
+        assert (cls, chained) == ("FrameworkNotInstalledError", cause), message
+        for words in ("plug-dist", ENTRY, "pip install --upgrade plug-dist", "pip uninstall plug-dist"):
+            assert words in message
+    assert answers["others"] == answers["again"]
+    assert answers["others"] == {
+        "devices": ["cpu"],
+        "convert_memory": [1, 1],
+        "list": "UnknownArrayError",
+        "object": "UnknownArrayError",
+        "exporting": [1, 1],
+        "convert_tree": True,
+        "decorated": [2],
+        "is_oom_error": [True, False],
+        "gpu": [2],
+        "unknown": True,
+    }
+    (warning,) = answers["warnings"]
+    assert warning.startswith(f"{PLUGIN / 'break_it.py'}: RuntimeWarning: the framework myarr is offered by")
+    assert "plug-dist" in warning
+
+
+def test_what_a_plug_in_says_itself_is_passed_on(tmp_path: Path) -> None:
+    """As the built-in frameworks do where a driver is missing; nobody is warned of it."""
+    code = (
+        "import arraybridge\n"
+        "class Bridge:\n"
+        "    def __init__(self):\n"
+        "        raise arraybridge.FrameworkNotInstalledError('myarr finds no lamp', target_type='myarr')\n"
+    )
+    answers = report(plant(tmp_path, code), "imported")
+    for cls, message, _ in (answers["named"] | answers["its arrays"]).values():
+        assert (cls, "myarr finds no lamp" in message) == ("FrameworkNotInstalledError", True)
+    assert answers["warnings"] == []
+
+
+def test_a_plug_in_cannot_replace_a_built_in_framework(tmp_path: Path) -> None:
+    answers = report(plant(tmp_path, "raise RuntimeError", entry="numpy = brokenplug.bridge:Bridge"))
+    assert answers["others"]["convert_memory"] == [1, 1]
+    assert answers["warnings"] == []
+    assert {cls for cls, _, _ in answers["named"].values()} == {"UnknownFrameworkError"}
+
+
+def test_the_commands_show_it_or_do_without(tmp_path: Path) -> None:
+    pytest.importorskip("typer")
+    site = plant(tmp_path, "raise RuntimeError('no lamp')")
+    doctor = command(site, "doctor")
+    assert doctor["frameworks"]["myarr"]["state"] == "broken"
+    assert "plug-dist" in json.dumps(doctor)
+    assert "no lamp" in json.dumps(doctor)
+    assert command(site, "monitor", "--once")["devices"][0]["device"] == "cpu"

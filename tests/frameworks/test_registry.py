@@ -1,0 +1,306 @@
+"""Which framework has which name, and whose array this is: found without an import, loaded when needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import Device, convert_memory, convert_tree, detect_memory_type, explain, register, trace
+from arraybridge.frameworks import presence, registry
+from tests import matrix_data as data
+from tests.helpers import registry_kept, require, run_python
+
+SCRIPTS = Path(__file__).parents[1] / "conversion" / "scripts"
+EXTRAS = {
+    "cupy": "cupy-cuda13x",
+    **{name: name for name in ("torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle")},
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_registry() -> Iterator[None]:
+    """Forget afterwards what a test has registered."""
+    with registry_kept():
+        yield
+
+
+# ---- a framework that is missing, or broken --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["none", "finder", "import"])
+def test_what_is_hidden_is_refused_and_harms_nothing_else(how: str) -> None:
+    done = run_python(str(SCRIPTS / "ways_to_be_missing.py"), how)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    for name, extra in EXTRAS.items():
+        for what, answer in report["asked"][name].items():
+            assert answer.get("class") == "FrameworkNotInstalledError", (name, what, answer)
+            assert f'".[{extra}]" in a checkout' in answer["message"], (name, what, answer)
+            assert (
+                answer["message"].startswith(f"{name} is not installed; run pip install") or how == "import"
+            )
+            assert "Error(" in answer["cause"], (name, what, answer)
+    goes_on = report["goes on"]
+    assert {what: answer for what, answer in goes_on.items() if "result" not in answer} == {}
+    assert goes_on["convert_memory"]["result"] is True
+    assert goes_on["devices"]["result"] == ["cpu"]
+    assert goes_on["is_oom_error"]["result"] == [True, False]
+    assert goes_on["gpu"]["result"] == [[2, 2], [2, 2]]
+
+
+BROKEN = {
+    "torch": ("raise ImportError('libtorch.so: cannot open shared object file')", "ImportError"),
+    "jax": ("import jaxlib_that_is_not_there", "ModuleNotFoundError"),
+    "cupy": ("raise OSError('no driver')", "OSError"),
+    "tensorflow": ("raise SystemExit(3)", "SystemExit"),
+    "paddle": ("raise ExceptionGroup('two', [KeyError(1)])", "ExceptionGroup"),
+    "mlx": ("def f(:", "SyntaxError"),
+}
+
+
+def test_what_is_there_but_broken_is_called_so(tmp_path: Path) -> None:
+    for name, (code, _) in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+    (tmp_path / "mlx.py").unlink()
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "core.py").write_text(BROKEN["mlx"][0], encoding="utf-8")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import json, numpy as np, arraybridge as ab\n"
+        "report = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    for _ in range(2):\n"
+        "        try: ab.convert_memory(np.ones(2), name)\n"
+        "        except ab.FrameworkNotInstalledError as error:\n"
+        "            report[name] = [str(error), type(error.__cause__).__name__]\n"
+        "print(json.dumps([report, [str(device) for device in ab.devices('numpy')]]))"
+    )
+    done = run_python("-c", program, *BROKEN)
+    assert done.returncode == 0, done.stderr
+    report, devices = json.loads(done.stdout)
+    assert devices == ["cpu"]
+    for name, (_, cause) in BROKEN.items():
+        message, raised = report[name]
+        assert raised == cause
+        assert message.startswith(f"{name} is installed, but importing it failed: {cause}"), message
+        assert "pip install --force-reinstall " in message
+        assert f'".[{EXTRAS[name]}]" in a checkout' in message
+    assert "libtorch.so" in report["torch"][0]
+
+
+def test_what_does_not_load_is_tried_once_where_nobody_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def fail(name: str) -> Any:
+        tried.append(name)
+        raise arraybridge.FrameworkNotInstalledError("no luck")
+
+    monkeypatch.setattr(registry, "_load", fail)
+    monkeypatch.setattr(registry, "_failed", set())
+    monkeypatch.delitem(registry._instances, "mlx", raising=False)
+    monkeypatch.setitem(sys.modules, "mlx", ModuleType("mlx"))
+    for _ in range(2):
+        assert registry.loaded("mlx") == []
+        assert registry.usable("mlx") is None
+    assert tried == ["mlx"]
+    with pytest.raises(arraybridge.FrameworkNotInstalledError):
+        registry.framework("mlx")
+    assert tried == ["mlx", "mlx"]
+
+
+def test_what_stands_in_for_a_package_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Anything:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"asked for {name}")
+
+    monkeypatch.setitem(sys.modules, "mlx", Anything())  # type: ignore[arg-type]
+    monkeypatch.delitem(registry._instances, "mlx", raising=False)
+    assert "mlx" not in [one.name for one in registry.loaded()]
+
+
+def test_a_package_is_asked_for_without_importing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert presence.can_find("json")
+    assert presence.is_imported("json")
+    assert presence.can_find("antigravity")  # which opens a browser
+    assert not presence.is_imported("antigravity")
+    assert not presence.can_find("no_such_package")
+    monkeypatch.setitem(sys.modules, "json", None)
+    assert not presence.can_find("json")
+    assert not presence.is_imported("json")
+
+
+# ---- detection -------------------------------------------------------------------------------------------
+
+
+class MyArray(np.ndarray):
+    """A subclass of NumPy's, as users write them."""
+
+
+def test_subclasses_are_of_the_framework_of_their_base(tmp_path: Path) -> None:
+    file = tmp_path / "values"
+    file.write_bytes(bytes(16))
+    arrays: dict[str, list[Any]] = {
+        "numpy": [
+            *(np.zeros(3), np.array(1.0), np.array([object()]), np.zeros(3).view(MyArray)),
+            np.memmap(file, np.float32, "r"),
+            np.ma.masked_array([1, 2], [True, False]),
+            np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+        ]
+    }
+    torch, tf, jax = require("torch"), require("tensorflow"), require("jax")
+
+    class MyTensor(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    arrays["torch"] = [
+        *(torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.ones(2).as_subclass(MyTensor)),
+        *(torch.nn.Buffer(torch.ones(2)), torch.eye(2).to_sparse(), torch.ones(2, device="meta")),
+    ]
+    arrays["tensorflow"] = [
+        *(tf.constant([1.0]), tf.Variable([1.0]), tf.constant("a")),
+        *(tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 1]])),
+    ]
+    arrays["jax"] = [jax.numpy.ones(2), jax.random.key(0)]
+    for name, values in arrays.items():
+        for value in values:
+            assert detect_memory_type(value) == name, type(value)
+    seen: list[str] = []
+    jax.jit(lambda x: seen.append(detect_memory_type(x)))(jax.numpy.ones(2))
+    assert seen == ["jax"]
+
+
+def loaded_by_detecting(*first: str) -> set[str]:
+    done = run_python(str(SCRIPTS / "detect_imports_nothing.py"), *first)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("framework", ["", "torch", "jax"])
+def test_detecting_an_array_imports_no_other_framework(framework: str) -> None:
+    others = {"cupy", "torch", "jax", "tensorflow", "pyclesperanto", "pyclesperanto_prototype", "pyopencl"}
+    if framework:
+        require(framework)
+        assert not loaded_by_detecting(framework) & (others - {framework})
+    else:
+        assert loaded_by_detecting() == set()
+
+
+# ---- register --------------------------------------------------------------------------------------------
+
+
+class Samples:
+    """The smallest array type."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values = values
+
+
+class SamplesFramework(arraybridge.Framework):
+    name = "samples"
+    modules = ("tests",)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Samples)
+
+    def host_view(self, x: Samples) -> np.ndarray[Any, Any]:
+        return x.values
+
+    def from_host(self, view: np.ndarray[Any, Any], device: Device) -> Samples:
+        return Samples(view)
+
+    def dtype_name(self, x: Samples) -> str:
+        return x.values.dtype.name
+
+    def shape(self, x: Samples) -> tuple[int, ...]:
+        return x.values.shape
+
+    def nbytes(self, x: Samples) -> int:
+        return x.values.nbytes
+
+
+def test_register_an_instance() -> None:
+    made = SamplesFramework()
+    x = data.aligned_bytes(24).view(np.float64)
+    x[:] = [1, 2, 3]
+    with pytest.raises(ValueError, match="samples"):
+        convert_memory(x, "samples")
+    with pytest.raises(arraybridge.UnknownArrayError):
+        detect_memory_type(Samples(x))
+    assert register(made) is made
+    assert arraybridge.framework("samples") is made
+    samples = convert_memory(x, "samples")
+    assert detect_memory_type(samples) == "samples"
+    assert data.address(samples.values) == data.address(x)
+    assert convert_memory(samples, "samples") is samples
+    for target in ("numpy", "torch", "jax", "tensorflow"):
+        require(target)
+        result = convert_memory(samples, target)
+        assert data.bits(result) == x.tobytes()
+        assert explain(samples, target).shares_memory
+        assert convert_memory(result, "samples").values.tobytes() == x.tobytes()
+        assert data.address(convert_memory(result, "samples", copy=True).values) != data.address(x)
+    assert convert_tree({"a": [x]}, "samples")["a"][0].values.tolist() == [1, 2, 3]
+    with trace() as log:
+        convert_memory(samples, "numpy")
+    assert [(r.source, r.target, r.copies) for r in log.records] == [("samples", "numpy", 0)]
+
+
+def test_what_was_registered_can_be_forgotten_and_replaced() -> None:
+    class Doubling(SamplesFramework):
+        modules = ("tests.frameworks.test_registry",)  # in full
+
+        def host_view(self, x: Samples) -> np.ndarray[Any, Any]:
+            return x.values * 2
+
+    made, samples = register(SamplesFramework()), Samples(np.array([1, 2]))
+    assert convert_memory(samples, "numpy").tolist() == [1, 2]
+    register(Doubling())
+    assert convert_memory(samples, "numpy").tolist() == [2, 4]
+    registry.unregister("samples")
+    assert "samples" not in registry.framework_names()
+    assert "tests" not in registry.roots()
+    with pytest.raises(arraybridge.UnknownArrayError):
+        detect_memory_type(samples)
+    with pytest.raises(arraybridge.UnknownFrameworkError):
+        registry.unregister("samples")
+    register(made)
+    assert detect_memory_type(samples) == "samples"
+
+
+def test_two_frameworks_of_one_package() -> None:
+    class Others:
+        values = np.zeros(1)
+
+    class OthersFramework(SamplesFramework):
+        name = "others"
+
+        def owns(self, x: Any) -> bool:
+            return isinstance(x, Others)
+
+    register(SamplesFramework())
+    register(OthersFramework())
+    assert detect_memory_type(Others()) == "others"
+    assert detect_memory_type(Samples(np.zeros(1))) == "samples"
+
+
+def test_registering_nonsense_is_a_type_error() -> None:
+    class Nameless(SamplesFramework):
+        name = ""
+
+    class Misdeclared(SamplesFramework):
+        modules = "tests"  # type: ignore[assignment]
+
+    before = registry.roots()
+    for thing in (None, "samples", SamplesFramework, Samples, np, Nameless(), Misdeclared()):
+        with pytest.raises(TypeError, match=r"Framework|name|modules of Misdeclared are .*; they must be"):
+            register(thing)  # type: ignore[arg-type]
+    assert registry.roots() == before
+    assert "samples" not in registry.framework_names()
