@@ -60,7 +60,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
 
     Args:
         framework: one, or several, which are imported; ``"all"``: every one that is installed; None: NumPy
-            and those that this process has imported.
+            and those that this process has imported, and NVIDIA's cards.
 
     Returns:
         one `FoundDevice` for each device, the CPUs first; each says which of the frameworks have it.
@@ -77,6 +77,9 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     for one in _frameworks(framework):
         for device in visible_devices(one):
             owners.setdefault(device, []).append((one, device))
+    if framework is None:  # cards that no framework is loaded for
+        for card in machine.cards():
+            owners.setdefault(Device("gpu", card.index), [])
     memory = {one.device: one for one in memory_stats().devices}
     rank = {"cpu": 0, "gpu": 1}
     order = sorted(owners, key=lambda d: (rank.get(d.kind, 2), d.index))
@@ -97,14 +100,16 @@ def _described(
 ) -> FoundDevice:
     names = tuple(one.name for one, _ in owners)
     told = [one.pool.card_of(seen) for one, seen in owners]
-    name, identity, total = (next((x for x in column if x), None) for column in zip(*told, strict=True))
-    card = _card_of(device, identity or "")
+    name = next((name for name, _, _ in told if name), "")
+    identity = next((identity for _, identity, _ in told if identity), "")
+    total = next((total for _, _, total in told if total), None)
+    card = _card_of(device, identity)
     if card is None:
         here = memory.get("cpu" if device.kind == "cpu" else str(device))
         total, free = (total, None) if here is None else (total or here.total, here.free)
-        pci = identity if identity and ":" in identity else ""
-        place = (device.kind, device.index, name or "", names)
-        return FoundDevice(*place, total, free, None, identity or "", pci)
+        pci = identity if ":" in identity else ""
+        place = (device.kind, device.index, name, names)
+        return FoundDevice(*place, total, free, None, identity, pci)
     if device.kind == "gpu":
         for framework, (_, claimed, _) in zip(names, told, strict=True):
             _check_same_card(device, card, framework, claimed)

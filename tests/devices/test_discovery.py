@@ -196,6 +196,14 @@ def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_cards")
+def test_cards_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "loaded", lambda: [arraybridge.framework("numpy")])
+    found = {str(device): device for device in devices()}
+    assert list(found) == ["cpu", "gpu:0", "gpu:1"]
+    assert (found["gpu:1"].name, found["gpu:1"].frameworks) == ("Card B", ())
+
+
+@pytest.mark.usefixtures("two_cards")
 def test_info_of_two_cards() -> None:
     info = arraybridge.device_info()
     assert info["available"] is True
