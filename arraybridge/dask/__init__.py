@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 from arraybridge.errors import FrameworkNotInstalledError
 
 if TYPE_CHECKING:
-    from arraybridge.dask.block import BlockError as BlockError
-    from arraybridge.dask.clusters import cluster as cluster
-    from arraybridge.dask.clusters import prepare as prepare
-    from arraybridge.dask.exchange import from_dask as from_dask
-    from arraybridge.dask.exchange import to_dask as to_dask
-    from arraybridge.dask.mapping import map_blocks as map_blocks
-    from arraybridge.dask.mapping import map_overlap as map_overlap
-    from arraybridge.dask.recovered import recoveries as recoveries
+    from arraybridge.dask.blocks import BlockError as BlockError
+    from arraybridge.dask.blocks import from_dask as from_dask
+    from arraybridge.dask.blocks import map_blocks as map_blocks
+    from arraybridge.dask.blocks import map_overlap as map_overlap
+    from arraybridge.dask.blocks import to_dask as to_dask
     from arraybridge.dask.workers import WorkerSetup as WorkerSetup
+    from arraybridge.dask.workers import cluster as cluster
+    from arraybridge.dask.workers import prepare as prepare
+    from arraybridge.dask.workers import recoveries as recoveries
 
 __all__ = [
     "BlockError",
@@ -44,14 +44,14 @@ __all__ = [
 
 # Loaded when first asked for: Dask itself loads `arrays`, by its entry point, and needs no more.
 _MODULES = {
-    "BlockError": "block",
-    "cluster": "clusters",
-    "prepare": "clusters",
-    "from_dask": "exchange",
-    "to_dask": "exchange",
-    "map_blocks": "mapping",
-    "map_overlap": "mapping",
-    "recoveries": "recovered",
+    "BlockError": "blocks",
+    "cluster": "workers",
+    "prepare": "workers",
+    "from_dask": "blocks",
+    "to_dask": "blocks",
+    "map_blocks": "blocks",
+    "map_overlap": "blocks",
+    "recoveries": "workers",
     "WorkerSetup": "workers",
 }
 

@@ -3,17 +3,14 @@
 Dask takes a torch tensor of 40 MB for 80 bytes and so cannot see when to spill it to disk. What stands here
 corrects that for every framework, and imports none: each is registered when Dask meets its first array.
 
-The sizes are registered by the entry point ``dask.sizeof``, that is wherever Dask runs beside arraybridge.
-All else is registered when a name of `arraybridge.dask` is first used.
+The sizes are registered by the entry point ``dask.sizeof``, that is wherever Dask runs beside arraybridge;
+tokens when a name of `arraybridge.dask` is first used; how arrays travel where workers are prepared.
 """
 
 from __future__ import annotations
 
 import copyreg
-import hashlib
-import io
 import math
-import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +23,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.types import Device
 
-__all__ = ["load", "register", "register_sizes", "save", "size", "token"]
+__all__ = ["load", "register", "register_sizes", "register_transport", "save", "size", "token"]
 
 #: Dask knows these arrays by itself.
 _KNOWN_TO_DASK = ("numpy", "cupy")
@@ -34,15 +31,6 @@ _KNOWN_TO_DASK = ("numpy", "cupy")
 
 # What Dask asks, and our answer.
 _tables: list[tuple[Any, Callable[..., Any]]] = []
-# The answers of Dask itself that ours have replaced.
-_replaced: dict[tuple[Callable[..., Any], type], Callable[..., Any]] = {}
-# Schedulers of the clusters all of whose processes read what `save` writes.
-_agreed: set[str] = set()
-
-
-def agree(scheduler: str) -> None:
-    """Let arrays travel in the form of `save` in the cluster of that scheduler, by its address."""
-    _agreed.add(scheduler)
 
 
 def register_sizes(sizeof: Any) -> None:
@@ -51,51 +39,55 @@ def register_sizes(sizeof: Any) -> None:
 
 
 def register() -> None:
-    """Teach Dask the sizes, the tokens and the serialization of arrays.
+    """Teach Dask the sizes and the tokens of arrays.
 
     Raises:
         ModuleNotFoundError: Dask or distributed is not installed.
     """
     from dask.sizeof import sizeof
     from dask.tokenize import normalize_token
+
+    _register((sizeof, size), (normalize_token, token))
+
+
+def register_transport() -> None:
+    """Let arrays travel as `save` writes them, from here on: to workers that are prepared."""
     from distributed.protocol import dask_deserialize, dask_serialize
 
-    _register((sizeof, size), (normalize_token, token), (dask_serialize, save), (dask_deserialize, load))
+    _register((dask_serialize, save), (dask_deserialize, load))
 
 
 def _register(*tables: tuple[Any, Callable[..., Any]]) -> None:
     """Answer for the arrays of all frameworks, of those that are loaded at once."""
-    _tables.extend(tables)
+    new = [table for table in tables if table not in _tables]
+    _tables.extend(new)
     # Dask has one registration for torch and torchvision, which must not come after ours.
-    for root, names in {**registry.roots(), "torchvision": ("torch",)}.items():
+    for root, names in {**registry.roots(), "torchvision": ("torch",)}.items() if new else ():
         answered = [name for name in names if name not in _KNOWN_TO_DASK]
         if not answered:
             continue
         # Dask's own answers to classes of that package, as torch.nn.Module, come first.
-        before = list(filter(None, (dispatch._lazy.get(root) for dispatch, _ in tables)))
+        before = list(filter(None, (dispatch._lazy.get(root) for dispatch, _ in new)))
         if root in sys.modules and all(registry.loaded(name) for name in answered):
             _register_classes(answered, before)
         else:
-            for dispatch, _ in tables:
+            for dispatch, _ in new:
                 dispatch.register_lazy(root, lambda n=answered, b=before: _register_classes(n, b))
 
 
 def _register_classes(names: list[str], before: list[Callable[[], Any]]) -> None:
     """In all tables at once: Dask's own registration fills several, and ours would not be asked any more."""
-    for one in before:
-        one()
+    for register_own in before:
+        register_own()
     for name in names:
         try:
-            classes = _classes(registry.framework(name))
+            owner = registry.framework(name)
         except FrameworkNotInstalledError:  # a package that is imported but does not work here has no arrays
             continue
-        for cls in classes:
-            if not registry.framework(name).pickling.all_pickle:
+        for cls in _classes(owner):
+            if not owner.pickling.all_pickle:
                 copyreg.pickle(cls, _written_for_pickle)
             for dispatch, answer in _tables:
-                known = dispatch._lookup.get(cls)
-                if known is not None and known is not answer:
-                    _replaced[answer, cls] = known
                 dispatch.register(cls, answer)
 
 
@@ -138,31 +130,6 @@ def token(x: Any) -> Any:
     return normalize_object(x)
 
 
-def function_token(fn: Callable[..., Any]) -> Any:
-    """What makes a function the same as another: its name, or its code with the arrays that it holds.
-
-    Dask's own answer differs from process to process for a function that holds a torch tensor, whose pickle
-    contains an address.
-    """
-    import cloudpickle
-    from dask.tokenize import normalize_token
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def reducer_override(self, obj: Any) -> Any:
-            owner = None if isinstance(obj, type) else registry.find_owner(obj)
-            if owner is not None and owner.name not in _KNOWN_TO_DASK and owner.pickling.is_plain(obj):
-                return str, (str(token(obj)),)
-            return super().reducer_override(obj)
-
-    written = io.BytesIO()
-    try:
-        Pickler(written).dump(fn)
-    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError, OSError):
-        # What cannot travel, as one that holds a lock, can still be called here.
-        return normalize_token(fn)
-    return hashlib.blake2b(written.getvalue(), digest_size=16).hexdigest()
-
-
 def _bytes(x: Any) -> np.ndarray:
     """The values as packed bytes in host memory, uint8, 1-D; shared where they lie so already."""
     host = np.ascontiguousarray(convert_memory(x, "numpy", grad="detach"))
@@ -172,8 +139,6 @@ def _bytes(x: Any) -> np.ndarray:
 def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
     """An array as a header and frames of host memory, for ``dask_serialize``.
 
-    In a cluster whose other processes may not read them, arrays travel as Dask itself has them travel.
-
     Raises:
         NotImplementedError: the array is to be pickled instead.
     """
@@ -182,7 +147,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
         raise TypeError(f"an object of type {type(x).__name__} is no array")
     if not owner.pickling.is_plain(x):
         raise NotImplementedError(f"{type(x).__name__} is more than an array")
-    return _write(x, owner) if _is_understood() else _saved_by_dask(x)
+    return _write(x, owner)
 
 
 def _write(x: Any, owner: Framework) -> tuple[dict[str, Any], list[Any]]:
@@ -215,39 +180,16 @@ def _written_for_pickle(x: Any) -> tuple[Any, ...]:
     return reduced
 
 
-def _is_understood() -> bool:
-    """Whether what `save` writes will be read: in all clusters of which this process is a part."""
-    from distributed import Client, Worker
-
-    members = [one for one in Client._instances if one.status not in ("closed", "newly-created")]
-    return all(one.scheduler.address in _agreed for one in (*members, *Worker._instances))
-
-
-def _saved_by_dask(x: Any) -> tuple[dict[str, Any], list[Any]]:
-    for cls in type(x).__mro__:
-        own = _replaced.get((save, cls))
-        if own is not None:
-            try:
-                header, frames = own(x)
-            except (TypeError, RuntimeError):  # torch's bfloat16, its arrays on a card, and the like
-                break
-            return header, frames
-    raise NotImplementedError(f"{type(x).__name__} is pickled")
-
-
 def load(header: dict[str, Any], frames: list[Any]) -> Any:
     """The array of a header and its frames, on the device that it came from where there is one such here."""
-    if "framework" not in header:  # written by a process that is not prepared; only torch's are
-        (own,) = (answer for (ours, _), answer in _replaced.copy().items() if ours is load)
-        return own(header, frames)
     owner = registry.framework(header["framework"])
     dtype, shape = hostmemory.np_dtype(header["dtype"]), tuple(header["shape"])
     frame, *more = frames
     count = math.prod(shape)
     host = np.frombuffer(frame, np.uint8).view(dtype).reshape(shape) if count else np.empty(shape, dtype)
     device = Device.parse(header["device"])
-    there = device if device in owner.devices() else owner.default_device()
-    array = convert_memory(host, owner.name, device=there)
+    device = device if device in owner.devices() else owner.default_device()
+    array = convert_memory(host, owner.name, device=device)
     if header["requires_grad"]:
         array.requires_grad_(True)
         if "grad" in header:

@@ -27,14 +27,13 @@ from arraybridge import (
 )
 from arraybridge.dask import (
     WorkerSetup,
-    block,
     cluster,
     map_blocks,
     prepare,
     to_dask,
 )
-from arraybridge.dask import workers as inside
-from arraybridge.dask.clusters import prepared
+from arraybridge.dask import blocks as blocks_of
+from arraybridge.dask.workers import prepared
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
 from tests.dask.functions import IMAGE, eight_rows
@@ -95,7 +94,7 @@ def test_a_worker_without_the_framework() -> None:
 def test_a_module_that_is_no_framework_is_missed_under_its_own_name() -> None:
     """Only a framework has an extra."""
     with pytest.raises(ModuleNotFoundError, match="of_this_process_alone") as caught:
-        block._unpickled(b"cof_this_process_alone\nfn\n.")
+        blocks_of._unpickled(b"cof_this_process_alone\nfn\n.")
     assert not isinstance(caught.value, FrameworkNotInstalledError)
 
 
@@ -288,7 +287,6 @@ def test_cards_without_dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _card_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "only_card", None)
-    monkeypatch.setattr(inside, "_arrived", False)
 
 
 @pytest.mark.usefixtures("_card_kept")
@@ -325,17 +323,6 @@ def test_every_number_means_the_card_of_the_worker() -> None:
         assert number(functions.number_of_only) == 0
         # A function that has run before is no exception.
         assert number(functions.number_of_second) == 0
-
-
-def test_a_worker_that_dask_cuda_started_without_us() -> None:
-    """The first block finds out; no plugin is needed."""
-    require("pyclesperanto")
-    started = LocalCluster(n_workers=1, env={"POCL_DEVICES": "pthread pthread"}, **QUIET)
-    with started, Client(started, set_as_default=False) as client:
-        client.run(functions.pretend_dask_cuda)
-        found = map_blocks(functions.number_of_second, eight_rows()).compute(scheduler=client)
-        np.testing.assert_array_equal(found, np.zeros((8, 2), np.float32), strict=True)
-        assert set(client.run(functions.only_card).values()) == {0}
 
 
 def test_a_cluster_that_was_started_otherwise() -> None:
@@ -399,15 +386,6 @@ def test_without_dask(missing: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("FrameworkNotInstalledError: ")
     assert 'pip install "dask[array]"' in done.stdout
-
-
-def test_arrays_arrive_whether_or_not_the_workers_are_prepared() -> None:
-    """Dask's own form or pickle before, ours after; nobody misunderstands the other."""
-    for name in ("torch", "jax", "pyclesperanto"):
-        require(name)
-    done = run_python(str(Path(__file__).parent / "scripts" / "started_otherwise.py"), timeout=600)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "all arrived"
 
 
 def test_what_a_worker_finds_when_it_imports_the_script() -> None:

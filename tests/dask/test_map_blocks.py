@@ -25,8 +25,8 @@ from arraybridge import (
     UnknownFrameworkError,
     convert_memory,
 )
-from arraybridge.dask import BlockError, from_dask, map_blocks, map_overlap, mapping, to_dask
-from arraybridge.dask import block as block_of
+from arraybridge.dask import BlockError, from_dask, map_blocks, map_overlap, to_dask
+from arraybridge.dask import blocks as blocks_of
 from tests.dask import functions
 from tests.dask.functions import FRAMEWORKS, IMAGE, check_equal, computed, numbers
 from tests.helpers import require
@@ -480,11 +480,11 @@ def test_a_function_that_cannot_travel_runs_on_threads() -> None:
 
 def test_functions_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker keeps what it has opened, but not for ever."""
-    monkeypatch.setattr(block_of, "_MAX_BYTES", 100_000)
-    monkeypatch.setattr(block_of, "_functions", {})
+    monkeypatch.setattr(blocks_of, "_MAX_BYTES", 100_000)
+    monkeypatch.setattr(blocks_of, "_functions", {})
     for number in range(5):
         held = np.full(5_000, float(number))  # 40 kB
-        block, _ = mapping._declared("map_blocks", lambda b, h=held: b + h[0], (numbers(),), None, None)
+        block, _ = blocks_of._declared("map_blocks", lambda b, h=held: b + h[0], (numbers(),), None, None)
         again = pickle.loads(pickle.dumps(block))
         check_equal(again(np.zeros(2)), np.full(2, float(number)))
-    assert len(block_of._functions) == 2
+    assert len(blocks_of._functions) == 2

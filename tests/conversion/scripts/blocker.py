@@ -27,6 +27,11 @@ class Blocker(MetaPathFinder):
             return None
         return self.finder.find_spec(fullname, path, target)
 
+    def find_distributions(self, *context: Any) -> Any:
+        """Metadata stay: `dask.array` reads those of NumPy."""
+        find = getattr(self.finder, "find_distributions", None)
+        return () if find is None else find(*context)
+
 
 def hide(*names: str) -> None:
     """Hide these packages, or every framework but NumPy."""

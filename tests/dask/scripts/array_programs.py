@@ -69,6 +69,9 @@ def order(*steps: str) -> Any:
     from dask.tokenize import tokenize
     from distributed.protocol import deserialize, serialize
 
+    importlib.import_module(
+        "arraybridge.dask.arrays"
+    ).register_transport()  # as for workers that are prepared
     sent = torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
     back = deserialize(*serialize(sent))
     return {
@@ -88,49 +91,7 @@ def tokens(*frameworks: str) -> Any:
 
     importlib.import_module("arraybridge.dask.workers")
     arrays = {name: tokenize(data.build(name, "aligned", "float32").array) for name in frameworks}
-    return {"arrays": arrays, "functions": function_tokens()}
-
-
-def by_value() -> dict[str, Callable[..., Any]]:
-    """Functions that travel as their code, with the arrays that they hold, plain and decorated."""
-    import numpy as np
-    import torch
-
-    import arraybridge
-
-    weights = torch.tensor([1.0, 2.0, 4.0])
-
-    def plain(x: Any) -> Any:
-        return x * weights
-
-    @arraybridge.torch(device="cpu")
-    def on_torch(x: Any) -> Any:
-        return x * weights
-
-    @arraybridge.gpu
-    def on_gpu(x: Any) -> Any:
-        return np.flip(x)
-
-    @arraybridge.jax
-    def on_jax(x: Any, *, names: tuple[str, ...] = ("a", "b")) -> Any:
-        return x + len(names)
-
-    return {"plain": plain, "torch": on_torch, "gpu": on_gpu, "jax": on_jax}
-
-
-def function_tokens() -> Any:
-    """The tokens of these functions, before a call and after it."""
-    import numpy as np
-
-    from arraybridge.dask.arrays import function_token
-
-    functions = by_value()
-    before = {name: function_token(function) for name, function in functions.items()}
-    x = np.array([1.0, 2.0, 3.0], np.float32)
-    for name, function in functions.items():
-        if name != "plain":
-            function(x)
-    return {"before": before, "after": {name: function_token(fn) for name, fn in functions.items()}}
+    return {"arrays": arrays}
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {

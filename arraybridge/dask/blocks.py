@@ -1,26 +1,190 @@
-"""`map_blocks` and `map_overlap`: what is to be computed of which blocks, and what comes out."""
+"""Functions over the blocks of a Dask array; and Dask arrays from arrays of any framework, and back."""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import itertools
 import math
-from collections.abc import Callable
-from typing import Any
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any, Literal
 
+import cloudpickle
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
 from dask.layers import ArraySliceDep
+from dask.tokenize import normalize_token
 
-from arraybridge.conversion.convert import detect_memory_type
-from arraybridge.dask.block import Block, checked_shape
-from arraybridge.errors import DtypeNotSupportedError
+from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of
+from arraybridge.dask.workers import on_this_worker
+from arraybridge.errors import (
+    DtypeNotSupportedError,
+    FrameworkNotInstalledError,
+    GradientError,
+    MemoryConversionError,
+    UnknownArrayError,
+)
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.facts import how_to_install
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.wrap import kind_of_function, name_of
 from arraybridge.placement import decorated, placement
-from arraybridge.trees import is_array
+from arraybridge.trees import is_array, prefix
+from arraybridge.types import FrameworkLike, GpuId
 
-__all__ = ["map_blocks", "map_overlap"]
+__all__ = ["BlockError", "from_dask", "map_blocks", "map_overlap", "to_dask"]
+
+
+class BlockError(MemoryConversionError, ValueError):
+    """A function did not give the block that was declared: another shape, another dtype, or no array."""
+
+
+class Block:
+    """A function of blocks: it brings each result back into the type of its chunk, and checks it.
+
+    It travels as bytes that are only opened where a block is computed, so that the scheduler, which opens
+    everything else in a graph, needs no framework; and they are opened once in a process, so that what a
+    function keeps, as what JAX has compiled for it, is there for the next block.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], dtype: np.dtype[Any], target: str | None, expected: str = ""
+    ) -> None:
+        self._fn: Callable[..., Any] | None = fn
+        self._carried: tuple[str, bytes] | None = None
+        self.name = name_of(fn)
+        self.dtype = dtype
+        #: Where the dtype comes from, in words.
+        self.expected = expected
+        self.target = target
+        #: Whether a result has the shape of its block, or at most that, or one that is checked later.
+        self.shape: Literal["kept", "trimmed", "declared"] = "kept"
+        # By its parameters Dask knows whether a function wants its block's number.
+        numbers = [p for p in ("block_id", "block_info") if _has_parameter(fn, p)]
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter("blocks", inspect.Parameter.VAR_POSITIONAL),
+                *(inspect.Parameter(p, inspect.Parameter.KEYWORD_ONLY, default=None) for p in numbers),
+                inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+            ]
+        )
+
+    def __repr__(self) -> str:
+        return f"<blocks of {self.name}>"
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self._function()
+
+    def __dask_tokenize__(self) -> tuple[Hashable, ...]:
+        return (normalize_token(self._function()), str(self.dtype), self.target, self.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._carried is None:
+            carried = cloudpickle.dumps(self._fn)
+            self._carried = hashlib.blake2b(carried, digest_size=16).hexdigest(), carried
+        return {**self.__dict__, "_fn": None}
+
+    def _function(self) -> Callable[..., Any]:
+        if self._fn is None and self._carried is not None:
+            self._fn = _opened(*self._carried)
+        assert self._fn is not None  # noqa: S101
+        return self._fn
+
+    def __call__(self, *blocks: Any, **kwargs: Any) -> Any:
+        # A block without axes is a scalar to NumPy, and no array.
+        blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
+        try:
+            result = self._function()(*blocks, **kwargs)
+        except FrameworkNotInstalledError as error:
+            prefix(error, f"{self.name}(){on_this_worker()}")
+            raise
+        target = self.target or detect_memory_type(blocks[0])
+        try:
+            result = convert_memory(np.asarray(result) if isinstance(result, np.generic) else result, target)
+        except UnknownArrayError:
+            raise BlockError(
+                f"{self.name}() returned a {type(result).__name__} for a block; it has to return one array",
+                target_type=target,
+            ) from None
+        except GradientError as error:
+            prefix(error, f"{self.name}(): a block leaves torch and its graph; use torch.no_grad()")
+            raise
+        if result.dtype != self.dtype and result.dtype.newbyteorder("=") != self.dtype.newbyteorder("="):
+            raise BlockError(
+                f"{self.name}() returned a block of dtype {result.dtype} where {self.dtype} was expected"
+                f" ({self.expected}): pass dtype={str(result.dtype)!r}, or have the function cast its result",
+                target_type=target,
+            )
+        if self.shape != "declared":
+            expected = blocks[0].shape
+            trimmed = self.shape == "trimmed" and len(result.shape) == len(expected)
+            if result.shape != expected and not (
+                trimmed and all(n <= m for n, m in zip(result.shape, expected, strict=True))
+            ):
+                raise BlockError(
+                    f"{self.name}() returned a block of shape {result.shape} for one of shape {expected}: say"
+                    " what it does to the shape, with chunks=, drop_axis= or new_axis=",
+                    target_type=target,
+                )
+        return result
+
+
+def _has_parameter(fn: Callable[..., Any], name: str) -> bool:
+    try:
+        return name in inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # a callable written in C may have no signature
+        return False
+
+
+#: Bytes of the functions that are kept open, with what they carry; the oldest ones go.
+_MAX_BYTES = 256 << 20
+_functions: dict[str, tuple[Callable[..., Any], int]] = {}
+_functions_lock = threading.RLock()  # a function may carry another one
+
+
+def _opened(digest: str, carried: bytes) -> Callable[..., Any]:
+    with _functions_lock:
+        opened = _functions.get(digest)
+        if opened is None:
+            opened = _functions[digest] = _unpickled(carried), len(carried)
+            while sum(size for _, size in _functions.values()) > _MAX_BYTES and len(_functions) > 1:
+                del _functions[next(iter(_functions))]
+        return opened[0]
+
+
+def _unpickled(carried: bytes) -> Callable[..., Any]:
+    try:
+        fn: Callable[..., Any] = cloudpickle.loads(carried)
+    except ModuleNotFoundError as error:
+        # A function that mentions its framework brings the import along.
+        root = (error.name or "").partition(".")[0]
+        names = registry.roots().get(root, ())
+        if not names:
+            raise
+        raise FrameworkNotInstalledError(
+            f"{names[0]} is not installed; run {how_to_install(registry.facts(names[0]))}.",
+            target_type=names[0],
+            reason=str(error),
+        ) from error
+    return fn
+
+
+def _checked_shape(block: Any, slices: tuple[slice, ...], name: str) -> Any:
+    """The block, if it fills its place in the result."""
+    declared = tuple(s.stop - s.start for s in slices)
+    if not _same(block.shape, declared):
+        raise BlockError(
+            f"{name}() returned a block of shape {block.shape}, and its declared chunks say {declared};"
+            " correct chunks=, drop_axis= or new_axis="
+        )
+    return block
 
 
 def map_blocks(
@@ -92,7 +256,7 @@ def _with_checked_shape(out: Any, label: str, name: str | None) -> Any:
     axes = tuple(range(out.ndim))
     where = ArraySliceDep(out.chunks)
     return da.blockwise(
-        checked_shape, axes, out, axes, where, axes, label, None,
+        _checked_shape, axes, out, axes, where, axes, label, None,
         align_arrays=False, dtype=out.dtype, meta=out._meta, name=name, token=f"{label}-checked",
     )  # fmt: skip
 
@@ -200,13 +364,15 @@ def _declared(
             f"meta= is an array of {target}, and the chunks of a Dask array are of numpy or cupy; leave it"
             " out, and say dtype= where it differs from that of the array"
         )
+    expected = "what was declared"
     if dtype is None:
+        expected = "that of the array, since dtype= was left out" if meta is None else "that of meta="
         dtype = array.dtype.newbyteorder("=") if meta is None else meta.dtype
         conversion = getattr(decorated(fn), "dtype_conversion", DtypeConversion.NATIVE_OUTPUT)
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
-            dtype = np.dtype(conversion.value)
-    made = meta_from_array(array._meta if meta is None else meta, dtype=dtype)
-    return Block(fn, made.dtype, target), made
+            dtype, expected = np.dtype(conversion.value), f"what {conversion} declares"
+    empty = meta_from_array(array._meta if meta is None else meta, dtype=dtype)
+    return Block(fn, empty.dtype, target, expected), empty
 
 
 def _check_chunks(arrays: list[Any]) -> None:
@@ -238,3 +404,72 @@ def _are_cut_alike(arrays: list[Any]) -> bool:
         )
         for other in others
     )
+
+
+# -- in and out ----------------------------------------------------------------------------------------
+
+
+def to_dask(x: Any, chunks: Any = "auto", *, name: str | None = None, grad: Any = "error") -> Any:
+    """An array of any framework as a Dask array.
+
+    Its chunks are NumPy arrays of what lives on the host, and CuPy arrays of what lives on an NVIDIA card, if
+    CuPy is installed. Dask takes a copy, so that later writes to the array change nothing.
+
+    Args:
+        x: an array.
+        chunks: as for ``dask.array.from_array``: an int, a tuple for each axis, or ``"auto"``.
+        name: the name in the graph. Left out, it is made from the values and the chunks.
+        grad: as for `convert_memory`.
+
+    Raises:
+        UnknownArrayError: ``x`` is no array.
+        DtypeNotSupportedError: its elements are Python objects or the like.
+        ValueError: ``chunks`` does not fit the shape.
+
+    >>> import numpy as np
+    >>> to_dask(np.zeros((4, 6)), chunks=(2, 3)).numblocks
+    (2, 2)
+    """
+    on_card = device_of(x).kind == "gpu" and registry.usable("cupy") is not None
+    array = convert_memory(x, "cupy" if on_card else "numpy", grad=grad)
+    if array.dtype.hasobject:
+        raise DtypeNotSupportedError(
+            f"an array of dtype {array.dtype} holds Python objects, which no framework but NumPy has; make it"
+            " a Dask array with dask.array.from_array(x, chunks)",
+            source_type="numpy",
+            reason=f"dtype {array.dtype}",
+        )
+    # Without asarray=False Dask would bring CuPy's arrays to the host.
+    return da.from_array(array, chunks=chunks, name=name, asarray=False)
+
+
+def from_dask(
+    array: Any, framework: FrameworkLike, gpu_id: GpuId = None, *, copy: bool | None = None, **options: Any
+) -> Any:
+    """Compute a Dask array, and return it as an array of a framework.
+
+    Args:
+        array: a Dask array. All of it has to fit into memory, and for a moment twice.
+        framework: as for `convert_memory`.
+        gpu_id: as for `convert_memory`.
+        copy: as for `convert_memory`.
+        **options: ``dtype`` and ``device``, as for `convert_memory`.
+
+    Raises:
+        TypeError: ``array`` is no Dask array.
+        and what `convert_memory` raises.
+
+    >>> import numpy as np
+    >>> from_dask(to_dask(np.arange(4), chunks=2) + 1, "torch")
+    tensor([1, 2, 3, 4])
+    """
+    name = registry.framework_name(framework)
+    if not isinstance(array, da.Array):
+        raise TypeError(
+            f"from_dask() takes a Dask array, and this is a {type(array).__name__}; convert_memory() takes"
+            " others"
+        )
+    computed = array.compute()
+    if isinstance(computed, np.generic):  # what NumPy makes of an array without axes
+        computed = np.asarray(computed)
+    return convert_memory(computed, name, gpu_id=gpu_id, copy=copy, **options)
