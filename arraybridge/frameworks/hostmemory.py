@@ -75,7 +75,7 @@ def name_of(dtype: np.dtype[Any]) -> str:
     name = _names.get(dtype)
     if name is None:
         name = dtype.name
-        if dtype.kind in "biufc" or name in EXTENDED:
+        if isinstance(dtype, np.dtype) and (dtype.kind in "biufc" or name in EXTENDED):  # no key of JAX
             _names[dtype] = name
     return name
 

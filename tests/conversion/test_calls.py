@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
 import random
-import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ from arraybridge import (
     settings,
 )
 from tests import matrix_data as data
-from tests.helpers import require, run_python
+from tests.helpers import require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
 # A number that no machine has.
@@ -118,17 +118,6 @@ def test_forms_that_name_a_gpu(form: str) -> None:
     assert data.bits(array) == x.tobytes()
 
 
-def test_auto_takes_an_accelerator_that_is_there() -> None:
-    require("pyclesperanto")
-    there = arraybridge.framework("pyclesperanto").devices()
-    for array in (
-        convert_memory(image(), "pyclesperanto", "auto"),
-        convert_memory(image(), "pyclesperanto", gpu_id="auto"),
-        convert_memory(image(), "numpy", "pyclesperanto", "auto"),
-    ):
-        assert device_of(array) in there
-
-
 @pytest.mark.parametrize("call", [convert_memory, explain])
 def test_what_is_given_twice_or_not_at_all_is_refused(call: Call) -> None:
     x = image()
@@ -164,19 +153,6 @@ def test_the_declared_source_is_checked(call: Call) -> None:
         call(x, MemoryType.JAX, MemoryType.NUMPY)
 
 
-@pytest.mark.parametrize("call", [convert_memory, explain])
-@pytest.mark.parametrize("name", ["tensorflo", "Torch", "", "numpy ", "pytorch"])
-def test_an_unknown_framework_is_refused_wherever_it_is_named(call: Call, name: str) -> None:
-    for form in (
-        lambda: call(image(), name),
-        lambda: call(image(), "numpy", name),
-        lambda: call(image(), name, "numpy"),
-        lambda: call(image(), target=name),
-    ):
-        with pytest.raises(ValueError, match="numpy, cupy, torch, jax, tensorflow, pyclesperanto"):
-            form()
-
-
 # ---- gpu_id ----------------------------------------------------------------------------------------------
 
 
@@ -208,20 +184,9 @@ def test_a_gpu_id_beside_numpy_changes_nothing(source: str, gpu_id: Any) -> None
 # ---- devices in words ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", ["cpu", "cpu:0", Device("cpu"), Device.parse("cpu:0")])
-@pytest.mark.parametrize("target", HOST)
-def test_the_host_in_words(target: str, words: Any) -> None:
-    require(target)
-    x = image()
-    result = convert_memory(x, target, device=words)
-    assert data.framework_of(result) == target
-    assert data.address(result) == data.address(x)
-    assert device_of(result) == "cpu"
-
-
 @pytest.mark.parametrize(
     "words",
-    ["", "gpu:-1", "gpu:x", "cuda:", "cpu:1.0", "gpu 0", "gpu:0:1", "tpu", 3, 0, 1.5, True, ("gpu", 0)],
+    ["", "gpu:-1", "gpu:x", "cuda:", "cpu:1.0", "gpu 0", "gpu:0:1", 3, 0, 1.5, True, ("gpu", 0)],
 )
 def test_nonsense_for_a_device_is_refused_with_what_to_write(words: Any) -> None:
     for target in ("numpy", "torch"):
@@ -247,20 +212,6 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(target: str, 
             assert str(device) in message
         assert caught.value.reason
         assert (caught.value.source_type, caught.value.target_type) == ("numpy", target)
-
-
-def test_missing_accelerators_are_refused_by_number() -> None:
-    for target in ("torch", "jax", "tensorflow", "pyclesperanto"):
-        require(target)
-        for call in (
-            lambda name=target: convert_memory(image(), name, NOWHERE),
-            lambda name=target: explain(image(), name, gpu_id=NOWHERE),
-            lambda name=target: getattr(arraybridge, f"to_{name}")(image(), NOWHERE),
-        ):
-            with pytest.raises(DeviceNotFoundError) as caught:
-                call()
-            for device in arraybridge.framework(target).devices():
-                assert str(device) in str(caught.value)
 
 
 def test_cupy_without_a_card_says_so() -> None:
@@ -311,19 +262,6 @@ def test_a_missing_gpu_by_choice_means_the_host_and_one_warning(
     assert data.address(result) == data.address(x)
 
 
-@pytest.mark.parametrize("target", ["cupy", "pyclesperanto"])
-def test_what_has_no_host_arrays_cannot_go_there(target: str) -> None:
-    require(target)
-    with settings(missing_gpu="host"), pytest.raises(DeviceNotFoundError):
-        convert_memory(image(), target, NOWHERE)
-
-
-def test_a_missing_cpu_device_is_refused_all_the_same() -> None:
-    require("jax")
-    with settings(missing_gpu="host"), pytest.raises(DeviceNotFoundError):
-        convert_memory(image(), "jax", device=f"cpu:{NOWHERE}")
-
-
 def test_settings_win_over_the_environment_and_end_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
     require("torch")
     monkeypatch.setenv("ARRAYBRIDGE_MISSING_GPU", "host")
@@ -338,108 +276,35 @@ def test_settings_win_over_the_environment_and_end_with_the_block(monkeypatch: p
         convert_memory(image(), "torch", NOWHERE)
 
 
-def test_settings_hold_in_their_own_thread_alone() -> None:
-    require("torch")
-    caught: list[Exception] = []
-
-    def elsewhere() -> None:
-        try:
-            convert_memory(image(), "torch", NOWHERE)
-        except DeviceNotFoundError as error:
-            caught.append(error)
-
-    with settings(missing_gpu="host"):
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert len(caught) == 1
-
-
-def test_a_misspelt_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    require("torch")
-    with pytest.raises(ValueError, match="'hots'"), settings(missing_gpu="hots"):  # type: ignore[arg-type]
-        pass
-    monkeypatch.setenv("ARRAYBRIDGE_MISSING_GPU", "hots")
-    with pytest.raises(ValueError, match="ARRAYBRIDGE_MISSING_GPU"):
-        convert_memory(image(), "torch", NOWHERE)
-
-
 # ---- several devices without a GPU -----------------------------------------------------------------------
 
 
-def jax_with_cpus(count: int) -> Any:
-    jax = require("jax")
-    if len(jax.devices("cpu")) < count:
-        pytest.skip(f"JAX has fewer than {count} CPU devices here (XLA_FLAGS)")
-    return jax
-
-
-def test_jax_on_a_virtual_cpu_device() -> None:
-    jax = jax_with_cpus(3)
+def test_data_stays_where_it_is_and_goes_where_it_is_told() -> None:
+    """On the CPU devices of JAX and TensorFlow, and from there to a framework that has but one."""
+    jax, tf = require("jax"), require("tensorflow")
+    require("torch")
+    if len(jax.devices("cpu")) < 3:
+        pytest.skip("JAX has fewer than three CPU devices here (XLA_FLAGS)")
     x = image().astype(np.float64)
     array = convert_memory(x, "jax", device="cpu:2")
     assert array.devices() == {jax.devices("cpu")[2]}
-    assert array.dtype == np.float64
-    assert data.bits(array) == x.tobytes()
-    assert device_of(array) == "cpu:2"
-    assert str(device_of(array)) == "cpu:2"
-    assert convert_memory(array, "jax") is array
-    assert convert_memory(array, "jax", device="cpu:2") is array
-    # Nothing given: it stays where it is, also for a copy and a cast.
+    assert (device_of(array), data.bits(array)) == ("cpu:2", x.tobytes())
+    assert convert_memory(array, "jax") is convert_memory(array, "jax", device="cpu:2") is array
     assert device_of(convert_memory(array, "jax", copy=True)) == "cpu:2"
     assert device_of(convert_memory(array, "jax", dtype="float32")) == "cpu:2"
-
-
-def test_between_virtual_cpu_devices_of_jax() -> None:
-    jax = jax_with_cpus(3)
-    x = image()
-    first = convert_memory(x, "jax", device="cpu:1")
-    second = convert_memory(first, "jax", device="cpu:2")
-    assert second.devices() == {jax.devices("cpu")[2]}
-    assert data.bits(second) == x.tobytes()
-    assert device_of(first) == "cpu:1"
-    home = arraybridge.to_cpu(second)
-    assert home.devices() == {jax.devices("cpu")[0]}
-    assert data.bits(home) == x.tobytes()
-
-
-@pytest.mark.parametrize("target", ["numpy", "torch"])
-def test_from_a_virtual_cpu_device_to_a_framework_without_it(target: str) -> None:
-    require(target)
-    jax_with_cpus(4)
-    array = convert_memory(image(), "jax", device="cpu:3")
-    result = convert_memory(array, target)
-    assert device_of(result) == "cpu"
-    assert data.bits(result) == image().tobytes()
-
-
-def tensorflow_with_two_cpus() -> Any:
-    tf = require("tensorflow")
-    if len(tf.config.list_logical_devices("CPU")) < 2:
-        pytest.skip("TensorFlow has started with one CPU device")
-    return tf
-
-
-def test_tensorflow_on_its_second_cpu_device() -> None:
-    tensorflow_with_two_cpus()
-    x = image()
-    tensor = convert_memory(x, "tensorflow", device="cpu:1")
-    assert tensor.device.endswith("device:CPU:1")
-    assert device_of(tensor) == "cpu:1"
-    assert data.bits(tensor) == x.tobytes()
-    assert convert_memory(tensor, "tensorflow") is tensor
-    assert device_of(convert_memory(tensor, "tensorflow", device="cpu")) == "cpu"
-    back = convert_memory(tensor, "numpy")
-    assert back.tolist() == x.tolist()
-
-
-def test_data_stays_on_a_device_that_the_target_has_too() -> None:
-    jax_with_cpus(3)
-    tensorflow_with_two_cpus()
-    first = convert_memory(image(), "jax", device="cpu:1")
-    assert device_of(convert_memory(first, "tensorflow")) == "cpu:1"
-    second = convert_memory(image(), "jax", device="cpu:2")
-    assert device_of(convert_memory(second, "tensorflow")) == "cpu"
+    for moved, place in (
+        (convert_memory(array, "jax", device="cpu:1"), "cpu:1"),
+        (arraybridge.to_cpu(array), "cpu"),
+        (convert_memory(array, "torch"), "cpu"),
+        (convert_memory(array, "numpy"), "cpu"),
+    ):
+        assert (device_of(moved), data.bits(moved)) == (place, x.tobytes())
+    if len(tf.config.list_logical_devices("CPU")) > 1:
+        tensor = convert_memory(convert_memory(x, "jax", device="cpu:1"), "tensorflow")
+        assert tensor.device.endswith("device:CPU:1")
+        assert convert_memory(tensor, "tensorflow") is tensor
+        assert device_of(convert_memory(tensor, "tensorflow", device="cpu")) == "cpu"
+        assert convert_memory(tensor, "numpy").tolist() == x.tolist()
 
 
 def test_opencl_devices() -> None:
@@ -448,18 +313,19 @@ def test_opencl_devices() -> None:
     first = convert_memory(x, "pyclesperanto", 0)
     second = convert_memory(first, "pyclesperanto", 1)
     assert (device_of(first), device_of(second)) == ("opencl:0", "opencl:1")
-    assert convert_memory(second, "pyclesperanto") is second
-    assert convert_memory(second, "pyclesperanto", 1) is second
+    assert convert_memory(second, "pyclesperanto") is convert_memory(second, "pyclesperanto", 1) is second
     copied = convert_memory(second, "pyclesperanto", copy=True)
     assert copied is not second
     assert device_of(copied) == "opencl:1"
     assert device_of(arraybridge.to_gpu(second)) == "opencl:0"
-    assert device_of(arraybridge.to_gpu(first, 1)) == "opencl:1"
+    assert (
+        device_of(arraybridge.to_gpu(first, 1)) == device_of(arraybridge.to_pyclesperanto(x, 1)) == "opencl:1"
+    )
     for array in (first, second, copied):
         assert convert_memory(array, "numpy").tolist() == x.tolist()
-    # Nothing given, from the host: its current device.
-    current = arraybridge.framework("pyclesperanto").default_device()
-    assert device_of(convert_memory(x, "pyclesperanto")) == current
+    framework = arraybridge.framework("pyclesperanto")
+    assert device_of(convert_memory(x, "pyclesperanto")) == framework.default_device()
+    assert device_of(convert_memory(x, "pyclesperanto", "auto")) in framework.devices()
 
 
 # ---- nothing else changes --------------------------------------------------------------------------------
@@ -526,226 +392,64 @@ def test_no_call_changes_anything_else() -> None:
         assert after[what] == value, what
 
 
-def test_the_state_that_is_compared_would_show_a_change() -> None:
-    """The guard above sees it when the random states, the defaults or the flags move."""
-    for name in ("torch", "jax", "tensorflow", "pyclesperanto"):
-        require(name)
-    jax, torch = importlib.import_module("jax"), importlib.import_module("torch")
-    before = state()
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()  # noqa: NPY002
-    try:
-        torch.rand(1)
-        np.random.rand(1)  # noqa: NPY002
-        torch.set_default_dtype(torch.float64)
-        with data.x64(jax):
-            after = state()
-    finally:
-        torch.set_rng_state(torch_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        torch.set_default_dtype(torch.float32)
-    changed = {what for what in before if before[what] != after[what]}
-    assert changed == {"torch random", "numpy's random", "torch defaults", "jax x64"}
-
-
 # ---- the same framework, the same device: the very object ------------------------------------------------
 
 
-def odd_numpy() -> dict[str, Any]:
-    masked = np.ma.masked_array([1.0, 2.0], [True, False])
-    read_only = np.arange(3)
-    read_only.setflags(write=False)
-    return {
-        "masked": masked,
-        "read-only": read_only,
-        "big-endian": np.arange(3, dtype=">i4"),
-        "reversed": np.arange(6)[::-2],
-        "broadcast": np.broadcast_to(np.arange(3), (4, 3)),
-        "object": np.array([1, "a", None], dtype=object),
-        "string": np.array(["a", "bc"]),
-        "datetime": np.array(["2020-01-01"], "datetime64[D]"),
-        "structured": np.zeros(2, [("a", "i4"), ("b", "f8")]),
-        "record": np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
-        "long double": np.zeros(2, np.longdouble),
-        "0-d": np.array(1.0),
-        "empty": np.zeros((0, 3)),
-    }
-
-
-def odd_torch() -> dict[str, Any]:
-    torch = require("torch")
-    grad = torch.ones(3, requires_grad=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # "deprecated", since torch 2.13
-        quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    return {
-        "requires grad": grad,
-        "result with a graph": grad * 2,
-        "parameter": torch.nn.Parameter(torch.ones(2)),
-        "conj": torch.ones(2, dtype=torch.complex64).conj(),
-        "neg": torch.ones(2, dtype=torch.complex64).conj().imag,
-        "sparse": torch.eye(3).to_sparse(),
-        "meta": torch.ones(2, device="meta"),
-        "quantized": quantized,
-        "transposed": torch.ones(2, 3).t(),
-        "bfloat16": torch.ones(2, dtype=torch.bfloat16),
-        "0-d": torch.tensor(1.0),
-        "empty": torch.ones(0, 3),
-    }
-
-
-def odd_tensorflow() -> dict[str, Any]:
-    tf = require("tensorflow")
-    return {
-        "variable": tf.Variable([1.0, 2.0]),
-        "string": tf.constant(["a", "b"]),
-        "ragged": tf.ragged.constant([[1, 2], [3]]),
-        "sparse": tf.sparse.from_dense([[0, 1], [2, 0]]),
-        "0-d": tf.constant(2.0),
-        "bfloat16": tf.constant([1.0], tf.bfloat16),
-    }
-
-
-def odd_jax() -> dict[str, Any]:
-    jax = require("jax")
-    return {
-        "key": jax.random.key(0),
-        "0-d": jax.numpy.float32(1.0) + 0,
-        "int4": jax.numpy.array([1, 2], jax.numpy.int4),
-        "empty": jax.numpy.zeros((0, 3)),
-    }
-
-
-@pytest.mark.parametrize(
-    ("framework", "make"),
-    [("numpy", odd_numpy), ("torch", odd_torch), ("tensorflow", odd_tensorflow), ("jax", odd_jax)],
-)
-def test_the_very_object_comes_back_whatever_it_is(
-    framework: str, make: Callable[[], dict[str, Any]]
-) -> None:
-    for what, array in make().items():
-        for _ in range(2):  # the first call looks, the second has a plan
-            assert convert_memory(array, framework) is array, what
-        assert convert_memory(array, framework, framework) is array, what
-        assert convert_memory(array, framework, device="cpu") is array, what
-        assert convert_memory(array, framework, copy=False) is array, what
-        assert getattr(arraybridge, f"to_{framework}")(array) is array, what
-        assert arraybridge.to_cpu(array) is array, what
-        route = explain(array, framework)
-        assert (route.method, route.copies, route.shares_memory) == ("same", 0, True), what
-        with arraybridge.trace() as log:
-            assert convert_memory(array, framework) is array, what
-        assert log.records == [route], what
-
-
-def test_a_memory_map_comes_back_as_it_is(tmp_path: Path) -> None:
-    file = tmp_path / "values"
-    file.write_bytes(bytes(16))
-    mapped = np.memmap(file, np.float32, "r")
-    assert convert_memory(mapped, "numpy") is mapped
-
-
-def test_a_copy_is_another_object_of_the_same_framework() -> None:
-    for framework in HOST:
-        require(framework)
-        array = data.build(framework, "aligned", "float32").array
-        copied = convert_memory(array, framework, copy=True)
-        assert copied is not array
-        assert data.framework_of(copied) == framework
-        assert data.address(copied) != data.address(array)
-        assert data.bits(copied) == data.bits(array)
-
-
 def test_a_traced_value_stays_itself_inside_its_own_framework() -> None:
-    jax = require("jax")
+    jax, tf, torch = require("jax"), require("tensorflow"), require("torch")
     seen: list[bool] = []
 
-    def double(x: Any) -> Any:
-        seen.append(convert_memory(x, "jax") is x)
-        return arraybridge.to_jax(x) * 2
+    def double(framework: str, x: Any) -> Any:
+        seen.append(convert_memory(x, framework) is x)
+        return getattr(arraybridge, f"to_{framework}")(x) * 2
 
-    assert jax.jit(double)(jax.numpy.arange(3)).tolist() == [0, 2, 4]
-    assert jax.vmap(double)(jax.numpy.arange(3)).tolist() == [0, 2, 4]
-    assert float(jax.grad(lambda x: double(x).sum())(1.0)) == 2.0
-    assert seen == [True] * 3
-
-
-def test_a_symbolic_tensor_stays_itself_inside_its_own_framework() -> None:
-    tf = require("tensorflow")
-    seen: list[bool] = []
-
-    def double(x: Any) -> Any:
-        seen.append(convert_memory(x, "tensorflow") is x)
-        return x * 2
-
+    of_jax, of_torch = functools.partial(double, "jax"), functools.partial(double, "torch")
+    assert jax.jit(of_jax)(jax.numpy.arange(3)).tolist() == [0, 2, 4]
+    assert jax.vmap(of_jax)(jax.numpy.arange(3)).tolist() == [0, 2, 4]
+    assert float(jax.grad(of_jax)(1.0)) == 2.0
     # autograph=False runs the function as it is written here.
-    assert tf.function(double, autograph=False)(tf.range(3)).numpy().tolist() == [0, 2, 4]
-    assert seen == [True]
-
-
-def test_a_tensor_under_a_transform_stays_itself_inside_torch() -> None:
-    torch = require("torch")
-    assert torch.func.vmap(lambda x: convert_memory(x, "torch") * 2)(torch.arange(3)).tolist() == [0, 2, 4]
-    assert float(torch.func.grad(lambda x: convert_memory(x, "torch") * 3)(torch.tensor(1.0))) == 3.0
+    of_tensorflow = tf.function(functools.partial(double, "tensorflow"), autograph=False)
+    assert of_tensorflow(tf.range(3)).numpy().tolist() == [0, 2, 4]
+    assert torch.func.vmap(of_torch)(torch.arange(3)).tolist() == [0, 2, 4]
+    assert float(torch.func.grad(of_torch)(torch.tensor(1.0))) == 2.0
+    assert seen == [True] * 6
 
 
 # ---- dtype= ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", HOST)
-def test_a_cast_happens_on_request_and_only_then(target: str) -> None:
-    require(target)
-    x = np.array([[0.1, 1e10], [-2.75, 3.0]])
-    kept = convert_memory(x, target)
-    assert data.dtype_name(kept) == "float64"
-    cast = convert_memory(x, target, dtype="float32")
-    assert data.dtype_name(cast) == "float32"
-    assert data.bits(cast) == x.astype(np.float32).tobytes()
-    assert x[0].tolist() == [0.1, 1e10]
-
-
-CASTS = [
-    ("int64", "float64"),
-    ("float64", "int32"),
-    ("float32", "bool"),
-    ("bool", "uint8"),
-    ("int32", "complex64"),
-    ("uint8", "int64"),
-    ("float32", "float16"),
-    ("int64", "int8"),
-]
-
-
-@pytest.mark.parametrize("target", HOST)
-@pytest.mark.parametrize("source", HOST)
-@pytest.mark.parametrize(("dtype", "wanted"), CASTS)
-def test_casts_between_all_pairs(source: str, target: str, dtype: str, wanted: str) -> None:
-    require(source)
-    require(target)
-    values = np.array([0, 1, 2, 5, 100]).astype(dtype)
-    array = convert_memory(values, source)
-    cast = convert_memory(array, target, dtype=wanted)
-    assert data.dtype_name(cast) == wanted
-    assert data.bits(cast) == values.astype(wanted).tobytes()
-    assert data.bits(array) == values.tobytes()
-
-
-def test_a_cast_lets_pyclesperanto_hold_what_it_otherwise_refuses() -> None:
+def test_a_cast_happens_where_the_values_still_are_whole() -> None:
+    """OpenCL has neither 64-bit integers nor doubles: the cast comes before, on the host."""
     require("pyclesperanto")
-    x = np.array([[0.1, 2.0]])
+    wide = np.array([2**40 + 3, -(2**33)])
     with pytest.raises(DtypeNotSupportedError, match="float32"):
-        convert_memory(x, "pyclesperanto")
+        convert_memory(wide, "pyclesperanto")
     for source in HOST:
         require(source)
-        cast = convert_memory(convert_memory(x, source), "pyclesperanto", dtype="float32")
-        assert data.bits(cast) == x.astype(np.float32).tobytes()
-    # Cast where the values still are whole, not after a narrowing on the way.
-    wide = convert_memory(np.array([2**40 + 3, -(2**33)]), "pyclesperanto", dtype="float32")
-    assert data.bits(wide) == np.array([2**40 + 3, -(2**33)]).astype(np.float32).tobytes()
-    image32 = convert_memory(image(), "pyclesperanto")
-    assert data.bits(convert_memory(image32, "pyclesperanto", dtype="uint8"))[:2] == bytes([0, 1])
-    assert data.dtype_name(convert_memory(image32, "numpy", dtype="float64")) == "float64"
+        cast = convert_memory(convert_memory(wide, source), "pyclesperanto", dtype="float32")
+        assert data.bits(cast) == wide.astype(np.float32).tobytes()
     with pytest.raises(DtypeNotSupportedError):
         convert_memory(image(), "pyclesperanto", dtype="float64")
+
+
+@pytest.mark.parametrize("call", [convert_memory, explain])
+@pytest.mark.parametrize(
+    "x",
+    [np.array(["1", "2"]), np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), np.array([1, None], object)],
+    ids=["strings", "structured", "objects"],
+)
+def test_what_is_no_number_is_not_cast(call: Call, x: np.ndarray[Any, Any]) -> None:
+    with pytest.raises(DtypeNotSupportedError):
+        call(x, "numpy", dtype="float32")
+
+
+@pytest.mark.parametrize("call", [convert_memory, explain, arraybridge.to_torch])
+def test_a_dtype_stands_behind_its_name(call: Call) -> None:
+    torch = require("torch")
+    named = () if call is arraybridge.to_torch else ("torch",)
+    for dtype in ("float32", np.float32, torch.float32):
+        with pytest.raises(ValueError, match="dtype='float32'"):
+            call(image(), *named, dtype)
 
 
 def test_dtypes_may_be_given_as_any_framework_writes_them() -> None:
@@ -814,12 +518,6 @@ def test_a_graph_is_never_cut_unasked(target: str) -> None:
         assert explain(source, target, grad="detach").target == target
 
 
-def test_detaching_shares_memory() -> None:
-    torch = require("torch")
-    tensor = torch.ones(2, requires_grad=True)
-    assert data.address(convert_memory(tensor, "numpy", grad="detach", copy=False)) == tensor.data_ptr()
-
-
 def test_inside_torch_the_graph_stays() -> None:
     torch = require("torch")
     tensor = torch.ones(2, requires_grad=True)
@@ -854,15 +552,6 @@ def test_short_forms(source: str, target: str) -> None:
         assert device_of(short(array, device="cpu")) == "cpu"
 
 
-def test_short_forms_take_a_gpu_id() -> None:
-    need_two_opencl_devices()
-    assert device_of(arraybridge.to_pyclesperanto(image(), 1)) == "opencl:1"
-    assert device_of(arraybridge.to_pyclesperanto(image(), gpu_id=1)) == "opencl:1"
-    require("torch")
-    with pytest.raises(DeviceNotFoundError):
-        arraybridge.to_torch(image(), gpu_id=NOWHERE)
-
-
 @pytest.mark.parametrize("framework", HOST)
 def test_to_cpu_keeps_the_framework_and_the_object(framework: str) -> None:
     require(framework)
@@ -871,37 +560,3 @@ def test_to_cpu_keeps_the_framework_and_the_object(framework: str) -> None:
     copied = arraybridge.to_cpu(array, copy=True)
     assert data.framework_of(copied) == framework
     assert data.address(copied) != data.address(array)
-
-
-def test_to_cpu_of_what_has_no_host_arrays_says_what_to_use() -> None:
-    require("pyclesperanto")
-    with pytest.raises(DeviceNotFoundError, match=r"to_numpy"):
-        arraybridge.to_cpu(convert_memory(image(), "pyclesperanto"))
-
-
-def test_to_gpu_of_numpy_says_what_to_do() -> None:
-    with pytest.raises(DeviceNotFoundError, match="convert_memory"):
-        arraybridge.to_gpu(image())
-
-
-@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow"])
-def test_to_gpu_where_there_is_none(framework: str) -> None:
-    require(framework)
-    with pytest.raises(DeviceNotFoundError):
-        arraybridge.to_gpu(convert_memory(image(), framework), NOWHERE)
-
-
-def test_short_forms_refuse_what_is_no_array() -> None:
-    for short in (arraybridge.to_numpy, arraybridge.to_cpu, arraybridge.to_gpu, device_of):
-        with pytest.raises(arraybridge.UnknownArrayError):
-            short([1, 2])
-
-
-# ---- what only the framework's own operations would show -------------------------------------------------
-
-
-def test_complex_numbers_that_torch_would_call_unaligned() -> None:
-    """Torch 2.13 ends the process on complex128 memory off a 16-byte boundary, which NumPy calls aligned."""
-    require("torch")
-    done = run_python(str(Path(__file__).parent / "scripts" / "unaligned_complex_to_torch.py"))
-    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import MemoryConversionError, convert_memory, explain
+from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_memory, explain
 from arraybridge.conversion import plans
 from tests import matrix_data as data
 from tests.helpers import require
@@ -121,19 +121,6 @@ SOME = ("float32", "complex128", "bfloat16", "bool", "int64", "float8_e5m2")
 
 @pytest.mark.parametrize("target", data.FRAMEWORKS)
 @pytest.mark.parametrize("source", data.FRAMEWORKS)
-def test_a_plan_does_what_explain_says(source: str, target: str) -> None:
-    require(source)
-    require(target)
-    for dtype in SOME:
-        for layout, made in sources(source, dtype):
-            for name, options in OPTIONS.items():
-                if source == target == "tensorflow" and layout in ("offset", "unaligned"):
-                    continue  # a wrong step here ends the process: tests/deadly/misaligned_tensorflow.py
-                check(call_of(made.array, source, target, options), made.array, f"{layout} {dtype} {name}")
-
-
-@pytest.mark.parametrize("target", data.FRAMEWORKS)
-@pytest.mark.parametrize("source", data.FRAMEWORKS)
 def test_plans_of_other_arrays_change_nothing(source: str, target: str) -> None:
     """All arrays of a framework one after the other, through the same plans, there and back."""
     require(source)
@@ -148,7 +135,8 @@ def test_plans_of_other_arrays_change_nothing(source: str, target: str) -> None:
             for dtype, layout, one in made
         ]
         cold = []
-        for _, call, array in calls:
+        for where, call, array in calls:
+            check(call, array, where)
             forget()
             cold.append(outcome(call, array))
         for order in (calls, calls[::-1]):
@@ -271,6 +259,8 @@ def test_strange_arrays(source: str, target: str) -> None:
         told = foretold(call)
         first = _compared(call)
         again = _compared(call)
+        if source == target and not options:
+            assert convert_memory(x, target) is x, kind
         convert_memory_quietly(plain, source, target, options)
         assert _compared(call) == first == again, f"{kind} {name}"
         if (
@@ -302,32 +292,16 @@ def _compared(call: Callable[[Callable[..., Any]], Any]) -> tuple[Any, ...]:
     return (data.framework_of(result), data.dtype_name(result), tuple(result.shape), bits)
 
 
-@pytest.mark.parametrize("copy", [0, 1, 0.0, 1.0, 3, "no", "", np.int64(1), np.array(True), []], ids=repr)
-def test_a_senseless_copy_is_a_value_error(copy: Any) -> None:
-    require("torch")
+@pytest.mark.parametrize("call", [convert_memory, explain])
+def test_equal_dtypes_are_no_trap(call: Callable[..., Any]) -> None:
+    """``tf.float32 == 1``, and both are equal keys."""
+    torch, tf = require("torch"), require("tensorflow")
     x = np.arange(3.0)
-    for warm_up in (True, False):
-        convert_memory(x, "torch", copy=warm_up)
-        for do in (convert_memory, explain, arraybridge.convert_tree):
-            for target in ("torch", "numpy"):
-                with pytest.raises(ValueError, match="copy="):
-                    do(x, target, copy=copy)
-        with pytest.raises(ValueError, match="copy="):
-            arraybridge.to_cpu(x, copy=copy)
-        with pytest.raises(ValueError, match="copy="):
-            arraybridge.to_torch(x, copy=copy)
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_booleans_of_numpy_count(value: bool) -> None:
-    require("torch")
-    for array in (np.arange(3.0), np.arange(3.0)[::-1]):
-        for _ in range(2):
-            for target in ("torch", "numpy"):
-                expected = outcome(lambda do: do(array, target, copy=value), array)  # noqa: B023
-                got = outcome(lambda do: do(array, target, copy=np.bool_(value)), array)  # noqa: B023
-                assert got == expected
-        assert (explain(array, "numpy", copy=np.bool_(value)).copies == 1) == value
+    for _ in range(3):
+        assert convert_memory(x, "torch", dtype=tf.float32).dtype is torch.float32
+        for dtype in (1, True, 1.0):
+            with pytest.raises(DtypeNotSupportedError):
+                call(x, "torch", dtype=dtype)
 
 
 def test_equal_keys_are_no_trap() -> None:
@@ -336,9 +310,19 @@ def test_equal_keys_are_no_trap() -> None:
     x = np.arange(3.0)
     for _ in range(3):
         convert_memory(x, "torch", copy=True)
+        assert convert_memory(x, "torch", copy=np.True_).data_ptr() != x.ctypes.data
+        assert convert_memory(x, "torch", copy=np.False_).data_ptr() == x.ctypes.data
         convert_memory(x, "numpy", 0)
         convert_memory(x, "numpy", "numpy", 0)
-        for options in ({"copy": 1}, {"gpu_id": True}, {"gpu_id": 0.0}, {"device": 0}, {"device": "cpu:0 "}):
+        for options in (
+            {"copy": 1},
+            {"copy": np.array(True)},
+            {"copy": "no"},
+            {"gpu_id": True},
+            {"gpu_id": 0.0},
+            {"device": 0},
+            {"device": "cpu:0 "},
+        ):
             with pytest.raises(ValueError, match=next(iter(options))):
                 convert_memory(x, "torch", **options)
         for number in (True, 0.0, -1):
@@ -379,7 +363,7 @@ def test_a_framework_that_is_replaced_is_asked_anew() -> None:
         assert not plans._decided
 
 
-@pytest.mark.parametrize("moment", ["_fast", "_rests_on_facts", "_plan"])
+@pytest.mark.parametrize("moment", ["_fast", "_rests_on_facts", "_planned"])
 def test_a_framework_that_another_thread_registers_meanwhile_breaks_no_conversion(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,17 +380,6 @@ def test_a_framework_that_another_thread_registers_meanwhile_breaks_no_conversio
     for _ in range(2):
         assert convert_memory(x, "numpy") is x
         assert convert_memory(x, "numpy", copy=True).tolist() == [0.0, 1.0, 2.0]
-
-
-def test_a_copy_of_four_bit_floats_keeps_its_graph() -> None:
-    torch = require("torch")
-    dtype = getattr(torch, "float4_e2m1fn_x2", None)
-    if dtype is None:
-        pytest.skip("this torch has no floats of four bits")
-    x = torch.arange(4, dtype=torch.uint8).view(dtype).requires_grad_()
-    copied = arraybridge.convert_memory(x, "torch", copy=True)
-    assert copied.requires_grad
-    assert copied.detach().view(torch.uint8).tolist() == [0, 1, 2, 3]
 
 
 def test_an_array_of_another_library_that_comes_first_slows_none_of_numpy() -> None:
