@@ -6,14 +6,15 @@ arrays of either are welcome as sources, and new arrays belong to the one that t
 
 from __future__ import annotations
 
+import ctypes
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
-from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework, extended
+from arraybridge.frameworks import hostmemory, loans
+from arraybridge.frameworks.base import Framework, extended, is_c_contiguous
 from arraybridge.frameworks.parts import Pickling, Pool
 from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
@@ -37,6 +38,8 @@ class PyclesperantoFramework(Framework):
     name = "pyclesperanto"
     has_host = False
     dtypes = _DTYPES
+    #: What its devices are called: with CUDA beneath, they are the cards that other frameworks count.
+    _kind = "opencl"
 
     def __init__(self) -> None:
         opencl.refuse_deadly_import_order(PACKAGES)
@@ -46,6 +49,8 @@ class PyclesperantoFramework(Framework):
         if not installed:
             raise ImportError("neither pyclesperanto nor pyclesperanto_prototype is installed")
         self._main = opened((imported or installed)[0])
+        if self._main.has_cuda:
+            self._kind, self.dlpack_device = "gpu", 2
         self.pool = PyclesperantoPool(self)
         self.pickling = PyclesperantoPickling(self)
 
@@ -69,7 +74,13 @@ class PyclesperantoFramework(Framework):
         return int(count)
 
     def device_of(self, x: Any) -> Device:
-        return Device("opencl", self._package(x).index_of(x))
+        return Device(self._kind, self._package(x).index_of(x))
+
+    def must_copy(self, x: Any) -> str:
+        return "it is an image, and no buffer" if getattr(x, "mtype", "buffer") != "buffer" else ""
+
+    def address(self, x: Any) -> int:
+        return ctypes.c_void_p.from_address(hostmemory.tensor_of(x.__dlpack__())).value or 0
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -99,9 +110,11 @@ class PyclesperantoFramework(Framework):
     # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(Device("opencl", i, name) for i, name in enumerate(self._main.device_names()))
+        return tuple(Device(self._kind, i, name) for i, name in enumerate(self._main.device_names()))
 
     def accelerator(self, index: int) -> Device:
+        if self._kind == "gpu":
+            return Device("gpu", index)
         order = self._in_cuda_order()
         if index < len(order) and order[index] is None:
             raise DeviceNotFoundError(
@@ -134,15 +147,40 @@ class PyclesperantoFramework(Framework):
         return seen[index][1]
 
     def settle(self, x: Any) -> None:
-        if self.device_of(x).kind == "opencl":
-            self._package(x).wait(x)
+        self._package(x).wait(x)
+
+    # With CUDA beneath: device memory, contiguous, and no queue that others could be told of.
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        return "" if is_c_contiguous(shape, strides, itemsize) else "it is not C-contiguous"
+
+    def exported(self, x: Any, device: Device) -> Any:
+        self.settle(x)
+        # Its own __dlpack__(stream, version) knows no max_version= (pyclesperanto 0.25).
+        return hostmemory.Exported(x.__dlpack__(), (2, device.index))
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+        loans.release()
+        with source.selected(device):
+            source.settle(x)
+            lent = self._main.adopt(source.exported(x, device), device.index)
+        probe = self.empty((1, 1, 1), "float32", device)
+
+        def is_done() -> bool:
+            self.settle(probe)  # its one queue is waited for: nothing tells how far it has got
+            return True
+
+        loans.keep_after(lent, x, is_done, lambda: self.settle(probe))
+        return lent
 
     def default_device(self) -> Device:
-        return Device("opencl", self._main.current_index())
+        return Device(self._kind, self._main.current_index())
 
     def find_device(self, wanted: Device) -> Device:
+        if self._kind == "gpu" and wanted.kind == "opencl":
+            wanted = Device("gpu", wanted.index)
         # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
-        if wanted.kind == "gpu" and wanted.index < len(self.devices()):
+        elif wanted.kind == "gpu" and wanted.index < len(self.devices()):
             meant = self.accelerator(wanted.index)
             if not self._main.is_cpu(meant.index):
                 wanted = meant
@@ -226,7 +264,7 @@ class PyclesperantoPool(Pool):
         return True
 
     def native_device(self, device: Device) -> Any:
-        return self._owner._main.device(device.index)
+        return self._owner._main.devices[device.index]
 
     def synchronize(self) -> None:
         owner = self._owner  # its packages work on the current device alone

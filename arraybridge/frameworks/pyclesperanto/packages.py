@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,15 @@ MAX_RANK = 3
 
 
 class Package(ABC):
-    """What the two packages do differently."""
+    """What the two packages do differently. Devices go by their number: GPUs first, then CPUs."""
+
+    #: Whether its arrays lie in CUDA's memory, and not in OpenCL's or Metal's.
+    has_cuda = False
+    #: The package's own objects.
+    devices: list[Any]
 
     @abstractmethod
     def owns(self, x: Any) -> bool: ...
-
-    @abstractmethod
-    def device_names(self) -> list[str]:
-        """Names of the OpenCL devices, GPUs first and CPUs after them."""
 
     @abstractmethod
     def index_of(self, x: Any) -> int: ...
@@ -47,7 +49,34 @@ class Package(ABC):
     def write(self, x: Any, source: np.ndarray) -> None: ...
 
     @abstractmethod
-    def read(self, x: Any) -> np.ndarray: ...
+    def map(self, x: Any, write: bool) -> AbstractContextManager[np.ndarray] | None:
+        """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
+
+    @abstractmethod
+    def wait(self, x: Any) -> None:
+        """Wait until the kernels that were queued before are done."""
+
+    @abstractmethod
+    def select(self, index: int) -> None: ...
+
+    def adopt(self, producer: Any, index: int) -> Any:
+        """An array in the CUDA memory that a producer of DLPack shows, on the same device."""
+        raise NotImplementedError("it has no CUDA")
+
+    def read(self, x: Any) -> np.ndarray:
+        return np.asarray(x.get())
+
+    def device_names(self) -> list[str]:
+        return [device.name for device in self.devices]
+
+    @contextmanager
+    def selected(self, index: int) -> Iterator[None]:
+        previous = self.current_index()
+        self.select(index)
+        try:
+            yield
+        finally:
+            self.select(previous)
 
     def stack(self, planes: list[Any]) -> Any:
         """The arrays along a new first axis, natively; None where this package has no exact way."""
@@ -61,32 +90,6 @@ class Package(ABC):
         """``x[start:stop]`` along the axis, natively; None where this package has no exact way."""
         return None  # slices come by way of float32
 
-    @abstractmethod
-    def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
-        """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
-
-    @abstractmethod
-    def wait(self, x: Any) -> None:
-        """Wait until the kernels that were queued before are done."""
-
-    #: The package's own objects, GPUs first.
-    _devices: list[Any]
-
-    def device(self, index: int) -> Any:
-        return self._devices[index]
-
-    @abstractmethod
-    def select(self, index: int) -> None: ...
-
-    @contextlib.contextmanager
-    def selected(self, index: int) -> Iterator[None]:
-        previous = self.current_index()
-        self.select(index)
-        try:
-            yield
-        finally:
-            self.select(previous)
-
 
 def _no_device() -> FrameworkNotInstalledError:
     return FrameworkNotInstalledError(
@@ -99,83 +102,76 @@ def _no_device() -> FrameworkNotInstalledError:
 
 
 class _Modern(Package):
-    """The package ``pyclesperanto``."""
+    """The package ``pyclesperanto``, with the backend that is selected when it is opened."""
 
     def __init__(self) -> None:
         import pyclesperanto
 
-        self.cle: Any = pyclesperanto
+        self._cle: Any = pyclesperanto
         try:
-            has_device = self.cle.get_device() is not None
+            current = self._cle.get_device()
         except (AttributeError, RuntimeError):  # without a device, the package imports half
-            has_device = False
-        if not has_device:
+            current = None
+        if current is None:
             raise _no_device()
-        # The device list has no public call that leaves the current device alone.
-        core = importlib.import_module("pyclesperanto._core")
-        self._backend = core._get_backend_manager().get_backend()
-        self._kinds = [kind for kind in ("gpu", "cpu") for _ in self._backend.getDevicesList(type=kind)]
-        self._devices = [
-            self._backend.getDeviceFromIndex(i, kind)
-            for kind in ("gpu", "cpu")
-            for i in range(self._kinds.count(kind))
-        ]
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, self.cle.Array)
-
-    def device_names(self) -> list[str]:
-        return [d.name for d in self._devices]
+        self.has_cuda = self._cle.get_backend_name() == "cuda"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # that there are none of a kind
+            names = {kind: self._cle.list_available_devices(kind) for kind in ("gpu", "cpu")}
+        #: How `select_device` calls each: its number among those of its kind.
+        self._places = [(i, kind) for kind, of_kind in names.items() for i in range(len(of_kind))]
+        self.devices = [self._cle.select_device(*place) for place in self._places]
+        self.select(self._index(current))
 
     def _index(self, device: Any) -> int:
-        for i, known in enumerate(self._devices):
-            if known.index == device.index and known.type == device.type and known.name == device.name:
-                return i
-        return 0
+        facts = (device.index, device.type, device.name)
+        return next((i for i, own in enumerate(self.devices) if (own.index, own.type, own.name) == facts), 0)
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, self._cle.Array)
 
     def index_of(self, x: Any) -> int:
         return self._index(x.device)
 
     def current_index(self) -> int:
-        return self._index(self.cle.get_device())
+        return self._index(self._cle.get_device())
 
     def is_cpu(self, index: int) -> bool:
-        return self._kinds[index] == "cpu"
+        return self._places[index][1] == "cpu"
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:
-        return self.cle.create(shape, dtype, device=self._devices[index])
+        return self._cle.create(shape, dtype, device=self.devices[index])
 
     def write(self, x: Any, source: np.ndarray) -> None:
         x.set(source)
-
-    def read(self, x: Any) -> np.ndarray:
-        return np.asarray(x.get())
 
     def wait(self, x: Any) -> None:
         x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element
 
     def select(self, index: int) -> None:
-        kind = self._kinds[index]
-        self.cle.select_device(index - self._kinds.index(kind), kind)
+        self._cle.select_device(*self._places[index])
 
-    def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
-        if x.mtype != "buffer" or not can_find("pyopencl"):
+    def adopt(self, producer: Any, index: int) -> Any:
+        return self._cle.from_dlpack(producer, device=self.devices[index], copy=False)
+
+    def map(self, x: Any, write: bool) -> AbstractContextManager[np.ndarray] | None:
+        if x.mtype != "buffer" or self.has_cuda or not can_find("pyopencl"):
             return None
         if not write:
-            x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element: kernels queued before are done
+            self.wait(x)
         return opencl.map_capsule(x, write)
+
+    # A region is copied byte for byte. The kernels behind indexing, paste() and copy_slice() compute in
+    # float32, in which an int32 loses its last digits.
 
     def stack(self, planes: list[Any]) -> Any:
         shape = planes[0].shape
         result = self.empty((len(planes), *shape), np.dtype(planes[0].dtype), self.index_of(planes[0]))
-        # A region is copied byte for byte. The kernels behind indexing, paste() and copy_slice() compute in
-        # float32, in which an int32 loses its last digits.
         for i, plane in enumerate(planes):
             plane.copy(result, (0, 0, 0), _region_origin(i, shape), _region(shape))
         return result
 
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        # Slices come by way of float32 here, too; a region does not.
         shape, axis = list(x.shape), axis % len(x.shape)
         shape[axis] = len(range(*slice(start, stop).indices(shape[axis])))
         origin = [0] * MAX_RANK
@@ -208,58 +204,52 @@ class _Prototype(Package):
     def __init__(self) -> None:
         self._cl = importlib.import_module("pyopencl")
         try:
-            found = [d for p in self._cl.get_platforms() for d in p.get_devices()]
+            self.devices = [device for p in self._cl.get_platforms() for device in p.get_devices()]
         except self._cl.Error as error:  # PLATFORM_NOT_FOUND_KHR
             raise _no_device() from error
-        if not found:
+        if not self.devices:
             raise _no_device()
         import pyclesperanto_prototype
 
-        self.cle: Any = pyclesperanto_prototype
-        self._devices = sorted(found, key=lambda d: d.type != self._cl.device_type.GPU)
+        self._cle: Any = pyclesperanto_prototype
+        self.devices.sort(key=lambda device: device.type != self._cl.device_type.GPU)
         self._queues: dict[int, Any] = {}
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, self._cl.array.Array)
 
-    def device_names(self) -> list[str]:
-        return [d.name for d in self._devices]
-
     def index_of(self, x: Any) -> int:
-        return self._devices.index(x.queue.device)
+        return self.devices.index(x.queue.device)
 
     def current_index(self) -> int:
-        return self._devices.index(self.cle.get_device().device)
+        return self.devices.index(self._cle.get_device().device)
 
     def is_cpu(self, index: int) -> bool:
-        return bool(self._devices[index].type == self._cl.device_type.CPU)
+        return bool(self.devices[index].type == self._cl.device_type.CPU)
 
     def _queue(self, index: int) -> Any:
-        current = self.cle.get_device()
-        if current.device == self._devices[index]:
+        current = self._cle.get_device()
+        if current.device == self.devices[index]:
             return current.queue
         if index not in self._queues:
-            self._queues[index] = self._cl.CommandQueue(self._cl.Context([self._devices[index]]))
+            self._queues[index] = self._cl.CommandQueue(self._cl.Context([self.devices[index]]))
         return self._queues[index]
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any:
-        return type(self.cle.create((1,)))(self._queue(index), shape, dtype)
+        return type(self._cle.create((1,)))(self._queue(index), shape, dtype)
 
     def write(self, x: Any, source: np.ndarray) -> None:
         x.set(source, queue=x.queue)
-
-    def read(self, x: Any) -> np.ndarray:
-        return np.asarray(x.get())
 
     def wait(self, x: Any) -> None:
         x.queue.finish()
 
     def select(self, index: int) -> None:
-        # By number and not by name, which several devices may share.
+        # By number and not by name, which several devices may share; its order has no public call.
         order = importlib.import_module("pyclesperanto_prototype._tier0._device").filter_devices()
-        self.cle.select_device(device_index=order.index(self._devices[index]))
+        self._cle.select_device(device_index=order.index(self.devices[index]))
 
-    def map(self, x: Any, write: bool) -> contextlib.AbstractContextManager[np.ndarray] | None:
+    def map(self, x: Any, write: bool) -> AbstractContextManager[np.ndarray] | None:
         if not x.flags.c_contiguous:
             return None
         return opencl.map_buffer(x.base_data, x.queue, x.offset, tuple(x.shape), x.dtype, write)

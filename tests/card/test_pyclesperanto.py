@@ -1,0 +1,67 @@
+"""pyclesperanto's CUDA backend, by a stand-in with the same protocol: nothing here has run on a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.card.test_emulator import asked
+
+pytestmark = pytest.mark.gpu
+
+SETUP = (
+    "import sys",
+    f"sys.path.insert(0, {str(Path(__file__).parent / 'standin')!r})",
+    "import numpy as np, cupy, arraybridge as ab, pyclesperanto as cle",
+    "from arraybridge import convert_memory as to, explain",
+    "host = np.arange(6, dtype=np.float32).reshape(2, 3)",
+)
+
+
+def test_it_shares_with_cupy_on_the_same_card() -> None:
+    said = asked(
+        *SETUP,
+        "x = to(host, 'cupy', 1)",
+        "image = to(x, 'pyclesperanto', copy=False)",
+        "print(type(image) is cle.Array, ab.device_of(image), image.memory.data.ptr == x.data.ptr)",
+        "back = to(image, 'cupy')",
+        "print(back.data.ptr == x.data.ptr, explain(image, 'cupy').method, ab.to_numpy(image).tolist())",
+        "del x, image; ab.free_memory(); print(back.get().sum())",
+    )
+    assert said.splitlines() == [
+        "True gpu:1 True",
+        "True dlpack [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]",
+        "15.0",
+    ]
+
+
+def test_it_copies_once_where_it_cannot_share() -> None:
+    said = asked(
+        *SETUP,
+        "x = to(host, 'cupy', 0).T",
+        "print(explain(x, 'pyclesperanto').reason, explain(x, 'pyclesperanto').copies)",
+        "print(to(x, 'pyclesperanto').get().tolist())",
+        "print(ab.device_of(to(x.T, 'pyclesperanto', 1)), ab.device_of(to(x.T, 'pyclesperanto', device='opencl:1')))",
+        "print(to(cupy.ones(3), 'numpy').dtype, [str(d) for d in ab.framework('pyclesperanto').devices()])",
+        "try: to(cupy.ones(3), 'pyclesperanto')",
+        "except ab.MemoryConversionError as error: print(error.reason)",
+    )
+    assert said.splitlines() == [
+        "it is not C-contiguous 1",
+        "[[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]",
+        "gpu:1 gpu:1",
+        "float64 ['gpu:0', 'gpu:1']",
+        "pyclesperanto has no dtype float64",
+    ]
+
+
+def test_late_work_is_waited_for() -> None:
+    said = asked(
+        *SETUP,
+        "stream = cupy.cuda.Stream(non_blocking=True); stream.use()",
+        "x = cupy.zeros(4096, np.float32)",
+        "for _ in range(4): x += 1",
+        "print((to(x, 'pyclesperanto').get() == 4).all())",
+    )
+    assert said == "True"
