@@ -94,19 +94,9 @@ def bench(
     rounds: Annotated[int, typer.Option(help="How often each call is timed, in turn.", min=3, max=1000)] = 15,
     as_json: output.AsJson = False,
     sizes: Annotated[
-        str | None,
-        typer.Option(
-            help="CPU against GPU instead, at these numbers of elements (or bytes): 1000,1e6,64MiB.",
-            show_default=False,
-        ),
+        str | None, typer.Option(help="CPU against GPU instead, at these sizes: 1000,1e6,64MiB.")
     ] = None,
-    functions: Annotated[
-        str | None,
-        typer.Option(
-            help="With --sizes: of elementwise, reduction, matmul, fft, filter, or your own MODULE:NAME.",
-            show_default=False,
-        ),
-    ] = None,
+    functions: Annotated[str | None, typer.Option(help="With --sizes: fft,matmul, or MODULE:NAME.")] = None,
 ) -> None:
     """Time arraybridge against the frameworks' own calls.
 

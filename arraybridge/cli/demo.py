@@ -24,10 +24,7 @@ def demo(
     image: Annotated[
         Path | None,
         typer.Option(
-            help="A picture to use instead of scikit-image's coins: .npy, or what Pillow reads.",
-            exists=True,
-            dir_okay=False,
-            readable=True,
+            help="Your own picture: .npy, or what Pillow reads.", exists=True, dir_okay=False, readable=True
         ),
     ] = None,
     as_json: output.AsJson = False,
@@ -53,7 +50,7 @@ def demo(
         "nbytes": picture.nbytes,
         "steps": steps,
         "missing": missing,
-        "gpu": _has_gpu([step["target"] for step in steps]),
+        "gpu": arraybridge.gpu_available(),
         **more,
         "exact": all(part["exact"] for part in (*steps, *more.values())),
     }
@@ -80,14 +77,9 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
             picture = np.load(image, allow_pickle=False)
         else:
             picture = np.asarray(importlib.import_module("PIL.Image").open(image).convert("L"))
-    except ImportError:
-        raise typer.BadParameter(
-            f"to read {image} install Pillow, pip install pillow", param_hint="--image"
-        ) from None
-    except (OSError, ValueError, EOFError) as error:
-        raise typer.BadParameter(
-            f"{image} can't be read as a picture: {error}", param_hint="--image"
-        ) from None
+    except (ImportError, OSError, ValueError, EOFError) as error:
+        words = f"{image} can't be read as a picture: {error}"
+        raise typer.BadParameter(words, param_hint="--image") from None
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3) or not picture.size:
         raise typer.BadParameter(
             f"{image} holds {picture.dtype} of shape {picture.shape}; give uint8 of two or three axes",
@@ -168,17 +160,6 @@ def _more(picture: np.ndarray, frameworks: list[str]) -> Json:
     }
 
 
-_NO_GPU = (
-    "none of these frameworks finds one. With an NVIDIA card and its driver, cupy-cuda13x (or -cuda12x), a"
-    " CUDA build of torch, jax[cuda13] or tensorflow[and-cuda] would use it."
-)
-
-
-def _has_gpu(names: list[str]) -> bool:
-    """Whether one of the frameworks has a GPU; an OpenCL device may be a GPU or not, and counts for none."""
-    return any(d.kind == "gpu" for name in names for d in registry.framework(name).devices())
-
-
 def _print(report: Json) -> None:
     to = output.console()
     shape = " × ".join(map(str, report["shape"]))
@@ -202,7 +183,7 @@ def _print(report: Json) -> None:
     output.show(to, columns, rows, right=("bytes", "time"))
     output.print_left_out(to, report["missing"])
     if not report["gpu"]:
-        to.print(f"[yellow]no GPU is used:[/yellow] {escape(_NO_GPU)}")
+        to.print("[yellow]no GPU is used:[/yellow] no framework finds one; arraybridge doctor says more.")
     decorated, oom, line = report["decorated"], report["out_of_memory"], report["pipeline"]
     attempts = " → ".join(map(str, oom["attempts"]))
     to.print(

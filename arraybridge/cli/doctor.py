@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 import arraybridge
@@ -32,6 +31,7 @@ from arraybridge import machine
 from arraybridge.cli import output
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.facts import install_command
+from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
 from arraybridge.show import format_bytes
 
 __all__ = ["doctor"]
@@ -186,21 +186,17 @@ def cpu_build(facts: Facts) -> Iterator[Json]:
 
 def no_opencl(facts: Facts) -> Iterator[Json]:
     look = facts.looks.get("pyclesperanto", {})
-    library = look.get("opencl")
     if look.get("state") == "no device":
         message = (
             "pyclesperanto finds no OpenCL device. A card's driver brings one, and PoCL is one for the CPU."
         )
         yield _problem("no-opencl", "error", "pyclesperanto", message, 'pip install "pyopencl[pocl]"')
-    elif look.get("plain_import") == "fails" and library:
+    elif look.get("plain_import") == "fails":
         message = (
-            "A program that imports pyclesperanto before arraybridge has used it finds no OpenCL device: no"
-            " driver is configured, and only arraybridge shows it the PoCL that is installed."
+            "A program that imports pyclesperanto before arraybridge finds no OpenCL device: no driver is"
+            " configured, and only arraybridge shows it the PoCL that is installed."
         )
-        fix = (
-            f"export OCL_ICD_FILENAMES={shlex.quote(library)}",
-            '# or, before the import: arraybridge.framework("pyclesperanto")',
-        )
+        fix = (f"export OCL_ICD_FILENAMES={shlex.quote(use_pocl_wheel())}", "# or import arraybridge first")
         yield _problem("no-opencl", "warning", "pyclesperanto", message, *fix)
 
 
@@ -323,15 +319,12 @@ def gather(seconds: float) -> Facts:
         narrowed += [pair for pair in pairs if pair.crash] or [trial]
     if looks.get("pyclesperanto", {}).get("state") in _SOUND:
         looks["pyclesperanto"]["plain_import"] = _plain_import()
-    return Facts(
-        machine.driver(),
-        machine.cards(),
-        {name: looks.get(name, {"state": "missing", "devices": []}) for name in names},
-        narrowed,
-        _versions(),
-        os.environ,
-        Path.cwd(),
-    )
+    versions = _versions()
+    for name, look in looks.items():  # one that does not import says nothing itself
+        packages = (versions[one] for one in registry.facts(name).distributions if one in versions)
+        look["version"] = look.get("version") or next(packages, None)
+    every = {name: looks.get(name, {"state": "missing", "devices": []}) for name in names}
+    return Facts(machine.driver(), machine.cards(), every, narrowed, versions, os.environ, Path.cwd())
 
 
 def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Trial]:
@@ -387,8 +380,9 @@ def _ending(code: int, stderr: str) -> str:
 
 def _plain_import() -> str:
     """What becomes of exactly ``import pyclesperanto``: without a driver, it imports half, and only warns."""
+    environ = {k: v for k, v in os.environ.items() if k != "OCL_ICD_FILENAMES" or not use_pocl_wheel()}
     command = [sys.executable, "-c", "import pyclesperanto; pyclesperanto.push"]
-    done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environ, check=False)
     return "fails" if done.returncode else "works"
 
 
@@ -407,13 +401,7 @@ def _versions() -> dict[str, str]:
 
 def doctor(
     as_json: output.AsJson = False,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that a framework may take before it counts as hanging.",
-            callback=output.seconds(0.1),
-        ),
-    ] = 90.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a framework hangs.", min=0.1)] = 90.0,
 ) -> None:
     """Find out what is installed, what will go wrong, and how to mend it.
 
@@ -443,30 +431,25 @@ def _as_json(facts: Facts, problems: list[Json]) -> Json:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "driver": facts.driver._asdict() | {"cards": [asdict(card) for card in facts.cards]},
-        "frameworks": {name: look | {"version": _version(name, facts)} for name, look in facts.looks.items()},
+        "frameworks": facts.looks,
         "import_orders": [{"order": trial.order, "crash": trial.crash or None} for trial in facts.trials],
         "problems": problems,
     }
-
-
-def _version(name: str, facts: Facts) -> str | None:
-    """What the framework says of itself; where it does not work, what its package says."""
-    look = facts.looks[name]
-    if look["state"] == "missing" or look.get("version"):
-        return look.get("version")
-    packages = registry.facts(name).distributions
-    return next((facts.versions[package] for package in packages if package in facts.versions), None)
 
 
 def _print(facts: Facts, problems: list[Json]) -> None:
     console = output.console()
     system = f"{platform.system()} {platform.machine()}"
     console.print(f"arraybridge {arraybridge.__version__}, Python {platform.python_version()}, {system}")
-    _print_cards(console, facts)
+    driver, cuda = facts.driver, ".".join(map(str, facts.driver.cuda or "?"))
+    runs = f" {driver.version}, which runs CUDA up to {cuda}" if driver.version else f": {driver.reason}"
+    console.print(f"NVIDIA driver{runs}")
+    for card in facts.cards:
+        console.print(f"  card {card.index}: {escape(card.name)}, {format_bytes(card.total)}")
     rows = [
         (
             name,
-            escape(_version(name, facts) or ""),
+            escape(look.get("version") or ""),
             _STATES[look["state"]],
             look.get("built_for") or "",
             escape(_devices(look["devices"])),
@@ -491,20 +474,6 @@ def _print(facts: Facts, problems: list[Json]) -> None:
     counts = Counter(problem["severity"] for problem in problems)
     words = (f"{count} {word}{'' if count == 1 else 's'}" for word, count in counts.items())
     console.print(f"\n{', '.join(words)}.")
-
-
-def _print_cards(console: Console, facts: Facts) -> None:
-    driver = facts.driver
-    if not driver.version:
-        console.print(f"NVIDIA driver: {driver.reason}")
-        return
-    cuda = "?" if driver.cuda is None else ".".join(map(str, driver.cuda))
-    console.print(f"NVIDIA driver {driver.version}, which runs CUDA up to {cuda}")
-    for card in facts.cards:
-        size = "" if card.total is None else f", {format_bytes(card.total)}"
-        console.print(f"  card {card.index}: {escape(card.name)}{size}")
-    if not facts.cards:
-        console.print(f"  {machine.no_cards()}")
 
 
 def _devices(devices: list[Json]) -> str:

@@ -61,9 +61,6 @@ def _built_for(name: str, module: ModuleType) -> str:
 def _look(name: str, seen: Json) -> None:
     """Import a framework and send an array there and back; what is learnt goes into ``seen`` at once."""
     started = time.perf_counter()
-    if name == "pyclesperanto":
-        arraybridge.framework(name)  # points to the PoCL wheel where there is no other OpenCL
-        seen["opencl"] = os.environ.get("OCL_ICD_FILENAMES")
     module = _imported(name)
     seen["seconds"] = time.perf_counter() - started
     seen["version"] = str(getattr(module, "__version__", "")) or None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 import math
 import platform
+from collections.abc import Callable
 from functools import partial
 from html import escape as escape_html
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import typer
 from rich.markup import escape
 from rich.progress import Progress
-from rich.text import Text
 
 import arraybridge
 from arraybridge import pages
@@ -28,6 +28,7 @@ from arraybridge.types import Device
 __all__ = ["matrix"]
 
 Json = dict[str, Any]
+T = TypeVar("T")
 _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red"}
 #: The label of arrays in memory that NumPy itself allocated; those of the other rows are aligned to 64 bytes.
 OWN = "numpy's own"
@@ -53,12 +54,8 @@ def matrix(
     size: Annotated[str, typer.Option(help="Bytes of the array that is converted: 4MiB, 64KiB.")] = "4MiB",
     dtype: Annotated[str, typer.Option(help="Its dtype, as NumPy names it.")] = "float32",
     frameworks: output.Frameworks = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page of its own, for any browser.", show_default=False)
-    ] = None,
-    png: Annotated[
-        Path | None, typer.Option(help="Draw a heat map of the times. Needs matplotlib.", show_default=False)
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page of its own, for any browser.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw a heat map of the times. Needs matplotlib.")] = None,
     as_json: output.AsJson = False,
 ) -> None:
     """Convert an array between all frameworks of this machine, and show how each pair travels.
@@ -215,39 +212,51 @@ def _all(result: Json) -> list[Json]:
     return [*result["cells"], *result["numpy_own"]]
 
 
-def _print(result: Json) -> None:
-    console = output.console()
+def _title(result: Json) -> str:
     shape = " × ".join(map(str, result["shape"]))
-    console.print(
-        f"{result['dtype']}, {shape} ({format_bytes(result['nbytes'])}), from the left to the top\n"
-    )
-    cells = iter(_all(result))
-    labels = result["places"]
-    sources = [*labels, *([OWN] if result["numpy_own"] else [])]
-    rows = [(f"[bold]{source}[/bold]", *(_cell_text(next(cells)) for _ in labels)) for source in sources]
-    output.show(console, ("", *labels), rows)
-    legend = Text("\n")
-    for kind in _kinds(result):
-        legend.append(kind, style=_STYLES[kind]).append(f" {_MEANINGS[kind]}   ")
-    console.print(legend)
-    if result["numpy_own"]:
-        console.print(
-            f"{OWN}: an array as NumPy allocates it, aligned to 16 bytes; those above it are aligned to 64,"
-            " as arraybridge.aligned() makes them."
-        )
-    wrong = [cell for cell in _all(result) if cell["exact"] is False]
-    for cell in wrong:
-        console.print(f"[red]{cell['source']} → {cell['target']}: the result differs; please report this.[/]")
-    if not wrong:
-        done = sum(cell["exact"] is True for cell in result["cells"])
-        console.print(f"All {done} results are exact, bit for bit.")
-    for refusal in dict.fromkeys(cell["error"] for cell in _all(result) if cell["error"]):
-        console.print(f"[red]refused:[/red] {escape(refusal)}")
-    output.print_left_out(console, result["missing"])
+    return f"{result['dtype']}, {shape} ({format_bytes(result['nbytes'])}), from the left to the top"
 
 
 def _kinds(result: Json) -> list[str]:
     return [kind for kind in _MEANINGS if any(cell["kind"] == kind for cell in _all(result))]
+
+
+def _grid(result: Json, words: Callable[[Json], T]) -> list[tuple[str | T, ...]]:
+    """The rows of the table, each beginning with its source."""
+    count = len(result["places"])
+    sources = [*result["places"], *([OWN] if result["numpy_own"] else [])]
+    cells = [words(cell) for cell in _all(result)]
+    return [(source, *cells[i * count : (i + 1) * count]) for i, source in enumerate(sources)]
+
+
+def _remarks(result: Json) -> list[str]:
+    """What stands below the table, as plain words."""
+    remarks = [
+        f"{cell['source']} → {cell['target']}: the result differs; please report this."
+        for cell in _all(result)
+        if cell["exact"] is False
+    ]
+    if not remarks:
+        done = sum(cell["exact"] is True for cell in result["cells"])
+        remarks.append(f"All {done} results are exact, bit for bit.")
+    if result["numpy_own"]:
+        remarks.append(
+            f"{OWN}: an array as NumPy allocates it, aligned to 16 bytes; those above it are aligned to 64,"
+            " as arraybridge.aligned() makes them."
+        )
+    refusals = dict.fromkeys(cell["error"] for cell in _all(result) if cell["error"])
+    remarks += [f"refused: {refusal}" for refusal in refusals]
+    return remarks + [f"{name} left out: {reason}" for name, reason in result["missing"].items()]
+
+
+def _print(result: Json) -> None:
+    console = output.console()
+    console.print(f"{_title(result)}\n")
+    output.show(console, ("", *result["places"]), _grid(result, _cell_text))
+    meanings = (f"{output.coloured(kind, _STYLES[kind])} {_MEANINGS[kind]}" for kind in _kinds(result))
+    console.print("   ".join(meanings))
+    for remark in _remarks(result):
+        console.print(escape(remark))
 
 
 def _cell_text(cell: Json) -> str:
@@ -265,41 +274,21 @@ _COLUMNS = ("pair", "memory", "method", "time", "rate", "where", "why")
 
 def document(result: Json) -> str:
     """The page that ``--html`` writes."""
-    shape = " × ".join(map(str, result["shape"]))
-    exact = [cell["exact"] for cell in result["cells"] if cell["exact"] is not None]
-    verdict = (
-        f"All {len(exact)} results are exact, bit for bit."
-        if all(exact)
-        else f"{exact.count(False)} of {len(exact)} results differ from the original."
+    grid = html_table(
+        ("from \\ to", *result["places"]),
+        _grid(result, _grid_cell),
+        row_heads=True,
+        attributes='class="grid"',
     )
-    about = (
-        f"{result['dtype']}, {shape}, {format_bytes(result['nbytes'])}."
-        f" arraybridge {result['arraybridge']} on {result['machine']}. {verdict}"
-    )
-    own = ", ".join(
-        f"to {cell['target']} {cell['kind']} in {format_seconds(cell['seconds'])}"
-        for cell in result["numpy_own"]
-        if cell["kind"] in ("shared", "copied")
-    )
-    remarks = [f"{name} left out: {reason}" for name, reason in result["missing"].items()]
-    if own:
-        remarks.insert(
-            0,
-            "The NumPy array above is aligned to 64 bytes, as arraybridge.aligned() makes them. One as NumPy"
-            f" allocates it, aligned to 16: {own}.",
-        )
-    cells = iter(result["cells"])
-    labels = result["places"]
-    rows = [(label, *(_grid_cell(next(cells)) for _ in labels)) for label in labels]
-    grid = html_table(("from \\ to", *labels), rows, row_heads=True, attributes='class="grid"')
+    about = f"{_title(result)}. arraybridge {result['arraybridge']} on {result['machine']}."
     return pages.page(
         "Conversions on this machine",
         f"<p>{escape_html(about)}</p>",
         f"<p>{' '.join(f'{pages.tag(kind)} {_MEANINGS[kind]}.' for kind in _kinds(result))}</p>",
         f'<div class="wide">{grid}</div>',
-        *(f"<p>{escape_html(remark)}</p>" for remark in remarks),
+        *(f"<p>{escape_html(remark)}</p>" for remark in _remarks(result)),
         "<h2>Every pair</h2>",
-        pages.sortable_table(_COLUMNS, [_pair(cell) for cell in result["cells"]], ("time", "rate")),
+        pages.sortable_table(_COLUMNS, [_pair(cell) for cell in _all(result)], ("time", "rate")),
     )
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -33,15 +32,10 @@ History = dict[tuple[str, str], deque[int]]
 
 def monitor(
     once: Annotated[bool, typer.Option("--once", help="Print one reading and leave.")] = False,
-    interval: Annotated[
-        float, typer.Option(help="Seconds between two readings.", callback=output.seconds(0.1))
-    ] = 1.0,
-    count: Annotated[
-        int | None, typer.Option(help="Leave after this many readings.", min=1, show_default=False)
-    ] = None,
+    interval: Annotated[float, typer.Option(help="Seconds between two readings.", min=0.1)] = 1.0,
+    count: Annotated[int | None, typer.Option(help="Leave after this many readings.", min=1)] = None,
     csv_file: Annotated[
-        Path | None,
-        typer.Option("--csv", help="Append each reading to this file.", metavar="FILE", show_default=False),
+        Path | None, typer.Option("--csv", help="Append each reading to this file.", metavar="FILE")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print machine-readable JSON alone, a reading a line.")
@@ -69,7 +63,7 @@ def monitor(
                 output.print_json({"time": round(time.time(), 3)} | reading.to_dict(), one_line=True)
         elif once or not console.is_terminal:
             for reading in readings:
-                _print(console, reading, {} if once else history)
+                console.print(_picture(console, reading, {} if once else history))
         else:
             with Live(console=console, auto_refresh=False) as live:
                 for reading in readings:
@@ -177,31 +171,14 @@ def _head(device: DeviceMemory, width: int) -> Text:
     return text
 
 
-def _above(console: Console, reading: MemoryStats) -> list[Text]:
-    now = Text(time.strftime("%Y-%m-%d %H:%M:%S"), style="dim")
-    return [now, *(_head(device, console.width) for device in reading.devices)]
-
-
-def _below(reading: MemoryStats) -> list[Text]:
-    no_card = "" if len(reading.devices) > 1 else "No card is seen here; this is the host's memory."
-    return [Text(remark, style="dim") for remark in (reading.note or no_card,) if remark]
-
-
-def _print(console: Console, reading: MemoryStats, history: History) -> None:
-    for line in _above(console, reading):
-        console.print(line)
-    columns: tuple[str, ...] = ("held by", "used", "history") if history else ("held by", "used")
-    output.show(console, columns, _rows(reading, history), ("used",))
-    for line in _below(reading):
-        console.print(line)
-
-
 def _picture(console: Console, reading: MemoryStats, history: History) -> RenderableType:
-    rows = _rows(reading, history)
-    if console.width < 70:  # room for the bars
-        rows = [(re.sub("  |, (?=process)", "\n", holder), *others) for holder, *others in rows]
-    markup: Any = output.table(("held by", "used", "history"), rows, ("used",), None)
-    table = Text.from_markup(markup)
-    table.no_wrap, table.overflow = True, "crop"
-    end = Text("Ctrl-C ends it.", style="dim")
-    return Group(*_above(console, reading), table, *_below(reading), end)
+    columns: tuple[str, ...] = ("held by", "used", "history") if history else ("held by", "used")
+    remark = reading.note
+    if len(reading.devices) == 1:
+        remark = remark or "No card is seen here; this is the host's memory."
+    return Group(
+        Text(time.strftime("%Y-%m-%d %H:%M:%S"), style="dim"),
+        *(_head(device, console.width) for device in reading.devices),
+        Text.from_markup(output.table(columns, _rows(reading, history), ("used",), console.width)),
+        *([Text(remark, style="dim")] if remark else []),
+    )

@@ -40,7 +40,6 @@ __all__ = [
     "print_json",
     "print_left_out",
     "progress",
-    "seconds",
     "show",
     "size_in_bytes",
     "stdout_is_for_json",
@@ -54,7 +53,7 @@ __all__ = [
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")]
 Frameworks = Annotated[
     str | None,
-    typer.Option(help="Only these, e.g. torch,jax; otherwise all that are installed.", show_default=False),
+    typer.Option(help="Only these, e.g. torch,jax; otherwise all that are installed."),
 ]
 
 _ROUND = 2e-3  # seconds: long enough for the clock, short enough to miss most interruptions
@@ -256,14 +255,3 @@ def writable(path: Path | None, option: str, *suffixes: str) -> None:
 def as_json(route: Route) -> dict[str, Any]:
     """A route as plain strings and numbers."""
     return asdict(route) | {"device": str(route.device)}
-
-
-def seconds(minimum: float) -> Callable[[float], float]:
-    """A check for an option in seconds: a finite number, at least ``minimum``."""
-
-    def check(value: float) -> float:
-        if not minimum <= value < 1e9:  # also refuses nan
-            raise typer.BadParameter(f"{value} is out of range; pass at least {minimum:g} seconds")
-        return value
-
-    return check

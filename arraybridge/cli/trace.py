@@ -24,29 +24,19 @@ __all__ = ["trace"]
 def trace(
     program: Annotated[
         list[str],
-        typer.Argument(help="The script and its arguments.", metavar="SCRIPT [ARGS]...", show_default=False),
+        typer.Argument(help="The script and its arguments.", metavar="SCRIPT [ARGS]..."),
     ],
     is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module.")] = False,
     save: Annotated[
-        Path | None,
-        typer.Option(help="Write the run for Perfetto (JSON).", metavar="FILE", show_default=False),
+        Path | None, typer.Option(help="Write the run for Perfetto (JSON).", metavar="FILE")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the report as a page.", metavar="FILE", show_default=False)
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the report as a page.", metavar="FILE")] = None,
     top: Annotated[int, typer.Option(help="Lines to show.", min=1)] = 10,
     libraries: Annotated[
-        bool,
-        typer.Option(
-            "--libraries/--without-libraries", help="Count what other libraries call of arraybridge, or not."
-        ),
+        bool, typer.Option("--libraries/--without-libraries", help="Count what other libraries convert.")
     ] = True,
-    ours: Annotated[
-        bool, typer.Option("--ours", help="Leave out what the frameworks convert by calls of their own.")
-    ] = False,
-    limit: Annotated[
-        int, typer.Option(help="Events to keep; the oldest go and are counted.", min=1)
-    ] = 1_000_000,
+    ours: Annotated[bool, typer.Option("--ours", help="Leave out the frameworks' own calls.")] = False,
+    limit: Annotated[int, typer.Option(help="Events to keep; the oldest go.", min=1)] = 1_000_000,
     as_json: output.AsJson = False,
 ) -> None:
     """Run a script, unchanged, and show which of its lines copy arrays, why, and what would save it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 
 import arraybridge
 from arraybridge.cli.doctor import FAULTS, Facts, Trial, problems_of
+from arraybridge.frameworks.pyclesperanto.driver import pocl_wheel
 from arraybridge.machine import Card, Driver
-from tests.cli.programs import PLANTED, Site, call_cli, environment
+from tests.cli.programs import PLANTED, Site, call_cli, environment, run_cli
 from tests.helpers import require
 
 Json = dict[str, Any]
@@ -87,9 +87,9 @@ FOUND = [
     (
         "no-opencl",
         "warning",
-        Facts(looks={"pyclesperanto": look("OpenCL", plain_import="fails", opencl="/a b/libpocl.so")}),
+        Facts(looks={"pyclesperanto": look("OpenCL", plain_import="fails")}),
         "A program that imports pyclesperanto before arraybridge",
-        "export OCL_ICD_FILENAMES='/a b/libpocl.so'",
+        "export OCL_ICD_FILENAMES=",
     ),
     (
         "takes-card",
@@ -253,7 +253,7 @@ def test_the_report_for_people_and_a_sound_environment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["train.py"], "unexpected extra argument"), (["--timeout", "nan"], "at least 0.1 seconds")],
+    [(["train.py"], "unexpected extra argument"), (["--timeout", "0"], "--timeout")],
 )
 def test_a_mistake_is_told_with_exit_code_2(arguments: list[str], message: str) -> None:
     done = call_cli("doctor", *arguments)
@@ -265,18 +265,14 @@ def test_a_mistake_is_told_with_exit_code_2(arguments: list[str], message: str) 
 def test_pyclesperanto_is_imported_as_a_user_does(tmp_path: Path) -> None:
     """Where only the PoCL wheel is there, `import pyclesperanto` alone imports half."""
     require("pyclesperanto")
-    done = subprocess.run(
-        [sys.executable, "-m", "arraybridge", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(OCL_ICD_VENDORS=str(tmp_path)),
-        timeout=200,
-    )
-    answer = report(done)
+    answer = report(run_cli("doctor", "--json", env=environment(OCL_ICD_VENDORS=str(tmp_path))))
     seen = answer["frameworks"]["pyclesperanto"]
-    if not seen.get("opencl"):
+    if pocl_wheel() is None:
         pytest.skip("the PoCL wheel is not installed")
     assert (seen["state"], seen["plain_import"]) == ("works", "fails")
     (problem,) = [p for p in answer["problems"] if p["id"] == "no-opencl"]
-    assert problem["fix"][0] == f"export OCL_ICD_FILENAMES={seen['opencl']}"
+    assert problem["fix"][0] == f"export OCL_ICD_FILENAMES={pocl_wheel()}"
+    advised = environment(OCL_ICD_VENDORS=str(tmp_path), OCL_ICD_FILENAMES=str(pocl_wheel()))
+    assert not [
+        p for p in report(run_cli("doctor", "--json", env=advised))["problems"] if p["id"] == "no-opencl"
+    ]

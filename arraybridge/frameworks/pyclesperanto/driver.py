@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 from arraybridge.frameworks.presence import can_find
@@ -35,12 +36,15 @@ def pocl_wheel() -> Path | None:
     return folder / icd.read_text().strip() if icd.is_file() else None
 
 
-def use_pocl_wheel() -> None:
+@cache
+def use_pocl_wheel() -> str:
     """Where no OpenCL platform is configured, point pyclesperanto's loader to the PoCL wheel.
 
-    pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not.
+    pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not. Returns the
+    path of the wheel's driver where that was needed, else ``""``.
     """
-    if sys.platform == "linux" and not configured_icds():
-        library = pocl_wheel()
-        if library is not None:
-            os.environ["OCL_ICD_FILENAMES"] = str(library)
+    library = pocl_wheel()
+    if sys.platform != "linux" or configured_icds() or library is None:
+        return ""
+    os.environ["OCL_ICD_FILENAMES"] = str(library)
+    return str(library)
