@@ -8,7 +8,6 @@ What there is::
     no_cards()               why that is empty, in words
     reading(card)            its free and total bytes, load, temperature, and what each process holds on it
     free_memory(i)           free bytes of card i; None where nobody tells
-    freest_card([0, 1])      the one of them with the most free memory; the answer for every "auto"
     driver()                 version of the driver, newest CUDA that it runs, and why it does not answer
     host_memory()            total and available bytes of the host
     own_memory()             bytes of this process now, and at most
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -36,7 +35,6 @@ __all__ = [
     "cards",
     "driver",
     "free_memory",
-    "freest_card",
     "host_memory",
     "no_cards",
     "own_memory",
@@ -166,16 +164,6 @@ def free_memory(index: int) -> int | None:
     return None if memory is None else int(memory.free)
 
 
-def freest_card(indices: Iterable[int] | None = None) -> int | None:
-    """Of the cards with these numbers (None: of all) the one with the most free memory, the first of equals.
-
-    None where there is no such card, or nobody tells how much is free.
-    """
-    numbers = range(len(cards())) if indices is None else indices
-    free = {index: nbytes for index in numbers if (nbytes := free_memory(index)) is not None}
-    return max(free, key=lambda index: (free[index], -index), default=None)
-
-
 def driver() -> Driver:
     """The NVIDIA driver, or why there is none."""
     _, reason = _nvml()
@@ -187,7 +175,7 @@ def driver() -> Driver:
 def _visible_cards() -> tuple[tuple[Card, ...], tuple[Any, ...]]:
     """The cards, and what NVML calls each of them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return _counted(visible, os.environ.get("CUDA_DEVICE_ORDER", ""), os.getpid())
+    return _counted(visible, os.environ.get("CUDA_DEVICE_ORDER", ""))
 
 
 def _handle_of(index: int) -> Any:
@@ -221,8 +209,8 @@ def _ask(question: str, *arguments: Any) -> Any:
 
 
 @cache
-def _counted(visible: str | None, order: str, process: int) -> tuple[tuple[Card, ...], tuple[Any, ...]]:
-    """The cards under these variables. ``process``: a forked one asks anew."""
+def _counted(visible: str | None, order: str) -> tuple[tuple[Card, ...], tuple[Any, ...]]:
+    """The cards under these variables."""
     numbers = range(_ask("nvmlDeviceGetCount") or 0)
     handles = [_ask("nvmlDeviceGetHandleByIndex", number) for number in numbers]
     whole = [handle for handle in handles if handle is not None]

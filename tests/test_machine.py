@@ -166,17 +166,6 @@ def test_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.free_memory(1) is None
 
 
-def test_the_freest_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml()
-    plant(monkeypatch, nvml)
-    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    assert machine.freest_card() == 1
-    assert machine.freest_card([0]) == 0
-    nvml.free["GPU-aaaa-1"] = 900
-    assert machine.freest_card() == 0
-    assert machine.freest_card([5]) is None
-
-
 def test_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FakeNvml())
     assert machine.driver() == ("580.95", (13, 2), "")
@@ -184,7 +173,6 @@ def test_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.driver() == ("", None, "there is no NVIDIA driver")
     assert machine.cards() == ()
     assert machine.no_cards() == "there is no NVIDIA driver"
-    assert machine.freest_card() is None
 
 
 def test_a_driver_that_does_not_answer_is_a_reason() -> None:

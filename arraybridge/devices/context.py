@@ -9,7 +9,7 @@ from typing import Any
 from arraybridge.devices.discovery import find_device, gpu_available
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework, visible_devices
+from arraybridge.frameworks.base import CPU, visible_devices
 from arraybridge.placement import chosen_device, default_device
 from arraybridge.types import Device, DeviceLike
 
@@ -44,17 +44,9 @@ def get_device() -> Device:
 
     Raises:
         ValueError, DeviceNotFoundError: ``ARRAYBRIDGE_DEVICE`` names no device, or one that is not there.
-
-    >>> with use_device("cpu"):
-    ...     print(get_device())
-    cpu
     """
-    chosen = default_device.get()
-    if chosen is None:
-        chosen = _checked(chosen_device())
-    if chosen is not None:
-        return chosen
-    return Device("gpu", 0) if gpu_available() else CPU
+    chosen = default_device.get() or _checked(chosen_device())
+    return chosen or (Device("gpu", 0) if gpu_available() else CPU)
 
 
 @contextmanager
@@ -63,9 +55,6 @@ def use_device(device: DeviceLike | None) -> Iterator[Device]:
 
     Yields:
         the device that holds inside.
-
-    Raises:
-        ValueError, DeviceNotFoundError: as of `set_device`.
 
     >>> with use_device("cpu") as device:
     ...     print(device)
@@ -81,9 +70,8 @@ def use_device(device: DeviceLike | None) -> Iterator[Device]:
 def _checked(device: DeviceLike | None) -> Device | None:
     if device is None:
         return None
-    wanted = Device.parse(device)
-    found = find_device(wanted)
-    return Device(found.kind, found.index)
+    usable = find_device(Device.parse(device))
+    return Device(usable.kind, usable.index)
 
 
 def array_namespace(*xs: Any) -> Any:
@@ -110,39 +98,27 @@ def array_namespace(*xs: Any) -> Any:
     >>> xp.concat([np.zeros(1), np.ones(1)])
     array([0., 1.])
     """
-    owners = {}
+    names = set()
     for x in xs:
         if x is None or isinstance(x, (bool, int, float, complex)):
             continue
         owner = registry.find_owner(x)
         if owner is None:
             raise registry.unknown_array(x)
-        owners[owner.name] = owner
-    if len(owners) > 1:
+        names.add(owner.name)
+    if len(names) > 1:
         raise TypeError(
-            f"the arrays are of {' and '.join(sorted(owners))}, which have no namespace in common; convert"
+            f"the arrays are of {' and '.join(sorted(names))}, which have no namespace in common; convert"
             " them to one framework first, with convert_memory()"
         )
-    if owners:
-        (owner,) = owners.values()
-        return _namespace_of(owner)
-    try:
-        name = _framework_for(get_device())
-    except DeviceNotFoundError:
-        if chosen_device() is not None:
-            raise
-        name = "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
-    return _namespace_of(registry.framework(name))
-
-
-def _namespace_of(owner: Framework) -> Any:
-    namespace = owner.array_namespace()
+    name = names.pop() if names else _framework_for(get_device())
+    namespace = registry.framework(name).array_namespace()
     if namespace is None:
         raise ArrayNotSupportedError(
-            f"{owner.name} arrays have no array API namespace; convert them first, as in"
+            f"{name} arrays have no array API namespace; convert them first, as in"
             ' convert_memory(x, "cupy") or convert_memory(x, "numpy")',
-            source_type=owner.name,
-            reason=f"{owner.name} has no array API",
+            source_type=name,
+            reason=f"{name} has no array API",
         )
     return namespace
 
@@ -154,9 +130,11 @@ def _framework_for(device: Device) -> str:
         return "numpy"
     names = registry.for_numpy_code()
     for name in names:
-        one = registry.usable(name)
-        if one is not None and device in visible_devices(one):
+        framework = registry.usable(name)
+        if framework is not None and device in visible_devices(framework):
             return name
+    if chosen_device() is None:
+        return "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
     raise DeviceNotFoundError(
         f"none of {', '.join(names)} is installed with a device {device}, and others have no namespace;"
         " install one of them for this device, or use_device('cpu')",

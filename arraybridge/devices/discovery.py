@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,6 @@ from arraybridge import machine
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, visible_devices
-from arraybridge.frameworks.holdings import freest_device
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.stats import DeviceMemory, memory_stats
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
@@ -98,44 +98,40 @@ def _frameworks(named: Any) -> list[Framework]:
 def _described(
     device: Device, owners: list[tuple[Framework, Device]], memory: dict[str, DeviceMemory]
 ) -> FoundDevice:
-    names = tuple(one.name for one, _ in owners)
+    place = (device.kind, device.index)
+    frameworks = tuple(one.name for one, _ in owners)
+    if device.kind == "gpu" and device.index < len(machine.cards()):
+        card = machine.cards()[device.index]
+        for one, seen in owners:
+            if one.pool.is_started():  # what has not opened its cards has not counted them
+                _check_same_card(card, one.name, one.pool.card_of(seen)[1])
+        return _described_card(place, card, frameworks, memory)
     told = [one.pool.card_of(seen) for one, seen in owners]
     name = next((name for name, _, _ in told if name), "")
     identity = next((identity for _, identity, _ in told if identity), "")
     total = next((total for _, _, total in told if total), None)
-    card = _card_of(device, identity)
-    if card is None:
-        here = memory.get("cpu" if device.kind == "cpu" else str(device))
-        total, free = (total, None) if here is None else (total or here.total, here.free)
-        pci = identity if ":" in identity else ""
-        place = (device.kind, device.index, name, names)
-        return FoundDevice(*place, total, free, None, identity, pci)
-    if device.kind == "gpu":
-        for framework, (_, claimed, _) in zip(names, told, strict=True):
-            _check_same_card(device, card, framework, claimed)
-    here = memory.get(f"gpu:{card.index}")
-    free = None if here is None else here.free
-    place = (device.kind, device.index, card.name, names)
-    return FoundDevice(*place, card.total, free, card.capability, card.uuid or card.pci, card.pci)
+    for card in machine.cards():  # an OpenCL device that is one of them
+        if identity == card.pci:
+            return _described_card(place, card, frameworks, memory)
+    here = memory.get("cpu" if device.kind == "cpu" else str(device))
+    total, free = (total, None) if here is None else (total or here.total, here.free)
+    pci = identity if ":" in identity else ""
+    return FoundDevice(*place, name, frameworks, total, free, None, identity, pci)
 
 
-def _card_of(device: Device, identity: str) -> machine.Card | None:
-    """The NVIDIA card that a device is."""
-    if device.kind == "gpu":
-        return next(iter(machine.cards()[device.index : device.index + 1]), None)
-    return next((card for card in machine.cards() if identity and card.pci == identity), None)
+def _described_card(
+    place: tuple[str, int], card: machine.Card, frameworks: tuple[str, ...], memory: dict[str, DeviceMemory]
+) -> FoundDevice:
+    free, identity = memory[f"gpu:{card.index}"].free, card.uuid or card.pci
+    return FoundDevice(*place, card.name, frameworks, card.total, free, card.capability, identity, card.pci)
 
 
-def _check_same_card(device: Device, card: machine.Card, framework: str, identity: str) -> None:
-    """Refuse a number that means another card in this framework.
-
-    Raises:
-        DeviceMismatchError: it does.
-    """
+def _check_same_card(card: machine.Card, framework: str, identity: str) -> None:
+    """Refuse a number that means another card in this framework."""
     if identity and identity not in (card.uuid, card.pci):
         raise DeviceMismatchError(
-            f"{device} is {identity} for {framework}, but {card.uuid} at {card.pci} for the driver; set"
-            " CUDA_VISIBLE_DEVICES before the first framework is imported, and leave it. Beside cards of"
+            f"gpu:{card.index} is {identity} for {framework}, but {card.uuid} at {card.pci} for the driver;"
+            " set CUDA_VISIBLE_DEVICES before the first framework is imported, and leave it. Beside cards of"
             " several kinds, set CUDA_DEVICE_ORDER=PCI_BUS_ID, too",
             source_type=framework,
             reason=f"{framework} counts the cards differently",
@@ -174,11 +170,7 @@ def gpu_available() -> bool:
     >>> gpu_available() in (True, False)
     True
     """
-    return bool(machine.cards()) or any(_gpus(one) for one in loaded())
-
-
-def _gpus(framework: Framework) -> list[Device]:
-    return [device for device in visible_devices(framework) if device.kind == "gpu"]
+    return bool(machine.cards()) or any(d.kind == "gpu" for one in loaded() for d in visible_devices(one))
 
 
 def least_used_gpu() -> int | None:
@@ -189,15 +181,8 @@ def least_used_gpu() -> int | None:
 
     >>> gpu_id = least_used_gpu()
     """
-    index = machine.freest_card()
-    if index is not None:
-        return index
-    for one in loaded():
-        if _gpus(one) and one.pool.is_started():
-            device = freest_device(one)
-            if device is not None:
-                return device.index
-    return 0 if gpu_available() else None
+    gpus = [device for device in devices() if device.kind == "gpu"]
+    return max(gpus, key=lambda device: (device.free or 0, -device.index)).index if gpus else None
 
 
 class DeviceInfo(dict[str, Any]):
@@ -223,31 +208,23 @@ def device_info() -> DeviceInfo:
     >>> sorted(info)
     ['available', 'backend', 'memory', 'names', 'versions']
     """
-    backend, names, memory = "cpu", [], []
-    if machine.cards():
-        backend = "cuda"
-        names = [card.name for card in machine.cards()]
-        memory = [(card.total, machine.free_memory(card.index)) for card in machine.cards()]
-    else:
-        owner = next((one for one in loaded() if _gpus(one)), None)
-        if owner is not None:
-            backend = owner.name
-            told = [owner.pool.card_of(device) for device in _gpus(owner)]
-            names, memory = [name for name, _, _ in told], [(total, None) for _, _, total in told]
+    gpus = [device for device in devices() if device.kind == "gpu"]
+    owners = [name for device in gpus for name in device.frameworks]
     return DeviceInfo(
-        available=bool(names), backend=backend, names=names, memory=memory, versions=_versions()
+        available=bool(gpus),
+        backend="cuda" if machine.cards() else next(iter(owners), "cpu"),
+        names=[device.name for device in gpus],
+        memory=[(device.total, device.free) for device in gpus],
+        versions=_versions(),
     )
 
 
 def _versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
+    versions: dict[str, str] = {}
     for name in registry.framework_names():
         for distribution in registry.facts(name).distributions:
-            try:
-                found[name] = version(distribution)
-                break
-            except PackageNotFoundError:
-                continue
-    return found
+            with suppress(PackageNotFoundError):
+                versions.setdefault(name, version(distribution))
+    return versions

@@ -35,6 +35,9 @@ class ToldPool(Pool):
     def __init__(self, told: dict[str, str]) -> None:
         self.told = told
 
+    def is_started(self) -> bool:
+        return True
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         return "", self.told.get(str(device), ""), None
 
@@ -185,7 +188,7 @@ def test_the_freest_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cards", lambda: ())
-    monkeypatch.setattr(discovery, "loaded", list)
+    monkeypatch.setattr(discovery, "loaded", lambda: [arraybridge.framework("numpy")])
     assert not arraybridge.gpu_available()
     assert arraybridge.least_used_gpu() is None
     info = arraybridge.device_info()
