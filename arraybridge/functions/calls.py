@@ -49,7 +49,7 @@ from arraybridge.trees import (
 )
 from arraybridge.types import Device
 
-__all__ = ["DecoratedCall", "as_declared", "check_result", "check_source", "in_framework"]
+__all__ = ["DecoratedCall", "as_declared", "check_result", "check_source", "handed_over", "in_framework"]
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -469,10 +469,16 @@ def _running(
             if framework.streams.has_queues:
                 # `brought` lives until the stream of the caller waits for this one.
                 with framework.streams.stream(framework.device_of(array)):
-                    return body(*brought, **named)
+                    result = body(*brought, **named)
+                return handed_over(result, framework)
         return body(*brought, **named)
 
     return _recovering(run, options, skip) if options.oom_recovery else run
+
+
+def handed_over(result: Any, framework: Framework) -> Any:
+    """What a function made on a stream of its own, to be read and freed on that of its caller."""
+    return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
 
 
 @contextmanager

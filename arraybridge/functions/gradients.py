@@ -14,7 +14,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, merged, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN
-from arraybridge.functions.calls import DecoratedCall, check_result, check_source, in_framework
+from arraybridge.functions.calls import DecoratedCall, check_result, check_source, handed_over, in_framework
 from arraybridge.functions.compiling import being_compiled, untraced
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
@@ -185,6 +185,7 @@ class Flow:
             place = next(framework.device_of(x) for x in leaves if framework.owns(x))
             with framework.streams.stream(place):
                 result = self.fn(*own, *args, **kwargs)
+            result = handed_over(result, framework)
         else:
             result = self.fn(*own, *args, **kwargs)
         leaves, structure = flattened(result)
