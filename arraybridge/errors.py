@@ -40,11 +40,11 @@ __all__ = [
 ]
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str]) -> str:
     """``" (did you mean 'torch'?)"`` for a misspelt word, or nothing."""
     import difflib  # costs 5 ms, and only a mistake needs it
 
-    close = difflib.get_close_matches(word.lower(), list(known), n=1)
+    close = difflib.get_close_matches(word.lower(), list(names), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from arraybridge.errors import MissingGpuWarning, warn
 from arraybridge.types import above
@@ -34,11 +34,14 @@ _missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gp
 def missing_gpu() -> MissingGpu:
     """What to do when a GPU that was asked for is missing, in this thread or task."""
     chosen = _missing_gpu.get() or os.environ.get("ARRAYBRIDGE_MISSING_GPU") or "error"
-    return _checked(chosen, "ARRAYBRIDGE_MISSING_GPU")
+    checked: MissingGpu = _checked(chosen, "ARRAYBRIDGE_MISSING_GPU", "error", "host")
+    return checked
 
 
-#: Of which missing GPUs the present call has warned, where it may come to them again; None for other calls.
+#: The missing GPUs of which the present call has warned, where it may come to them again; None for other
+#: calls. Where `_ALL` is among them, it warns of no other one.
 already_told: ContextVar[dict[str, object] | None] = ContextVar("arraybridge_already_told", default=None)
+_ALL = ""
 
 
 class OneWarning:
@@ -47,8 +50,8 @@ class OneWarning:
     __slots__ = ("_token",)
 
     def __enter__(self) -> None:
-        told = already_told.get()
-        self._token = already_told.set({} if told is None else told)
+        messages = already_told.get()
+        self._token = already_told.set({} if messages is None else messages)
 
     def __exit__(self, *_: object) -> None:
         already_told.reset(self._token)
@@ -56,40 +59,31 @@ class OneWarning:
 
 def warn_of_missing_gpu(message: str) -> None:
     """Say that the host stands in for a GPU, unless this call has said so before."""
-    told, mine = already_told.get(), object()
-    first = told is None or told.setdefault(message, mine) is mine  # several threads may work for one call
-    if first and not _quiet.get():
+    messages, mine = already_told.get(), object()
+    # Several threads may work for one call: the first one warns.
+    if messages is None or (_ALL not in messages and messages.setdefault(message, mine) is mine):
         warn(message, MissingGpuWarning)
-
-
-_quiet: ContextVar[bool] = ContextVar("arraybridge_quiet", default=False)
 
 
 @contextmanager
 def after_one_warning(warned: bool) -> Iterator[None]:
     """A block that warns of no missing GPU where ``warned``, of another one, has been said already."""
-    token = _quiet.set(warned or _quiet.get())
+    messages = already_told.get()
+    token = already_told.set({**(messages or {}), _ALL: ""} if warned else messages)
     try:
         yield
     finally:
-        _quiet.reset(token)
+        already_told.reset(token)
 
 
-def _checked(value: object, what: str) -> MissingGpu:
-    if isinstance(value, str):  # an array would be compared value by value
-        if value == "error":
-            return "error"
-        if value == "host":
-            return "host"
-    raise ValueError(f"{what} is {value!r}; it must be 'error' or 'host'")
+def _checked(value: object, name: str, *choices: str) -> Any:
+    if not isinstance(value, str) or value not in choices:  # an array would be compared value by value
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
+    return value
 
 
 @contextmanager
-def settings(
-    *,
-    missing_gpu: MissingGpu | None = None,
-    annotate: Profiler | None = None,
-) -> Iterator[None]:
+def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None = None) -> Iterator[None]:
     """Change arraybridge's settings inside a ``with`` block, for this thread or task alone.
 
     Args:
@@ -108,10 +102,11 @@ def settings(
     >>> with arraybridge.settings(missing_gpu="host"):
     ...     pass
     """
-    if annotate is not None and not (isinstance(annotate, str) and annotate in ("torch", "jax", "nvtx")):
-        raise ValueError(f"annotate is {annotate!r}; it must be 'torch', 'jax' or 'nvtx'")
-    chosen = _missing_gpu.get() if missing_gpu is None else _checked(missing_gpu, "missing_gpu")
-    token = _missing_gpu.set(chosen)
+    if missing_gpu is not None:
+        _checked(missing_gpu, "missing_gpu", "error", "host")
+    if annotate is not None:
+        _checked(annotate, "annotate", "torch", "jax", "nvtx")
+    token = _missing_gpu.set(missing_gpu or _missing_gpu.get())
     try:
         with nullcontext() if annotate is None else above["annotate"](annotate):
             yield
@@ -123,7 +118,7 @@ class Settings(NamedTuple):
     """What a thread or task has set, as another process can be told: all but ``annotate``."""
 
     missing_gpu: MissingGpu | None
-    told: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 def in_force() -> Settings:
@@ -132,11 +127,10 @@ def in_force() -> Settings:
 
 
 @contextmanager
-def hold(there: Settings) -> Iterator[None]:
+def hold(chosen: Settings) -> Iterator[None]:
     """Work for the call of another process, whose settings hold, and which warns once."""
-    with settings(missing_gpu=there.missing_gpu):
-        told: dict[str, object] = dict.fromkeys(there.told, "")
-        token = already_told.set(told)
+    with settings(missing_gpu=chosen.missing_gpu):
+        token = already_told.set(dict.fromkeys(chosen.warnings, ""))
         try:
             yield
         finally:

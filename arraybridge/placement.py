@@ -106,8 +106,7 @@ def placement(fn: Any) -> Placement | None:
     >>> print(placement(functools.partial(scale, by=2)))
     torch on cpu
     """
-    found = decorated(fn)
-    return None if found is None else found._placement
+    return getattr(decorated(fn), "_placement", None)
 
 
 def decorated(fn: Any) -> Any:
@@ -119,8 +118,8 @@ def decorated(fn: Any) -> Any:
     seen: set[int] = set()
     while fn is not None and id(fn) not in seen:
         seen.add(id(fn))
-        for made in (fn, None if isinstance(fn, type) else type(fn).__call__):
-            if isinstance(getattr(made, "_placement", None), Placement):
-                return made
+        for candidate in (fn, None if isinstance(fn, type) else type(fn).__call__):
+            if isinstance(getattr(candidate, "_placement", None), Placement):
+                return candidate
         fn = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__wrapped__", None)
     return None

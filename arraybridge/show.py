@@ -116,8 +116,8 @@ def _blocks(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Callable
         lines.append(strong(title))
         for name, cell in zip(head[1:], cells, strict=False):
             if cell:
-                told = cell.replace("\n", " ")
-                lines.append(f"  {name:<{label}}  {told}")
+                line = cell.replace("\n", " ")
+                lines.append(f"  {name:<{label}}  {line}")
     return "\n".join(lines)
 
 

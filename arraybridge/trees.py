@@ -55,7 +55,7 @@ _PLAIN = (
 _BUILT_IN = (dict, list, tuple, OrderedDict, defaultdict, deque)
 _BASES = (dict, list, tuple, deque, UserDict, SimpleNamespace)
 # Classes may be registered with optree for arraybridge alone.
-_OPTREE = {"none_is_leaf": True, "namespace": "arraybridge"}
+_OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
 
 #: Type → what its values are. Where every microsecond counts, ``kinds.get(type(x)) or kind_of(x)``.
 kinds: Cache[type, int] = Cache()
@@ -171,28 +171,28 @@ def _opened(tree: Any) -> _Node:
 
 
 def _with_items(like: Any, keys: list[Any], values: Sequence[Any]) -> Any:
-    made = {} if type(like) is dict else copy.copy(like)  # with its default factory and all it has besides
+    copied = {} if type(like) is dict else copy.copy(like)  # with its default factory and all it has besides
     for key, value in zip(keys, values, strict=True):
-        made[key] = value
-    return made
+        copied[key] = value
+    return copied
 
 
 def _with_elements(like: Any, _: Any, values: Sequence[Any]) -> Any:
     if isinstance(like, tuple):
-        made = tuple.__new__(type(like), values)
-        getattr(made, "__dict__", {}).update(getattr(like, "__dict__", {}))
-        return made
-    made = copy.copy(like)
-    made.clear()
-    made.extend(values)
-    return made
+        same = tuple.__new__(type(like), values)
+        getattr(same, "__dict__", {}).update(getattr(like, "__dict__", {}))
+        return same
+    copied = copy.copy(like)
+    copied.clear()
+    copied.extend(values)
+    return copied
 
 
 def _with_attributes(like: Any, names: list[str], values: Sequence[Any]) -> Any:
-    made = copy.copy(like)
+    copied = copy.copy(like)
     for name, value in zip(names, values, strict=True):
-        object.__setattr__(made, name, value)  # of a frozen dataclass, too
-    return made
+        object.__setattr__(copied, name, value)  # of a frozen dataclass, too
+    return copied
 
 
 def _registered(tree: Any) -> _Node:
@@ -247,10 +247,10 @@ def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
     ]
 
 
-def prefix(error: Exception, where: str) -> None:
+def prefix(error: Exception, place: str) -> None:
     """Say in the message of an error of ours what it is about; its class and its attributes stay."""
     if isinstance(error, MemoryConversionError):
-        error.args = (f"{where}: {text_of(error) or type(error).__name__}",)
+        error.args = (f"{place}: {text_of(error) or type(error).__name__}",)
 
 
 def map_arrays(
@@ -329,7 +329,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
 
 
 def together(
-    trees: Sequence[Any], join: Callable[[Sequence[Any], str], Any], noun: str = "part", where: str = ""
+    trees: Sequence[Any], join: Callable[[Sequence[Any], str], Any], noun: str = "part", place: str = ""
 ) -> Any:
     """One tree, like the first, of what ``join`` makes of the leaves at the same place in all the trees.
 
@@ -337,28 +337,28 @@ def together(
         trees: one or more trees that agree. Values of dicts belong together by their keys.
         join: called with the leaves and their place in words; ``""`` where the trees are leaves.
         noun: what a tree is, for messages.
-        where: place of these trees in larger ones.
+        place: of these trees in larger ones, in words.
 
     Raises:
         CannotSplitError: which is a `ValueError`: the trees differ in structure.
     """
     sorts = [kinds.get(type(tree)) or kind_of(tree) for tree in trees]
     if TREE not in sorts:
-        return join(trees, where)
+        return join(trees, place)
     first = trees[0]
     root = _opened(first) if sorts[0] == TREE else None
     rows = [_children_like(root, tree, sort) for tree, sort in zip(trees, sorts, strict=True)]
     different = [number for number, children in enumerate(rows) if children is None]
     if root is None or different:
         other = different[0] or sorts.index(TREE)
-        place = f" at {where}" if where else ""
+        at = f" at {place}" if place else ""
         raise CannotSplitError(
-            f"{noun} 0 came out as {outline(first)}{place}, and {noun} {other} as {outline(trees[other])};"
+            f"{noun} 0 came out as {outline(first)}{at}, and {noun} {other} as {outline(trees[other])};"
             " results of the same structure alone can be joined",
             reason=f"different structures from one {noun} to the next",
         )
     columns = zip(*(children or () for children in rows), strict=True)
-    return root.rebuilt([together(c, join, noun, where + root.place(i)) for i, c in enumerate(columns)])
+    return root.rebuilt([together(c, join, noun, place + root.place(i)) for i, c in enumerate(columns)])
 
 
 def _children_like(root: _Node | None, tree: Any, kind: int) -> Sequence[Any] | None:

@@ -1,7 +1,4 @@
-"""What is known of a framework without importing it: one entry for each that comes with arraybridge.
-
-A framework's own file imports the framework at its top, and so cannot be asked whether it is installed.
-"""
+"""What is known of a framework without importing it: its own file, which imports it, cannot be asked."""
 
 from __future__ import annotations
 
@@ -21,14 +18,12 @@ class Facts:
         distributions: what brings it, as package indexes call it; ``packages`` where empty.
         extra: the extra of arraybridge that installs it, or ``""``.
         requirements: what to install, as pip takes it; the first of ``distributions`` where empty.
-        runs_numpy_code: whether functions written for NumPy run on its arrays on a card: True where ``@gpu``,
-            `array_namespace` and `compare` may choose it themselves, None where ``@gpu`` takes it if it is
-            named, False where it never does. The first in the list is the nearest to NumPy.
+        runs_numpy_code: whether functions written for NumPy run on its arrays: True where ``@gpu``,
+            `array_namespace` and `compare` may choose it, None where ``@gpu`` takes it by name alone, False
+            where it never does. The first in the list is the nearest to NumPy.
         beneath: the root module of a library on which it stands and which may be used alone, and the file
             beside its own that judges that library's errors (``is_oom``); or None.
         libraries: parts of paths by which one sees that a process has loaded it.
-        variables: beginnings of the names of environment variables that it reads when it is imported, or
-            when it opens its devices.
         nicknames: what people call it in code; not accepted, but understood by suggestions.
     """
 
@@ -41,19 +36,13 @@ class Facts:
     runs_numpy_code: bool | None = None
     beneath: tuple[str, str] | None = None
     libraries: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
     nicknames: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for field, default in (
-            ("packages", (self.name,)),
-            ("modules", self.packages or (self.name,)),
-            ("distributions", self.packages or (self.name,)),
-        ):
-            if not getattr(self, field):
-                setattr(self, field, default)
-        if not self.requirements:
-            self.requirements = self.distributions[:1]
+        self.packages = self.packages or (self.name,)
+        self.modules = self.modules or self.packages
+        self.distributions = self.distributions or self.packages
+        self.requirements = self.requirements or self.distributions[:1]
 
 
 BUILT_IN = {
@@ -67,7 +56,6 @@ BUILT_IN = {
             requirements=("cupy-cuda13x>=13.6",),
             runs_numpy_code=True,
             libraries=("/cupy/", "/cupy_backends/"),
-            variables=("CUPY_", "CUDA_"),
             nicknames=("cp",),
         ),
         Facts(
@@ -76,7 +64,6 @@ BUILT_IN = {
             requirements=("torch>=2.6",),
             runs_numpy_code=True,
             libraries=("/torch/lib/",),
-            variables=("PYTORCH_", "CUDA_"),
             nicknames=("pytorch",),
         ),
         Facts(
@@ -86,7 +73,6 @@ BUILT_IN = {
             requirements=("jax>=0.7",),
             runs_numpy_code=True,
             libraries=("/jaxlib/",),
-            variables=("XLA_", "JAX_", "CUDA_"),
             nicknames=("jnp",),
         ),
         Facts(
@@ -96,7 +82,6 @@ BUILT_IN = {
             requirements=("tensorflow>=2.19",),
             runs_numpy_code=False,
             libraries=("/tensorflow/",),
-            variables=("TF_", "XLA_", "CUDA_"),
             nicknames=("tf", "keras"),
         ),
         Facts(
@@ -112,17 +97,15 @@ BUILT_IN = {
             runs_numpy_code=False,
             beneath=("pyopencl", "pyclesperanto.opencl"),
             libraries=("/pyclesperanto", "/pyopencl/"),
-            variables=("OCL_",),
             nicknames=("cle", "opencl"),
         ),
-        Facts("mlx", extra="mlx", requirements=("mlx>=0.30",), libraries=("/mlx/",), variables=("MLX_",)),
+        Facts("mlx", extra="mlx", requirements=("mlx>=0.30",), libraries=("/mlx/",)),
         Facts(
             "paddle",
             distributions=("paddlepaddle", "paddlepaddle-gpu"),
             extra="paddle",
             requirements=("paddlepaddle>=3.3",),
             libraries=("/paddle/",),
-            variables=("FLAGS_", "CUDA_"),
         ),
     )
 }

@@ -179,24 +179,24 @@ def _load(name: str) -> Framework:
     try:
         room = "numpy" if name == "numpy" else f"{name}.arrays"
         module = importlib.import_module(f"arraybridge.frameworks.{room}")
-        made: Framework = getattr(module, f"{name.capitalize()}Framework")()
+        instance: Framework = getattr(module, f"{name.capitalize()}Framework")()
     except FrameworkNotInstalledError:
         raise
     # The code of others may raise anything; some packages leave the program where they miss something.
     except (Exception, SystemExit) as error:
         raise _import_failed(BUILT_IN[name], error) from error
-    return _instances.setdefault(name, made)
+    return _instances.setdefault(name, instance)
 
 
-def _import_failed(known: Facts, error: BaseException) -> FrameworkNotInstalledError:
-    name = known.name
+def _import_failed(own: Facts, error: BaseException) -> FrameworkNotInstalledError:
+    name = own.name
     root = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if root in known.packages or not is_installed(name):
-        message = f"{name} is not installed; run {how_to_install(known)}."
+    if root in own.packages or not is_installed(name):
+        message = f"{name} is not installed; run {how_to_install(own)}."
     else:
         message = (
             f"{name} is installed, but importing it failed: {told(error)}."
-            f" Reinstall it: {how_to_install(known, '--force-reinstall')}."
+            f" Reinstall it: {how_to_install(own, '--force-reinstall')}."
         )
     return FrameworkNotInstalledError(message, target_type=name, reason=told(error))
 

@@ -1,0 +1,45 @@
+"""`import arraybridge` lets a later `import pyclesperanto` find the OpenCL of the PoCL wheel."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import require, run_python
+
+PROGRAM = """
+import json, os, sys
+import arraybridge
+early = sorted({"pyopencl", "pyclesperanto"} & set(sys.modules))
+import pyclesperanto as cle
+print(json.dumps([early, os.environ.get("OCL_ICD_FILENAMES", ""), len(cle.list_available_devices())]))
+"""
+
+
+def run(vendors: Path) -> tuple[list[str], str, int]:
+    env = {"OCL_ICD_FILENAMES": "", "OCL_ICD_VENDORS": str(vendors), "PYTHONWARNINGS": ""}
+    done = run_python("-c", PROGRAM, env=env)
+    assert done.returncode == 0, done.stderr
+    early, driver, devices = json.loads(done.stdout)
+    return early, driver, devices
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the wheel is for Linux")
+def test_the_driver_of_the_wheel_is_found_where_there_is_no_other(tmp_path: Path) -> None:
+    require("pyclesperanto")
+    pytest.importorskip("pyopencl")
+    early, driver, devices = run(tmp_path)
+    assert early == []
+    assert "libpocl" in driver
+    assert devices >= 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the wheel is for Linux")
+def test_a_driver_of_the_machine_stays_the_one(tmp_path: Path) -> None:
+    require("pyclesperanto")
+    (tmp_path / "own.icd").write_text("libown.so", encoding="utf-8")
+    _, driver, _ = run(tmp_path)
+    assert driver == ""
