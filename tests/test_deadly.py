@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,7 @@ import pytest
 import arraybridge
 from arraybridge import (
     CopyRequiredError,
-    DtypeNotSupportedError,
-    GradientError,
     MemoryConversionError,
-    UnknownArrayError,
     convert_memory,
 )
 from tests import matrix_data as data
@@ -69,6 +65,7 @@ TOGETHER = (
     "resized_source",
     "read_only_pages",
     "poisoned_scalar",
+    "unaligned_complex",
 )
 
 
@@ -146,6 +143,12 @@ def test_high_ranks(report: dict[str, str]) -> None:
     for rank in (255, 256, 300):
         assert report[f"rank {rank} -> tensorflow"] == "refused", rank
     assert set(report.values()) <= {"right", "refused"}, report
+
+
+@reported_by("unaligned_complex")
+def test_complex_numbers_that_torch_would_call_unaligned(report: dict[str, str]) -> None:
+    """Torch 2.13 ends the process on complex128 off a 16-byte boundary, which NumPy calls aligned."""
+    assert_all(report, "right", 3)
 
 
 @reported_by("opencl_to_host")
@@ -239,26 +242,6 @@ def test_tensorflow_scalars_are_not_poisoned(report: dict[str, str]) -> None:
     }
 
 
-@pytest.mark.parametrize("source", ["numpy", "torch", "tensorflow"])
-def test_wide_values_reach_jax_without_x64(source: str) -> None:
-    jax = require("jax")
-    require(source)
-    assert not jax.config.jax_enable_x64
-    for values in (
-        np.array([2**32 + 5, -(2**63)]),
-        np.array([2**64 - 1, 2**32 + 5], np.uint64),
-        np.array([1e300, -1e-300, 0.1]),
-        np.array([1e300 + 1e-300j]),
-    ):
-        for misaligned in (False, True):
-            array = convert_memory(values[1:] if misaligned else values, source)
-            result = convert_memory(array, "jax")
-            assert result.dtype.name == values.dtype.name
-            assert np.asarray(result).tobytes() == (values[1:] if misaligned else values).tobytes()
-    assert not jax.config.jax_enable_x64, "the global flag is not touched"
-    assert jax.numpy.arange(3.0).dtype.name == "float32", "nor what JAX makes by itself"
-
-
 @pytest.mark.parametrize("copy", [True, None])
 def test_jax_never_aliases_a_copy(copy: bool | None) -> None:
     """`from_dlpack(copy=True)` aliases aligned memory in JAX: a copy that was asked for is one."""
@@ -300,72 +283,30 @@ def test_negative_and_conjugate_bits(target: str) -> None:
             convert_memory(lazy, target, copy=False)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    ["float64", "int64", "uint64", "bool", "complex64", "complex128", "float16", "bfloat16", "float8_e5m2"],
-)
-def test_pyclesperanto_narrows_nothing(dtype: str) -> None:
-    require("pyclesperanto")
-    with pytest.raises(DtypeNotSupportedError, match=dtype):
-        convert_memory(np.ones((2, 2), data.numpy_dtype(dtype)), "pyclesperanto")
-    with pytest.raises(TypeError):
-        convert_memory(np.ones((2, 2), data.numpy_dtype(dtype)), "pyclesperanto")
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0), (1, 1, 1, 1), (2, 2, 2, 2, 2)])
-def test_pyclesperanto_refuses_what_it_cannot_hold(shape: tuple[int, ...]) -> None:
-    require("pyclesperanto")
-    with pytest.raises(MemoryConversionError):
-        convert_memory(np.ones(shape, np.float32), "pyclesperanto")
-
-
-def test_pyclesperanto_arrays_are_recognised() -> None:
-    """Their type sits in `pyclesperanto_opencl` since 0.25."""
-    require("pyclesperanto")
-    array = convert_memory(np.ones((2, 2), np.float32), "pyclesperanto")
-    assert arraybridge.detect_memory_type(array) == "pyclesperanto"
-
-
-TARGETS = pytest.mark.parametrize("target", ["torch", "jax", "tensorflow", "pyclesperanto"])
-
-
-@TARGETS
-def test_masked_arrays_are_refused(target: str) -> None:
-    require(target)
-    masked = np.ma.masked_array(np.arange(3, dtype=np.float32), [True, False, False])
-    for copy in (None, True):
-        with pytest.raises(MemoryConversionError, match=r"(?i)mask"):
-            convert_memory(masked, target, copy=copy)
-    with pytest.raises(MemoryConversionError):
-        convert_memory(masked.reshape(3, 1), target, dtype="float32")
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.array([1, "a", None], object),
-        np.array(["a", "bc"]),
-        np.array([b"a", b"bc"]),
-        np.array(["2020-01-01"], "datetime64[D]"),
-        np.array([1, 2], "timedelta64[s]"),
-        np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
-        np.zeros(2, "V3"),
-        np.zeros(2, np.longdouble),
-    ],
-    ids=["object", "string", "bytes", "datetime", "timedelta", "structured", "void", "longdouble"],
-)
-@TARGETS
-def test_dtypes_without_a_counterpart_are_refused(target: str, array: np.ndarray[Any, Any]) -> None:
-    require(target)
-    with pytest.raises(DtypeNotSupportedError):
-        convert_memory(array, target)
-    with pytest.raises(MemoryConversionError):
-        convert_memory(array, target, copy=True)
-    with pytest.raises(MemoryConversionError):
-        arraybridge.explain(array, target)
-
-
-def _odd_tensors(torch: Any) -> dict[str, Any]:
+def without_values(source: str) -> dict[str, Any]:
+    """Arrays whose elements are no numbers, or that have no dense, concrete ones."""
+    if source == "numpy":
+        return {
+            "masked": np.ma.masked_array(np.arange(3, dtype=np.float32), [True, False, False]),
+            "object": np.array([1, "a", None], object),
+            "string": np.array(["a", "bc"]),
+            "bytes": np.array([b"a", b"bc"]),
+            "datetime": np.array(["2020-01-01"], "datetime64[D]"),
+            "timedelta": np.array([1, 2], "timedelta64[s]"),
+            "structured": np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+            "void": np.zeros(2, "V3"),
+            "longdouble": np.zeros(2, np.longdouble),
+        }
+    if source == "jax":
+        return {"key": require("jax").random.key(0)}
+    if source == "tensorflow":
+        tf = require("tensorflow")
+        return {
+            "sparse": tf.sparse.from_dense([[1.0, 0.0]]),
+            "ragged": tf.ragged.constant([[1], [2, 3]]),
+            "string": tf.constant("a"),
+        }
+    torch = require("torch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces beta and deprecated layouts
         return {
@@ -376,157 +317,49 @@ def _odd_tensors(torch: Any) -> dict[str, Any]:
             "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
             "mkldnn": torch.ones(3, 3).to_mkldnn(),
             "uint4": torch.zeros(4, dtype=torch.uint8).view(torch.uint4),
-            "int4": torch.zeros(4, dtype=torch.uint8).view(torch.int4),
         }
 
 
-@pytest.mark.parametrize(
-    "kind", ["sparse COO", "sparse CSR", "quantized", "meta", "nested", "mkldnn", "uint4", "int4"]
-)
-@pytest.mark.parametrize("target", ["numpy", "jax", "tensorflow", "pyclesperanto"])
-def test_tensors_without_a_dense_host_form_are_refused(target: str, kind: str) -> None:
-    torch = require("torch")
+@pytest.mark.parametrize("target", [*HOST, "pyclesperanto"])
+@pytest.mark.parametrize("source", HOST)
+def test_what_has_no_plain_values_is_refused(source: str, target: str) -> None:
+    require(source)
     require(target)
-    tensor = _odd_tensors(torch)[kind]
-    for copy in (None, True, False):
-        with pytest.raises(MemoryConversionError):
-            convert_memory(tensor, target, copy=copy)
-
-
-@pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])
-def test_four_bit_integers_of_jax(target: str) -> None:
-    """Exact or refused: int4 stays int4, or a typed error says why not."""
-    jax = require("jax")
-    require(target)
-    array = jax.numpy.array([1, -2, 7], "int4")
-    try:
-        result = convert_memory(array, target)
-    except MemoryConversionError:
-        return
-    assert data.dtype_name(result) == "int4"
-    assert data.bits(result) == np.asarray(array).tobytes()
-
-
-@pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])
-def test_random_keys_of_jax_are_refused(target: str) -> None:
-    jax = require("jax")
-    require(target)
-    with pytest.raises(MemoryConversionError):
-        convert_memory(jax.random.key(0), target)
+    if source == target:
+        return  # the very object: tests/conversion/test_plans.py
+    for what, array in without_values(source).items():
+        if what == "longdouble" and target == "numpy":
+            continue
+        for options in ({}, {"copy": True}, {"copy": False}):
+            for call in (convert_memory, arraybridge.explain):
+                with pytest.raises(MemoryConversionError) as caught:
+                    call(array, target, **options)
+                assert len(str(caught.value)) > 20, what
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])
 def test_traced_values_of_jax_are_refused(target: str) -> None:
     jax = require("jax")
     require(target)
-    ones = jax.numpy.ones(3)
 
     def leak(x: Any) -> Any:
         convert_memory(x, target)
         return x.sum()
 
-    transforms: dict[str, Callable[[Any], Any]] = {
-        "jit": jax.jit(leak),
-        "grad": jax.grad(leak),
-        "make_jaxpr": jax.make_jaxpr(leak),
-    }
-    for name, transformed in transforms.items():
-        with pytest.raises(MemoryConversionError) as caught:
-            transformed(ones)
-        assert len(str(caught.value)) > 20, name
-    with pytest.raises(MemoryConversionError):
-        jax.vmap(leak)(jax.numpy.ones((2, 3)))
+    for transformed in (jax.jit(leak), jax.grad(leak), jax.make_jaxpr(leak), jax.vmap(leak)):
+        with pytest.raises(MemoryConversionError, match=r"outside jax\.jit"):
+            transformed(jax.numpy.ones(3))
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
 def test_symbolic_tensors_of_tensorflow_are_refused(target: str) -> None:
     tf = require("tensorflow")
     require(target)
-    seen = []
 
     @tf.function(autograph=False)
     def traced(x: Any) -> Any:
-        with pytest.raises(MemoryConversionError) as caught:
+        with pytest.raises(MemoryConversionError, match=r"outside tf\.function"):
             convert_memory(x, target)
-        seen.append(str(caught.value))
         return x
 
     traced(tf.ones(3))
-    assert len(seen) == 1
-    assert len(seen[0]) > 20
-
-
-@pytest.mark.parametrize("target", ["numpy", "torch", "jax"])
-def test_sparse_tensors_of_tensorflow_are_refused(target: str) -> None:
-    tf = require("tensorflow")
-    require(target)
-    with pytest.raises((MemoryConversionError, UnknownArrayError)):
-        convert_memory(tf.sparse.from_dense([[1.0, 0.0]]), target)
-
-
-@pytest.mark.parametrize("target", ["numpy", "jax", "tensorflow", "pyclesperanto"])
-def test_gradients_are_refused_or_detached(target: str) -> None:
-    torch = require("torch")
-    require(target)
-    leaf = torch.ones(2, 3, requires_grad=True)
-    for tensor in (leaf, leaf * 1.0, torch.nn.Parameter(torch.ones(2, 3))):
-        for options in ({}, {"copy": True}, {"dtype": "float32"}, {"grad": "error"}):
-            with pytest.raises(GradientError, match="detach"):
-                convert_memory(tensor, target, **options)
-        with pytest.raises(RuntimeError):
-            convert_memory(tensor, target)
-        result = convert_memory(tensor, target, grad="detach")
-        assert data.bits(result) == np.ones((2, 3), np.float32).tobytes()
-        assert tensor.requires_grad, "the source keeps its graph"
-
-
-def test_gradients_stay_in_torch() -> None:
-    torch = require("torch")
-    leaf = torch.ones(2, 3, requires_grad=True)
-    assert convert_memory(leaf, "torch") is leaf
-
-
-def test_without_gradient_detach_changes_nothing() -> None:
-    torch = require("torch")
-    tensor = torch.ones(2, 3)
-    assert convert_memory(tensor, "numpy", grad="detach").__array_interface__["data"][0] == tensor.data_ptr()
-
-
-@pytest.mark.parametrize("target", ["torch", "tensorflow"])
-@pytest.mark.parametrize("dtype", ["int32", "int64", "float64", "uint8", "bool"])
-def test_jax_arrays_keep_dtype_and_shape(target: str, dtype: str) -> None:
-    """`torch.asarray(jax_array)` reads the buffer as flat float32; that call is not used."""
-    jax = require("jax")
-    require(target)
-    values = np.arange(6).reshape(2, 3).astype(dtype)
-    with data.x64(jax):
-        array = jax.numpy.array(values)
-    result = convert_memory(array, target)
-    assert (data.dtype_name(result), tuple(result.shape)) == (dtype, (2, 3))
-    assert data.bits(result) == values.tobytes()
-
-
-@pytest.mark.parametrize("target", HOST)
-def test_nothing_warns_and_nothing_global_changes(target: str) -> None:
-    """Read-only and stride-0 sources draw a warning from torch's own import; ours brings none."""
-    torch, jax = require("torch"), require("jax")
-    require(target)
-    before = (
-        torch.get_default_dtype(),
-        torch.get_num_threads(),
-        jax.config.jax_enable_x64,
-        torch.initial_seed(),
-    )
-    state = torch.get_rng_state().clone()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for layout in data.LAYOUTS:
-            convert_memory(data.build("numpy", layout, "float64").array, target)
-    after = (
-        torch.get_default_dtype(),
-        torch.get_num_threads(),
-        jax.config.jax_enable_x64,
-        torch.initial_seed(),
-    )
-    assert before == after
-    assert torch.equal(state, torch.get_rng_state())

@@ -102,41 +102,6 @@ def test_a_buffer_and_the_device_of_a_framework() -> None:
             ask()
 
 
-def test_what_has_no_host_arrays_is_refused_all_the_same() -> None:
-    require("pyclesperanto")
-    with settings(missing_gpu="host"), pytest.raises(arraybridge.DeviceNotFoundError):
-        Device("opencl", NOWHERE).native("pyclesperanto")
-
-
-def test_a_call_with_gradients_warns_once() -> None:
-    torch = require("torch")
-    require("jax")
-
-    @arraybridge.jax(grad="flow", gpu_id=NOWHERE)
-    def total(x: Any, y: Any, z: Any) -> Any:
-        return (x * y + z).sum()
-
-    args = [torch.ones(3, requires_grad=True) for _ in range(3)]
-    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        assert total(*args).tolist() == 6
-    assert len(seen) == 1
-
-
-def test_one_call_after_another_warns_anew() -> None:
-    require("torch")
-
-    @arraybridge.torch(gpu_id=NOWHERE)
-    def inner(x: Any) -> Any:
-        return x
-
-    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            inner(inner(X))
-    assert len(seen) == 6
-
-
 @pytest.mark.parametrize(
     ("devices", "fn"),
     [
@@ -172,24 +137,6 @@ def test_the_host_stands_once_for_several_cards(devices: list[Any], fn: Callable
             np.testing.assert_array_equal(arraybridge.to_numpy(result), X)
 
 
-def test_what_is_given_twice_is_refused_where_the_host_stands_in() -> None:
-    with settings(missing_gpu="host"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", MissingGpuWarning)
-        for devices in (["cpu", "cpu"], [f"gpu:{NOWHERE}"] * 2, [NOWHERE, f"cuda:{NOWHERE}"]):
-            with pytest.raises(ValueError, match="given twice"):
-                device_map(same, [X], devices)
-
-
-def test_a_stack_of_slices_is_one_call() -> None:
-    require("torch")
-    stack = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
-    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        result = arraybridge.process_slices(stack, arraybridge.torch(gpu_id=NOWHERE)(same))
-    assert [w.category for w in seen] == [MissingGpuWarning]
-    np.testing.assert_array_equal(arraybridge.to_numpy(result), stack)
-
-
 def test_a_warning_names_the_line_of_the_user() -> None:
     require("torch")
     far = arraybridge.torch(gpu_id=NOWHERE)(same)
@@ -205,17 +152,6 @@ def test_a_warning_names_the_line_of_the_user() -> None:
         Pipeline(far, microbatches=2)(X)  # 11
         list(device_map(lambda x: far(x), [X], ["cpu"]))  # 12
     assert [(w.filename, w.lineno - here) for w in seen] == [(__file__, n) for n in (6, 9, 10, 11, 12, 13)]
-
-
-def test_a_line_warns_once_by_default() -> None:
-    """As Python does it, also where the warning comes from a thread of the library."""
-    require("torch")
-    far = arraybridge.torch(gpu_id=NOWHERE)(same)
-    with settings(missing_gpu="host"), warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            list(device_map(far, [X, X], ["cpu"]))
-    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("odd", [np.ones(2), np.ones(1), [1], object(), "", "maybe", 2, 0.5])

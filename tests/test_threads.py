@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-import arraybridge
 from arraybridge import CopyRequiredError, convert_memory, explain
 from tests import matrix_data as data
 from tests.helpers import require, run_python
@@ -59,27 +58,6 @@ def test_all_pairs_from_eight_threads() -> None:
     assert counts == [ROUNDS * (25 + 1)] * THREADS
 
 
-def test_one_array_read_from_eight_threads() -> None:
-    for name in ("torch", "jax", "tensorflow"):
-        require(name)
-    memory = data.aligned_bytes(80).view(np.float64)
-    memory[...] = np.arange(10)
-    results: list[bytes] = []
-
-    def work() -> None:
-        for _ in range(50):
-            for target in ("torch", "jax", "tensorflow", "numpy"):
-                results.append(data.bits(convert_memory(memory, target)))  # noqa: PERF401
-
-    threads = [threading.Thread(target=work) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == THREADS * 200
-    assert set(results) == {np.arange(10.0).tobytes()}
-
-
 def test_jax_keeps_64_bits_in_every_thread() -> None:
     jax = require("jax")
     found: list[str] = []
@@ -106,27 +84,3 @@ def test_the_first_calls_of_a_process_come_from_threads() -> None:
     done = run_python(str(SCRIPT), *there, timeout=240)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["right", str(8 * (len(there) + 1) ** 2)]
-
-
-def test_registering_while_others_convert() -> None:
-    stop = threading.Event()
-    errors: list[BaseException] = []
-    numpy_framework = arraybridge.framework("numpy")
-
-    def convert() -> None:
-        try:
-            while not stop.is_set():
-                assert convert_memory(np.arange(3), "numpy").tolist() == [0, 1, 2]
-        except BaseException as error:
-            errors.append(error)
-            raise
-
-    threads = [threading.Thread(target=convert) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(200):
-        arraybridge.register(numpy_framework)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert not errors

@@ -105,7 +105,7 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
     # What it does not look at is the dtype, where the result should be, and whether a scalar is copied.
     if request.dtype is not None or request.copy or (request.copy is False and not source.mutable):
         return None
-    if request.device is not None and (source is target or decision.route.device != CPU):
+    if request.device is not None and (source is target or Device.parse(request.device) != CPU):
         return None
     if source is not target and type(request.data) not in source.fast.types():
         return None
