@@ -50,8 +50,7 @@ def program(
 for _command in (demo, doctor, matrix, bench, monitor):
     app.command(help=paragraphs(_command.__doc__ or ""))(_command)
 # What follows the script is its own.
-_OWN = {"allow_interspersed_args": False}
-app.command(context_settings=_OWN, help=paragraphs(trace.__doc__ or ""))(trace)
+app.command(help=paragraphs(trace.__doc__ or ""), context_settings={"allow_interspersed_args": False})(trace)
 
 
 def run() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -34,12 +34,7 @@ Make = Callable[[Any, Any], Callable[[Any], Any]]
 _ITEMSIZE = 4  # float32
 
 
-_export = methodcaller("__dlpack__")
-
-
-def _import(tensorflow: Any) -> Callable[[Any], Any]:
-    take: Callable[[Any], Any] = tensorflow.experimental.dlpack.from_dlpack
-    return take
+_give = methodcaller("__dlpack__")
 
 
 def _chain(give: Callable[[Any], Any], take: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -51,19 +46,25 @@ def _chain(give: Callable[[Any], Any], take: Callable[[Any], Any]) -> Callable[[
 RAW: dict[tuple[str, str], tuple[str, Make]] = {
     ("numpy", "torch"): ("torch.from_numpy(x)", lambda _, torch: torch.from_numpy),
     ("numpy", "jax"): ("jax.dlpack.from_dlpack(x)", lambda _, jax: jax.dlpack.from_dlpack),
-    ("numpy", "tensorflow"): ("from_dlpack(x.__dlpack__())", lambda _, tf: _chain(_export, _import(tf))),
+    ("numpy", "tensorflow"): (
+        "from_dlpack(x.__dlpack__())",
+        lambda _, tf: _chain(_give, tf.experimental.dlpack.from_dlpack),
+    ),
     ("numpy", "cupy"): ("cupy.asarray(x)", lambda _, cupy: cupy.asarray),
     ("numpy", "pyclesperanto"): ("pyclesperanto.push(x)", lambda _, cle: cle.push),
     ("torch", "numpy"): ("x.numpy()", lambda torch, _: torch.Tensor.numpy),
     ("torch", "jax"): ("jax.dlpack.from_dlpack(x)", lambda _, jax: jax.dlpack.from_dlpack),
     ("torch", "tensorflow"): (
         "from_dlpack(to_dlpack(x))",
-        lambda torch, tf: _chain(torch.utils.dlpack.to_dlpack, _import(tf)),
+        lambda torch, tf: _chain(torch.utils.dlpack.to_dlpack, tf.experimental.dlpack.from_dlpack),
     ),
     ("torch", "cupy"): ("cupy.from_dlpack(x)", lambda _, cupy: cupy.from_dlpack),
     ("jax", "numpy"): ("np.asarray(x)", lambda _, numpy: numpy.asarray),
     ("jax", "torch"): ("torch.from_dlpack(x)", lambda _, torch: torch.from_dlpack),
-    ("jax", "tensorflow"): ("from_dlpack(x.__dlpack__())", lambda _, tf: _chain(_export, _import(tf))),
+    ("jax", "tensorflow"): (
+        "from_dlpack(x.__dlpack__())",
+        lambda _, tf: _chain(_give, tf.experimental.dlpack.from_dlpack),
+    ),
     ("jax", "cupy"): ("cupy.from_dlpack(x)", lambda _, cupy: cupy.from_dlpack),
     ("tensorflow", "numpy"): ("np.asarray(memoryview(x))", lambda _, np: _chain(memoryview, np.asarray)),
     ("tensorflow", "torch"): (
@@ -78,14 +79,8 @@ RAW: dict[tuple[str, str], tuple[str, Make]] = {
 }
 
 
-class Case(NamedTuple):
-    """Two calls that do the same: by hand, and with arraybridge; ``kind`` is conversion or decorator."""
-
-    kind: str
-    name: str
-    raw_call: str
-    raw: Call
-    ours: Call
+#: What is timed: its name, the call by hand in words, that call, and the same with arraybridge.
+Case = tuple[str, str, Call, Call]
 
 
 def bench(
@@ -112,11 +107,10 @@ def bench(
 
     [bold]arraybridge bench --sizes 1e3,1e5,1e7 --functions fft,matmul[/bold]
     """
-    machine = {"system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count()}
     result: Json = {
         "arraybridge": arraybridge.__version__,
         "python": platform.python_version(),
-        "machine": machine,
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "rounds": rounds,
     }
     if sizes is not None:
@@ -161,7 +155,7 @@ def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str
         # A function that does nothing: what remains is what the decorator costs.
         decorated = arraybridge.framework(name).decorator(_nothing)
         calls = (partial(_nothing, arrays[name]), partial(decorated, arrays[name]))
-        cases.append(Case("decorator", f"@{name}", "f(x)", *calls))
+        cases.append((f"@{name}", "f(x)", *calls))
     return cases, left_out
 
 
@@ -175,7 +169,7 @@ def _conversion(
         except MemoryConversionError:
             return []
     raw, convert = make(*(_module(one, arrays[one]) for one in (source, target))), arraybridge.convert_memory
-    return [Case("conversion", name, words, lambda: raw(x), lambda: convert(x, target))]
+    return [(name, words, partial(raw, x), partial(convert, x, target))]
 
 
 def _module(name: str, array: Any) -> Any:
@@ -191,22 +185,12 @@ def _nothing(x: Any) -> Any:
 
 
 def _row(case: Case, rounds: int) -> Json:
-    raw, ours = in_turn([case.raw, case.ours], rounds)
-    return {
-        "kind": case.kind,
-        "name": case.name,
-        "raw_call": case.raw_call,
-        "raw": raw,
-        "ours": ours,
-        "difference": ours - raw,
-    }
-
-
-def in_turn(calls: list[Call], rounds: int) -> list[float]:
-    """Seconds of each call: the median of three turns, in which each has a third of its rounds."""
+    """Both calls, by the medians of three turns, in which each has a third of its rounds."""
+    name, words, *calls = case
     timers = [output.timer(call) for call in calls]
     turns = [[timer(-(-rounds // 3)) for timer in timers] for _ in range(3)]
-    return [statistics.median(column) for column in zip(*turns, strict=True)]
+    raw, ours = (statistics.median(column) for column in zip(*turns, strict=True))
+    return {"name": name, "raw_call": words, "raw": raw, "ours": ours, "difference": ours - raw}
 
 
 def _print(result: Json) -> None:
@@ -220,9 +204,6 @@ def _print(result: Json) -> None:
         )
         for row in result["rows"]
     ]
-    if not rows:
-        console.print("Nothing to time: pick two frameworks or more, e.g. --frameworks numpy,torch.")
-        return
     console.print(f"float32, {format_bytes(result['nbytes'])}; medians of {result['rounds']} rounds\n")
     output.show(console, columns, rows, columns[2:])
     if any(row["difference"] < 0 for row in result["rows"]):
@@ -230,18 +211,8 @@ def _print(result: Json) -> None:
     output.print_left_out(console, result["left_out"])
 
 
-# -- options of --sizes ------------------------------------------------------------------------------
-
-
 def elements(words: str) -> list[int]:
-    """``"1000,1e6,4MiB"`` as numbers of elements, each once and in order; a size in bytes is of float32.
-
-    Raises:
-        typer.BadParameter: one is no size.
-
-    >>> elements("1e3, 64KiB,1_000")
-    [1000, 16384]
-    """
+    """``"1000,1e6,4MiB"`` as numbers of elements, each once and in order; a size in bytes is of float32."""
     counts = set()
     for word in filter(None, (word.strip() for word in words.split(","))):
         try:
@@ -257,11 +228,7 @@ def elements(words: str) -> list[int]:
 
 
 def named_functions(words: str | None) -> dict[str, Callable[[Any], Any]]:
-    """The functions of ``--functions fft,numpy:sort``: of the standard set, or ``MODULE:NAME``.
-
-    Raises:
-        typer.BadParameter: one is not known, or can't be imported.
-    """
+    """The functions of ``--functions fft,numpy:sort``: of the standard set, or ``MODULE:NAME``."""
     names = ",".join(STANDARD) if words is None else words
     chosen: dict[str, Callable[[Any], Any]] = {}
     for name in filter(None, (word.strip() for word in names.split(","))):

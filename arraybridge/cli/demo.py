@@ -142,21 +142,14 @@ def _more(picture: np.ndarray, frameworks: list[str]) -> Json:
     pipeline = arraybridge.Pipeline(one(_negative), two(_negative), microbatches=4)
     piped = arraybridge.to_numpy(pipeline(picture))
     return {
-        "decorated": {
-            "framework": first,
-            "exact": bool(np.allclose(edges, _edges(picture), atol=1e-6)),
-        },
+        "decorated": {"framework": first, "exact": bool(np.allclose(edges, _edges(picture), atol=1e-6))},
         "out_of_memory": {
             "framework": first,
             "attempts": rehearsal.attempts,
             "failed": rehearsal.raised,
             "exact": bool(np.array_equal(recovered, 255 - picture)),
         },
-        "pipeline": {
-            "stages": [first, second],
-            "microbatches": 4,
-            "exact": bool(np.array_equal(piped, picture)),
-        },
+        "pipeline": {"stages": [first, second], "microbatches": 4, "exact": np.array_equal(piped, picture)},
     }
 
 

@@ -253,18 +253,16 @@ def _print(result: Json) -> None:
     console = output.console()
     console.print(f"{_title(result)}\n")
     output.show(console, ("", *result["places"]), _grid(result, _cell_text))
-    meanings = (f"{output.coloured(kind, _STYLES[kind])} {_MEANINGS[kind]}" for kind in _kinds(result))
+    meanings = (f"[{_STYLES[kind]}]{kind}[/] {_MEANINGS[kind]}" for kind in _kinds(result))
     console.print("   ".join(meanings))
     for remark in _remarks(result):
         console.print(escape(remark))
 
 
 def _cell_text(cell: Json) -> str:
-    lines = [output.coloured(cell["kind"], _STYLES[cell["kind"]])]
-    if cell["kind"] not in ("same", "refused"):
-        lines[0] += " " + output.coloured(cell["method"], "dim")
-    lines += [format_seconds(cell["seconds"]), format_rate(cell["bytes_per_second"])]
-    return "\n".join([*filter(None, lines), ""])
+    method = "" if cell["kind"] in ("same", "refused") else f" [dim]{cell['method']}[/]"
+    figures = (format_seconds(cell["seconds"]), format_rate(cell["bytes_per_second"]))
+    return "\n".join([f"[{_STYLES[cell['kind']]}]{cell['kind']}[/]{method}", *filter(None, figures), ""])
 
 
 # -- page and picture --------------------------------------------------------------------------------

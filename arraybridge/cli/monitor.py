@@ -147,8 +147,8 @@ def sparkline(values: Sequence[int]) -> str:
 def _rows(reading: MemoryStats, history: History) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for row in reading.rows:
-        bars = output.coloured(sparkline(history.get((row.device, row.holder), ())), "cyan")
-        rows.append((f"{row.device}  {row.holder}", format_bytes(row.used), bars))
+        bars = sparkline(history.get((row.device, row.holder), ()))
+        rows.append((f"{row.device}  {row.holder}", format_bytes(row.used), f"[cyan]{bars}[/]"))
     return rows if history else [row[:2] for row in rows]
 
 

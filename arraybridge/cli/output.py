@@ -34,7 +34,6 @@ __all__ = [
     "Frameworks",
     "as_json",
     "chosen_frameworks",
-    "coloured",
     "console",
     "paragraphs",
     "print_json",
@@ -73,11 +72,6 @@ def paragraphs(words: str) -> str:
     return "\n\n".join(" ".join(block.split("\n")) for block in blocks)
 
 
-def coloured(words: str, style: str) -> str:
-    """Plain words as rich's markup."""
-    return f"[{style}]{escape(words)}[/]" if style and words else escape(words)
-
-
 def show(
     to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
 ) -> None:
@@ -107,36 +101,21 @@ def print_json(document: Any, *, one_line: bool = False) -> None:
 @contextlib.contextmanager
 def _sent(descriptor: int, target: int) -> Iterator[None]:
     """Send what is written to a file descriptor, also by C++, to another one."""
-    (sys.stdout if descriptor == 1 else sys.stderr).flush()
-    kept = os.dup(descriptor)
+    stream = sys.stdout if descriptor == 1 else sys.stderr
+    stream.flush()
+    original = os.dup(descriptor)
     os.dup2(target, descriptor)
     try:
         yield
     finally:
-        (sys.stdout if descriptor == 1 else sys.stderr).flush()
-        os.dup2(kept, descriptor)
-        os.close(kept)
+        stream.flush()
+        os.dup2(original, descriptor)
+        os.close(original)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Drop what C++ writes to stderr while frameworks are imported; no setting of TensorFlow's stops it."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        with _sent(2, nowhere):
-            yield
-    finally:
-        os.close(nowhere)
-
-
-@contextlib.contextmanager
-def stdout_is_for_json(wanted: bool) -> Iterator[None]:
-    """Within this block, whatever a library prints on stdout goes to stderr instead, if ``wanted``."""
-    if not wanted:
-        yield
-        return
-    with _sent(1, 2):
-        yield
+def stdout_is_for_json(json_alone: bool) -> contextlib.AbstractContextManager[None]:
+    """Within this block, whatever a library prints on stdout goes to stderr instead, if so."""
+    return _sent(1, 2) if json_alone else contextlib.nullcontext()
 
 
 def progress() -> Progress:
@@ -158,7 +137,8 @@ def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     # A system's PoCL ends a process when it is loaded after TensorFlow.
     for name in sorted(names, key=lambda name: name != "pyclesperanto"):
         try:
-            with _quiet():
+            # TensorFlow's C++ writes to stderr while it is imported, and no setting of its own stops that.
+            with Path(os.devnull).open("w") as nowhere, _sent(2, nowhere.fileno()):
                 arraybridge.convert_memory(np.zeros((2, 2), np.float32), name, copy=True)
         except MemoryConversionError as error:
             reasons[name] = str(error)
@@ -193,9 +173,6 @@ def timer(call: Callable[[], object]) -> Callable[[int], float]:
 def size_in_bytes(words: str) -> int:
     """``"4MiB"`` as 4194304; B, K, KB, KiB, M, MB, MiB, G, GB and GiB are known, and KB means 1000.
 
-    Raises:
-        typer.BadParameter: it is no size, or none that is positive.
-
     >>> size_in_bytes("1.5 KiB")
     1536
     """
@@ -212,11 +189,7 @@ def size_in_bytes(words: str) -> int:
 
 
 def chosen_frameworks(words: str | None) -> list[str]:
-    """The frameworks of ``--frameworks torch,jax``, in that order; without it, all that are installed.
-
-    Raises:
-        typer.BadParameter: one is unknown, or is not installed.
-    """
+    """The frameworks of ``--frameworks torch,jax``, in that order; without it, all that are installed."""
     if words is None:
         return [name for name in registry.framework_names() if registry.is_installed(name)]
     names = list(dict.fromkeys(filter(None, (word.strip() for word in words.split(",")))))
@@ -232,11 +205,7 @@ def chosen_frameworks(words: str | None) -> list[str]:
 
 
 def writable(path: Path | None, option: str, *suffixes: str) -> None:
-    """Refuse the path of a file that can't be written, before any work is done for it.
-
-    Raises:
-        typer.BadParameter: no file can be written there, or its suffix is none of those, if there are any.
-    """
+    """Refuse the path of a file that can't be written, before any work is done for it."""
     if path is None:
         return
     why = ""

@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from arraybridge.cli import output
-from arraybridge.conversion.trace import TraceLog, everywhere
+from arraybridge.conversion.trace import everywhere
 from arraybridge.timeline.events import as_own
-from arraybridge.timeline.hotspots import HotSpots
+from arraybridge.timeline.page import page
 
 __all__ = ["trace"]
 
@@ -62,11 +62,16 @@ def trace(
         code = _run(program, is_module)
         sys.stdout.flush()
     name = " ".join(["-m", *program] if is_module else program)
-    _tell(log, log.hotspots(top, libraries=libraries), name, save, html, as_json)
+    spots = log.hotspots(top, libraries=libraries)
+    if save is not None:
+        log.save(save)
+    if html is not None:
+        html.write_text(page(log.events, spots, name), encoding="utf-8")
+    if as_json:
+        output.print_json({"program": name, "events": len(log.events), **spots.to_dict()})
+    else:
+        typer.echo(repr(spots))
     sys.exit(code)
-
-
-# -- running it --------------------------------------------------------------------------------------
 
 
 class _Main(ModuleType):
@@ -122,21 +127,3 @@ def _without_callers(traceback: TracebackType | None) -> TracebackType | None:
             return traceback
         traceback = traceback.tb_next
     return None
-
-
-# -- telling -----------------------------------------------------------------------------------------
-
-
-def _tell(
-    log: TraceLog, spots: HotSpots, name: str, save: Path | None, html: Path | None, as_json: bool
-) -> None:
-    if save is not None:
-        log.save(save)
-    if html is not None:
-        from arraybridge.timeline.page import page
-
-        html.write_text(page(log.events, spots, name), encoding="utf-8")
-    if as_json:
-        output.print_json({"program": name, "events": len(log.events), **spots.to_dict()})
-    else:
-        typer.echo(repr(spots))
