@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from contextvars import ContextVar
-from types import FrameType
 from typing import Any
 
 __all__ = [
@@ -31,7 +30,6 @@ __all__ = [
     "handed_from",
     "nearest",
     "note_on",
-    "outside",
     "place",
     "say_in",
     "text_of",
@@ -81,18 +79,6 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-def outside() -> tuple[FrameType, int]:
-    """The innermost frame that is not of this package, and how many frames above the caller of this it is.
-
-    Nor one of `contextlib`, through which a ``with`` statement enters what this package offers.
-    """
-    frame, level = sys._getframe(1), 1
-    ours = (__name__.partition(".")[0], "contextlib")
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
-        frame, level = frame.f_back, level + 1
-    return frame, level
-
-
 #: File and line of the user's code, and the names of its module.
 Place = tuple[str, int, dict[str, Any]]
 
@@ -100,27 +86,24 @@ Place = tuple[str, int, dict[str, Any]]
 handed_from: ContextVar[Place | None] = ContextVar("arraybridge_handed_from", default=None)
 
 
-def _handed_to(frame: FrameType) -> Place | None:
-    return handed_from.get() if frame.f_globals.get("__name__") == "threading" else None
-
-
 def place() -> Place:
-    """The line of the user's code that calls this package now."""
-    frame, _ = outside()
-    return _handed_to(frame) or (frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+    """The line of the user's code that calls this package now.
+
+    That is the innermost one that is not of this package, nor of `contextlib`, by which a ``with`` statement
+    enters it. In a thread of ours in which no other code runs, it is the line that handed the work to the
+    thread.
+    """
+    frame = sys._getframe(1)
+    ours = (__name__.partition(".")[0], "contextlib")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
+        frame = frame.f_back
+    handed = handed_from.get() if frame.f_globals.get("__name__") == "threading" else None
+    return handed or (frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Warn at the line of the user's code that called this package, however deep inside it we stand.
-
-    In a thread of ours in which none of that code runs, it is the line that handed the work to the thread.
-    """
-    frame, level = outside()
-    handed = _handed_to(frame)
-    if handed is None:
-        warnings.warn(message, category, stacklevel=level)
-        return
-    file, line, names = handed
+    """Warn at the line of the user's code that called this package, however deep inside it we stand."""
+    file, line, names = place()
     registry = names.setdefault("__warningregistry__", {})
     warnings.warn_explicit(message, category, file, line, names.get("__name__"), registry)
 
@@ -194,10 +177,7 @@ class UnknownArrayError(MemoryConversionError, TypeError, ValueError):
 
 
 class UnknownFrameworkError(MemoryConversionError, ValueError):
-    """No framework of that name is known.
-
-    (Raised, with its list of names, by `arraybridge.frameworks.registry.framework_name`.)
-    """
+    """No framework of that name is known; the message lists those that are, and the nearest."""
 
 
 class MissingGpuWarning(UserWarning):

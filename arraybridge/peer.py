@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.memory.cleanup import free_memory
 
@@ -15,7 +17,7 @@ __all__ = [
 ]
 
 
-def _freed(framework: str | None, gpu_id: int | None, device_id: int | None) -> int:
+def _freed(framework: str | None, gpu_id: int | None = None, *, device_id: int | None = None) -> int:
     """`free_memory`, also by ``device_id``, the older name of ``gpu_id``, which misses no card."""
     if device_id is None:
         return free_memory(framework, gpu_id)
@@ -25,31 +27,9 @@ def _freed(framework: str | None, gpu_id: int | None, device_id: int | None) -> 
         return 0
 
 
-def cleanup_all_gpu_frameworks(gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """`free_memory` for all frameworks."""
-    return _freed(None, gpu_id, device_id)
-
-
-def cleanup_torch_gpu(gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """`free_memory` for PyTorch alone; 0 where it is not loaded."""
-    return _freed("torch", gpu_id, device_id)
-
-
-def cleanup_cupy_gpu(gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """`free_memory` for CuPy alone; 0 where it is not loaded."""
-    return _freed("cupy", gpu_id, device_id)
-
-
-def cleanup_jax_gpu(gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """`free_memory` for JAX alone; 0 where it is not loaded."""
-    return _freed("jax", gpu_id, device_id)
-
-
-def cleanup_tensorflow_gpu(gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """`free_memory` for TensorFlow alone, which keeps its memory until the process ends."""
-    return _freed("tensorflow", gpu_id, device_id)
-
-
-def cleanup_pyclesperanto_gpu(gpu_id: int | None = None, *, device_id: int | None = None) -> int:
-    """`free_memory` for pyclesperanto alone; 0 where it is not loaded."""
-    return _freed("pyclesperanto", gpu_id, device_id)
+cleanup_all_gpu_frameworks = partial(_freed, None)
+cleanup_cupy_gpu = partial(_freed, "cupy")
+cleanup_jax_gpu = partial(_freed, "jax")
+cleanup_pyclesperanto_gpu = partial(_freed, "pyclesperanto")
+cleanup_tensorflow_gpu = partial(_freed, "tensorflow")
+cleanup_torch_gpu = partial(_freed, "torch")
