@@ -27,10 +27,9 @@ def _for_other_threads(item: Any) -> Any:
     for autodiff, leaf, name in _derived(item):
         if autodiff.stays_in_thread(leaf):
             raise GradientError(
-                f"an array of {name} is followed by a gradient or another transformation in this thread, and"
-                " the function runs in another one, where it would get no gradient. Call the function itself,"
-                " differentiate inside of what the other thread runs, or pass the array without what follows"
-                " it, as by tf.stop_gradient(x)",
+                f"an array of {name} is differentiated or transformed in this thread, and the function runs"
+                " in another one, where it would get no gradient. Call the function itself, differentiate"
+                " inside of it, or pass the array without its graph, as by tf.stop_gradient(x)",
                 source_type=name,
                 reason="differentiated in another thread",
             )
@@ -44,7 +43,7 @@ def refuse_graphs(result: Any) -> None:
             raise GradientError(
                 f"an array of {name} is being differentiated, and its graph would stay behind: its graph"
                 " stays in the process that made it. Send it without, as x.detach(), or compute under"
-                " torch.no_grad() inside of the function; for gradients call the function in this process",
+                " torch.no_grad() inside of the function",
                 source_type=name,
                 reason="a graph does not leave its process",
             )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from arraybridge.lines.threads import Span
-from arraybridge.show import format_seconds, html_table, text_table
+from arraybridge.show import Table, format_seconds
 from arraybridge.timeline.events import Event, began
 
 __all__ = ["PipelineReport", "StageReport"]
-
-_COLUMNS = ("stage", "device", "items", "busy", "starved", "blocked", "busy %")
 
 
 class StageReport(NamedTuple):
@@ -35,7 +35,8 @@ class StageReport(NamedTuple):
     spans: tuple[Span, ...] = ()
 
 
-class PipelineReport(NamedTuple):
+@dataclass(frozen=True)
+class PipelineReport(Table):
     """A run of a pipeline; prints as a table, also in a notebook.
 
     Attributes:
@@ -53,45 +54,31 @@ class PipelineReport(NamedTuple):
         """The name of the stage that was busy the longest; making it faster makes the pipeline faster."""
         return max(self.stages, key=lambda stage: stage.busy).name
 
-    def _rows(self) -> list[tuple[str, ...]]:
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]:
+        head = ("stage", "device", "items", "busy", "starved", "blocked", "busy %")
         rows = []
-        for s in self.stages:
-            times = (format_seconds(value) for value in (s.busy, s.starved, s.blocked))
-            share = min(100.0, 100 * s.busy / (self.seconds or 1.0))
-            rows.append((s.name, s.device, str(s.items), *times, f"{share:.0f} %"))
-        return rows
-
-    def _summary(self) -> str:
-        items = self.stages[-1].items
+        for name, device, items, busy, *waits, _ in self.stages:
+            share = min(100.0, 100 * busy / (self.seconds or 1.0))
+            times = map(format_seconds, (busy, *waits))
+            rows.append((name, device, str(items), *times, f"{share:.0f} %"))
         done = f"{items} item{'' if items == 1 else 's'} in {format_seconds(self.seconds)}"
-        return f"{done}; bottleneck: {self.bottleneck}"
-
-    def __str__(self) -> str:
-        table = text_table(_COLUMNS, self._rows(), right=_COLUMNS[2:], rule=True)
-        return f"{table}\n{self._summary()}"
-
-    def _repr_html_(self) -> str:
-        return html_table(_COLUMNS, self._rows(), caption=self._summary())
+        return head, rows, head[2:], f"{done}; bottleneck: {self.bottleneck}"
 
     def events(self) -> list[Event]:
         """The run as `trace` would have recorded it."""
         events = [
             Event(
-                *("stage", stage.name, span.start, span.end - span.start, f"stage {i}: {stage.name}"),
-                *(stage.device, "", 0),
-                item=span.item,
-                flow=str(span.item),
+                *("stage", name, start, end - start, f"stage {i}: {name}", device, "", 0),
+                item=item,
+                flow=str(item),
             )
-            for i, stage in enumerate(self.stages)
-            for span in stage.spans
+            for i, (name, device, *_, spans) in enumerate(self.stages)
+            for item, start, end in spans
         ]
         return sorted(events, key=began)
 
     def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the run to a file: in the trace-event format, which Perfetto opens, or as a picture.
-
-        Args:
-            file: ends in ``.json``, or in the suffix of a picture; see `plot`.
+        """Write the run to a file: ``.json`` in the trace-event format, which Perfetto opens; else a picture.
 
         Raises:
             ImportError: a picture was asked for, and matplotlib is not installed.
@@ -104,10 +91,7 @@ class PipelineReport(NamedTuple):
         save(file, self.events())
 
     def plot(self, file: str | os.PathLike[str]) -> None:
-        """Draw the run: a row for each stage, a bar for each item. Needs matplotlib.
-
-        Args:
-            file: where to write it; the suffix says the form, ``.png``, ``.svg`` or ``.pdf``.
+        """Draw the run: a row for each stage, a bar for each item; in the form that the suffix says.
 
         Raises:
             ImportError: matplotlib is not installed.

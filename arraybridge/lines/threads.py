@@ -135,13 +135,6 @@ class Worker:
             span.device = device or device_words(result)
         return result
 
-    def count(self, starved: float, busy: float, blocked: float) -> None:
-        """Another item is done, and took so many seconds."""
-        self.items += 1
-        self.starved += starved
-        self.busy += busy
-        self.blocked += blocked
-
 
 def _named(error: BaseException, where: str) -> BaseException:
     """The error with a note; to Python a StopIteration would be the end of the caller's iterator."""
@@ -313,22 +306,22 @@ class Run:
                 outcome = worker.outcome(number, item, marks, f"{self._name}.{number}")
                 del item, marks
                 end = time.perf_counter()
-                if following is None or type(outcome[0]) is _Failed:
-                    self._finish(future, number, outcome)
+                if type(outcome[0]) is _Failed:
+                    future.set_result(outcome)
+                    self._end = min(self._end, number if self.ordered else 0)
+                elif following is None:
+                    future.set_result(outcome)
                 else:
                     if following.room is not None:
                         following.room.get()
                     self._queues[s + 1].put((future, number, *outcome))
                 del future, outcome
-                now = time.perf_counter()
-                worker.count(start - free, end - start, now - end)
+                worker.items += 1
+                worker.starved += start - free
+                worker.busy += end - start
+                free = time.perf_counter()
+                worker.blocked += free - end
                 worker.spans.append(Span(number, start - self.began, end - self.began))
-                free = now
-
-    def _finish(self, future: Future[_Outcome], number: int, outcome: _Outcome) -> None:
-        future.set_result(outcome)
-        if type(outcome[0]) is _Failed:
-            self._end = min(self._end, number if self.ordered else 0)
 
     def stop(self) -> None:
         """No more results are wanted: threads that wait end, the others when their call returns."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -63,11 +63,7 @@ class SizeRow(NamedTuple):
 
 @dataclass(frozen=True)
 class SizeComparison(Table):
-    """Functions over sizes, on the CPU and on the GPU; prints as a table, also in a notebook.
-
-    Attributes:
-        rows: a `SizeRow` for each function and size.
-    """
+    """Functions over sizes, on the CPU and on the GPU, in ``rows``; prints as a table, also in a notebook."""
 
     rows: tuple[SizeRow, ...]
 
@@ -78,11 +74,7 @@ class SizeComparison(Table):
     def crossover(self, name: str | None = None) -> int | None:
         """The smallest size from which on the GPU is the faster; None where it never is.
 
-        Args:
-            name: of the function; None: the first one.
-
-        Raises:
-            KeyError: there is no function of that name.
+        ``name`` is that of the function; None: of the first one.
         """
         name = self.names()[0] if name is None else name
         if name not in self.names():
@@ -113,11 +105,7 @@ class SizeComparison(Table):
         ]
 
     def plot(self, file: str | os.PathLike[str]) -> None:
-        """Draw time against size by matplotlib, in the form that the suffix says: ``.png``, ``.svg``, ….
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
+        """Draw time against size by matplotlib, in the form that the suffix says: ``.png``, ``.svg``, …."""
         drawing, axes = pages.figure(9, 5.5)
         rows = self.as_dicts()
         for i, name in enumerate(self.names()):
@@ -159,24 +147,23 @@ def array_of(size: int) -> np.ndarray:
     return np.random.default_rng(0).random(size, dtype=np.float32)
 
 
+_Functions: TypeAlias = "Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]]"
+_Make: TypeAlias = "Callable[[int], Any]"
+
+
 @overload
 def compare(
     fn: Callable[..., Any], *args: Any, sizes: None = None, seconds: float = 0.5, runs: int | None = None
 ) -> Comparison: ...
 @overload
 def compare(
-    fn: Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]],
-    *,
-    sizes: Iterable[int],
-    make: Callable[[int], Any] = ...,
-    seconds: float = 0.5,
-    runs: int | None = None,
+    fn: _Functions, *, sizes: Iterable[int], make: _Make = ..., seconds: float = 0.5, runs: int | None = None
 ) -> SizeComparison: ...
 def compare(
     fn: Any,
     *args: Any,
     sizes: Iterable[int] | None = None,
-    make: Callable[[int], Any] = array_of,
+    make: _Make = array_of,
     seconds: float = 0.5,
     runs: int | None = None,
 ) -> Comparison | SizeComparison:

@@ -11,6 +11,7 @@ import numpy as np
 
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
+from arraybridge.measure.compare import Comparison, SizeComparison
 
 
 class Tensor:
@@ -125,6 +126,6 @@ for item in arraybridge.prefetch([data], "torch", 0, depth=3):
     assert_type(item, Any)
 for _ in arraybridge.device_map(bare, [data], devices=["cpu:1", native], per_device=4, setup=Model):
     pass
-assert_type(arraybridge.compare(bare, data), arraybridge.Comparison)
-assert_type(arraybridge.compare([bare, bare], sizes=[10, 100]), arraybridge.SizeComparison)
+assert_type(arraybridge.compare(bare, data), Comparison)
+assert_type(arraybridge.compare([bare, bare], sizes=[10, 100]), SizeComparison)
 assert_type(arraybridge.BufferPool(1 << 20).take((2, 3), "float32", "numpy", pinned=True), Any)

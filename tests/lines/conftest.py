@@ -1,4 +1,4 @@
-"""Whatever a test does, the threads that it started end within a second."""
+"""Whatever a test does, the threads that it started end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ def our_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if re.match(r"arraybridge-\d", t.name)]
 
 
+def wait_for_no_threads() -> None:
+    until = time.monotonic() + 20
+    while our_threads():
+        assert time.monotonic() < until, our_threads()
+        time.sleep(0.005)
+
+
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
     yield
-    until = time.monotonic() + 1
-    while our_threads() and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not our_threads()
+    wait_for_no_threads()
 
 
 @pytest.fixture

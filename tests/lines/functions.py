@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from functools import partial
@@ -11,37 +10,22 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.options import missing_gpu
+
+
+def same(x: Any) -> Any:
+    return x
 
 
 def square(x: Any) -> Any:
     return x * x
 
 
-def fail_at_three(x: int) -> int:
-    if x == 3:
-        raise LookupError("three")
-    return x
-
-
-class StrangeError(Exception):
-    """Pickles, but does not come back: its argument is missing then."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(first)
-        self.second = second
-
-
-def fail_strangely(x: int) -> int:
-    raise StrangeError("first", "second")
-
-
 def die(x: int) -> int:
     os._exit(7)
 
 
-def process_and_item(x: int) -> tuple[int, int]:
-    return os.getpid(), x
+def with_process(x: Any) -> tuple[Any, int]:
+    return x, os.getpid()
 
 
 @arraybridge.jax(output_type="numpy")
@@ -63,15 +47,9 @@ def fail_to_make() -> None:
     raise LookupError("no model here")
 
 
-# -- what travels ------------------------------------------------------------------------------------
-
-
-def same(x: Any) -> Any:
-    return x
-
-
-def first_of(*items: Any) -> Any:
-    return items[0]
+@arraybridge.jax(gpu_id=97, output_type="numpy")
+def on_a_missing_gpu(x: Any) -> Any:
+    return x + 1
 
 
 def first_row_and_storage(x: Any) -> tuple[Any, int]:
@@ -83,27 +61,11 @@ def with_graph_inside(x: Any) -> Any:
     return partial(abs, x * 1)
 
 
-def settings_here(x: Any) -> str:
-    return missing_gpu()
+def weak_type(x: Any) -> tuple[str, bool]:
+    return str(x.dtype), x.weak_type
 
 
-@arraybridge.jax(gpu_id=97, output_type="numpy")
-def on_a_missing_gpu(x: Any) -> Any:
-    return x + 1
-
-
-class Model:
-    """Makes its weights where it is used."""
-
-    weights: int | None = None
-
-    def load(self) -> Model:
-        self.weights = 3
-        return self
-
-    def apply(self, made: Model, x: int) -> tuple[bool, int]:
-        assert self.weights is not None
-        return made is self, self.weights * x
+# -- shared memory -----------------------------------------------------------------------------------
 
 
 def fill(x: Any, value: int) -> None:
@@ -117,10 +79,6 @@ def filled(x: Any) -> Any:
 
 def make_shared(value: int) -> Any:
     return arraybridge.shared(np.full(3, value))
-
-
-def with_process(x: Any) -> tuple[Any, int]:
-    return x, os.getpid()
 
 
 # -- what does not travel ----------------------------------------------------------------------------
@@ -155,17 +113,6 @@ class StubbornError(Exception):
         raise self.error("not pickled")
 
 
-class LockedError(Exception):
-    def __init__(self) -> None:
-        super().__init__("locked")
-        self.lock = multiprocessing.Lock()
-
-
-class DisguisedError(Exception):
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, ("no error at all",)
-
-
 def make_homebound(error: type[Exception]) -> Homebound:
     return Homebound(error)
 
@@ -177,7 +124,3 @@ def make_function(_: Any) -> Callable[[], int]:
 def raise_it(arguments: tuple[type[Exception], tuple[Any, ...]]) -> None:
     cls, rest = arguments
     raise cls(*rest)
-
-
-def weak_type(x: Any) -> tuple[str, bool]:
-    return str(x.dtype), x.weak_type

@@ -1,13 +1,14 @@
-"""Works until somebody presses Ctrl-C; test_device_map.py does."""
+"""Works until somebody presses Ctrl-C; test_threads.py does."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from itertools import count
 
-from arraybridge import device_map
+from arraybridge import device_map, prefetch
 
 
 def work(i: int) -> int:
@@ -15,7 +16,15 @@ def work(i: int) -> int:
     return i
 
 
+def stuck() -> Iterator[int]:
+    yield 0
+    print("working", flush=True)
+    time.sleep(1000)
+
+
 def main(mode: str) -> None:
+    if mode == "stuck prefetch":
+        list(prefetch(stuck(), "numpy"))
     try:
         for i in device_map(work, count(), "cpu", per_device=2, processes=mode == "processes"):
             if i == 2:

@@ -1,17 +1,9 @@
-"""device_map: every device works, results in order, bounded, errors that name their item, Ctrl-C."""
+"""device_map: every device works, each with its model, and what it refuses; see test_threads.py."""
 
 from __future__ import annotations
 
-import gc
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
-import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +13,6 @@ import arraybridge
 from arraybridge import device_map
 from tests.helpers import require
 from tests.lines import functions
-from tests.lines.conftest import our_threads
 
 FOUR = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 
@@ -86,15 +77,6 @@ def test_a_scattered_array_is_gathered_on_the_device_that_takes_it(jax_devices: 
         assert np.asarray(result).tolist() == list(range(8))
 
 
-def test_a_decorated_function_that_is_called_inside_runs_there(jax_devices: Any) -> None:
-    @arraybridge.jax
-    def inner(x: Any) -> Any:
-        return x
-
-    result = list(device_map(lambda x: str(arraybridge.device_of(inner(x))), [np.zeros(2)] * 3, ["cpu:2"]))
-    assert result == ["cpu:2"] * 3
-
-
 def test_a_function_with_a_device_of_its_own_keeps_it(jax_devices: Any) -> None:
     @arraybridge.jax(device="cpu:3")
     def own(x: Any) -> Any:
@@ -117,20 +99,6 @@ def test_outside_nothing_has_changed(jax_devices: Any) -> None:
         if len(arraybridge.framework("jax").devices()) == 4
         else "gpu:0"
     )
-
-
-def test_logical_devices_of_tensorflow() -> None:
-    tf = require("tensorflow")
-    if len(tf.config.list_logical_devices("CPU")) < 2:
-        pytest.skip("TensorFlow had started with one CPU device")
-
-    @arraybridge.tensorflow
-    def where(x: Any) -> Any:
-        time.sleep(0.002)
-        return x + 1
-
-    results = list(device_map(where, [np.zeros(2, np.float32)] * 20, ["cpu:0", "cpu:1"]))
-    assert {str(arraybridge.device_of(r)) for r in results} == {"cpu", "cpu:1"}
 
 
 def test_opencl_devices() -> None:
@@ -184,39 +152,6 @@ def test_setup_makes_one_model_in_each_worker_on_its_device(jax_devices: Any) ->
             np.testing.assert_array_equal(arraybridge.to_numpy(result), np.arange(3.0) * i)
 
 
-def test_a_model_goes_with_its_worker() -> None:
-    kept: list[Any] = []
-
-    class Model:
-        pass
-
-    def make() -> Model:
-        model = Model()
-        kept.append(weakref.ref(model))
-        return model
-
-    assert list(device_map(lambda model, x: x + 1, range(5), "cpu", setup=make)) == [1, 2, 3, 4, 5]
-    gc.collect()
-    assert [one() for one in kept] == [None]
-
-
-def test_setup_in_processes() -> None:
-    found = list(
-        device_map(functions.apply_model, range(5), "cpu", setup=functions.make_model, processes=True)
-    )
-    assert [(device, x, here) for _, device, x, here in found] == [("cpu", i, "cpu") for i in range(5)]
-    assert len({pid for pid, *_ in found}) == 1
-    assert found[0][0] != os.getpid()
-
-
-def test_setup_that_raises_stop_iteration_is_an_error() -> None:
-    def stop() -> None:
-        raise StopIteration
-
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        list(device_map(functions.apply_model, range(5), "cpu", setup=stop))
-
-
 @pytest.mark.parametrize("processes", [False, True])
 def test_an_error_of_setup_says_where(processes: bool) -> None:
     with pytest.raises(LookupError, match="no model here") as caught:
@@ -228,50 +163,30 @@ def test_an_error_of_setup_says_where(processes: bool) -> None:
     assert any("in setup, on cpu" in note for note in caught.value.__notes__)
 
 
-def test_get_device_inside_a_worker_is_the_workers() -> None:
-    require("jax")
-
-    def where(_: int) -> tuple[str, str, str]:
-        outer = str(arraybridge.get_device())
-        with arraybridge.use_device("cpu"):
-            return outer, str(arraybridge.get_device()), outer
-
-    with arraybridge.use_device("cpu"):
-        assert set(device_map(where, range(4), ["cpu:1"])) == {("cpu:1", "cpu", "cpu:1")}
-        assert str(arraybridge.get_device()) == "cpu"
+# -- order and devices -------------------------------------------------------------------------------
 
 
-# -- order, laziness, bounds -------------------------------------------------------------------------
-
-
-def test_order_and_no_order() -> None:
-    def wait(i: int) -> int:
+def test_without_order_results_come_as_they_are_ready_and_before_an_error() -> None:
+    def work(i: int) -> int:
+        if i == 12:
+            raise LookupError
         time.sleep(0.05 if i == 0 else 0.001)
         return i
 
-    assert list(device_map(wait, range(12), "cpu", per_device=3)) == list(range(12))
-    loose = list(device_map(wait, range(12), "cpu", per_device=3, ordered=False))
+    got: list[int] = []
+    with pytest.raises(LookupError):
+        got.extend(device_map(work, range(1000), "cpu", per_device=3, ordered=False))
+    assert got[0] != 0
+    assert set(got) <= set(range(15))
+    loose = list(device_map(work, range(12), "cpu", per_device=3, ordered=False))
     assert sorted(loose) == list(range(12))
-    assert loose[0] != 0
 
 
-def test_input_is_read_lazily_and_within_bounds() -> None:
-    read = handed = most = 0
-
-    def items() -> Iterator[int]:
-        nonlocal read, most
-        while True:
-            read += 1
-            most = max(most, read - handed)
-            yield read
-
-    results = device_map(lambda x: x, items(), "cpu", per_device=2)
-    assert read == 0
-    for _ in range(50):
-        next(results)
-        handed += 1
-    results.close()
-    assert most <= 4 * 2 + 1
+def test_native_devices(jax_devices: Any) -> None:
+    devices = jax_devices.devices("cpu")[1:3]
+    where = device_map(lambda x: str(arraybridge.get_device()), range(20), devices)
+    assert set(where) <= {"cpu:1", "cpu:2"}
+    assert list(device_map(abs, [-1], devices[1])) == [1]
 
 
 def test_per_device_threads_work_at_the_same_time() -> None:
@@ -284,111 +199,7 @@ def test_per_device_threads_work_at_the_same_time() -> None:
     assert list(device_map(meet, range(8), "cpu", per_device=4)) == list(range(8))
 
 
-def test_free_devices_take_the_work() -> None:
-    counts: dict[str, int] = {}
-
-    def work(i: int) -> None:
-        name = threading.current_thread().name
-        counts[name] = counts.get(name, 0) + 1
-        time.sleep(0.1 if i == 0 else 0.001)
-
-    list(device_map(work, range(30), "cpu", per_device=2, ordered=False))
-    assert max(counts.values()) > 20  # one was held up by the first item
-
-
-# -- errors and ends ---------------------------------------------------------------------------------
-
-
-class OwnError(Exception):
-    pass
-
-
-def test_the_first_error_names_its_item_and_stops_the_rest() -> None:
-    started = []
-
-    def fail(i: int) -> int:
-        started.append(i)
-        if i == 3:
-            raise OwnError("three")
-        time.sleep(0.001)
-        return i
-
-    with pytest.raises(OwnError) as caught:
-        list(device_map(fail, range(1000), "cpu", per_device=2))
-    assert "item 3, on cpu" in caught.value.__notes__
-    assert len(started) < 20
-
-
-def test_the_items_before_the_one_that_fails_come_first() -> None:
-    failed = threading.Event()
-
-    def fail(i: int) -> int:
-        if i == 4:
-            failed.set()
-            raise OwnError("four")
-        assert i < 4 or failed.is_set()
-        if i == 3:
-            assert failed.wait(20)  # still at work when the next item fails
-        return i
-
-    for _ in range(10):
-        failed.clear()
-        got: list[int] = []
-        with pytest.raises(OwnError, match="four"):
-            got.extend(device_map(fail, range(1000), "cpu", per_device=2))
-        assert got == [0, 1, 2, 3]
-
-
-def test_the_first_of_the_items_that_fail_comes_out() -> None:
-    failed = threading.Event()
-
-    def fail(i: int) -> int:
-        if i == 1:
-            failed.set()
-        else:
-            assert failed.wait(20)
-        raise OwnError(f"item number {i}")
-
-    with pytest.raises(OwnError, match="number 0") as caught:
-        list(device_map(fail, range(1000), "cpu", per_device=2))
-    assert caught.value.__notes__ == ["item 0, on cpu"]
-
-
-def test_without_order_the_results_that_are_ready_come_before_an_error() -> None:
-    def fail(i: int) -> int:
-        if i == 3:
-            raise OwnError
-        return i
-
-    for _ in range(50):
-        got: list[int] = []
-        with pytest.raises(OwnError):
-            got.extend(device_map(fail, range(1000), "cpu", ordered=False))
-        assert got == [0, 1, 2]
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_an_input_that_raises(ordered: bool) -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise OwnError
-
-    got: list[int] = []
-    with pytest.raises(OwnError) as caught:
-        got.extend(device_map(lambda x: x, items(), "cpu", ordered=ordered))
-    assert got == [1]
-    assert "while reading item 1 of the input" in caught.value.__notes__
-
-
-def test_a_dropped_iterator_ends_its_threads() -> None:
-    results = device_map(lambda x: x, range(1000), "cpu", per_device=3)
-    next(results)
-    assert len(our_threads()) == 3
-    del results
-    until = time.monotonic() + 1
-    while our_threads():
-        assert time.monotonic() < until
-        time.sleep(0.005)
+# -- what it refuses ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -446,58 +257,3 @@ def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> 
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "3/3" in captured.err
-
-
-# -- processes ---------------------------------------------------------------------------------------
-
-
-def test_processes() -> None:
-    items = [np.arange(4) + i for i in range(6)]
-    results = list(device_map(functions.square, items, "cpu", per_device=2, processes=True))
-    for item, result in zip(items, results, strict=True):
-        np.testing.assert_array_equal(result, item * item)
-    pids = {
-        pid
-        for pid, _ in device_map(functions.process_and_item, range(4), "cpu", per_device=1, processes=True)
-    }
-    assert len(pids) == 1
-    assert os.getpid() not in pids
-
-
-def test_processes_run_on_their_devices(jax_devices: Any) -> None:
-    items = [np.zeros(1, np.int32)] * 6
-    results = list(device_map(functions.device_number, items, ["cpu:1", "cpu:2"], processes=True))
-    assert {int(r[0]) for r in results} <= {1, 2}
-
-
-@pytest.mark.parametrize(
-    ("fn", "error", "message"),
-    [
-        (functions.fail_at_three, LookupError, "three"),
-        (functions.fail_strangely, RuntimeError, "StrangeError: first"),
-        (functions.die, RuntimeError, "exit code 7"),
-    ],
-)
-def test_errors_in_processes(fn: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message) as caught:
-        list(device_map(fn, [1, 3], "cpu", processes=True))
-    assert any(note.startswith("item ") for note in caught.value.__notes__)
-
-
-def test_ctrl_c_ends_it() -> None:
-    script = Path(__file__).with_name("interrupted.py")
-    for mode in ("threads", "processes"):
-        with subprocess.Popen(
-            [sys.executable, str(script), mode],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(Path(arraybridge.__file__).parent.parent)},
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "working\n"
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
-        assert out == "interrupted, and 0 threads left\n", err
-        assert process.returncode == 0
-        assert err == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -40,18 +39,6 @@ def test_items_come_converted_and_in_order(name: str, depth: int) -> None:
         assert result["more"][1] == i
 
 
-def test_a_cast_and_a_device_on_the_way() -> None:
-    require("jax")
-    (x,) = prefetch([np.arange(3)], "jax", device="cpu", dtype="float32")
-    assert str(x.dtype) == "float32"
-    assert arraybridge.device_of(x) == "cpu"
-
-
-@pytest.mark.parametrize("items", [[], (), iter(()), range(0)])
-def test_no_items(items: Any) -> None:
-    assert list(prefetch(items, "numpy")) == []
-
-
 def test_around_a_data_loader() -> None:
     torch = require("torch")
     data = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
@@ -61,33 +48,6 @@ def test_around_a_data_loader() -> None:
     assert [type(batch) for batch in batches] == [list] * 3
     np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), np.arange(10.0, dtype=np.float32))
     np.testing.assert_array_equal(np.concatenate([b[1] for b in batches]), np.arange(10))
-
-
-def test_around_delayed_parts_of_dask() -> None:
-    require("torch")
-    da = pytest.importorskip("dask.array")
-    parts = da.arange(6, chunks=2).to_delayed().tolist()
-    sums = [int(x.sum()) for x in prefetch((part.compute() for part in parts), "torch")]
-    assert sums == [1, 5, 9]
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-def test_no_more_is_read_than_the_depth_allows(depth: int) -> None:
-    handed = most = 0
-
-    def items() -> Iterator[int]:
-        nonlocal most
-        for i in range(60):
-            most = max(most, i + 1 - handed)
-            yield i
-
-    results = prefetch(items(), "numpy", depth=depth)
-    assert our_threads() == []  # nothing starts before the first item is asked for
-    for _ in results:
-        handed += 1
-        time.sleep(0.0005)
-    assert handed == 60
-    assert most <= depth + 1  # the one that was handed out while the count stood still
 
 
 @pytest.mark.parametrize("depth", [10**9, 10**5])
@@ -106,23 +66,6 @@ def test_any_depth_gives_the_first_item_when_it_is_there(depth: int) -> None:
     assert next(items) == 0
     items.close()  # type: ignore[attr-defined]  # a generator
     assert list(prefetch([1, 2, 3], "numpy", depth=depth)) == [1, 2, 3]
-
-
-def test_while_an_item_is_used_the_next_ones_are_read() -> None:
-    """No clock: the use of each item waits for what it is to overlap with."""
-    read = [threading.Event() for _ in range(8)]
-
-    def items() -> Iterator[int]:
-        for i, event in enumerate(read):
-            event.set()
-            yield i
-
-    for depth in (1, 3):
-        for event in read:
-            event.clear()
-        for i in prefetch(items(), "numpy", depth=depth):
-            for event in read[i : i + depth + 1]:
-                assert event.wait(20)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
@@ -187,30 +130,6 @@ def test_what_fills_a_buffer_of_a_card_is_ordered_behind_its_copy(framework: Str
     waited = [n for what, n in steps if what == "wait"]
     assert len(waited) >= 2
     assert set(waited) <= set(marks)
-    print(steps)
-
-
-def test_reading_and_converting_at_the_same_time_takes_one_around_the_other(
-    framework: StreamFramework,
-) -> None:
-    meeting = threading.Barrier(2, timeout=20)
-    plain = framework.from_host
-
-    def from_host(view: np.ndarray, device: Device) -> CardArray:
-        if view[0] == 0:
-            meeting.wait()  # item 0 is converted while item 1 is read
-        return plain(view, device)
-
-    framework.from_host = from_host  # type: ignore[method-assign]
-
-    def items() -> Iterator[np.ndarray]:
-        for i in range(3):
-            if i == 1:
-                meeting.wait()
-            yield np.full(2, float(i))
-
-    ahead = prefetch(items(), "numpy")
-    assert [x.values[0] for x in prefetch(ahead, "streams", 0)] == [0, 1, 2]
 
 
 def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: StreamFramework) -> None:
@@ -224,18 +143,6 @@ def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: S
     assert len(framework.taken_over) == 4
 
 
-def test_an_error_of_the_input_comes_after_the_items_before_it() -> None:
-    def items() -> Iterator[int]:
-        yield from range(3)
-        raise OwnError("no more")
-
-    got = []
-    with pytest.raises(OwnError) as caught:
-        got.extend(prefetch(items(), "numpy", depth=3))
-    assert got == [0, 1, 2]
-    assert "while item 3 was read" in caught.value.__notes__
-
-
 def test_an_error_of_a_conversion_says_which_item() -> None:
     require("pyclesperanto")
     items = [np.zeros(2, np.float32), np.zeros(2, np.float32), {"x": np.zeros(2, np.float64)}]
@@ -244,16 +151,6 @@ def test_an_error_of_a_conversion_says_which_item() -> None:
     with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
         next(results)
     assert "item 2, on its way to pyclesperanto" in caught.value.__notes__
-
-
-def test_stop_iteration_of_the_input_is_no_end_inside_a_generator() -> None:
-    def items() -> Iterator[int]:
-        yield 1
-        raise StopIteration  # noqa: PLR1708
-
-    with pytest.raises(RuntimeError, match="StopIteration") as caught:
-        list(prefetch(items(), "numpy"))
-    assert "while item 1 was read" in caught.value.__notes__
 
 
 def test_an_iterator_that_is_dropped_ends_a_thread_that_waits_for_a_conversion(
@@ -285,25 +182,6 @@ def test_an_iterator_that_is_dropped_ends_a_thread_that_waits_for_a_conversion(
         assert time.monotonic() < until
         time.sleep(0.005)
     assert reads == 2
-
-
-def test_an_iterator_that_is_dropped_ends_its_threads() -> None:
-    results = prefetch((np.zeros(2) for _ in range(10_000)), "numpy")
-    next(results)
-    assert len(our_threads()) == 1
-    del results
-    gc.collect()
-    until = time.monotonic() + 20
-    while our_threads():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
-def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(list(prefetch([1, 2, 3], "numpy", progress=True))) == 3
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "3/3" in captured.err
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
+import arraybridge
 from arraybridge import Pipeline, device_map
+from arraybridge.frameworks.parts import Pool
 from arraybridge.lines.streams import ThreadStreams
 from tests.cards import CardArray
 from tests.lines.streams import StreamFramework
@@ -75,3 +78,32 @@ def test_each_worker_of_device_map_has_a_stream_on_its_card(framework: StreamFra
     assert {r.card for r in results} == {0, 1}
     taken = [(name, number) for name, what, number in framework.log if what == "stream"]
     assert sorted(taken) == [(f"arraybridge-0-{w}", w // 2) for w in range(4)]
+
+
+class Reader(StreamFramework):
+    """Has the card open too, and may read the arrays of others there."""
+
+    name = "reader"
+
+    def owns(self, x: Any) -> bool:
+        return False
+
+
+@pytest.mark.usefixtures("no_real_card")
+def test_every_queue_that_may_read_an_input_is_waited_for(framework: StreamFramework) -> None:
+    reader = Reader()
+    reader.pool = Opened()
+    arraybridge.register(reader)
+    streams = ThreadStreams(1)
+    for _ in range(2):
+        streams.hold([CardArray(np.zeros(1))])
+    for one in (framework, reader):
+        assert [n for _, what, n in one.log if what == "synchronize"] == [1]
+    marks = reader.count
+    streams.hold(CardArray(np.zeros(1), -1))  # of the host
+    assert reader.count == marks
+
+
+class Opened(Pool):
+    def is_started(self) -> bool:
+        return True
