@@ -240,8 +240,9 @@ def _applied(
     return operation.values(_as_arrays(arrays)), states
 
 
-def _forward(operation: Operation, asked: bool, states: list[Any], *arrays: Any) -> tuple[Any, Any]:
+def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: Any) -> tuple[Any, Any]:
     operation.differentiated = True
+    states, arrays = [x.value for x in primals], [x.value for x in operands]
     if _are_traced(arrays):
         results, first = _applied(operation, True, states, *arrays)
         return (results, first if asked else states), (arrays, first, _Static(None))
@@ -251,14 +252,20 @@ def _forward(operation: Operation, asked: bool, states: list[Any], *arrays: Any)
 
 def _backward(operation: Operation, _asked: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     arrays, states, linear = residuals
-    smooth = [None if c.dtype == jax.dtypes.float0 else c for c in map(_array, cotangents[0])]
+    smooth = [None if _is_zero(c) else c for c in map(_array, cotangents[0])]
     pullback, operands = operation.pullback(arrays, smooth, linear.value)
     results, _ = _applied(pullback, False, states, *operands)
     gradients = iter(results)
     return (None, *(next(gradients) if a else None for a in operation.active))
 
 
-_applied.defvjp(_forward, _backward)
+_applied.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _is_zero(cotangent: Any) -> bool:
+    """Whether it belongs to a result of integers, or to one that is not used."""
+    symbolic = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+    return symbolic or bool(cotangent.dtype == jax.dtypes.float0)
 
 
 def _array(x: Any) -> Any:

@@ -70,6 +70,14 @@ class TensorflowAutodiff(Autodiff):
                 " Tout); for a jacobian pass experimental_use_pfor=False",
                 reason="tf.function",
             )
+        for x in arrays:
+            if not isinstance(x, (tf.Tensor, tf.Variable)):
+                name = type(x).__name__
+                raise GradientError(
+                    f"{operation.label}(): a {name} is no single array, and gradients cannot flow through it;"
+                    " pass its parts, as x.values, or tf.convert_to_tensor(x)",
+                    reason=f"a {name}",
+                )
         results = _applied(*map(_tensor, arrays), operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
 

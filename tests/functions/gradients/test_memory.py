@@ -1,406 +1,400 @@
-"""Memory of results, cotangents and saved tensors: what is kept, written to, or moved."""
+"""Inputs, results and gradients share memory as conversions do; what is kept is noticed and freed."""
 
 from __future__ import annotations
 
+import gc
+import itertools
+import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import GradientError
+from tests.functions.gradients.directions import (
+    CALLEES,
+    DIRECTIONS,
+    FRAMEWORKS,
+    TO_TORCH,
+    X,
+    array,
+    flowing,
+    in_jax,
+    in_tf,
+    in_torch,
+    place,
+    pulled,
+    tensor,
+)
 from tests.helpers import require
 
 torch = require("torch")
 jax = require("jax")
 tf = require("tensorflow")
 jnp = jax.numpy
-JAX = arraybridge.framework("jax").autodiff
 
-in_jax = arraybridge.jax(grad="flow")
-in_tf = arraybridge.tensorflow(grad="flow")
-in_torch = arraybridge.torch(grad="flow")
-
-
-def held_by_tensorflow(kind: str) -> Callable[[Any], Any]:
-    table, variable, cell = (
-        tf.fill([64], 3.0),
-        tf.Variable(tf.fill([64], 3.0), trainable=False),
-        [tf.fill([64], 3.0)],
-    )
-
-    def recurrent(x: Any) -> Any:
-        cell[0] = tf.stop_gradient(cell[0]) + 0 * tf.stop_gradient(x)
-        return x * cell[0], cell[0]
-
-    return {
-        "constant": lambda x: (x * table, table),
-        "integers": lambda x: (x * tf.cast(counts, tf.float32), counts),
-        "variable": lambda x: (x * variable, variable),
-        "value of a variable": lambda x: (x * variable, variable.read_value()),
-        "state": recurrent,
-        "compiled": tf.function(lambda x: (x * table, table)),
-    }[kind]
-
-
-counts = tf.fill([64], 3)
-
-
-@pytest.mark.parametrize("differentiated", [True, False])
-@pytest.mark.parametrize("kind", ["constant", "integers", "variable", "state"])
-def test_torch_may_write_to_what_a_function_of_tensorflow_returns_and_keeps(
-    kind: str, differentiated: bool
-) -> None:
-    f = in_tf(held_by_tensorflow(kind))
-    w = torch.ones(64, requires_grad=True)
-    y, kept = f(w)
-    kept.detach().mul_(2)
-    y, _ = f(w if differentiated else w * 1)
-    (g,) = torch.autograd.grad(y.sum(), w)
-    assert y.tolist() == g.tolist() == [3] * 64
-
-
-def test_torch_may_write_to_what_a_function_of_jax_keeps() -> None:
-    table, count = jnp.full(64, 3.0), jnp.full(64, 3)
-    f = in_jax(lambda x: (x * table * count, table, count))
-    for _ in range(2):
-        w = torch.ones(64, requires_grad=True)
-        y, one, other = f(w)
-        (g,) = torch.autograd.grad(y.sum(), w)
-        assert y.tolist() == g.tolist() == [9] * 64
-        one.mul_(2)
-        other.mul_(2)
-
-
-V, K = tf.Variable(tf.fill([64], 3.0), trainable=False), tf.fill([64], 3.0)
-ALIASES: dict[str, Callable[[], Any]] = {
-    "read_value": lambda: V.read_value(),
-    "reshaped variable": lambda: tf.reshape(V, [8, 8]),
-    "expanded variable": lambda: tf.expand_dims(V, 0),
-    "identity": lambda: tf.identity(K),
-    "reshaped constant": lambda: tf.reshape(K, [8, 8]),
-    "stop_gradient": lambda: tf.stop_gradient(K),
-    "concatenated": lambda: tf.concat([K], 0),
-}
-
-
-@pytest.mark.parametrize("alias", ALIASES)
-def test_torch_may_write_to_another_handle_on_what_a_function_of_tensorflow_keeps(alias: str) -> None:
-    f = in_tf(lambda x: (x * 2, ALIASES[alias]()))
-    _, found = f(torch.ones(64, requires_grad=True))
-    found.zero_()
-    np.testing.assert_array_equal(V, np.full(64, 3))
-    np.testing.assert_array_equal(K, np.full(64, 3))
-
-
-def test_torch_may_write_to_another_handle_on_what_a_function_of_jax_keeps() -> None:
-    table = jnp.full(64, 3.0)
-    for alias in (
-        lambda: jax.device_put(table, jax.devices()[0]),
-        lambda: jax.dlpack.from_dlpack(table),
-        lambda: jax.device_put(np.asarray(table)),
-    ):
-        f = in_jax(lambda x, alias=alias: (x * 2, alias()))
-        _, found = f(torch.ones(64, requires_grad=True))
-        found.zero_()
-        np.testing.assert_array_equal(table, np.full(64, 3))
-
-
-def test_a_function_of_torch_that_writes_to_its_argument_under_jit_is_refused() -> None:
-    @in_torch
-    def f(x: Any) -> Any:
-        x += 1
-        return x * 1
-
-    with pytest.raises((GradientError, RuntimeError, ValueError), match="writes to an argument"):
-        jax.block_until_ready(jax.jit(lambda x: f(x) * 2)(jnp.zeros(64)))
-
-
-#: Functions of TensorFlow of two arguments, whose gradients are in memory that TensorFlow holds.
-GRADIENTS_HELD: dict[str, Callable[[Any, Any], Any]] = {
-    "zeros for what is not used": tf.function(lambda a, b: (tf.tanh(a), b + 1.0)),
-    "zeros, reshaped": lambda a, b: tf.identity_n([a * 2, tf.reshape(b, (3, 4))]),
-    "constant of a program": tf.function(lambda a, b: a * 2 + tf.sign(b)),
-}
-
-
-@pytest.mark.parametrize("name", GRADIENTS_HELD)
-def test_torch_may_write_to_gradients_that_tensorflow_holds(name: str) -> None:
-    f = in_tf(GRADIENTS_HELD[name])
-    for _ in range(3):
-        a, b = torch.ones(12, requires_grad=True), torch.ones(12, requires_grad=True)
-        first = f(a, b)
-        (first[0] if isinstance(first, (list, tuple)) else first).sum().backward()
-        (3 * b).sum().backward()  # adds to what is there, in place
-        np.testing.assert_array_equal(b.grad, np.full(12, 3))
-    w = tf.Variable(tf.ones(12))  # and TensorFlow's own zeros are zeros
-    with tf.GradientTape() as tape:
-        u, _ = tf.identity_n([w * 2, w * 3])
-    np.testing.assert_array_equal(tape.gradient(u, w), np.full(12, 2))
-
-
-@pytest.mark.parametrize("make", [lambda: tf.linspace(0.0, 1.0, 5), lambda: tf.zeros(3), lambda: tf.eye(2)])
-def test_torch_may_write_to_a_constant_of_a_program(make: Callable[[], Any]) -> None:
-    f = in_tf(tf.function(lambda x: (tf.sin(x), make()), autograph=False))
-    for _ in range(3):
-        _, found = f(torch.ones(3, requires_grad=True))
-        np.testing.assert_array_equal(found.detach(), make())
-        with torch.no_grad():
-            found += 1000
-
-
-@pytest.mark.parametrize("part", ["split", "slice", "unstack"])
-def test_torch_may_write_to_the_beginning_of_a_larger_buffer(part: str) -> None:
-    parts: dict[str, Callable[[Any], list[Any]]] = {
-        "split": lambda y: tf.split(y, 2),
-        "slice": lambda y: [y[:2], y[2:]],
-        "unstack": lambda y: tf.unstack(tf.reshape(y, (2, 2, 16))),
-    }
-    kept: list[Any] = []
-
-    def body(x: Any) -> Any:
-        found = parts[part](x * 2)
-        kept[:] = [tf.identity(y) for y in found]
-        return found
-
-    for y in in_tf(body)(torch.ones(4, 16, requires_grad=True)):
-        y.detach().zero_()
-    for y in kept:
-        np.testing.assert_array_equal(y, np.full((2, 16), 2))
-
-
-@pytest.mark.parametrize("how", ["variable", "attribute", "identity"])
-def test_torch_may_write_to_what_comes_through_a_function_of_jax(how: str) -> None:
-    state = {"variable": tf.Variable(tf.ones(4), trainable=False), "kept": tf.ones(4)}
-
-    @in_tf
-    def cell(x: Any) -> Any:
-        before = state["variable"] if how == "variable" else tf.stop_gradient(state["kept"])
-        new = x * before
-        if how == "variable":
-            state["variable"].assign(new)
-        else:
-            state["kept"] = tf.stop_gradient(new) if how == "identity" else new + 0
-            return state["kept"] if how == "attribute" else new
-        return new
-
-    outer, found = in_jax(lambda x: cell(x)), []
-    x = torch.full((4,), 2.0, requires_grad=True)
-    for _ in range(3):
-        y = outer(x)
-        found.append(float(y[0].detach()))
-        y.detach().clamp_(max=1.0)
-    assert found == [2, 4, 8]
-
-
-def test_of_an_unknown_tensorflow_all_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arraybridge.frameworks.tensorflow import buffers as tensorflow_buffers
-
-    y = tf.ones(3) * 2
-    assert not tensorflow_buffers.is_shared(y)
-    assert tensorflow_buffers.is_shared(tf.strings.as_string(y))
-    monkeypatch.setattr(tensorflow_buffers, "_KNOWN", ("1.0",))
-    tensorflow_buffers._holders_of_one_and_two.cache_clear()
-    try:
-        assert tensorflow_buffers.is_shared(y)
-    finally:
-        monkeypatch.undo()
-        tensorflow_buffers._holders_of_one_and_two.cache_clear()
-
-
-def test_what_a_rule_of_jax_keeps_is_copied_where_jit_is_switched_off() -> None:
-    kept = jnp.arange(3.0)
-
-    @jax.custom_vjp
-    def total(x: Any) -> Any:
-        return x.sum()
-
-    total.defvjp(lambda x: (x.sum(), None), lambda _, ct: (kept,))
-    x = torch.ones(3, requires_grad=True)
-    with jax.disable_jit():
-        in_jax(jax.jit(lambda x: total(x)))(x).backward()
-    x.grad.fill_(-9)
-    np.testing.assert_array_equal(kept, [0, 1, 2])
-
-
-@pytest.mark.parametrize("f", [jnp.exp, jnp.tanh, lambda x: x * 2, lambda x: jnp.sort(x)[::2]])
-def test_a_result_of_jax_that_nobody_keeps_is_not_copied(f: Any) -> None:
-    linear = JAX.linearise(lambda xs: ([f(xs[0])], None), [jnp.ones(64)], (True,), "f")
-    assert not linear.kept
-
-
-def test_a_result_of_tensorflow_that_nobody_keeps_is_not_copied() -> None:
-    places: list[int] = []
-
-    def f(x: Any) -> Any:
-        y = x * 2
-        places.append(torch.from_dlpack(tf.experimental.dlpack.to_dlpack(y)).data_ptr())
-        return y
-
-    assert in_tf(f)(torch.ones(1 << 16, requires_grad=True)).data_ptr() == places[0]
-
-
-RESULTS: list[Any] = []
-LAST = tf.Variable(tf.zeros(3), trainable=False)
-CONSTANT = tf.constant([5.0, 6.0, 7.0])
-
-
-def kept_by(keep: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def body(x: Any) -> Any:
-        y = x * 2
-        RESULTS[:] = [keep(y)]
-        return y
-
-    return body
-
-
-def in_another_thread(f: Callable[[Any], Any], y: Any) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(f, y).result()
-
-
-def assigning(x: Any) -> Any:
-    y = tf.exp(x)
-    LAST.assign(y)
-    return y
-
-
-#: Functions of TensorFlow, and what reads what they keep in the memory of their result.
-KEPT_BY_TENSORFLOW: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
-    "identity": (kept_by(tf.identity), lambda: RESULTS[0]),
-    "stop_gradient": (kept_by(tf.stop_gradient), lambda: RESULTS[0]),
-    "a view of a view": (kept_by(lambda y: tf.identity(tf.reshape(y, (3, 1)))), lambda: RESULTS[0]),
-    "variable": (kept_by(lambda y: tf.Variable(y, trainable=False)), lambda: RESULTS[0].read_value()),
-    "assign": (assigning, LAST.read_value),
-    "assign in a program": (tf.function(assigning), LAST.read_value),
-    "NumPy": (kept_by(np.asarray), lambda: RESULTS[0]),
-    "DLPack": (kept_by(lambda y: torch.from_dlpack(y.__dlpack__())), lambda: RESULTS[0].numpy()),
-    "another thread": (kept_by(lambda y: in_another_thread(tf.identity, y)), lambda: RESULTS[0]),
-    "list of TensorFlow's": (
-        kept_by(lambda y: tf.TensorArray(tf.float32, 1, clear_after_read=False).write(0, y)),
-        lambda: RESULTS[0].read(0),
-    ),
-    "constant of a program": (tf.function(lambda x: (x * 2, CONSTANT)), lambda: CONSTANT),
-    "constant of a rule": (tf.custom_gradient(lambda x: (CONSTANT, lambda d: d)), lambda: CONSTANT),
-}
-
-
-@pytest.mark.parametrize("how", KEPT_BY_TENSORFLOW)
-def test_torch_may_write_to_a_result_that_tensorflow_holds_otherwise(how: str) -> None:
-    f, read = KEPT_BY_TENSORFLOW[how]
-    results = in_tf(f)(torch.tensor([1.0, 2.0, 3.0], requires_grad=True))
-    before = np.array(read())
-    with torch.no_grad():
-        for y in results if isinstance(results, tuple) else (results,):
-            y.zero_()
-    np.testing.assert_array_equal(read(), before)
-    assert before.all()
-
-
-def test_numbers_of_numpy_that_a_function_returns_and_writes_to_later() -> None:
-    state = np.zeros(64, np.float32)
-
-    @in_torch
-    def f(x: Any) -> Any:
-        state[:] += 1
-        return x * 2, state, torch.from_numpy(state), torch.from_numpy(state) * x.new_ones(())
-
-    _, *first = jax.vjp(f, jnp.ones(64))[0]
-    jax.vjp(f, jnp.ones(64))
-    for found in first:
-        np.testing.assert_array_equal(np.asarray(found), np.ones(64))
-
-
-KEPT_BY: dict[str, Callable[[Any], Any]] = {
-    "its storage": lambda y: y.untyped_storage(),
-    "a weak reference": __import__("weakref").ref,
-}
-
-
-def _written(held: Any) -> None:
-    if isinstance(held, torch.UntypedStorage):
-        held.fill_(77)
-    elif held() is not None:
-        held().data.fill_(77)
-
-
-@pytest.mark.parametrize("how", KEPT_BY)
-def test_a_result_of_torch_is_not_changed_by_what_keeps(how: str) -> None:
-    held: list[Any] = []
-
-    @in_torch
-    def f(x: Any) -> Any:
-        y = torch.exp(x)
-        held.append(KEPT_BY[how](y))
-        return y
-
-    y, _ = jax.vjp(f, jnp.zeros(64))
-    _written(held[0])
-    np.testing.assert_array_equal(y, np.ones(64))
-
-
-def test_a_result_in_memory_of_numpy() -> None:
-    buffer = arraybridge.aligned((64,), np.float32)
-    f = in_torch(lambda x: torch.from_numpy(buffer).copy_(x * 2))
-    y, pull = jax.vjp(f, jnp.ones(64))
-    buffer[:] = 77
-    np.testing.assert_array_equal(y, np.full(64, 2))
-    np.testing.assert_array_equal(pull(jnp.ones(64))[0], np.full(64, 2))
-
-
-class Doubling(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-    @staticmethod
-    def forward(_: Any, x: Any) -> Any:
-        return x * 1
-
-    @staticmethod
-    def backward(_: Any, g: Any) -> Any:
-        return g.mul_(2)
-
-
-def hooked(x: Any) -> Any:
-    y = x * 1
-    y.register_hook(lambda g: g.mul_(2))
-    return y + 0
-
-
-@pytest.mark.parametrize("f", [Doubling.apply, hooked])
-@pytest.mark.parametrize("caller", ["jax", "tensorflow"])
-def test_a_backward_of_torch_that_writes_to_its_cotangent_is_refused(caller: str, f: Any) -> None:
-    def by_tape() -> None:
-        x = tf.ones(64)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = in_torch(lambda x: f(x))(x)
-        tape.gradient(y, x, output_gradients=tf.fill([64], 3.0))
-
-    def by_jax() -> None:
-        _, pull = jax.vjp(in_torch(lambda x: f(x)), jnp.ones(64))
-        pull(jnp.full(64, 3.0))
-
-    with pytest.raises(GradientError, match="written to the gradient"):
-        by_jax() if caller == "jax" else by_tape()
-
-
-CALLEES = {
-    "jax": in_jax(lambda x: x * x * x),
-    "jitted": in_jax(jax.jit(lambda x: x * x * x)),
-    "tensorflow": in_tf(lambda x: x * x * x),
+ALIASES: dict[str, dict[str, Callable[..., Any]]] = {
+    "sum": {name: lambda x, y: x + y for name in FRAMEWORKS},
+    "one argument and a number": {name: lambda x, y: x + 0 * y for name in FRAMEWORKS},
+    "reshaped": {
+        "torch": lambda x, y: x.reshape(-1)[:512] + y.reshape(-1)[512:],
+        "jax": lambda x, y: x.reshape(-1)[:512] + y.reshape(-1)[512:],
+        "tensorflow": lambda x, y: tf.reshape(x, [-1])[:512] + tf.reshape(y, [-1])[512:],
+    },
+    "product": {name: lambda x, y: x * y for name in FRAMEWORKS},
+    "transposed": {
+        "torch": lambda x, y: x.T + y.T,
+        "jax": lambda x, y: x.T + y.T,
+        "tensorflow": lambda x, y: tf.transpose(x) + tf.transpose(y),
+    },
 }
 PACKS: dict[str, Callable[[Any], Any]] = {
     "what is large": lambda t: t.clone() if t.numel() > 2 else t,
     "what floats": lambda t: t.clone() if t.is_floating_point() else t,
     "nothing": lambda t: t,
 }
+#: Functions of one array whose pullback reads it, for callers of torch.
+CUBES = {
+    "jax": in_jax(lambda x: x * x * x),
+    "jitted": in_jax(jax.jit(lambda x: x * x * x)),
+    "tensorflow": in_tf(lambda x: x * x * x),
+}
+
+
+def test_checkpoint_frees_the_residuals() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    big = torch.rand(1 << 16, requires_grad=True)
+    f = arraybridge.jax(grad="flow")(jax.jit(lambda x: jnp.sin(jnp.cos(jnp.exp(x))) * x))
+    f(big)  # compiled
+    plain, _y = kept_bytes(lambda: f(big))
+    saved, y = kept_bytes(lambda: checkpoint(f, big, use_reentrant=False))
+    assert plain >= 2 * big.nbytes
+    assert saved <= big.nbytes + 1024  # the result alone
+    y.sum().backward()
+
+
+def kept_bytes(fn: Callable[[], Any]) -> tuple[int, Any]:
+    """Live arrays of JAX and TensorFlow that a call leaves behind, beside its result."""
+    gc.collect()
+    before = {id(a) for a in jax.live_arrays()}
+    result = fn()
+    gc.collect()
+    return sum(a.nbytes for a in jax.live_arrays() if id(a) not in before), result
+
+
+@pytest.mark.parametrize("callee", TO_TORCH)
+def test_what_is_kept_is_freed_with_the_graph(callee: str) -> None:
+    from arraybridge.frameworks import tokens
+
+    gc.collect()
+    before = len(tokens._tokens)
+    x = tensor()
+    y = CALLEES[callee](x).sum()
+    assert len(tokens._tokens) == before + 1
+    y.backward()  # without retain_graph, and y is still there
+    assert len(tokens._tokens) == before
+    z = CALLEES[callee](x)
+    del z
+    gc.collect()
+    assert len(tokens._tokens) == before
+
+
+@pytest.mark.parametrize("callee", TO_TORCH)
+def test_no_grad_and_inference_mode_keep_nothing(callee: str) -> None:
+    from arraybridge.frameworks import tokens
+
+    x = tensor()
+    gc.collect()
+    before = len(tokens._tokens)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            y = CALLEES[callee](x)
+        assert not y.requires_grad
+        assert arraybridge.detect_memory_type(y) == "torch"
+        np.testing.assert_allclose(y.numpy(), np.sin(X) * X, rtol=1e-5)
+    assert len(tokens._tokens) == before
+
+
+@pytest.mark.parametrize("callee", TO_TORCH)
+def test_writing_to_an_argument_before_the_backward_is_noticed(callee: str) -> None:
+    x = tensor()
+    inner = x * 1
+    y = CALLEES[callee](inner)
+    inner.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("callee", TO_TORCH)
+def test_writing_to_a_view_of_an_argument_is_noticed(callee: str) -> None:
+    x = tensor()
+    base = x * 1
+    y = CALLEES[callee](base[1:])
+    base[2].mul_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_writing_to_a_result_never_spoils_the_gradient(jitted: bool) -> None:
+    # The derivative of exp is exp itself, so that the result may be what the pullback keeps.
+    body = jax.jit(jnp.exp) if jitted else jnp.exp
+    for f in (arraybridge.jax(grad="flow")(body), arraybridge.tensorflow(grad="flow")(tf.exp)):
+        x = tensor()
+        y = f(x)
+        noticed = False
+        try:
+            y.mul_(0)
+            y.sum().backward()
+        except RuntimeError as error:
+            noticed = "modified by an inplace operation" in str(error)
+        assert noticed or not x.grad.any()
+        x = tensor()
+        y = f(x)
+        total = y.sum()
+        with torch.no_grad():
+            y.detach().mul_(0)
+        noticed = False
+        try:
+            total.backward()
+        except RuntimeError as error:
+            noticed = "modified by an inplace operation" in str(error)
+        assert noticed or np.allclose(x.grad.numpy(), np.exp(X), rtol=1e-6)
+
+
+def test_writing_to_a_result_that_nobody_reads_again_is_fine() -> None:
+    x = tensor()
+    y = arraybridge.jax(grad="flow")(jax.jit(lambda x: x * 3))(x)
+    y.add_(1).relu_()
+    y.sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 3))
+
+
+def test_writing_to_numpy_beside_changes_nothing() -> None:
+    beside = X.copy()
+    for f in (
+        arraybridge.jax(grad="flow")(jax.jit(lambda x, w: x * w)),
+        arraybridge.jax(grad="flow")(lambda x, w: x * w),
+        arraybridge.tensorflow(grad="flow")(lambda x, w: x * w),
+    ):
+        beside[:] = 2
+        x = tensor()
+        y = f(x, beside)
+        beside[:] = -5
+        y.sum().backward()
+        np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
+    beside[:] = 2
+    f = arraybridge.torch(grad="flow")(lambda x, w: x * w)
+
+    def late(x: Any) -> Any:
+        y = f(x, beside)
+        beside[:] = -5
+        return y.sum()
+
+    np.testing.assert_array_equal(np.asarray(jax.grad(late)(jnp.asarray(X))), np.full_like(X, 2))
+
+
+def span(x: Any) -> tuple[int, int]:
+    storage = x.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def apart(*tensors: Any) -> bool:
+    spans = sorted(span(t) for t in tensors)
+    return all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
+
+
+@jax.custom_vjp
+def keeper(x: Any) -> Any:
+    return x * 1
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_no_gradient_shares_memory_with_another_or_with_what_is_known(jitted: bool) -> None:
+    bodies: dict[str, Callable[..., Any]] = {
+        "the cotangent twice": lambda x, y: x + y,
+        "the cotangent": lambda x, y: (x, y * 1),
+        "an argument": lambda x, y: (x * jax.lax.stop_gradient(y)) + 0 * y,
+        "a residual": lambda x, y: jnp.exp(x) + y,
+        "reshaped": lambda x, y: x.reshape(-1)[:6] + y.reshape(-1)[6:],
+    }
+    for name, body in bodies.items():
+        f = arraybridge.jax(grad="flow")(jax.jit(body) if jitted else body)
+        x, y = tensor(), tensor()
+        result = f(x, y)
+        results = result if isinstance(result, tuple) else (result,)
+        cotangents = [torch.ones_like(r) for r in results]
+        gradients = torch.autograd.grad(results, (x, y), cotangents, retain_graph=True)
+        assert apart(x, y, *results, *cotangents, *gradients), name
+        before = [g.clone() for g in gradients]
+        again = torch.autograd.grad(results, (x, y), cotangents, retain_graph=True)
+        for g in gradients:
+            g.mul_(0)  # torch may write to what it gets
+        assert all(torch.equal(a, b) for a, b in zip(again, before, strict=True)), name
+        again = torch.autograd.grad(results, (x, y), cotangents)
+        assert all(torch.equal(a, b) for a, b in zip(again, before, strict=True)), name
+
+
+def test_gradients_of_tf_and_jax_callers_are_apart_too() -> None:
+    f = arraybridge.torch(grad="flow")(lambda x, y: x + y)
+    gx, gy = jax.grad(lambda x, y: f(x, y).sum(), argnums=(0, 1))(jnp.asarray(X), jnp.asarray(X))
+    assert gx.unsafe_buffer_pointer() != gy.unsafe_buffer_pointer()
+    x, y = tf.constant(X), tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch([x, y])
+        z = f(x, y)
+    gx, gy = tape.gradient(z, [x, y])
+    assert np.asarray(memoryview(gx)).ctypes.data != np.asarray(memoryview(gy)).ctypes.data
+
+
+def test_clipping_one_gradient_leaves_the_other() -> None:
+    f = arraybridge.jax(grad="flow")(jax.jit(lambda x, y: x + y))
+    x, y = tensor(), tensor()
+    f(x, y).backward(torch.full((3, 4), 5.0))
+    torch.nn.utils.clip_grad_value_([x], 1.0)
+    assert x.grad.max() == 1
+    assert y.grad.min() == 5
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_inputs_results_and_gradients_share_memory(caller: str, callee: str) -> None:
+    x, ones = (arraybridge.aligned((1024,), np.float32) for _ in range(2))
+    x[:], ones[:] = 0.5, 1
+    source = arraybridge.convert_memory(x, caller, copy=False)
+    cotangent = arraybridge.convert_memory(ones, caller, copy=False)
+    f = CALLEES[callee]
+    with arraybridge.trace() as log:
+        if caller == "torch":
+            f(source.requires_grad_()).backward(cotangent)
+            found = source.grad
+        elif caller == "jax":
+            found = jax.vjp(f, source)[1](cotangent)[0]
+        else:
+            with tf.GradientTape() as tape:
+                tape.watch(source)
+                y = f(source)
+            found = tape.gradient(y, source, output_gradients=cotangent)
+    np.testing.assert_allclose(np.asarray(found), np.cos(x) * x + np.sin(x), rtol=1e-5)
+    crossed = [r for r in log.records if {r.source, r.target} == {caller, callee}]
+    assert len(crossed) == 4  # the argument, the result, the cotangent, the gradient
+    assert all(r.shares_memory and not r.copies for r in crossed), str(log)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_writing_to_a_result_that_was_an_argument_beside_changes_nothing(jitted: bool) -> None:
+    def body(x: Any, n: Any) -> Any:
+        return x**3 * jnp.sin(n), n
+
+    f = arraybridge.jax(grad="flow")(jax.jit(body) if jitted else body)
+    for n in (np.ones((3, 4), np.float32), jnp.ones((3, 4))):
+        x = tensor()
+        y, same = f(x, n)
+        same.zero_()
+        assert np.all(np.asarray(n) == 1)
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        np.testing.assert_allclose(second, 6 * X * np.sin(np.float32(1)), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_addresses_of_arguments_and_results(caller: str, callee: str) -> None:
+    memory = arraybridge.aligned((1024,), np.float32)
+    memory[:] = 0.5
+    places: list[int] = []
+
+    def body(x: Any) -> Any:
+        places.append(-1 if isinstance(x, jax.core.Tracer) else place(x))
+        return x * 2
+
+    x = arraybridge.convert_memory(memory, caller, copy=False)
+    (ones,) = (arraybridge.convert_memory(np.ones(1024, np.float32), caller),)
+    _, (g,) = pulled(caller, flowing(callee, body), [x], ones)
+    if callee != "jax":  # which traces: its arguments have no address
+        assert places == [memory.ctypes.data]
+    np.testing.assert_array_equal(np.asarray(g), np.full(1024, 2))
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+@pytest.mark.parametrize("kind", ALIASES)
+def test_no_gradient_shares_memory_in_any_direction(caller: str, callee: str, kind: str) -> None:
+    def given() -> list[Any]:
+        arrays = [arraybridge.aligned((32, 32), np.float32) for _ in range(2)]
+        for x in arrays:
+            x[:] = 0.5
+        return [arraybridge.convert_memory(x, caller, copy=False) for x in arrays]
+
+    shape = {"reshaped": (512,)}.get(kind, (32, 32))
+    ones = arraybridge.aligned(shape, np.float32)
+    ones[:] = 1
+    cotangent = arraybridge.convert_memory(ones, caller, copy=False)
+    xs = given()
+    _, found = pulled(caller, flowing(callee, ALIASES[kind][callee]), xs, cotangent)
+    spans = []
+    for one in (*xs, cotangent, *(g for g in found if g is not None)):
+        x = one.detach() if caller == "torch" else one
+        if caller == "torch" and not x.is_contiguous():
+            start, size = x.untyped_storage().data_ptr(), x.untyped_storage().nbytes()
+        else:
+            start, size = place(x), 4 * int(np.prod(x.shape))
+        spans.append((start, start + size))
+    for one, other in itertools.pairwise(sorted(spans)):
+        assert one[1] <= other[0]
+
+
+def test_a_checkpoint_frees_what_a_function_of_tensorflow_keeps() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    inner: list[Any] = []
+
+    def body(x: Any) -> Any:
+        y = tf.exp(x)
+        inner.append(weakref.ref(y))
+        return tf.sin(y)
+
+    f = in_tf(body)
+    plain = f(tensor())
+    assert inner[0]() is not None  # the tape has it
+    y = checkpoint(f, tensor(), use_reentrant=False)
+    gc.collect()
+    assert inner[1]() is None
+    del plain
+    gc.collect()
+    assert inner[0]() is None
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("caller", ["jax", "tensorflow"])
+def test_what_torch_keeps_is_freed_with_the_tape_or_the_pullback(caller: str) -> None:
+    inner: list[Any] = []
+
+    def body(x: Any) -> Any:
+        y = torch.exp(x)
+        inner.append(weakref.ref(y))
+        return torch.sin(y)
+
+    f = in_torch(body)
+    x = array(caller, X)
+    if caller == "jax":
+        y, pull = jax.vjp(f, x)
+        pull(jnp.ones_like(y))
+        del pull
+    else:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = f(x)
+        tape.gradient(y, x)
+        del tape
+    gc.collect()
+    assert inner[0]() is None
 
 
 def gradient_of_cube(callee: str, meanwhile: Callable[[Any, Any], None]) -> Any:
     """With something done to argument and result between forward and backward."""
     x0 = torch.arange(64.0).requires_grad_()
     x = x0.clone()
-    y = CALLEES[callee](x)
+    y = CUBES[callee](x)
     with torch.no_grad():
         meanwhile(x, y)
     y.sum().backward()
@@ -413,7 +407,7 @@ def write_to_both(x: Any, y: Any) -> None:
 
 
 @pytest.mark.parametrize("pack", PACKS)
-@pytest.mark.parametrize("callee", CALLEES)
+@pytest.mark.parametrize("callee", CUBES)
 def test_a_hook_that_saves_copies_sees_the_values_of_the_forward(callee: str, pack: str) -> None:
     # With "nothing" it is the user's own hook that would give what was written to.
     with torch.autograd.graph.saved_tensors_hooks(PACKS[pack], lambda t: t):
@@ -438,78 +432,3 @@ def test_an_argument_that_moves_to_shared_memory_before_the_backward(callee: str
 
     found = gradient_of_cube(callee, move)
     np.testing.assert_array_equal(found, 3 * np.arange(64.0) ** 2)
-
-
-@pytest.mark.parametrize("under", ["eager", "jit"])
-def test_a_leaf_that_a_torch_function_makes_of_another_argument(under: str) -> None:
-    @in_torch
-    def force(x: Any, y: Any) -> Any:
-        x.requires_grad_()
-        (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
-        return (g * y).sum()
-
-    grad = jax.grad(force, argnums=1)
-    found = (jax.jit(grad) if under == "jit" else grad)(jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0]))
-    np.testing.assert_array_equal(found, [3, 12])
-
-
-@pytest.mark.parametrize("read", [float, complex, torch.Tensor.item, torch.Tensor.tolist])
-def test_a_captured_parameter_that_is_read_as_a_number_is_refused(read: Any) -> None:
-    p = torch.tensor(2.0, requires_grad=True)
-    f = in_jax(lambda x: x * abs(read(p)))
-    x = torch.ones(3, requires_grad=True)
-    with pytest.raises(GradientError, match="reads the numbers"):
-        f(x)
-    p.requires_grad_(False)
-    assert f(x).tolist() == [2, 2, 2]
-
-
-def test_a_number_as_cotangent() -> None:
-    for callee in (in_torch(lambda x: (x * x).sum()), in_tf(lambda x: tf.reduce_sum(x * x))):
-        _, pull = jax.vjp(callee, jnp.array([1.0, 2.0]))
-        for cotangent in (1.0, np.float32(1), jnp.float32(1)):
-            np.testing.assert_array_equal(pull(cotangent)[0], [2, 4])
-
-
-@pytest.mark.parametrize("callee", ["torch", "tensorflow"])
-def test_arrays_of_a_third_framework_beside_traced_results(callee: str) -> None:
-    table = np.arange(3, dtype=np.int32)
-    f = {"torch": in_torch, "tensorflow": in_tf}[callee](lambda x: (x * 2, table, jnp.ones(2)))
-    for run in (f, jax.jit(f)):
-        assert [np.asarray(x).tolist() for x in run(jnp.ones(2))] == [[2, 2], [0, 1, 2], [1, 1]]
-    (g,) = jax.jit(jax.vjp(f, jnp.ones(2))[1])((jnp.ones(2), np.zeros(3, jax.dtypes.float0), jnp.ones(2)))
-    np.testing.assert_array_equal(g, [2, 2])
-
-
-def test_a_wide_integer_among_traced_results_is_refused_in_words() -> None:
-    f = in_torch(lambda x: (x * 2, x.argmax()))
-    assert np.asarray(f(jnp.arange(3.0))[1]) == 2
-    with pytest.raises(GradientError, match="int32"):
-        jax.jit(f)(jnp.arange(3.0))
-
-
-def test_dtypes_that_a_callee_lacks_are_refused_alike_where_jax_traces() -> None:
-    f = in_torch(lambda x, k: x * 2)
-    for strange in (jnp.zeros(2, jnp.float8_e4m3b11fnuz), jnp.zeros(2, jnp.int4), jax.random.key(0)):
-        for run in (f, jax.jit(f), jax.grad(lambda x, k: jax.jit(f)(x, k).sum())):
-            with pytest.raises(arraybridge.MemoryConversionError, match=r"dtype|key"):
-                run(jnp.ones(2), strange)
-
-
-def test_a_tensor_without_values_does_not_give_its_memory_away() -> None:
-    @in_torch
-    def f(x: Any) -> Any:
-        return x * float(jnp.from_dlpack(x.detach()).sum())
-
-    assert jax.grad(lambda x: f(x).sum())(jnp.ones(2)).tolist() == [2, 2]
-    with pytest.raises(GradientError, match="gives the memory"):
-        jax.jit(jax.grad(lambda x: f(x).sum()))(jnp.ones(2))
-
-
-def test_what_tensorflow_has_of_several_arrays_is_refused_in_words() -> None:
-    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    x = tf.ones(3)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        with pytest.raises(arraybridge.MemoryConversionError, match="RaggedTensor"):
-            in_torch(lambda x, r: x * 2)(x, ragged)

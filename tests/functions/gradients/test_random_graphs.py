@@ -13,7 +13,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from tests.functions.gradients.test_flow import DIRECTIONS, flowing, grad  # noqa: E402
+from tests.functions.gradients.directions import DIRECTIONS, flowing, grad  # noqa: E402
 from tests.helpers import require  # noqa: E402
 
 torch = require("torch")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,77 +12,28 @@ import numpy as np
 import pytest
 
 import arraybridge
+from arraybridge import GradientError
+from tests.functions.gradients.directions import (
+    DIRECTIONS,
+    FRAMEWORKS,
+    SIN,
+    WAVE,
+    X,
+    Y,
+    array,
+    flowing,
+    grad,
+    in_jax,
+    in_tf,
+    tensor,
+)
 from tests.helpers import require
 
 torch = require("torch")
 jax = require("jax")
 tf = require("tensorflow")
+optree = pytest.importorskip("optree")
 jnp = jax.numpy
-
-FRAMEWORKS = ("torch", "jax", "tensorflow")
-DIRECTIONS = [(caller, callee) for callee in FRAMEWORKS for caller in FRAMEWORKS if caller != callee]
-
-X = np.linspace(0.1, 1.3, 12, dtype=np.float32).reshape(3, 4)
-Y = np.linspace(-1.0, 2.0, 12, dtype=np.float32).reshape(3, 4)[::-1].copy()
-
-#: The same function, written in each framework.
-WAVE: dict[str, Callable[..., Any]] = {
-    "torch": lambda x, y: torch.sin(x) * y + torch.exp(x) * x,
-    "jax": lambda x, y: jnp.sin(x) * y + jnp.exp(x) * x,
-    "tensorflow": lambda x, y: tf.sin(x) * y + tf.exp(x) * x,
-}
-
-
-def array(name: str, x: Any) -> Any:
-    """An array of the framework, of its own memory."""
-    x = np.array(x)
-    make: Any = {"torch": torch.from_numpy, "jax": jnp.array, "tensorflow": tf.constant}[name]
-    return make(x)
-
-
-def summed(total: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *xs: jax.grad(total)(*xs).sum()
-
-
-def grad(name: str, fn: Callable[..., Any], *arrays: Any, order: int = 1) -> list[np.ndarray]:
-    """The derivatives of the sum of ``fn(*arrays)``, by the framework's own means.
-
-    A higher order is that of the sum of the first derivatives, in the first argument alone.
-    """
-    if name == "jax":
-
-        def total(*xs: Any) -> Any:
-            return fn(*xs).sum()
-
-        for _ in range(order - 1):
-            total = summed(total)
-        found = jax.grad(total, argnums=tuple(range(len(arrays))))(*(array("jax", x) for x in arrays))
-        return [np.asarray(g) for g in found]
-    if name == "torch":
-        xs = [array("torch", x).requires_grad_() for x in arrays]
-        value = fn(*xs).sum()
-        for _ in range(order - 1):
-            (first,) = torch.autograd.grad(value, xs[:1], create_graph=True, materialize_grads=True)
-            value = first.sum()
-            if not value.requires_grad:  # it is the same everywhere
-                return [np.zeros_like(x) for x in arrays]
-        return [
-            g.detach().resolve_conj().numpy() for g in torch.autograd.grad(value, xs, materialize_grads=True)
-        ]
-    xs = [array("tensorflow", x) for x in arrays]
-    return [np.asarray(g) for g in _nested(fn, xs, order)]
-
-
-def _nested(fn: Callable[..., Any], xs: list[Any], order: int) -> Any:
-    with tf.GradientTape() as tape:
-        tape.watch(xs)
-        inner = fn(*xs) if order == 1 else _nested(fn, xs, order - 1)[0]
-        value = tf.reduce_sum(inner)
-    return tape.gradient(value, xs, unconnected_gradients="zero")
-
-
-def flowing(callee: str, fn: Callable[..., Any]) -> Any:
-    return getattr(arraybridge, callee)(grad="flow")(fn)
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
@@ -275,23 +229,13 @@ def test_an_argument_that_is_not_used_gets_zeros_or_none(caller: str, callee: st
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
 def test_a_result_that_is_not_used_adds_nothing(caller: str, callee: str) -> None:
-    if callee == "jax":
-        from arraybridge.frameworks.jax import pullback as jax_pullback
+    def body(x: Any) -> Any:
+        return x * 2, SIN[callee](x), x * 0 + 1
 
-        if jax_pullback._symbolic_zero() is jnp.zeros:
-            pytest.skip("this JAX computes with zeros, as its own jax.vjp does")
-    # The derivative of the second one is infinite at zero: zero times it would be no number.
-    bodies = {
-        "torch": lambda x: (x * 2, torch.log(x)),
-        "jax": lambda x: (x * 2, jnp.log(x)),
-        "tensorflow": lambda x: (x * 2, tf.math.log(x)),
-    }
-    f = flowing(callee, bodies[callee])
-    x = np.array([0.0, 1.0], np.float32)
-    np.testing.assert_array_equal(grad(caller, lambda x: f(x)[0], x)[0], [2, 2])
-    if callee == "jax":
-        g = flowing(callee, jax.jit(bodies[callee]))
-        np.testing.assert_array_equal(grad(caller, lambda x: g(x)[0], x)[0], [2, 2])
+    for f in (body, jax.jit(body)) if callee == "jax" else (body,):
+        first, second = (grad(caller, lambda x, i=i, f=flowing(callee, f): f(x)[i], X)[0] for i in (0, 1))
+        np.testing.assert_array_equal(first, np.full_like(X, 2))
+        np.testing.assert_allclose(second, np.cos(X), rtol=1e-6)
 
 
 @pytest.mark.parametrize("jitted", [False, True])
@@ -461,3 +405,246 @@ def test_a_result_used_by_jax_that_depends_on_one_argument_alone(around: str, ca
     found = jax.grad(lambda a, b: jax.grad(lambda a, b: apart(a, b)[0] * b, 1)(a, b))
     given = jnp.float32(0.3), jnp.float32(2)
     np.testing.assert_allclose(AROUND[around](found)(*given), np.cos(0.3), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_results_that_are_differentiated_are_the_callers(caller: str, callee: str) -> None:
+    types: list[str] = []
+
+    def total(x: Any, y: Any) -> Any:
+        z = flowing(callee, WAVE[callee])(x, y)
+        types.append(arraybridge.detect_memory_type(z))
+        return z
+
+    grad(caller, total, X, Y)
+    assert types == [caller]
+
+
+@optree.dataclasses.dataclass(namespace="arraybridge")
+class Registered:
+    x: Any
+    w: Any
+
+
+class Named(NamedTuple):
+    x: Any
+    w: Any
+
+
+class Computing:
+    """A class whose constructor looks at its arrays, as one that checks their shapes does."""
+
+    def __init__(self, x: Any, w: Any) -> None:
+        assert x.shape == w.shape
+        self.x, self.w = x, w
+
+
+optree.register_pytree_node(
+    Computing, lambda c: ((c.x, c.w), None, None), lambda _, xs: Computing(*xs), namespace="arraybridge"
+)
+
+CONTAINERS: dict[str, tuple[Callable[..., Any], Callable[[Any], Any]]] = {
+    "named tuple": (Named, lambda c: (c.x, c.w)),
+    "registered dataclass": (Registered, lambda c: (c.x, c.w)),
+    "class that computes": (Computing, lambda c: (c.x, c.w)),
+    "ordered": (lambda x, w: collections.OrderedDict(w=w, x=x), lambda c: (c["x"], c["w"])),
+    "default": (lambda x, w: collections.defaultdict(list, x=x, w=w), lambda c: (c["x"], c["w"])),
+    "deque": (lambda x, w: collections.deque([x, w], maxlen=2), tuple),
+    "empty ones": (lambda x, w: [(), {}, None, "s", x, [[w]]], lambda c: (c[4], c[5][0][0])),
+    "twice": (lambda x, w: {"x": x, "again": [x], "w": w}, lambda c: ((c["x"] + c["again"][0]) / 2, c["w"])),
+}
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_every_container_in_and_out(caller: str, callee: str, kind: str) -> None:
+    make, take = CONTAINERS[kind]
+
+    def body(container: Any) -> Any:
+        x, w = take(container)
+        return make(x * w * w, x + w)
+
+    f = flowing(callee, body)
+
+    def total(x: Any, w: Any) -> Any:
+        given = make(x, w)
+        result = f(given)
+        assert type(result) is type(given)
+        first, second = take(result)
+        return first + 2 * second
+
+    gx, gw = grad(caller, total, X, Y)
+    np.testing.assert_allclose(gx, Y * Y + 2, rtol=1e-6)
+    np.testing.assert_allclose(gw, 2 * X * Y + 2, rtol=1e-6)
+
+
+class Scaled(dict):  # type: ignore[type-arg]
+    """A dict with a number of its own, which JAX knows of."""
+
+    scale = 1.0
+
+
+def _scaled(known: Any, values: Any) -> Scaled:
+    made = Scaled(zip(known[0], values, strict=True))
+    made.scale = known[1]
+    return made
+
+
+jax.tree_util.register_pytree_node(Scaled, lambda d: (list(d.values()), (tuple(d), d.scale)), _scaled)
+
+
+@pytest.mark.parametrize("caller", ["torch", "tensorflow"])
+@pytest.mark.parametrize("what", ["attribute", "default"])
+def test_a_compiled_program_is_not_that_of_another_container(caller: str, what: str) -> None:
+    def made(x: Any, number: float) -> Any:
+        if what == "default":
+            return collections.defaultdict(lambda: number, x=x)
+        container = Scaled(x=x)
+        container.scale = number
+        return container
+
+    jitted = jax.jit((lambda d: d["x"] * d["absent"]) if what == "default" else (lambda d: d["x"] * d.scale))
+    f = in_jax(jitted)
+    for number in (2.0, 3.0):
+        wanted = np.asarray(jax.grad(lambda x, n=number: jitted(made(x, n)).sum())(jnp.asarray(X)))
+        np.testing.assert_array_equal(wanted, np.full_like(X, number))
+        np.testing.assert_array_equal(grad(caller, lambda x, n=number: f(made(x, n)), X)[0], wanted)
+
+
+@pytest.mark.parametrize("caller", ["torch", "tensorflow"])
+def test_third_order_of_a_callee_under_jit(caller: str) -> None:
+    jitted = jax.jit(WAVE["jax"])
+    wanted = grad("jax", jitted, X, Y, order=3)
+    for a, b in zip(grad(caller, in_jax(jitted), X, Y, order=3), wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_complex_numbers_of_second_order(caller: str, callee: str) -> None:
+    z = np.array([1 + 2j, -0.5 + 0.25j, 3 - 1j], np.complex64)
+    bodies: dict[str, Callable[[Any], Any]] = {name: lambda z: z * z * z for name in FRAMEWORKS}
+
+    def second(f: Callable[[Any], Any]) -> np.ndarray[Any, Any]:
+        if caller == "jax":
+
+            def squared(z: Any) -> Any:
+                g = jax.grad(lambda z: jnp.real(f(z) * (1 + 2j)).sum())(z)
+                return jnp.real(g * jnp.conj(g)).sum()
+
+            return np.asarray(jax.grad(squared)(jnp.asarray(z)))
+        if caller == "torch":
+            t = torch.from_numpy(z.copy()).requires_grad_()
+            (g,) = torch.autograd.grad((f(t) * (1 + 2j)).real.sum(), t, create_graph=True)
+            (h,) = torch.autograd.grad((g * g.conj()).real.sum(), t)
+            return h.resolve_conj().numpy()
+        v = tf.constant(z)
+        with tf.GradientTape() as outer:
+            outer.watch(v)
+            with tf.GradientTape() as tape:
+                tape.watch(v)
+                y = tf.reduce_sum(tf.math.real(f(v) * (1 + 2j)))
+            g = tape.gradient(y, v)
+            squared_sum = tf.reduce_sum(tf.math.real(g * tf.math.conj(g)))
+        return np.asarray(outer.gradient(squared_sum, v))
+
+    wanted = second(bodies[caller])  # the caller's own
+    np.testing.assert_allclose(second(flowing(callee, bodies[callee])), wanted, rtol=1e-5)
+
+
+def test_kinds_of_methods() -> None:
+    class Physics:
+        k = 3.0
+
+        @classmethod
+        @in_jax
+        def of_the_class(cls, x: Any) -> Any:
+            return x * x * cls.k
+
+        @in_tf
+        @staticmethod
+        def static(x: Any) -> Any:
+            return x * x * 3
+
+        @in_jax
+        def law(self, x: Any, scale: float) -> Any:
+            return x * x * scale
+
+        partial = functools.partialmethod(law, scale=3.0)
+
+    physics = Physics()
+    for method in (Physics.of_the_class, physics.of_the_class, physics.static, physics.partial):
+        np.testing.assert_allclose(grad("torch", method, X)[0], 6 * X, rtol=1e-6)
+
+
+@pytest.mark.parametrize("callee", ["torch", "jax"])
+def test_a_layer_of_keras_that_is_called(callee: str) -> None:
+    class Layer(tf.keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+        def call(self, x: Any) -> Any:
+            return law(x, self.scale.value)
+
+    law = flowing(callee, lambda x, scale: SIN[callee](x) * scale * scale)
+    layer = Layer()
+    layer.build((None, 4))
+    x = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(layer(x))
+    gx, gw = tape.gradient(y, [x, layer.scale.value])
+    np.testing.assert_allclose(gx, np.cos(X), rtol=1e-6)
+    np.testing.assert_allclose(gw, 2 * np.sin(X).sum(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("names", list(itertools.permutations(FRAMEWORKS)))
+@pytest.mark.parametrize("order", [1, 2])
+def test_nested_in_every_order(names: tuple[str, str, str], order: int) -> None:
+    caller, middle, last = names
+    inner = flowing(last, lambda x, y: SIN[last](x) * y)
+    outer = flowing(middle, lambda x, y: SIN[middle](inner(x, y)) * x)
+    wanted = grad("torch", lambda x, y: torch.sin(torch.sin(x) * y) * x, X, Y, order=order)
+    for a, b in zip(grad(caller, outer, X, Y, order=order), wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Checked(dict):  # type: ignore[type-arg]
+    """A dict that looks at what it is given."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if value is None:
+            raise TypeError("arrays only")
+        super().__setitem__(key, value)
+
+
+def test_a_container_that_looks_at_what_it_is_given() -> None:
+    x = tensor()
+    result = in_jax(lambda d: Checked(y=d["x"] * 2))(Checked(x=x))
+    assert type(result) is Checked
+    (g,) = torch.autograd.grad(result["y"].sum(), x)
+    np.testing.assert_array_equal(g, np.full_like(X, 2))
+
+
+def gathers(x: Any) -> Any:
+    """The derivative of 2 x₀² by the table, times x₀, which TensorFlow gives as slices."""
+    table = tf.identity(x)
+    with tf.GradientTape() as tape:
+        tape.watch(table)
+        y = tf.reduce_sum(tf.gather(table, [0, 0]) ** 2)
+    found = tape.gradient(y, table)
+    return tf.IndexedSlices(found.values * x[0], found.indices, found.dense_shape)
+
+
+def test_slices_and_variables_as_results() -> None:
+    f = in_tf(gathers)
+    x = torch.tensor(X, requires_grad=True)
+    f(x).sum().backward()
+    np.testing.assert_allclose(x.grad, [8, 0])  # of 4 x₀²
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(jnp.array(X)), [8, 0])
+    state = tf.Variable(X, trainable=False)
+    grad = jax.grad(lambda x: in_tf(lambda x: (x * 3, state.assign(x)))(x)[0].sum())
+    for run in (grad, jax.jit(grad)):
+        np.testing.assert_allclose(run(jnp.array(X)), [3, 3])
+    trainable = tf.Variable(X)
+    with pytest.raises(GradientError, match=r"trainable tf\.Variable"):
+        in_tf(lambda x: (x * 3, trainable))(torch.tensor(X, requires_grad=True))

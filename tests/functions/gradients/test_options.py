@@ -1,0 +1,185 @@
+"""Gradients and the rest of the library: options, devices, pipelines, traces."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import GradientError
+from tests.functions.gradients.directions import (
+    CALLEES,
+    SIN,
+    X,
+    flowing,
+    in_jax,
+    in_torch,
+    slope,
+    tensor,
+)
+from tests.helpers import require, run_python
+
+torch = require("torch")
+jax = require("jax")
+tf = require("tensorflow")
+jnp = jax.numpy
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def test_it_pickles_and_keeps_its_options() -> None:
+
+    f = pickle.loads(pickle.dumps(pickled))
+    x = tensor()
+    f(x).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
+
+
+@arraybridge.jax(grad="flow")
+def pickled(x: Any) -> Any:
+    return x * 2
+
+
+def test_strict_contract_and_recovery() -> None:
+    f = arraybridge.jax(
+        grad="flow", input_type="torch", strict=True, oom_recovery=True, contract=lambda y: y.ndim == 2
+    )(lambda x: x * 2)
+    x = tensor()
+    f(x).sum().backward()
+    np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
+    t = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        with pytest.raises(TypeError, match="strict"):
+            f(t)
+    with pytest.raises(ValueError, match="contract"):
+        f(torch.ones(3, requires_grad=True))
+
+
+def test_pipelines_and_device_map_where_forward_and_backward_meet() -> None:
+    double = CALLEES["jitted"]
+    pipeline = arraybridge.Pipeline(double, CALLEES["tensorflow"], microbatches=3)
+    x = tensor()
+    pipeline(x).sum().backward()
+    other = tensor()
+    y = torch.sin(other) * other
+    (torch.sin(y) * y).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), other.grad.numpy(), rtol=1e-5)
+    x = tensor()
+    parts = list(arraybridge.device_map(double, [x[:1], x[1:]], devices=["cpu"]))
+    torch.cat(parts).sum().backward()
+    np.testing.assert_allclose(x.grad.numpy(), slope(), rtol=1e-5)
+
+
+def test_pipelines_and_device_map_where_they_do_not_are_refused() -> None:
+    f = CALLEES["torch"]
+    t = tf.constant(X)
+    with tf.GradientTape() as tape:
+        tape.watch(t)
+        with pytest.raises(GradientError, match="thread"):
+            arraybridge.Pipeline(f)(t)
+        with pytest.raises(GradientError, match="thread"):
+            list(arraybridge.device_map(f, [t], devices=["cpu"]))
+    with pytest.raises(arraybridge.MemoryConversionError, match="traced"):
+        jax.grad(lambda x: arraybridge.Pipeline(f)(x).sum())(jnp.asarray(X))
+    with pytest.raises(GradientError, match="thread"):
+        jax.grad(lambda x: next(arraybridge.Pipeline(f).map([x])).sum())(jnp.asarray(X))
+    np.testing.assert_allclose(np.asarray(arraybridge.Pipeline(f)(t)), np.sin(X) * X, rtol=1e-5)
+    # Each in its own thread.
+    steps = [lambda x: jax.grad(lambda x: f(x).sum())(x)]
+    (g,) = arraybridge.device_map(steps[0], [jnp.asarray(X)], devices=["cpu"])
+    np.testing.assert_allclose(np.asarray(g), slope(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("callee", ["jax", "jitted", "tensorflow"])
+def test_device_map_over_several_devices(callee: str) -> None:
+    name = callee.replace("jitted", "jax")
+    body = jax.jit(lambda x: jnp.sin(x) * x) if callee == "jitted" else (lambda x: SIN[name](x) * x)
+    devices = [d for d in arraybridge.devices(name) if d.kind == "cpu"][:2]
+    if len(devices) < 2:
+        pytest.skip("one device")
+    x = tensor()
+    parts = list(arraybridge.device_map(flowing(name, body), [x[:1], x[1:]], devices=devices))
+    torch.cat(parts).sum().backward()
+    np.testing.assert_allclose(x.grad, np.cos(X) * X + np.sin(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("run", ["Pipeline", "device_map"])
+def test_a_tape_does_not_follow_into_a_function_around_it_neither(run: str) -> None:
+    f = in_torch(lambda x: x * x)
+    x = tf.constant(X)
+
+    def around(x: Any) -> Any:
+        if run == "Pipeline":
+            return arraybridge.Pipeline(lambda x: f(x))(x)
+        return list(arraybridge.device_map(lambda x: f(x), [x], devices=["cpu"]))
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        with pytest.raises(GradientError, match="thread"):
+            around(x)
+
+
+def test_no_graph_crosses_into_other_processes() -> None:
+    x = torch.ones(3, requires_grad=True)
+    # As torch itself refuses to send what has a graph; a result must not look as if it had one.
+    with pytest.raises(GradientError):
+        list(arraybridge.device_map(squared, [x], devices=["cpu"], processes=True))
+
+
+@arraybridge.torch(grad="flow")
+def squared(x: Any) -> Any:
+    return x * x
+
+
+@pytest.mark.parametrize("around", ["nothing", "a trace"])
+def test_a_trace_around_the_backward_records_it(around: str) -> None:
+    f = in_jax(lambda x: jnp.sin(x))
+    x = tensor()
+    if around == "a trace":
+        with arraybridge.trace() as first:
+            y = f(x)
+        known = len(first.records)
+    else:
+        y = f(x)
+    with arraybridge.trace() as log:
+        y.sum().backward()
+    assert [(r.source, r.target) for r in log.records] == [("torch", "jax"), ("jax", "torch")]
+    if around == "a trace":
+        assert len(first.records) == known  # it is closed
+
+
+def test_events_of_a_call_that_is_differentiated() -> None:
+    f = in_jax(lambda x: jnp.sin(x))
+    with arraybridge.trace() as log:
+        try:
+            raise KeyError("somebody's")
+        except KeyError:
+            f(tensor())
+    (call,) = (e for e in log.events if e.kind == "call")
+    assert call.reason == ""
+    assert call.device == "cpu"
+
+
+def test_the_first_gradient_of_a_process_inside_of_a_transform() -> None:
+    done = run_python(str(SCRIPTS / "gradients_begin_in_a_transform.py"))
+    assert done.stdout.split("\n")[0] == "[1.0, 1.0]", done.stderr
+
+
+def test_what_belongs_to_no_device_goes_where_the_rest_is() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    f = in_jax(lambda x: jnp.sin(x) * jnp.arange(1.0, 5.0))
+    x = tensor()
+    with jax.default_device(jax.devices()[-1]):
+        checkpoint(f, x, use_reentrant=False).sum().backward()
+    np.testing.assert_allclose(x.grad, np.cos(X) * np.arange(1, 5), rtol=1e-6)
+
+
+def test_jacrev_of_arrays_on_another_device() -> None:
+    x = jax.device_put(jnp.asarray(X[0]), jax.devices()[-1])
+    np.testing.assert_allclose(jax.jacrev(in_torch(torch.sin))(x), np.diag(np.cos(X[0])), rtol=1e-6)
