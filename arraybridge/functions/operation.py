@@ -180,6 +180,7 @@ class Operation:
             home = caller.device_of(like)
             if caller.device_of(x) != home:
                 x = convert_memory(x, caller.name, grad="detach", device=home)
+            caller.autodiff.admit(x, self.label)
             if overlaps(caller.autodiff.span(x), spans):
                 x = caller.copy(x)
             spans.append(caller.autodiff.span(x))

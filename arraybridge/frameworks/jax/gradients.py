@@ -286,7 +286,7 @@ def _called_back(
     for shape in shapes:
         _refuse_wide(shape.dtype, operation.label)
         if shape.dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
-            raise not_foretold(operation.label, f"a result of {shape.dtype} while JAX's x64 is off")
+            raise not_foretold(operation.label, f"{shape.dtype} while JAX's x64 is off; return int32")
     expected = [jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)) for s in shapes]
     # Where there is nothing to ask for, a program without the results need not run the function for it.
     asked = asked and bool(operation.draws)

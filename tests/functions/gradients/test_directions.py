@@ -232,8 +232,9 @@ def test_a_result_that_is_not_used_adds_nothing(caller: str, callee: str) -> Non
     def body(x: Any) -> Any:
         return x * 2, SIN[callee](x), x * 0 + 1
 
-    for f in (body, jax.jit(body)) if callee == "jax" else (body,):
-        first, second = (grad(caller, lambda x, i=i, f=flowing(callee, f): f(x)[i], X)[0] for i in (0, 1))
+    for fn in (body, jax.jit(body)) if callee == "jax" else (body,):
+        f = flowing(callee, fn)
+        first, second = (grad(caller, lambda x, i=i, f=f: f(x)[i], X)[0] for i in (0, 1))
         np.testing.assert_array_equal(first, np.full_like(X, 2))
         np.testing.assert_allclose(second, np.cos(X), rtol=1e-6)
 
