@@ -12,7 +12,7 @@ never kept, and goes to `decide` each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from arraybridge.conversion.decide import Decision, Request
@@ -20,10 +20,9 @@ from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, refusals
 from arraybridge.frameworks.parts import Fallback
-from arraybridge.trees import ARRAY, TREE, endless, kind_of, kinds, map_arrays
 from arraybridge.types import Cache, Device
 
-__all__ = ["by_form", "form_of", "keep", "map_by_type"]
+__all__ = ["by_form", "form_of", "keep"]
 
 #: Form → type of the array → the plan, a function of the array.
 by_form: Cache[Hashable, dict[type, FastFunction]] = Cache()
@@ -36,7 +35,7 @@ _MAX_FACTS = 4096
 
 
 def form_of(target: str, grad: str, dtype: Any = None, device: Any = None) -> tuple[Any, ...]:
-    """The form of ``convert_memory(x, target, grad=grad, device=device, dtype=dtype)``.
+    """The form of a conversion with these options, the device in words, however it was written.
 
     Equal forms have to mean the same call, so that types belong to it: ``1 == True``, ``1 == tf.float32``.
     """
@@ -52,13 +51,19 @@ def keep(form: tuple[Any, ...], request: Request, decision: Decision) -> None:
         return  # an array of another library, which was opened first; or a card
     declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
     fast = _fast(request, decision)
+    plain = request.dtype is None and request.device is None and request.grad == "error"
     try:
-        if form[1:] == (None,):
-            _add(form[0], cls, fast)
-            fast = None
-        _add(form, cls, _planned(form, request, decision, fast))
+        plan = _planned(form, request, decision, fast)
+        _add(form, cls, plan)
+        if request.declared is None and request.copy is None:  # for the decorators, however it was written
+            _add(request.target if plain else _form(request), cls, fast if plain else plan)
     except TypeError:
         pass  # an option that cannot be a key
+
+
+def _form(request: Request) -> tuple[Any, ...]:
+    device = None if request.device is None else str(Device.parse(request.device))
+    return form_of(request.target, request.grad, request.dtype, device)
 
 
 def _add(form: Hashable, cls: type, plan: FastFunction | None) -> None:
@@ -121,44 +126,3 @@ def _rests_on_facts(request: Request, decision: Decision) -> bool:
     if decision.route.device.kind != "cpu" or type(request.data) not in decision.source.fast.types():
         return False
     return request.device is None or Device.parse(request.device).kind == "cpu"
-
-
-def map_by_type(tree: Any, known: Mapping[type, Callable[[Any], Any]], *, also: type | tuple[()] = ()) -> Any:
-    """`map_arrays` where the type of an array says what changes it; nothing is said of where an error was.
-
-    Args:
-        tree: a container.
-        known: type → a function of one array.
-        also: as for `map_arrays`.
-
-    Raises:
-        KeyError: there is an array of another type.
-        ValueError: a container contains itself.
-    """
-    cls = type(tree)
-    if cls is dict:
-        children: Iterable[Any] = list(tree.values())
-    elif cls is list or cls is tuple:
-        children = tree
-    else:
-        return map_arrays(tree, lambda x: known[type(x)](x), also=also)
-    made = []
-    same = True
-    for child in children:
-        change = known.get(type(child))
-        if change is not None:
-            new = change(child)
-        else:
-            kind = kinds.get(type(child)) or kind_of(child)
-            if kind == ARRAY or isinstance(child, also):
-                raise KeyError(type(child))
-            try:
-                new = map_by_type(child, known, also=also) if kind == TREE else child
-            except RecursionError:
-                raise endless() from None
-        if new is not child:
-            same = False
-        made.append(new)
-    if same:
-        return tree
-    return made if cls is list else tuple(made) if cls is tuple else dict(zip(tree, made, strict=True))
