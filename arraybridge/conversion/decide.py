@@ -272,7 +272,7 @@ class _Choice:
         source, target, device = self.source, self.target, self.device
         if self.must_copy:
             return self._through_the_host()
-        view = source.host_view
+        view: Callable[[Any], np.ndarray] = source.host_view
         memory = view(self.array)
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.

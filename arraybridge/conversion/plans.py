@@ -12,7 +12,7 @@ never kept, and goes to `decide` each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
 from arraybridge.conversion.decide import Decision, Request
