@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -255,7 +255,7 @@ class Framework(ABC):
         if self.dtypes is not None and dtype not in self.dtypes:
             raise DtypeNotSupportedError(
                 f"{self.name} has no dtype {dtype}; nothing was converted, since any other dtype could lose"
-                f" values. Pass dtype= one of {', '.join(sorted(self.dtypes))} to ask for a cast.",
+                f" values. {_cast_advice(dtype, self.dtypes)}",
                 target_type=self.name,
                 reason=f"{self.name} has no dtype {dtype}",
             )
@@ -333,6 +333,25 @@ class Framework(ABC):
     def decorator(self) -> Any:
         """The decorator for functions that are written in this framework, as ``arraybridge.torch`` is."""
         return above["decorator"](self.name)
+
+
+def _cast_advice(dtype: str, dtypes: Iterable[str]) -> str:
+    """Which casts to ask for: to dtypes of the same kind, since no others keep what the values mean."""
+    same = [other for other in dtypes if _kind_of_dtype(other) == _kind_of_dtype(dtype)]
+    if not same:
+        return (
+            f"It has no {_kind_of_dtype(dtype)} dtype: convert the real and the imaginary part by themselves."
+        )
+    usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
+    first, *others = sorted(same, key=lambda name: (name not in usual, name))
+    more = f" (or one of {', '.join(others)})" if others else ""
+    return f'Pass dtype="{first}"{more} to ask for a cast.'
+
+
+def _kind_of_dtype(dtype: str) -> str:
+    if dtype.startswith(("int", "uint", "bool")):
+        return "integer"
+    return "complex" if dtype.startswith("complex") else "floating"
 
 
 def visible_devices(framework: Framework) -> tuple[Device, ...]:

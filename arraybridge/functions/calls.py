@@ -236,7 +236,8 @@ def _traced(
 
 def _bringing(fn: Callable[..., Any], options: DecoratorOptions) -> Bring:
     """What converts the arguments, which stay with the caller as they came."""
-    skip, strict = int(takes_self(fn)), options.strict
+    label, skip, strict = label_of(fn), int(takes_self(fn)), options.strict
+    cast = rf'Pass dtype= to the decorator to ask for a cast: @{options.framework}(dtype="\1")\2'
     incoming = _entering(options)
 
     def bring(args: Args, kwargs: Kwargs, way: Way = incoming) -> tuple[Sequence[Any], Kwargs, Any]:
@@ -263,7 +264,7 @@ def _bringing(fn: Callable[..., Any], options: DecoratorOptions) -> Bring:
                 for word, value in kwargs.items():
                     named[word] = map_arrays(value, enter)
         except MemoryConversionError as error:
-            _say(error, fn, options, word or len(values))
+            _say(error, f"{label}(), argument {_parameter(fn, word or len(values))}", cast)
             raise
         if array is None:
             array = _first_array(values[skip:], named)
@@ -430,14 +431,11 @@ def _parameter(fn: Callable[..., Any], place: int | str) -> str:
     return str(place)
 
 
-def _say(
-    error: MemoryConversionError, fn: Callable[..., Any], options: DecoratorOptions, place: int | str
-) -> None:
-    """Say in an error which argument it is about, and what to write above the function."""
-    prefix(error, f"{label_of(fn)}(), argument {_parameter(fn, place)}")
+def _say(error: MemoryConversionError, place: str, cast: str) -> None:
+    """Say in an error of a conversion where it was, and how a decorated function asks for a cast."""
+    prefix(error, place)
     if isinstance(error, DtypeNotSupportedError):
-        instead = rf'Pass dtype= to the decorator, as in @{options.framework}(dtype="\1"),'
-        error.args = (re.sub(r'Pass dtype="(\w+)"', instead, str(error)),)
+        error.args = (re.sub(r'Pass dtype="(\w+)"(.*) to ask for a cast', cast, str(error)),)
 
 
 # -- the function --------------------------------------------------------------------------------------
@@ -544,7 +542,7 @@ def _giving_back(fn: Callable[..., Any], options: DecoratorOptions) -> Callable[
             elif kind == TREE or isinstance(result, np.generic):
                 result = map_arrays(result, way.scalars_too(), also=np.generic)
         except MemoryConversionError as error:
-            prefix(error, f"{label}(), result")
+            _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise
         return result if contract is None else check_result(contract, result, label)
 
