@@ -23,10 +23,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -65,17 +64,14 @@ def unrecorded() -> Iterator[None]:
     import arraybridge
     from arraybridge.conversion import convert
     from arraybridge.conversion.decide import Request, decide
-    from arraybridge.functions.calls import DecoratedCall
+    from arraybridge.functions import calls
 
     def carefully(request: Request, form: object, who: object) -> Any:
         return decide(request)[1]()
 
-    def unrecorded_span(self: DecoratedCall, *, annotate: bool) -> Any:
-        return nullcontext(SimpleNamespace())
-
     with (
         patch.object(convert, "_carefully", carefully),
-        patch.object(DecoratedCall, "_recorded", unrecorded_span),
+        patch.object(calls.trace, "span", lambda *_, **__: None),
         arraybridge.trace() as log,
     ):
         yield

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from arraybridge.frameworks import registry
+from arraybridge.placement import card_meant
+from arraybridge.types import Device, GpuId
 
 __all__ = ["being_compiled", "stays_traced", "untraced"]
 
@@ -17,18 +19,18 @@ def being_compiled() -> bool:
     return "torch._dynamo" in sys.modules and bool(sys.modules["torch"].compiler.is_compiling())
 
 
-def stays_traced(value: Any, device: str | None) -> bool:
+def stays_traced(value: Any, device: Device | None = None, gpu_id: GpuId = None) -> bool:
     """Whether a function of torch takes or returns this as it is, so that torch.compile may go on tracing.
 
-    That is a tensor (on ``device``, where one is named), what surely is no array, and containers of them.
+    That is a tensor, where the decorator wants it, what surely is no array, and containers of them.
     """
     torch = sys.modules["torch"]
     if isinstance(value, torch.Tensor):
-        return device is None or str(value.device) == device
-    if isinstance(value, dict):
-        return all(stays_traced(child, device) for child in value.values())
-    if isinstance(value, (list, tuple)):
-        return all(stays_traced(child, device) for child in value)
+        place = str(value.device).replace("cuda", "gpu")
+        return place == (f"gpu:{card_meant(gpu_id)}" if gpu_id is not None else str(device or place))
+    if isinstance(value, (dict, list, tuple)):
+        children = value.values() if isinstance(value, dict) else value
+        return all(stays_traced(child, device, gpu_id) for child in children)
     return value is None or isinstance(value, (bool, int, float, complex, str, torch.nn.Module))
 
 

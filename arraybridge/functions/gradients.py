@@ -14,11 +14,13 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, merged, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN
-from arraybridge.functions.calls import DecoratedCall, check_result, check_source, handed_over, in_framework
+from arraybridge.functions.arguments import check_source
+from arraybridge.functions.calls import DecoratedCall, handed_over, in_framework
 from arraybridge.functions.compiling import being_compiled, untraced
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import DecoratorOptions
+from arraybridge.functions.results import check_result
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
 from arraybridge.memory.recovery import run_with_oom_recovery
 from arraybridge.placement import busy_workers, card_meant, worker_device
