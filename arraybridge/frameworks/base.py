@@ -181,25 +181,25 @@ class Framework(ABC):
         """Where an array goes that comes from a device which this framework does not have."""
         return CPU
 
-    def find_device(self, wanted: Device) -> Device:
-        """``wanted``, if the framework has it.
+    def find_device(self, device: Device) -> Device:
+        """``device``, if the framework has it.
 
         Raises:
             DeviceNotFoundError: it has not; the message lists the devices that are there.
         """
-        there = self.devices()
-        for device in there:
-            if device == wanted:
-                return device
-        have = ", ".join(str(d) for d in there) or "no device at all"
-        advice = " Pass one of these." if there else ""
-        if self.has_host and wanted.kind != "cpu":
+        devices = self.devices()
+        for own in devices:
+            if own == device:
+                return own
+        have = ", ".join(str(d) for d in devices) or "no device at all"
+        advice = " Pass one of these." if devices else ""
+        if self.has_host and device.kind != "cpu":
             advice = ' Pass one of these, or opt in to the host with settings(missing_gpu="host").'
-        why = self.missing_device_reason() if wanted.kind != "cpu" else ""
+        why = self.missing_device_reason() if device.kind != "cpu" else ""
         raise DeviceNotFoundError(
-            f"{self.name} has no device {wanted} here; it has {have}." + (f" {why}" if why else "") + advice,
+            f"{self.name} has no device {device} here; it has {have}." + (f" {why}" if why else "") + advice,
             target_type=self.name,
-            reason=why or f"{self.name} has no device {wanted}",
+            reason=why or f"{self.name} has no device {device}",
         )
 
     def missing_device_reason(self) -> str:
@@ -360,19 +360,19 @@ def visible_devices(framework: Framework) -> tuple[Device, ...]:
     return framework.devices() if foretold is None else foretold
 
 
-def find_or_host(framework: Framework, wanted: Device) -> Device:
-    """``wanted``, if the framework has it; under ``settings(missing_gpu="host")`` the CPU instead of a GPU.
+def find_or_host(framework: Framework, device: Device) -> Device:
+    """``device``, if the framework has it; under ``settings(missing_gpu="host")`` the CPU instead of a GPU.
 
     Raises:
         DeviceNotFoundError: it has not, and its arrays cannot go to the host, or are not to.
     """
     try:
-        return framework.find_device(wanted)
+        return framework.find_device(device)
     except DeviceNotFoundError as error:
-        if wanted.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
+        if device.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
             raise
         warn_of_missing_gpu(
-            f"{framework.name}: {wanted} is missing, so the host takes its place. {error.reason}"
+            f"{framework.name}: {device} is missing, so the host takes its place. {error.reason}"
         )
         return CPU
 

@@ -97,8 +97,8 @@ class NumpyFramework(Framework):
                 mask = np.concatenate([np.ma.getmaskarray(part) for part in parts], axis)
             masked = np.ma.MaskedArray(data, mask, fill_value=parts[0].fill_value)
             return masked if cls is np.ma.MaskedArray else masked.view(cls)
-        made = np.concatenate(parts, axis) if plain else np.concatenate(parts, axis, dtype=dtype)
-        return made.view(cls) if isinstance(parts[0], np.recarray) else made
+        joined = np.concatenate(parts, axis) if plain else np.concatenate(parts, axis, dtype=dtype)
+        return joined.view(cls) if isinstance(parts[0], np.recarray) else joined
 
     def room(self, part: np.ndarray, axis: int, rows: int) -> np.ndarray | None:
         # A subclass may hold more than its values, as a mask.
@@ -109,9 +109,9 @@ class NumpyFramework(Framework):
         return np.empty(shape, hostmemory.np_dtype(dtype))
 
     def reshaped(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        wanted = hostmemory.np_dtype(dtype)
-        nbytes = wanted.itemsize * math.prod(shape)
-        return memory.reshape(-1).view(np.uint8)[:nbytes].view(wanted).reshape(shape)
+        elements = hostmemory.np_dtype(dtype)
+        nbytes = elements.itemsize * math.prod(shape)
+        return memory.reshape(-1).view(np.uint8)[:nbytes].view(elements).reshape(shape)
 
     # -- running functions ------------------------------------------------------------------------
 

@@ -94,15 +94,15 @@ class CupyFramework(Framework):
 
     def to_device(self, x: cupy.ndarray, device: Device) -> cupy.ndarray:
         with on_card(x.device.id):
-            # Between cards only whole blocks travel.
-            whole = cupy.ascontiguousarray(x) if x.ndim else x
+            # Between cards only block blocks travel.
+            block = cupy.ascontiguousarray(x) if x.ndim else x
             reader = cupy.cuda.get_current_stream()
             ready = reader.record()
         with on_card(device.index):
             # The copy runs on this card's stream, which knows nothing of the work queued on the other.
             stream = cupy.cuda.get_current_stream()
             stream.wait_event(ready)
-            result = whole.copy()
+            result = block.copy()
             copied = stream.record()
         with on_card(x.device.id):
             # Nor does the other one know of the copy: what is freed there may be written to at once.

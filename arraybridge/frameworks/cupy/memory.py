@@ -110,9 +110,9 @@ class CupyPool(Pool):
             return int(cupy.cuda.runtime.memGetInfo()[0])
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
-        held = sum((usage.used or 0) + (usage.cached or 0) for usage in self.usage())
-        if held:
-            raise RuntimeError(f"CuPy holds {held} bytes in its own pool already")
+        nbytes = sum((usage.used or 0) + (usage.cached or 0) for usage in self.usage())
+        if nbytes:
+            raise RuntimeError(f"CuPy holds {nbytes} bytes in its own pool already")
 
         def malloc(size: int, device: int) -> int:
             return allocate(size, device, cupy.cuda.get_current_stream().ptr)

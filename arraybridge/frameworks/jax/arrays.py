@@ -160,15 +160,15 @@ class JaxFramework(Framework):
         return hostmemory.writable_alias(np.asarray(host))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
-        where = jax_device(device)
+        native = jax_device(device)
         if device.kind != "cpu":
             # JAX's host copies are asynchronous and would see later changes of the source.
             host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
-            return self._put(host, where)
+            return self._put(host, native)
         if hostmemory.name_of(view.dtype) in _PACKED:
             with _x64(True):
                 return jnp.asarray(view).block_until_ready()
-        return _adopt_host(hostmemory.capsule(hostmemory.writable_alias(view)), where)
+        return _adopt_host(hostmemory.capsule(hostmemory.writable_alias(view)), native)
 
     def cannot_view(self, view: np.ndarray) -> str:
         if hostmemory.name_of(view.dtype) in _PACKED:

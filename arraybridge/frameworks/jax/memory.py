@@ -133,15 +133,15 @@ def _backends_are_initialized() -> bool:
 @cache
 def _has_other_plugins() -> bool:
     """Whether JAX may find accelerators of which nobody can tell but JAX: TPUs, say, and AMD's cards."""
-    others = [one for one in entry_points(group="jax_plugins") if "cuda" not in one.name]
-    return bool(others) or can_find("libtpu")
+    names = [one for one in entry_points(group="jax_plugins") if "cuda" not in one.name]
+    return bool(names) or can_find("libtpu")
 
 
 def _cpu_count() -> int:
     """How many CPU devices JAX will have."""
-    wanted = int(getattr(jax.config, "jax_num_cpu_devices", -1))
+    count = int(getattr(jax.config, "jax_num_cpu_devices", -1))
     flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return wanted if wanted > 0 else int(flag.group(1)) if flag else 1
+    return count if count > 0 else int(flag.group(1)) if flag else 1
 
 
 def is_scattered(x: jax.Array) -> bool:

@@ -170,12 +170,12 @@ class PaddlePool(Pool):
         return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
 
     def usage(self) -> list[Usage]:
-        found = []
+        rows = []
         for i in range(paddle.device.cuda.device_count() if self.is_started() else 0):
             used = paddle.device.cuda.memory_allocated(i)
             cached = paddle.device.cuda.memory_reserved(i) - used
-            found.append(Usage(Device("gpu", i), used, cached, paddle.device.cuda.max_memory_allocated(i)))
-        return found
+            rows.append(Usage(Device("gpu", i), used, cached, paddle.device.cuda.max_memory_allocated(i)))
+        return rows
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         if not self.is_started():

@@ -123,8 +123,8 @@ class PyclesperantoFramework(Framework):
                 target_type=self.name,
                 reason=f"no OpenCL device is card {index}",
             )
-        found = order[index] if index < len(order) else None
-        return Device("opencl", index if found is None else found)
+        place = order[index] if index < len(order) else None
+        return Device("opencl", index if place is None else place)
 
     def _in_cuda_order(self) -> list[int | None]:
         """The number of the OpenCL device that is each card of CUDA (None: none is), and after them the rest.
@@ -176,15 +176,15 @@ class PyclesperantoFramework(Framework):
     def default_device(self) -> Device:
         return Device(self._kind, self._main.current_index())
 
-    def find_device(self, wanted: Device) -> Device:
-        if self._kind == "gpu" and wanted.kind == "opencl":
-            wanted = Device("gpu", wanted.index)
+    def find_device(self, device: Device) -> Device:
+        if self._kind == "gpu" and device.kind == "opencl":
+            device = Device("gpu", device.index)
         # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
-        elif wanted.kind == "gpu" and wanted.index < len(self.devices()):
-            meant = self.accelerator(wanted.index)
-            if not self._main.is_cpu(meant.index):
-                wanted = meant
-        return super().find_device(wanted)
+        elif device.kind == "gpu" and device.index < len(self.devices()):
+            card = self.accelerator(device.index)
+            if not self._main.is_cpu(card.index):
+                device = card
+        return super().find_device(device)
 
     def missing_device_reason(self) -> str:
         return "Its devices are counted GPUs first and CPU devices after them, as opencl:0, opencl:1, …"

@@ -60,11 +60,11 @@ def devices() -> list[tuple[str, str, int]]:
     except ImportError:
         return []
     try:
-        found = [d for platform in cl.get_platforms() for d in platform.get_devices()]
+        native = [d for platform in cl.get_platforms() for d in platform.get_devices()]
     except cl.Error:
         return []
-    found.sort(key=lambda d: d.type != cl.device_type.GPU)
-    return [(d.name, _pci_address(d), int(d.global_mem_size)) for d in found]
+    native.sort(key=lambda d: d.type != cl.device_type.GPU)
+    return [(d.name, _pci_address(d), int(d.global_mem_size)) for d in native]
 
 
 def _pci_address(device: Any) -> str:

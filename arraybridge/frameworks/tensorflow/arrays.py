@@ -89,10 +89,10 @@ class TensorflowFramework(Framework):
         return int(count)
 
     def device_of(self, x: Any) -> Device:
-        where = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
-        if not where:
+        name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
+        if not name:
             return CPU
-        kind, _, index = where.rpartition("/device:")[2].partition(":")
+        kind, _, index = name.rpartition("/device:")[2].partition(":")
         return Device("cpu" if kind == "CPU" else "gpu", int(index or 0))
 
     # -- host memory ------------------------------------------------------------------------------

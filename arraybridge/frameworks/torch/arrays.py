@@ -373,10 +373,10 @@ class TorchPickling(Pickling):
         return type(x) is torch.Tensor and not x.__dict__
 
     def held_bytes(self, x: torch.Tensor) -> int:
-        held = min(x.nbytes, x.untyped_storage().nbytes())  # an expanded tensor repeats its elements
+        nbytes = min(x.nbytes, x.untyped_storage().nbytes())  # an expanded tensor repeats its elements
         if x.requires_grad and x.is_leaf and x.grad is not None:
-            held += x.grad.nbytes
-        return held
+            nbytes += x.grad.nbytes
+        return nbytes
 
     def reduced(self, x: torch.Tensor) -> tuple[Any, ...] | None:
         # Pickle takes the whole storage along, with each row the whole batch.
