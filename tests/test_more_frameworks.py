@@ -158,3 +158,12 @@ def test_decorators(name: str) -> None:
     assert double(np.arange(4.0)).tolist() == [0.0, 2.0, 4.0, 6.0]
     doubled = arraybridge.device_map(double, [np.ones(2), np.zeros(2)], devices=["cpu"])
     assert [x.tolist() for x in doubled] == [[2, 2], [0, 0]]
+
+
+def test_paddle_shares_what_is_reversed_along_a_single_element() -> None:
+    needed("paddle")
+    x = np.arange(3.0)[2:][::-1]
+    assert arraybridge.explain(x, "paddle").shares_memory
+    shared = arraybridge.convert_memory(x, "paddle", copy=False)
+    x[0] = 7
+    assert bits(shared) == x.tobytes()

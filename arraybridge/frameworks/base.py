@@ -129,7 +129,7 @@ class Framework(ABC):
         As long as the view lives, the memory may not be freed or moved, whatever becomes of ``x``. By default
         through DLPack, bfloat16 and float8 included.
         """
-        if not hasattr(x, "__dlpack__"):
+        if not self.has_host or not hasattr(x, "__dlpack__"):
             raise NotImplementedError(f"{self.name} shows no host memory")
         view = hostmemory.from_capsule(x.__dlpack__(), hostmemory.np_dtype(self.dtype_name(x)))
         return hostmemory.writable_alias(view) if self.mutable else view
@@ -231,7 +231,7 @@ class Framework(ABC):
 
     def copy(self, x: Any) -> Any:
         """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
-        return self.from_host(hostmemory.fresh(self.host_view(x)), self.device_of(x))
+        return self.from_host(self.to_host(x), self.device_of(x))
 
     def check_copy(self, x: Any) -> None:
         """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave.
@@ -242,7 +242,7 @@ class Framework(ABC):
 
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
-        values = self.host_view(x).astype(hostmemory.np_dtype(dtype))
+        values = self.to_host(x).astype(hostmemory.np_dtype(dtype))
         return self.from_host(hostmemory.fresh(values), self.device_of(x))
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:

@@ -57,9 +57,6 @@ class CupyFramework(Framework):
 
     # -- host memory ------------------------------------------------------------------------------
 
-    def host_view(self, x: cupy.ndarray) -> np.ndarray:
-        raise NotImplementedError("CuPy has no host arrays")
-
     def to_host(self, x: cupy.ndarray) -> np.ndarray:
         host = hostmemory.packed(x.shape, x.dtype)
         with on_card(x.device.id):

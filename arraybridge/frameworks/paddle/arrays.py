@@ -80,9 +80,10 @@ class PaddleFramework(Framework):
         return self.to_device(super().from_host(hostmemory.fresh(view), CPU), device)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-        if any(step < 0 for step in strides):
+        steps = [step for step, extent in zip(strides, shape, strict=True) if extent > 1]
+        if any(step < 0 for step in steps):
             return "Paddle has no negative strides"
-        return "its strides are no whole numbers of elements" if any(s % itemsize for s in strides) else ""
+        return "its strides are no whole numbers of elements" if any(s % itemsize for s in steps) else ""
 
     # -- devices ----------------------------------------------------------------------------------
 

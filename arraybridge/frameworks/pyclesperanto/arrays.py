@@ -7,6 +7,7 @@ arrays of either are welcome as sources, and new arrays belong to the one that t
 from __future__ import annotations
 
 import ctypes
+import math
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -19,7 +20,7 @@ from arraybridge.frameworks.parts import Pickling, Pool
 from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
-from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, OPEN, PACKAGES, Package, opened
+from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, OPEN, PACKAGES, Package, opened, selected
 from arraybridge.machine import cards
 from arraybridge.types import Device
 
@@ -56,10 +57,8 @@ class PyclesperantoFramework(Framework):
 
     def _packages(self) -> list[Package]:
         """The package that makes new arrays, and the other one if the process has imported it since."""
-        return [
-            self._main,
-            *(opened(n) for n in PACKAGES if is_imported(n) and OPEN.get(n) is not self._main),
-        ]
+        second = (name for name in PACKAGES if is_imported(name) and OPEN.get(name) is not self._main)
+        return [self._main, *map(opened, second)]
 
     def _package(self, x: Any) -> Package:
         return next(p for p in self._packages() if p.owns(x))
@@ -68,10 +67,7 @@ class PyclesperantoFramework(Framework):
         return any(p.owns(x) for p in self._packages())
 
     def nbytes(self, x: Any) -> int:
-        count = np.dtype(x.dtype).itemsize
-        for extent in x.shape:
-            count *= extent
-        return int(count)
+        return np.dtype(x.dtype).itemsize * math.prod(x.shape)
 
     def device_of(self, x: Any) -> Device:
         return Device(self._kind, self._package(x).index_of(x))
@@ -83,9 +79,6 @@ class PyclesperantoFramework(Framework):
         return ctypes.c_void_p.from_address(hostmemory.tensor_of(x.__dlpack__())).value or 0
 
     # -- host memory ------------------------------------------------------------------------------
-
-    def host_view(self, x: Any) -> np.ndarray:
-        raise NotImplementedError("pyclesperanto has no host arrays")
 
     def to_host(self, x: Any) -> np.ndarray:
         package = self._package(x)
@@ -191,13 +184,6 @@ class PyclesperantoFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
-    def copy(self, x: Any) -> Any:
-        return self.from_host(self.to_host(x), self.device_of(x))
-
-    def cast(self, x: Any, dtype: str) -> Any:
-        host = self.to_host(x).astype(hostmemory.np_dtype(dtype))
-        return self.from_host(host, self.device_of(x))
-
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         super().supports(dtype, shape)
         if not 1 <= len(shape) <= MAX_RANK or 0 in shape:
@@ -215,12 +201,7 @@ class PyclesperantoFramework(Framework):
         return opencl.is_oom(error)
 
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        package = self._package(x)
-        native = package.part(x, axis, start, stop)
-        if native is not None:
-            return native
-        host = package.read(x)[(slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)]
-        return self.from_host(host, self.device_of(x))
+        return self._package(x).part(x, axis, start, stop)
 
     # Its arrays are not written to in part: the whole is made in memory of the host.
 
@@ -239,19 +220,14 @@ class PyclesperantoFramework(Framework):
         return self._main.empty(shape, np.dtype(dtype), device.index)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return self._main.selected(device.index)
+        return selected(self._main, device.index)
 
     def stack(self, planes: list[Any]) -> Any:
         package = self._package(planes[0])
-        native = package.stack(planes) if all(package.owns(plane) for plane in planes) else None
-        return super().stack(planes) if native is None else native
+        return package.stack(planes) if all(map(package.owns, planes)) else super().stack(planes)
 
     def unstack(self, x: Any) -> list[Any]:
-        native = self._package(x).unstack(x)
-        if native is not None:
-            return native
-        host, device = self.to_host(x), self.device_of(x)
-        return [self.from_host(plane, device) for plane in host]
+        return self._package(x).unstack(x)
 
 
 class PyclesperantoPool(Pool):
@@ -289,6 +265,5 @@ class PyclesperantoPickling(Pickling):
 
     def classes(self) -> tuple[type, ...]:
         # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
-        return tuple(
-            type(p.empty((1,), np.dtype("float32"), p.current_index())) for p in self._owner._packages()
-        )
+        float32 = np.dtype("float32")
+        return tuple(type(p.empty((1,), float32, p.current_index())) for p in self._owner._packages())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -16,79 +15,30 @@ from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.frameworks.presence import can_find
 from arraybridge.frameworks.pyclesperanto import opencl
 
-__all__ = ["MAX_RANK", "OPEN", "PACKAGES", "Package", "opened"]
+__all__ = ["MAX_RANK", "OPEN", "PACKAGES", "Package", "opened", "selected"]
 
 PACKAGES = BUILT_IN["pyclesperanto"].packages
 MAX_RANK = 3
 
 
-class Package(ABC):
-    """What the two packages do differently. Devices go by their number: GPUs first, then CPUs."""
+class _Shared:
+    """What the two packages do alike. Devices go by their number: GPUs first, then CPUs."""
 
     #: Whether its arrays lie in CUDA's memory, and not in OpenCL's or Metal's.
     has_cuda = False
     #: The package's own objects.
     devices: list[Any]
-
-    @abstractmethod
-    def owns(self, x: Any) -> bool: ...
-
-    @abstractmethod
-    def index_of(self, x: Any) -> int: ...
-
-    @abstractmethod
-    def current_index(self) -> int: ...
-
-    @abstractmethod
-    def is_cpu(self, index: int) -> bool: ...
-
-    @abstractmethod
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Any: ...
-
-    @abstractmethod
-    def write(self, x: Any, source: np.ndarray) -> None: ...
-
-    @abstractmethod
-    def map(self, x: Any, write: bool) -> AbstractContextManager[np.ndarray] | None:
-        """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
-
-    @abstractmethod
-    def wait(self, x: Any) -> None:
-        """Wait until the kernels that were queued before are done."""
-
-    @abstractmethod
-    def select(self, index: int) -> None: ...
-
-    def adopt(self, producer: Any, index: int) -> Any:
-        """An array in the CUDA memory that a producer of DLPack shows, on the same device."""
-        raise NotImplementedError("it has no CUDA")
-
-    def read(self, x: Any) -> np.ndarray:
-        return np.asarray(x.get())
+    _cle: Any
 
     def device_names(self) -> list[str]:
         return [device.name for device in self.devices]
 
-    @contextmanager
-    def selected(self, index: int) -> Iterator[None]:
-        previous = self.current_index()
-        self.select(index)
-        try:
-            yield
-        finally:
-            self.select(previous)
+    def read(self, x: Any) -> np.ndarray:
+        return np.asarray(x.get())
 
-    def stack(self, planes: list[Any]) -> Any:
-        """The arrays along a new first axis, natively; None where this package has no exact way."""
-        return None
-
-    def unstack(self, x: Any) -> list[Any] | None:
-        """The arrays along the first axis, natively; None where this package has no exact way."""
-        return None
-
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        """``x[start:stop]`` along the axis, natively; None where this package has no exact way."""
-        return None  # slices come by way of float32
+    def adopt(self, producer: Any, index: int) -> Any:
+        """An array in the CUDA memory that a producer of DLPack shows, on the same device."""
+        return self._cle.from_dlpack(producer, device=self.devices[index], copy=False)
 
 
 def _no_device() -> FrameworkNotInstalledError:
@@ -101,13 +51,13 @@ def _no_device() -> FrameworkNotInstalledError:
     )
 
 
-class _Modern(Package):
+class _Modern(_Shared):
     """The package ``pyclesperanto``, with the backend that is selected when it is opened."""
 
     def __init__(self) -> None:
         import pyclesperanto
 
-        self._cle: Any = pyclesperanto
+        self._cle = pyclesperanto
         try:
             current = self._cle.get_device()
         except (AttributeError, RuntimeError):  # without a device, the package imports half
@@ -146,15 +96,14 @@ class _Modern(Package):
         x.set(source)
 
     def wait(self, x: Any) -> None:
+        """Wait until the kernels that were queued before are done."""
         x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element
 
     def select(self, index: int) -> None:
         self._cle.select_device(*self._places[index])
 
-    def adopt(self, producer: Any, index: int) -> Any:
-        return self._cle.from_dlpack(producer, device=self.devices[index], copy=False)
-
     def map(self, x: Any, write: bool) -> AbstractContextManager[np.ndarray] | None:
+        """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
         if x.mtype != "buffer" or self.has_cuda or not can_find("pyopencl"):
             return None
         if not write:
@@ -164,41 +113,32 @@ class _Modern(Package):
     # A region is copied byte for byte. The kernels behind indexing, paste() and copy_slice() compute in
     # float32, in which an int32 loses its last digits.
 
-    def stack(self, planes: list[Any]) -> Any:
-        shape = planes[0].shape
-        result = self.empty((len(planes), *shape), np.dtype(planes[0].dtype), self.index_of(planes[0]))
-        for i, plane in enumerate(planes):
-            plane.copy(result, (0, 0, 0), _region_origin(i, shape), _region(shape))
+    def _copied(self, x: Any, start: list[int], result: Any, place: list[int], shape: list[int]) -> Any:
+        """``result``, with the region of ``x`` that begins at ``start`` from ``place`` on."""
+        starts, places = ((*[0] * (MAX_RANK - len(at)), *at) for at in (start, place))
+        x.copy(result, starts, places, (*[1] * (MAX_RANK - len(shape)), *shape))
         return result
 
-    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        shape, axis = list(x.shape), axis % len(x.shape)
-        shape[axis] = len(range(*slice(start, stop).indices(shape[axis])))
-        origin = [0] * MAX_RANK
-        origin[MAX_RANK - len(shape) + axis] = start
-        result = self.empty(tuple(shape), np.dtype(x.dtype), self.index_of(x))
-        x.copy(result, tuple(origin), (0, 0, 0), _region(tuple(shape)))
+    def stack(self, planes: list[Any]) -> Any:
+        x, shape = planes[0], list(planes[0].shape)
+        result = self.empty((len(planes), *shape), np.dtype(x.dtype), self.index_of(x))
+        for i, plane in enumerate(planes):
+            self._copied(plane, [], result, [i, *[0] * len(shape)], shape)
         return result
 
     def unstack(self, x: Any) -> list[Any]:
-        shape = tuple(x.shape[1:])
-        planes = [self.empty(shape, np.dtype(x.dtype), self.index_of(x)) for _ in range(x.shape[0])]
-        for i, plane in enumerate(planes):
-            x.copy(plane, _region_origin(i, shape), (0, 0, 0), _region(shape))
-        return planes
+        shape = list(x.shape[1:])
+        planes = (self.empty(tuple(shape), np.dtype(x.dtype), self.index_of(x)) for _ in range(x.shape[0]))
+        return [self._copied(x, [i, *[0] * len(shape)], plane, [], shape) for i, plane in enumerate(planes)]
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        shape, origin, axis = list(x.shape), [0] * len(x.shape), axis % len(x.shape)
+        shape[axis], origin[axis] = len(range(*slice(start, stop).indices(shape[axis]))), start
+        result = self.empty(tuple(shape), np.dtype(x.dtype), self.index_of(x))
+        return self._copied(x, origin, result, [], shape)
 
 
-def _region(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The extent of an array with one or two axes, as one with three."""
-    return (*(1,) * (MAX_RANK - len(shape)), *shape)
-
-
-def _region_origin(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Where, in a stack of such arrays, the one of this number begins."""
-    return (*(0,) * (MAX_RANK - 1 - len(shape)), index, *(0,) * len(shape))
-
-
-class _Prototype(Package):
+class _Prototype(_Shared):
     """The package ``pyclesperanto_prototype``, on top of pyopencl."""
 
     def __init__(self) -> None:
@@ -211,7 +151,7 @@ class _Prototype(Package):
             raise _no_device()
         import pyclesperanto_prototype
 
-        self._cle: Any = pyclesperanto_prototype
+        self._cle = pyclesperanto_prototype
         self.devices.sort(key=lambda device: device.type != self._cl.device_type.GPU)
         self._queues: dict[int, Any] = {}
 
@@ -249,13 +189,43 @@ class _Prototype(Package):
         order = importlib.import_module("pyclesperanto_prototype._tier0._device").filter_devices()
         self._cle.select_device(device_index=order.index(self.devices[index]))
 
+    # Slices and stacks come by way of float32 there, so that they are made on the host.
+
+    def _made(self, values: np.ndarray, like: Any) -> Any:
+        result = self.empty(values.shape, values.dtype, self.index_of(like))
+        self.write(result, np.ascontiguousarray(values))
+        return result
+
+    def stack(self, planes: list[Any]) -> Any:
+        return self._made(np.stack([self.read(plane) for plane in planes]), planes[0])
+
+    def unstack(self, x: Any) -> list[Any]:
+        return [self._made(plane, x) for plane in self.read(x)]
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
+        return self._made(self.read(x)[rows], x)
+
     def map(self, x: Any, write: bool) -> AbstractContextManager[np.ndarray] | None:
+        """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
         if not x.flags.c_contiguous:
             return None
         return opencl.map_buffer(x.base_data, x.queue, x.offset, tuple(x.shape), x.dtype, write)
 
 
+Package = _Modern | _Prototype
 OPEN: dict[str, Package] = {}
+
+
+@contextmanager
+def selected(package: Package, index: int) -> Iterator[None]:
+    """The device is the package's current one."""
+    previous = package.current_index()
+    package.select(index)
+    try:
+        yield
+    finally:
+        package.select(previous)
 
 
 def opened(name: str) -> Package:
