@@ -101,17 +101,8 @@ def test_devices_are_accepted_wherever_words_are() -> None:
         assert arraybridge.device_of(arraybridge.to_jax(x, device=str(device))) == device
 
 
-def test_the_memory_of_opencl_devices() -> None:
-    require("pyclesperanto")
-    for device in devices("pyclesperanto"):
-        assert device.kind == "opencl"
-        assert device.name
-        assert device.total is None or device.total > 0
 
 
-def test_unknown_and_missing_frameworks() -> None:
-    with pytest.raises(arraybridge.UnknownFrameworkError, match="did you mean 'torch'"):
-        devices("troch")
 
 
 @pytest.mark.usefixtures("two_cards")
@@ -170,9 +161,6 @@ def test_a_card_that_opencl_does_not_have_is_an_error(monkeypatch: pytest.Monkey
     assert str(one.accelerator(1)) == "opencl:1"
 
 
-def test_without_addresses_opencl_counts_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = _opencl(monkeypatch, (FIRST,), "", "", "")
-    assert [str(one.accelerator(i)) for i in range(3)] == ["opencl:0", "opencl:1", "opencl:2"]
 
 
 # -- in one line -------------------------------------------------------------------------------------
