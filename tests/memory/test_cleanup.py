@@ -15,7 +15,7 @@ import arraybridge
 from arraybridge import DeviceNotFoundError, free_memory, gpu_context
 from arraybridge.memory import cleanup
 from arraybridge.types import Device
-from tests.helpers import require, run_python, run_script
+from tests.helpers import require, run_python
 from tests.memory.fake import FakeFramework
 
 SINGLE = {
@@ -32,17 +32,6 @@ def test_bytes_given_back_are_returned(fake: FakeFramework) -> None:
     assert free_memory("fake") == 50
     assert free_memory("fake") == 0
     assert fake.freed == [(Device("gpu", 1), False), (None, False), (None, False)]
-
-
-def test_compiled_programs_go_when_asked(fake: FakeFramework) -> None:
-    free_memory("fake", compiled=True)
-    assert fake.freed == [(None, True)]
-
-
-def test_all_frameworks(fake: FakeFramework) -> None:
-    assert free_memory() == 80
-    fake.cached = [5, 6]
-    assert arraybridge.cleanup_all_gpu_frameworks(1) == 6
 
 
 def test_garbage_is_collected() -> None:
@@ -99,11 +88,6 @@ def test_a_card_that_is_not_there(fake: FakeFramework) -> None:
     assert fake.freed == []
 
 
-def test_an_unknown_framework() -> None:
-    with pytest.raises(ValueError, match="torch"):
-        free_memory("troch")
-
-
 # -- gpu_context -------------------------------------------------------------------------------------
 
 
@@ -115,23 +99,6 @@ def test_the_device_is_selected_and_restored(fake: FakeFramework) -> None:
         assert fake.current == 1
     assert fake.current == 0
     assert fake.cached == [0, 0]
-
-
-def test_the_number_is_handed_over(fake: FakeFramework) -> None:
-    with gpu_context(1) as gpu_id:
-        assert gpu_id == fake.current == 1
-    with gpu_context(np.int64(0)) as gpu_id:  # type: ignore[arg-type]
-        assert type(gpu_id) is int
-        assert gpu_id == 0
-    with gpu_context(None) as gpu_id:
-        assert gpu_id is None
-
-
-def test_it_is_restored_after_an_exception(fake: FakeFramework) -> None:
-    with pytest.raises(KeyError), gpu_context(1):
-        raise KeyError
-    assert fake.current == 0
-    assert fake.cached == [50, 0]
 
 
 def test_a_context_of_no_card(fake: FakeFramework) -> None:
@@ -155,17 +122,6 @@ def test_pyclesperanto_is_selected_and_restored() -> None:
             x = arraybridge.to_pyclesperanto(np.ones((2, 2), np.float32))
             assert framework.device_of(x) == device
         assert framework.default_device() == before
-
-
-@pytest.mark.parametrize("name", ["jax", "tensorflow"])
-def test_a_cpu_device_can_be_selected(name: str) -> None:
-    """The same call that selects a card."""
-    require(name)
-    framework = arraybridge.framework(name)
-    last = framework.devices()[-1]
-    with framework.selected(last):
-        x = __import__("jax").numpy.ones(3) if name == "jax" else __import__("tensorflow").ones(3) + 1
-    assert framework.device_of(x) == last
 
 
 # -- sharing one card --------------------------------------------------------------------------------
@@ -258,21 +214,6 @@ def test_coexist_says_when_it_is_too_late(monkeypatch: pytest.MonkeyPatch) -> No
     assert "too late for jax" in str(done)
 
 
-def test_coexist_in_time() -> None:
-    require("jax")
-    require("tensorflow")
-    done = run_script(
-        "coexist_in_time.py", env={"XLA_PYTHON_CLIENT_PREALLOCATE": "", "TF_FORCE_GPU_ALLOW_GROWTH": ""}
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("bad", [0, -1, 1.5])
-def test_a_bad_fraction(bad: float) -> None:
-    with pytest.raises(ValueError, match="fraction"):
-        arraybridge.coexist(bad)
-
-
 def test_sharing_needs_a_card() -> None:
     torch = require("torch")
     require("cupy")
@@ -280,11 +221,6 @@ def test_sharing_needs_a_card() -> None:
         pytest.skip("there is one")
     with pytest.raises(DeviceNotFoundError, match="gpu:0"):
         arraybridge.share_gpu_memory("torch")
-
-
-def test_sharing_with_another_framework() -> None:
-    with pytest.raises(ValueError, match="'torch' alone"):
-        arraybridge.share_gpu_memory("jax")
 
 
 def test_a_framework_that_does_not_work_here_is_left_out() -> None:
@@ -307,10 +243,6 @@ print(arraybridge.free_memory(), Broken.asked == before)
 """
     done = run_python("-c", script)
     assert done.stdout.splitlines() == ["['numpy'] True", "0 True"], done.stderr
-
-
-def test_the_share_of_a_card_may_be_numpys() -> None:
-    assert cleanup.coexistence(np.float32(0.5))["CUPY_GPU_MEMORY_LIMIT"] == "50%"
 
 
 @pytest.mark.parametrize("bad", ["x", True, [0.5], np.True_, 1j])

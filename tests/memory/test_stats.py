@@ -17,8 +17,6 @@ import pytest
 import arraybridge
 from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_stats
 from arraybridge.frameworks.holdings import Holding
-from arraybridge.show import format_bytes
-from tests.helpers import require
 from tests.memory.fake import FakeFramework
 from tests.test_machine import FAST, SLOW, FakeNvml, plant
 
@@ -129,30 +127,6 @@ def test_forms() -> None:
         reading["gpu:9"]
 
 
-@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto", "cupy"])
-def test_every_framework_answers_here(name: str) -> None:
-    require(name)
-    assert memory_stats()["cpu"].total
-
-
-def test_a_reading_is_quick() -> None:
-    memory_stats()
-    best = min(timed(memory_stats) for _ in range(20))
-    assert best < 0.001
-
-
-def timed(call: Any) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def test_a_table_says_unknown_sizes() -> None:
-    assert format_bytes(None) == "-"
-    assert format_bytes(17) == "17 B"
-    assert format_bytes(5 << 40) == "5.0 TiB"
-
-
 # -- the peak of a block -----------------------------------------------------------------------------
 
 
@@ -185,17 +159,6 @@ def test_an_inner_block_takes_nothing_from_the_outer(fake: FakeFramework) -> Non
             fake.peak[0] = 300
     assert outer["fake"].peak == 900
     assert inner["fake"].peak == 300
-
-
-@pytest.mark.usefixtures("no_nvml")
-def test_a_counter_that_cannot_start_anew(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake.pool, "reset_peak", lambda device: False)
-    with memory_peak() as m:
-        fake.used[0] = 200
-    assert m["fake"].peak == 200
-    with memory_peak() as m:
-        fake.peak[0] = 600
-    assert m["fake"].peak == 600
 
 
 def test_nothing_is_left_running() -> None:

@@ -13,7 +13,6 @@ import arraybridge
 from arraybridge import array_namespace
 from arraybridge.offload.cards import Cards as Machine
 from arraybridge.offload.comparison import difference
-from arraybridge.offload.decorator import stay_on_gpu
 from tests.cards import CardArray
 from tests.helpers import require
 from tests.offload.fakecard import Clock, offload, running_on
@@ -106,37 +105,6 @@ def test_what_agrees_runs_on_the_card_and_comes_back_as_in_numpy(name: str) -> N
     assert seen[-1] == name
 
 
-@pytest.mark.parametrize("name", ["torch", "jax"])
-def test_results_can_be_written_to(name: str) -> None:
-    require(name)
-    seen: list[str] = []
-    fn = running_on(name, "cpu", lambda x: x * 2, seen)
-    for _ in range(4):
-        fn(X)[0, 0] = 1.0
-    assert seen[-1] == name
-
-
-def test_zero_dimensions_stay_what_numpy_makes_of_them() -> None:
-    """A 0-d array where NumPy gives one, a scalar where NumPy gives that."""
-    seen, warning = checked("torch", lambda x: (x.sum(), x.sum().reshape(1).reshape(())), X.copy())
-    assert not warning
-    assert seen[-1] == "torch"
-
-
-def test_special_values_are_compared() -> None:
-    x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, 1.0])
-    for body in (lambda x: x + 1, lambda x: -x):
-        seen, warning = checked("torch", body, x.copy())
-        assert not warning
-        assert seen[-1] == "torch"
-
-
-def test_empty_arrays_agree() -> None:
-    seen, warning = checked("torch", lambda x: x * 2, np.zeros((0, 3)))
-    assert not warning
-    assert set(seen) <= {"numpy", "torch"}
-
-
 def test_integers_are_compared_exactly(machine: Machine, clock: Clock) -> None:
     def fn(x: Any) -> Any:
         clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
@@ -221,25 +189,6 @@ def test_an_object_that_nobody_can_look_into_keeps_it_on_the_cpu(machine: Machin
     with pytest.warns(RuntimeWarning, match="it gives a Box, in which nobody can look for arrays"):
         run(np.zeros(4))
     assert type(run(np.zeros(4)).inside) is np.ndarray
-
-
-def test_what_stays_on_the_card_is_tried_too(machine: Machine, clock: Clock) -> None:
-    run, seen = besides(machine, clock, lambda x: x + 1)
-    with stay_on_gpu():
-        run(np.zeros(4))
-        result = run(np.zeros(4))
-        assert isinstance(result, CardArray)
-        assert isinstance(run(result), CardArray)
-    assert seen == ["cpu", "cpu", "card", "card"]
-    assert arraybridge.to_numpy(result).tolist() == [1.0] * 4
-
-
-def test_gpu_functions_inside_a_trial_run_where_it_runs(machine: Machine, clock: Clock) -> None:
-    inner, inside = besides(machine, clock, lambda x: x + 1)
-    outer, _ = besides(machine, clock, lambda x: inner(x) * 2)
-    for _ in range(3):
-        assert outer(np.zeros(4)).tolist() == [2.0] * 4
-    assert inside[-3:] == ["cpu", "card", "card"]
 
 
 def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Clock) -> None:
