@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import CannotSplitError
-from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, source_of, together
+from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, leaves_of, map_arrays, source_of, together
 
 __all__ = ["Joined", "extent", "fixed", "kept", "part", "plain", "rows"]
 
@@ -221,6 +221,10 @@ class _ArrayColumn:
         if self.room is None:
             return self.owner.concatenate(list(self.kept.values()), self.axis)
         return self.owner.filled(self.room, self.facts[2])
+
+
+for _column in (_OtherColumn, _ArrayColumn):
+    kinds.keep(_column, LEAF)  # so that nobody looks into one each time
 
 
 def kept(x: Any) -> Any:
