@@ -33,8 +33,6 @@ def test_nobody_chose() -> None:
     assert str(get_device()) == ("gpu:0" if arraybridge.gpu_available() else "cpu")
 
 
-
-
 def test_blocks_nest_and_restore(jax_devices: Any) -> None:
     set_device("cpu:1")
     with use_device("cpu:2") as device:
@@ -84,8 +82,6 @@ def test_a_device_that_is_not_there(words: str) -> None:
     assert str(get_device()) == ("gpu:0" if arraybridge.gpu_available() else "cpu")
 
 
-
-
 @pytest.mark.parametrize("words", ["", "GPU", "gpu:-1", "cpu:x", 0, 1.5])
 def test_what_is_no_device(words: Any) -> None:
     with pytest.raises(ValueError, match="is not a device"):
@@ -126,8 +122,6 @@ def test_one_function_for_every_framework(name: str) -> None:
     np.testing.assert_allclose(arraybridge.to_numpy(result), (host - 3.0) / 6.0, rtol=1e-6)
 
 
-
-
 def test_without_arrays_the_default_device_decides(jax_devices: Any) -> None:
     with use_device("cpu"):
         assert array_namespace().asarray([1]).__class__ is np.ndarray
@@ -148,8 +142,6 @@ def test_pyclesperanto_has_none() -> None:
         array_namespace(image)
     with use_device("opencl:0"), pytest.raises(TypeError, match="convert them first"):
         array_namespace()
-
-
 
 
 # -- the whole process -------------------------------------------------------------------------------
@@ -187,8 +179,6 @@ def test_the_environment_may_say_nonsense(monkeypatch: pytest.MonkeyPatch) -> No
     assert str(get_device()) in ("cpu", "gpu:0")
 
 
-
-
 # -- devices by their own names ----------------------------------------------------------------------
 
 
@@ -204,7 +194,3 @@ def test_native_devices() -> None:
     assert cpu.native("numpy") == "cpu"
     for other in jax.devices("cpu"):
         assert Device("cpu", other.id).native("jax") is other
-
-
-
-

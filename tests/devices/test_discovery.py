@@ -101,10 +101,6 @@ def test_devices_are_accepted_wherever_words_are() -> None:
         assert arraybridge.device_of(arraybridge.to_jax(x, device=str(device))) == device
 
 
-
-
-
-
 @pytest.mark.usefixtures("two_cards")
 def test_cards_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> None:
     told = {"gpu:0": "GPU-aaaa", "gpu:1": "0000:5e:00.0", "opencl:0": "0000:5e:00.0", "opencl:1": ""}
@@ -159,8 +155,6 @@ def test_a_card_that_opencl_does_not_have_is_an_error(monkeypatch: pytest.Monkey
     with pytest.raises(arraybridge.DeviceNotFoundError, match="Card C"):
         one.accelerator(0)
     assert str(one.accelerator(1)) == "opencl:1"
-
-
 
 
 # -- in one line -------------------------------------------------------------------------------------
