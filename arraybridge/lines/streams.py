@@ -11,7 +11,7 @@ from typing import Any
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.loans import Kept
 from arraybridge.frameworks.parts import Mark, Streams
-from arraybridge.trees import arrays_of, map_arrays
+from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
 from arraybridge.types import Device
 
 __all__ = ["ThreadStreams", "marks_of", "received"]
@@ -23,6 +23,8 @@ def marks_of(tree: Any) -> list[Mark]:
     JAX orders its own work, but would raise an error of this thread's computation in the thread that reads
     the result: such arrays are waited for here.
     """
+    if kinds.get(type(tree)) == LEAF:
+        return []
     marks: dict[tuple[str, Device], Mark | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)
@@ -96,6 +98,8 @@ def _readers(tree: Any) -> list[Mark]:
 
     A function may read an array in another framework than the array's: each that has its cards open is asked.
     """
+    if kinds.get(type(tree)) == LEAF:
+        return []
     marks: dict[tuple[str, Device], Mark | None] = {}
     for x in arrays_of(tree):
         owner = registry.find_owner(x)

@@ -111,25 +111,25 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
             self.refusal = error
 
-    def outcome(self, number: int, item: Any, marks: list[Mark], flow: str) -> _Outcome:
+    def outcome(self, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
         """The result and the marks behind which it is ready, or what was raised."""
         try:
             if self.refusal is not None:
                 raise self.refusal
             self.streams.receive(marks)
-            result = self._traced(number, item, flow) if open_logs and self.shown else self.work(item)
+            result = self._traced(run, number, item) if open_logs and self.shown else self.work(item)
             made = marks_of(result)
             self.streams.hold(item)
             return result, made
         except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
             return _Failed([_named(error, self.where(number))]), []
 
-    def _traced(self, number: int, item: Any, flow: str) -> Any:
+    def _traced(self, run: int, number: int, item: Any) -> Any:
         kind, name, device = self.shown
         span = trace.span(kind, name)
         if span is None:
             return self.work(item)
-        span.device, span.item, span.flow = device, number, flow
+        span.device, span.item, span.flow = device, number, f"{run}.{number}"
         with span:
             result = self.work(item)
             span.device = device or device_words(result)
@@ -172,7 +172,7 @@ class Run:
         self.began = self.ended = time.perf_counter()
         #: Most items that were on their way at one time.
         self.most_in_flight = 0
-        self._name, self._process = next(_numbers), os.getpid()
+        self._number, self._process = next(_numbers), os.getpid()
         self._queues: list[SimpleQueue[Any]] = [SimpleQueue() for _ in stations]
         self._window: deque[Future[_Outcome]] = deque()
         self._done: SimpleQueue[Future[_Outcome]] = SimpleQueue()  # where there is no order
@@ -303,7 +303,7 @@ class Run:
                 if number > self._end:
                     continue  # one before it has failed, so that nobody waits for this one
                 start = time.perf_counter()
-                outcome = worker.outcome(number, item, marks, f"{self._name}.{number}")
+                outcome = worker.outcome(self._number, number, item, marks)
                 del item, marks
                 end = time.perf_counter()
                 if type(outcome[0]) is _Failed:
