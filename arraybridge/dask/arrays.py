@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copyreg
 import math
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, FrameworkNotInstalledError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.memory.shared import SharedArray
 from arraybridge.types import Device
 
 __all__ = ["load", "register", "register_sizes", "register_transport", "save", "size", "token"]
@@ -55,6 +57,29 @@ def register_transport() -> None:
     from distributed.protocol import dask_deserialize, dask_serialize
 
     _register((dask_serialize, save), (dask_deserialize, load))
+    dask_serialize.register(SharedArray, save_shared)
+    dask_deserialize.register(SharedArray, load_shared)
+
+
+def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
+    """A `shared` array: by its place to a process of this machine; else, as to a disk, by its bytes."""
+    from distributed.comm import get_address_host
+    from distributed.protocol.numpy import serialize_numpy_ndarray
+
+    ends = [(context or {}).get(end, {}).get("address") for end in ("sender", "recipient")]
+    if all(ends) and len({get_address_host(end) for end in ends}) == 1:
+        return {"shared": pickle.dumps(x)}, []
+    header, frames = serialize_numpy_ndarray(x.view(np.ndarray))
+    return header, frames
+
+
+def load_shared(header: dict[str, Any], frames: list[Any]) -> Any:
+    """What `save_shared` wrote."""
+    from distributed.protocol.numpy import deserialize_numpy_ndarray
+
+    if "shared" in header:
+        return pickle.loads(header["shared"])  # noqa: S301  # Dask has verified who sends it
+    return deserialize_numpy_ndarray(header, frames)
 
 
 def _register(*tables: tuple[Any, Callable[..., Any]]) -> None:

@@ -152,6 +152,12 @@ def test_joblib() -> None:
     assert x[:, ::1000].sum(1).tolist() == [0, 200, 400, 600]
 
 
+def test_dask() -> None:
+    pytest.importorskip("distributed")
+    done = run_python("-W", "ignore", "-m", "tests.lines.dask_workers", timeout=200)
+    assert done.stdout.splitlines() == ["place True", "written 1000.0", "disk [1.0, 1.0, 1.0]"], done.stderr
+
+
 @pytest.mark.parametrize("way", ["anonymous", "named"], indirect=True)
 def test_memory_that_went(way: str) -> None:
     x = shared(np.ones(10))

@@ -1,0 +1,27 @@
+"""Sends a shared array to the workers of a Dask cluster of processes, and back; test_shared.py runs it."""
+
+from __future__ import annotations
+
+import numpy as np
+from distributed import Client
+from distributed.protocol import deserialize, serialize
+
+from arraybridge import shared
+from arraybridge.dask import cluster
+from tests.lines.functions import filled
+
+
+def main() -> None:
+    x = shared(np.zeros((4, 1000)))
+    with (
+        cluster(2, threads_per_worker=1, memory_limit=10**9, dashboard_address=":0") as workers,
+        Client(workers) as client,
+    ):
+        result = client.submit(filled, x[1]).result()
+        print("place", np.shares_memory(result, x))
+        print("written", x.sum())
+        print("disk", deserialize(*serialize(x[1, :3])).tolist())  # as Dask writes to a disk
+
+
+if __name__ == "__main__":
+    main()
