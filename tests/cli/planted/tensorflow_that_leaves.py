@@ -1,8 +1,7 @@
 """A TensorFlow that ends the program in silence, as some packages do where they miss something."""
 
-import os
 import sys
 
 __version__ = "2.21.0"
 
-sys.exit(int(os.environ.get("FAKE_EXIT", "0")))
+sys.exit(0)
