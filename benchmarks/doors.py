@@ -80,14 +80,14 @@ def conversions(ab: Any) -> dict[str, Door]:
     convert, from_numpy, tensor = ab.convert_memory, torch.from_numpy, tf.convert_to_tensor
     x, double = aligned((ELEMENTS,)), aligned((ELEMENTS,), "float64")
     reverse, big, odd = x[::-1], x.astype(">f4"), unaligned(x)
-    square = unaligned(x.reshape(4, 4)).T
+    square, turned = unaligned(x.reshape(4, 4)).T, x.reshape(4, 4).T
     locked = aligned((ELEMENTS,))
     locked.flags.writeable = False
     graph = torch.ones(ELEMENTS, requires_grad=True)
     brain = torch.ones(ELEMENTS, dtype=torch.bfloat16)
     tree = {"a": x, "b": [aligned((ELEMENTS,)), aligned((ELEMENTS,))]}
     small = torch.float32
-    jax.block_until_ready(jnp.ones(1))
+    ones, constant = jax.block_until_ready(jnp.ones(ELEMENTS)), tf.ones(ELEMENTS)
     return {
         "plain call": Door(lambda: convert(x, "torch"), lambda: from_numpy(x), 20),
         "short form to_torch": Door(lambda: ab.to_torch(x), lambda: from_numpy(x), 25),
@@ -109,6 +109,13 @@ def conversions(ab: Any) -> dict[str, Door]:
         "reversed": Door(lambda: convert(reverse, "torch"), lambda: from_numpy(reverse.copy()), 80),
         "read-only": Door(lambda: convert(locked, "torch"), lambda: from_numpy(locked.copy()), 80),
         "big-endian": Door(lambda: convert(big, "torch"), lambda: from_numpy(big.astype("<f4")), 80),
+        "transposed": Door(lambda: convert(turned, "torch"), lambda: from_numpy(turned), 40),
+        "copy=True, JAX to torch": Door(
+            lambda: convert(ones, "torch", copy=True), lambda: torch.from_dlpack(ones).clone(), 80
+        ),
+        "copy=True, TensorFlow to NumPy": Door(
+            lambda: convert(constant, "numpy", copy=True), lambda: np.array(memoryview(constant)), 80
+        ),
         "unaligned into JAX": Door(
             lambda: convert(odd, "jax"), lambda: jnp.asarray(odd).block_until_ready(), 0
         ),

@@ -277,9 +277,10 @@ class _Choice:
         objection = self._objection(memory)
         # A cast leaves the original alone, so that only what the target cannot view at all must be copied.
         if objection and (self.cast is None or target.cannot_view(memory)):
-            if target.alignment:  # else it copies by itself
-                view = _then(view, hostmemory.fresh if target.alignment > 1 else hostmemory.compact)
-            return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
+            if not target.alignment:  # it copies by itself
+                return self._decision("host", 1, objection, lambda x: target.from_host(view(x), device))
+            copy = hostmemory.fresh if target.alignment > 1 else hostmemory.compact
+            return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         reason = "both see the same host memory"
         if source.mutable and not target.mutable:

@@ -53,7 +53,8 @@ def keep(form: tuple[Any, ...], request: Request, decision: Decision) -> None:
     fast = _fast(request, decision)
     plain = request.dtype is None and request.device is None and request.grad == "error"
     try:
-        plan = _planned(form, request, decision, fast)
+        # A call of a target alone has tried the fast converter by then.
+        plan = _planned(form, request, decision, None if form[1:] == (None,) else fast)
         _add(form, cls, plan)
         if request.declared is None and request.copy is None:  # for the decorators, however it was written
             _add(request.target if plain else _form(request), cls, fast if plain else plan)

@@ -191,7 +191,7 @@ def compact(view: np.ndarray) -> np.ndarray:
         return fresh(view)
     # A sixth of the time that `fresh` takes.
     dtype = view.dtype
-    return np.array(view, dtype if dtype.isnative else dtype.newbyteorder("="), order="C")
+    return np.array(view, order="C") if dtype.isnative else view.astype(dtype.newbyteorder("="), order="C")
 
 
 def copy_into(target: np.ndarray, view: np.ndarray) -> None:
