@@ -7,6 +7,7 @@ type checkers see them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from arraybridge.frameworks import registry
@@ -109,40 +110,19 @@ class FrameworkDecorator:
     def __call__(self, *, output_type: None = None, **options: Unpack[DecoratorKeywords]) -> _Keeping: ...
     @overload
     def __call__(self, *, output_type: FrameworkLike, **options: Unpack[DecoratorKeywords]) -> _Changing: ...
-    def __call__(self, *fn: Any, **options: Any) -> Any:  # noqa: D417  # the options are listed one by one
+    def __call__(self, *fn: Any, **options: Any) -> Any:  # the options are listed one by one
         """Decorate a function, or take the options and return the decorator that does.
 
         Arrays among the arguments, in containers too, are converted to the framework; the function runs; the
         arrays of its result are converted to ``output_type``, and NumPy's scalars among them likewise. All
-        else passes as it is: scalars, strings, None, ``self``, models, callables. Dicts, lists, tuples, named
-        tuples, deques, and dataclasses that are registered with optree are looked into.
+        else passes as it is: scalars, strings, None, ``self``, models, callables.
 
         Args:
-            fn: a function, method, static or class method, coroutine function, generator function, partial or
-                object that can be called.
-            gpu_id: the accelerator to run on, or ``"auto"`` for the one with the most free memory. Left out,
-                arrays stay where they are, or go to the host where the framework does not reach them.
-            device: any device instead, in words as ``"cpu:1"``, or the device object of a framework.
-            input_type: the framework that callers are expected to bring; readable as ``input_memory_type``.
-            strict: refuse arrays of any other framework than ``input_type``.
+            fn: a function, method, static or class method, coroutine function, partial or object that can be
+                called.
             output_type: the framework of the results: the decorator's own where left out, ``"input"`` for
                 the framework and the device of the first array among the arguments.
-            oom_recovery: True frees memory and tries again when memory runs out; ``"split"`` also halves the
-                batch. Plain functions only.
-            max_retries: how often to try again.
-            split_axis, min_split: the axis to halve along, and the extent that is not halved any more.
-            dtype: a dtype to cast the arrays among the arguments to, on their way in: ``"float32"``. Left
-                out, they keep their own.
-            dtype_conversion: the dtype of the results, see `DtypeConversion`. Left out, they keep their own.
-            slice_by_slice: call the function for each plane of its 3-D arrays, and stack what comes back.
-                Plain functions only.
-            stream: False runs the function on the caller's CUDA stream, for kernels that are launched on the
-                default one; else each thread has a stream of its own.
-            contract: is called with the result; where it returns a false value, the call fails.
-            grad: what to do with a torch tensor that requires grad and enters another framework:
-                ``"error"``, or ``"detach"``. Inside torch the graph is kept. ``"flow"``, of torch, jax and
-                tensorflow: arrays of the other two may be passed that are being differentiated; results are
-                of the caller's framework, and its ``backward()``, ``jax.grad`` or tape goes through.
+            **options: those of `DecoratorKeywords`, each of which says what it means.
 
         Returns:
             a function with the name, docstring, signature and type hints of ``fn``, on which
@@ -151,25 +131,22 @@ class FrameworkDecorator:
 
         Raises:
             TypeError: ``fn`` is no function, an option is unknown or of the wrong type.
-            ValueError: an option has no sense; `UnknownFrameworkError` for the name of a framework.
+            ValueError: ``fn`` is a generator, or an option has no sense; `UnknownFrameworkError` for the name
+                of a framework.
 
-        A call raises what the function raises. One in which no argument is an array, but one could be made an
-        array (it offers ``__array__``, as tables of pandas do), is refused with the expression to write
-        instead; with ``strict`` such an argument always is. A `MemoryConversionError` from the conversion of
-        an argument or a result names the function, the argument or the place in the result, and the reason.
+        A call raises what the function raises, and a `MemoryConversionError` that names the function and the
+        argument, or the place in the result, where one cannot be converted. A call in which no argument is an
+        array, but one could be made an array (it offers ``__array__``, as tables do), is refused.
         """
         if fn and options:
             raise TypeError(
                 f"@{self.name} takes a function or options, not both: write"
                 f" @{self.name}({', '.join(f'{name}=…' for name in options)}) above the function"
             )
-        checked = checked_options(self.name, options)
-        if not fn:
-            return _Configured(checked)
-        function, *more = fn
-        if more:
+        decorator = partial(_decorate, options=checked_options(self.name, options))
+        if len(fn) > 1:
             raise TypeError(f"@{self.name} takes one function, not {len(fn)} arguments; options go by name")
-        return _decorate(function, checked)
+        return decorator(*fn) if fn else decorator
 
 
 class _Keeping(Protocol):
@@ -180,19 +157,6 @@ class _Changing(Protocol):
     def __call__(self, fn: Callable[P, Any], /) -> Decorated[P, Any]: ...
 
 
-class _Configured:
-    """A decorator with its options."""
-
-    def __init__(self, options: DecoratorOptions) -> None:
-        self._options = options
-
-    def __repr__(self) -> str:
-        return f"<arraybridge decorator {self._options.framework!r} with options>"
-
-    def __call__(self, fn: Any, /) -> Any:
-        return _decorate(fn, self._options)
-
-
 # -- the function around the function ------------------------------------------------------------------
 
 
@@ -201,12 +165,11 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
 
     def make(function: Any) -> Any:
         kind = kind_of_function(function)
-        if kind != "function":
-            for option in ("oom_recovery", "slice_by_slice"):
-                if getattr(options, option):
-                    raise ValueError(
-                        f"{what}({option}=…) takes plain functions, and {label_of(function)} is a {kind}"
-                    )
+        for option in ("oom_recovery", "slice_by_slice"):
+            if kind != "function" and getattr(options, option):
+                raise ValueError(
+                    f"{what}({option}=…) takes plain functions, and {label_of(function)} is a {kind}"
+                )
         run: Any
         if options.grad == "flow":
             # Only here: it takes a tenth of the time of `import arraybridge`.
@@ -216,13 +179,15 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
         else:
             run = DecoratedCall(in_framework, function, options)
         wrapper = wrap(function, run)
-        wrapper.input_memory_type = options.input_type or options.framework
-        wrapper.output_memory_type = options.output_type
-        wrapper.execution_memory_type = options.framework
-        wrapper.gpu_id = options.gpu_id
-        wrapper.device = options.device
-        wrapper.dtype_conversion = options.dtype_conversion
-        wrapper._placement = Placement(options.framework, options.gpu_id, options.device)
+        vars(wrapper).update(
+            input_memory_type=options.input_type or options.framework,
+            output_memory_type=options.output_type,
+            execution_memory_type=options.framework,
+            gpu_id=options.gpu_id,
+            device=options.device,
+            dtype_conversion=options.dtype_conversion,
+            _placement=Placement(options.framework, options.gpu_id, options.device),
+        )
         return wrapper
 
     return decorate(fn, what, make)
@@ -255,9 +220,12 @@ def memory_types(
 
     def make(fn: Any) -> Any:
         wrapper = wrap(fn, DecoratedCall(as_declared, fn, contract))
-        wrapper.input_memory_type, wrapper.output_memory_type = takes, gives
-        wrapper.execution_memory_type = takes
-        wrapper._placement = Placement(takes, converts=False)
+        vars(wrapper).update(
+            input_memory_type=takes,
+            output_memory_type=gives,
+            execution_memory_type=takes,
+            _placement=Placement(takes, converts=False),
+        )
         return wrapper
 
     return lambda fn: decorate(fn, "@memory_types", make)
@@ -287,8 +255,9 @@ def decorator_of(name: str) -> FrameworkDecorator:
     >>> arraybridge.framework("torch").decorator is decorator_of("torch") is arraybridge.torch
     True
     """
-    found = _decorators.get(name)
-    return _decorators.setdefault(name, FrameworkDecorator(name)) if found is None else found
+    if name not in _decorators:
+        _decorators[name] = FrameworkDecorator(name)
+    return _decorators[name]
 
 
 above["decorator"] = decorator_of

@@ -67,8 +67,8 @@ class DtypeConversion(Enum):
         """
         if self in (DtypeConversion.PRESERVE_INPUT, DtypeConversion.NATIVE_OUTPUT):
             return None
-        found: type[np.generic] = np.dtype(self.value).type
-        return found
+        scalar: type[np.generic] = np.dtype(self.value).type
+        return scalar
 
 
 def convert_dtype(x: Any, dtype: str) -> Any:
@@ -104,10 +104,11 @@ def convert_dtype(x: Any, dtype: str) -> Any:
 
 
 def _rule(owner: Framework, source: str, dtype: str) -> Callable[[Framework, Any, str], Any]:
-    if _is_complex(dtype):
-        return _cast
-    if _is_complex(source) or (dtype == "bool" and not _is_integer(source)):
-        what = "complex numbers have no order and no place" if _is_complex(source) else "has no rule for it"
+    if dtype.startswith("complex"):
+        return lambda owner, x, dtype: owner.cast(x, dtype)
+    complex_source = source.startswith("complex")
+    if complex_source or (dtype == "bool" and not _is_integer(source)):
+        what = "complex numbers have no order and no place" if complex_source else "has no rule for it"
         raise DtypeNotSupportedError(
             f"a result of dtype {source} cannot be converted to {dtype}: {what} there; take its real part,"
             " its magnitude or a comparison in the function",
@@ -118,10 +119,6 @@ def _rule(owner: Framework, source: str, dtype: str) -> Callable[[Framework, Any
     if not _is_integer(dtype):
         return _to_floating
     return _integer_to_integer if _is_integer(source) else _scale
-
-
-def _is_complex(dtype: str) -> bool:
-    return dtype.startswith("complex")
 
 
 def _is_integer(dtype: str) -> bool:
@@ -144,42 +141,27 @@ def _refuse(owner: Framework, dtype: str, reason: str, advice: str) -> ArrayNotS
     )
 
 
-def _cast(owner: Framework, x: Any, dtype: str) -> Any:
-    return owner.cast(x, dtype)
-
-
 def _namespace(x: Any) -> Any:
-    import array_api_compat
+    import array_api_compat  # costs time, and few ask for another dtype
 
     return array_api_compat.array_namespace(x)
 
 
-def _is_empty(owner: Framework, x: Any) -> bool:
-    return 0 in owner.shape(x)
-
-
 def _to_floating(owner: Framework, x: Any, dtype: str) -> Any:
+    with np.errstate(over="ignore"):  # NumPy warns of an overflow, which is looked for here
+        result = owner.cast(x, dtype)
     # In float64, for not every framework tells the infinities of bfloat16 and float8.
-    before = owner.cast(x, "float64")
-    result = _narrow(owner, x, dtype)
-    after = owner.cast(result, "float64")
-    xp = _namespace(x)
+    before, after, xp = owner.cast(x, "float64"), owner.cast(result, "float64"), _namespace(x)
     if bool(xp.any(xp.isfinite(before) & ~xp.isfinite(after))):
         reason = f"a finite number exceeds the range of {dtype}"
         raise _refuse(owner, dtype, reason, "ask for a wider dtype")
     return result
 
 
-def _narrow(owner: Framework, x: Any, dtype: str) -> Any:
-    # NumPy warns of an overflow, which is looked for and refused anyway.
-    with np.errstate(over="ignore"):
-        return owner.cast(x, dtype)
-
-
 def _integer_to_integer(owner: Framework, x: Any, dtype: str) -> Any:
     lo, hi = _limits(dtype)
-    has_lo, has_hi = _limits(owner.dtype_name(x))
-    if not _is_empty(owner, x) and (has_lo < lo or has_hi > hi):
+    least, most = _limits(owner.dtype_name(x))
+    if 0 not in owner.shape(x) and (least < lo or most > hi):
         smallest, largest = owner.extent(x)
         if smallest < lo or largest > hi:
             raise _refuse(
@@ -192,7 +174,7 @@ def _integer_to_integer(owner: Framework, x: Any, dtype: str) -> Any:
 
 
 def _scale(owner: Framework, x: Any, dtype: str) -> Any:
-    if _is_empty(owner, x):
+    if 0 in owner.shape(x):
         return owner.cast(x, dtype)
     xp = _namespace(x)
     values = owner.cast(x, "float64")
@@ -209,13 +191,12 @@ def _scale(owner: Framework, x: Any, dtype: str) -> Any:
         return owner.cast(xp.full_like(values, lo), dtype)
     if not math.isfinite(largest - smallest):  # halves of them are apart by a finite number
         values, smallest, largest = values / 2, smallest / 2, largest / 2
-    part = (values - smallest) / (largest - smallest)
-    scaled = xp.round(part * float(hi - lo) + float(lo))
+    scaled = xp.round((values - smallest) / (largest - smallest) * float(hi - lo) + float(lo))
     if hi < 2**53:
         return owner.cast(scaled, dtype)
     # hi of the 64-bit dtypes is no float64, and the next one above overflows. What reaches it gets hi itself.
     below = math.nextafter(float(hi), 0.0)
     at_top = scaled > below
-    whole = owner.cast(xp.where(at_top, xp.full_like(scaled, below), scaled), dtype)
+    below_top = owner.cast(xp.where(at_top, xp.full_like(scaled, below), scaled), dtype)
     top = convert_memory(np.full(owner.shape(x), hi, dtype), owner.name, device=owner.device_of(x))
-    return xp.where(at_top, top, whole)
+    return xp.where(at_top, top, below_top)

@@ -8,7 +8,6 @@ from typing import Any
 from arraybridge.batches import kept
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
 from arraybridge.options import OneWarning
 from arraybridge.trees import ARRAY, TREE, kind_of, map_arrays, source_of, together
 from arraybridge.types import FrameworkLike, GpuId
@@ -33,7 +32,7 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
     >>> stack_slices([np.zeros((2, 3)), np.ones((2, 3))], "torch").shape
     torch.Size([2, 2, 3])
     """
-    stack = _along_new_axis(list(slices), memory_type, gpu_id)
+    stack = _along_new_axis(slices, memory_type, gpu_id)
     shape = registry.framework(memory_type).shape(stack)
     if len(shape) != 3:
         raise ValueError(
@@ -43,44 +42,37 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
     return stack
 
 
-def _along_new_axis(planes: list[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:
+def _along_new_axis(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:
     """Arrays of one shape, whatever it is, along a new first axis."""
-    if not planes:
-        raise ValueError("there are no slices to stack")
     target = registry.framework(memory_type)
-    planes[0] = convert_memory(planes[0], target.name, gpu_id=gpu_id)
-    shape, dtype, place = _facts(target, planes[0])
-    for i, plane in enumerate(planes[1:], 1):
-        planes[i] = convert_memory(plane, target.name)
-        if target.device_of(planes[i]) != place:
-            planes[i] = convert_memory(planes[i], target.name, device=place)
-        if target.shape(planes[i]) != shape:
+    slices = list(slices)
+    if not slices:
+        raise ValueError("there are no slices to stack")
+    planes = [convert_memory(slices[0], target.name, gpu_id=gpu_id)]
+    shape, dtype, place = target.shape(planes[0]), target.dtype_name(planes[0]), target.device_of(planes[0])
+    for i, plane in enumerate(slices[1:], 1):
+        x = convert_memory(plane, target.name)
+        planes.append(x if target.device_of(x) == place else convert_memory(x, target.name, device=place))
+        if target.shape(x) != shape:
             raise ValueError(
-                f"slices of one shape stack: slice 0 has {shape}, slice {i} has {target.shape(planes[i])}"
+                f"slices of one shape stack: slice 0 has {shape}, slice {i} has {target.shape(x)}"
             )
-        if target.dtype_name(planes[i]) != dtype:
+        if target.dtype_name(x) != dtype:
             raise TypeError(
-                f"slices of one dtype stack: slice 0 has {dtype}, slice {i} has"
-                f" {target.dtype_name(planes[i])}; cast them first, by convert_memory(slice, ..., dtype=...)"
+                f"slices of one dtype stack: slice 0 has {dtype}, slice {i} has {target.dtype_name(x)}; cast"
+                " them first, by convert_memory(slice, ..., dtype=...)"
             )
     target.supports(dtype, (len(planes), *shape))
     return target.stack(planes)
 
 
-def _facts(framework: Framework, x: Any) -> tuple[tuple[int, ...], str, Any]:
-    return framework.shape(x), framework.dtype_name(x), framework.device_of(x)
-
-
 def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None) -> list[Any]:
-    """The planes of a 3-D array, each an array of ``memory_type``.
+    """The planes of a 3-D array ``(n, height, width)``, each an array of ``memory_type``.
 
     Args:
-        array: ``(n, height, width)``, of any framework.
-        memory_type: the framework of the planes.
+        array: of any framework.
+        memory_type: the framework of the planes; in numpy, cupy and torch they are views.
         gpu_id: its accelerator; left out, the planes live where the array does.
-
-    Returns:
-        ``n`` arrays ``(height, width)``; views of the converted array in numpy, cupy and torch.
 
     Raises:
         ValueError: the array has not three axes.
@@ -137,16 +129,15 @@ def join(results: Sequence[Any]) -> Any:
     """What the calls for each plane returned, put together as `process_slices` says."""
     if not results:
         raise ValueError("a stack without planes leaves nothing to stack")
-    sorts = {kind_of(r) for r in results}
+    sorts = {kind_of(result) for result in results}
     if sorts == {ARRAY}:
-        source, _ = source_of(results[0])
-        return _along_new_axis(list(results), source.name)
+        return _along_new_axis(results, source_of(results[0])[0].name)
     if sorts == {TREE}:
         return together(results, lambda column, _: join(column), "plane")
     if ARRAY in sorts or TREE in sorts:
-        names = ", ".join(sorted({type(r).__name__ for r in results}))
+        names = ", ".join(sorted({type(result).__name__ for result in results}))
         raise ValueError(f"the results for the planes are of different kinds and cannot be stacked: {names}")
-    return None if all(r is None for r in results) else list(results)
+    return None if all(result is None for result in results) else list(results)
 
 
 def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: Any) -> Any:
@@ -159,31 +150,29 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
     Raises:
         ValueError: the first array has more than three axes, or another has a different number of planes.
     """
-    places: list[int | str] = [*range(skip, len(args)), *kwargs]
-    stacks: dict[int | str, list[Any]] = {}
+    values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+    stacks: dict[Any, list[Any]] = {}
     count: int | None = None
-    for place in places:
-        value = args[place] if isinstance(place, int) else kwargs[place]
-        if kind_of(value) != ARRAY:
+    for place, value in values.items():
+        if (isinstance(place, int) and place < skip) or kind_of(value) != ARRAY:
             continue
         source, data = source_of(value)
         shape = source.shape(data)
-        if count is None and len(shape) != 3:
-            if len(shape) > 3:
-                raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {shape}")
-            break
+        if count is None and len(shape) > 3:
+            raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {shape}")
+        if count is None and len(shape) < 3:
+            return fn(*args, **kwargs)
         if len(shape) == 3:
-            if count is not None and shape[0] != count:
+            if count not in (None, shape[0]):
                 raise ValueError(
                     f"slice_by_slice=True: the first array has {count} planes, another one has {shape[0]}"
                 )
-            count = shape[0]
-            stacks[place] = source.unstack(data)
+            count, stacks[place] = shape[0], source.unstack(data)
     if count is None:
         return fn(*args, **kwargs)
     results = []
     for i in range(count):
-        plane_args = [stacks[p][i] if p in stacks else value for p, value in enumerate(args)]
-        plane_kwargs = {name: stacks[name][i] if name in stacks else v for name, v in kwargs.items()}
-        results.append(_of_one(fn, plane_args, plane_kwargs))
+        one = {place: stacks[place][i] if place in stacks else value for place, value in values.items()}
+        positional = [one.pop(place) for place in range(len(args))]
+        results.append(_of_one(fn, positional, one))
     return join(results)
