@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -76,104 +75,31 @@ def requires_grad() -> Any:
     return require("torch").ones(2, requires_grad=True)
 
 
-def with_class(array: Any) -> Callable[[], Any]:
-    return lambda: array
-
-
-MET: dict[str, tuple[Callable[[], Any], str, dict[str, Any], type[Exception], str, str]] = {
-    # what: array, target, options, error, part of why, part of what to do
-    "strings": (with_class(np.array(["a"])), "torch", {}, DtypeNotSupportedError, "<U1", "numbers"),
-    "objects": (with_class(np.array([None])), "torch", {}, DtypeNotSupportedError, "object", "numeric"),
-    "dates": (
-        with_class(np.array(["2020"], "M8[D]")),
-        "torch",
-        {},
-        DtypeNotSupportedError,
-        "datetime64",
-        'x.view("int64")',
-    ),
-    "structured": (
-        with_class(np.zeros(1, [("a", "i4")])),
-        "torch",
-        {},
-        DtypeNotSupportedError,
-        "'a'",
-        'x["field"]',
-    ),
-    "masked": (
-        with_class(np.ma.masked_array([1.0], [True])),
-        "torch",
-        {},
-        MemoryConversionError,
-        "mask",
-        "filled",
-    ),
-    "long double": (
-        with_class(np.zeros(1, "g")),
-        "torch",
-        {},
-        DtypeNotSupportedError,
-        np.dtype("g").name,
-        "dtype=",
-    ),
-    "float64 to OpenCL": (
-        with_class(np.zeros(1)),
-        "pyclesperanto",
-        {},
-        DtypeNotSupportedError,
-        "float64",
-        "float32",
-    ),
-    "bool to OpenCL": (
-        with_class(np.zeros(1, bool)),
-        "pyclesperanto",
-        {},
-        DtypeNotSupportedError,
-        "bool",
-        "uint8",
-    ),
-    "4-D to OpenCL": (
-        with_class(np.zeros((1, 1, 1, 1), np.float32)),
-        "pyclesperanto",
-        {},
-        MemoryConversionError,
-        "(1, 1, 1, 1)",
-        "plane",
-    ),
-    "must copy": (
-        with_class(np.arange(3)[::-1]),
-        "torch",
-        {"copy": False},
-        CopyRequiredError,
-        "negative",
-        "copy=None",
-    ),
-    "no such device": (
-        with_class(np.zeros(1)),
-        "torch",
-        {"gpu_id": 99},
-        DeviceNotFoundError,
-        "gpu:99",
-        "cpu",
-    ),
+DTYPE, ANY = DtypeNotSupportedError, MemoryConversionError
+#: The array, the target, the options; the error, a part of why, and a part of what to do.
+MET: dict[str, tuple[Any, str, dict[str, Any], type[Exception], str, str]] = {
+    "strings": (np.array(["a"]), "torch", {}, DTYPE, "<U1", "numbers"),
+    "objects": (np.array([None]), "torch", {}, DTYPE, "object", "numeric"),
+    "dates": (np.array(["2020"], "M8[D]"), "torch", {}, DTYPE, "datetime64", 'x.view("int64")'),
+    "structured": (np.zeros(1, [("a", "i4")]), "torch", {}, DTYPE, "'a'", 'x["field"]'),
+    "masked": (np.ma.masked_array([1.0], [True]), "torch", {}, ANY, "mask", "filled"),
+    "long double": (np.zeros(1, "g"), "torch", {}, DTYPE, np.dtype("g").name, "dtype="),
+    "float64 to OpenCL": (np.zeros(1), "pyclesperanto", {}, DTYPE, "float64", "float32"),
+    "bool to OpenCL": (np.zeros(1, bool), "pyclesperanto", {}, DTYPE, "bool", "uint8"),
+    "4-D to OpenCL": (np.zeros((1, 1, 1, 1), "f4"), "pyclesperanto", {}, ANY, "(1, 1, 1, 1)", "plane"),
+    "must copy": (np.arange(3)[::-1], "torch", {"copy": False}, CopyRequiredError, "negative", "copy=None"),
+    "no such device": (np.zeros(1), "torch", {"gpu_id": 99}, DeviceNotFoundError, "gpu:99", "cpu"),
     "graph": (requires_grad, "numpy", {}, GradientError, "requires grad", "detach"),
-    "no array": (with_class([1, 2]), "torch", {}, UnknownArrayError, "list", "np.asarray()"),
-    "unknown dtype": (
-        with_class(np.zeros(1)),
-        "torch",
-        {"dtype": "float31"},
-        DtypeNotSupportedError,
-        "float31",
-        "float32",
-    ),
+    "no array": ([1, 2], "torch", {}, UnknownArrayError, "list", "np.asarray()"),
+    "unknown dtype": (np.zeros(1), "torch", {"dtype": "float31"}, DTYPE, "float31", "float32"),
 }
 
 
 @pytest.mark.parametrize("what", MET)
 def test_a_message_says_what_why_and_what_to_do(what: str) -> None:
-    make, target, options, cls, why, advice = MET[what]
+    array, target, options, cls, why, advice = MET[what]
     require(target)
-    array = make()
+    array = array() if callable(array) else array
     with pytest.raises(cls) as caught:
         convert_memory(array, target, **options)
     error = caught.value

@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import pytest
-
 from arraybridge.show import Cell, format_bytes, format_rate, format_seconds, html_table, text_table
 
 HEAD = ("what", "size", "why")
 ROWS = [("one", "4 B", "a sentence of several words"), ("three", "12 B", "")]
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "words"),
-    [
-        (None, "-"),
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (-(3 << 20), "-3.0 MiB"),
-        (5 << 40, "5.0 TiB"),
-        (5 << 50, "5120.0 TiB"),
-    ],
-)
-def test_bytes(nbytes: int | None, words: str) -> None:
-    assert format_bytes(nbytes) == words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (None, ""),
-        (0, "0.0 µs"),
-        (2.5e-6, "2.5 µs"),
-        (-2.5e-6, "-2.5 µs"),
-        (0.25, "250.00 ms"),
-        (90, "90.00 s"),
-    ],
-)
-def test_seconds(seconds: float | None, words: str) -> None:
-    assert format_seconds(seconds) == words
-
-
-def test_rates() -> None:
-    assert [format_rate(value) for value in (None, 3e6, 99e6, 1e8)] == [
-        "",
-        "3.0 MB/s",
-        "99.0 MB/s",
-        "0.1 GB/s",
-    ]
+def test_numbers() -> None:
+    sizes = {
+        None: "-",
+        0: "0 B",
+        1023: "1023 B",
+        1024: "1.0 KiB",
+        -(3 << 20): "-3.0 MiB",
+        5 << 50: "5120.0 TiB",
+    }
+    assert {value: format_bytes(value) for value in sizes} == sizes
+    times = {None: "", 0: "0.0 µs", -2.5e-6: "-2.5 µs", 0.25: "250.00 ms", 90: "90.00 s"}
+    assert {value: format_seconds(value) for value in times} == times
+    rates = {None: "", 3e6: "3.0 MB/s", 99e6: "99.0 MB/s", 1e8: "0.1 GB/s"}
+    assert {value: format_rate(value) for value in rates} == rates
 
 
 def test_a_table_breaks_no_line() -> None:

@@ -8,20 +8,15 @@ import json
 import os
 import runpy
 import subprocess
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import convert_memory, detect_memory_type, explain, register
 from arraybridge.frameworks import plugins
-from tests import matrix_data as data
 from tests.cli.programs import PLANTED
-from tests.helpers import registry_kept, require, run_python
+from tests.helpers import run_python
 
 PLUGIN = Path(__file__).parents[1] / "plugin"
 CHECKOUT = Path(arraybridge.__file__).parents[1]
@@ -36,107 +31,10 @@ def lay_out(site: Path, name: str, version: str, points: str) -> None:
     (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{points}\n", encoding="utf-8")
 
 
-def run_with(site: str, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of tests/plugin with a package installed."""
+def run_with(site: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with a package installed."""
     path = os.pathsep.join([site, str(CHECKOUT)])
-    return run_python(str(PLUGIN / script), *arguments, env={"PYTHONPATH": path}, timeout=240)
-
-
-# ---- one that works --------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tapeworks(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path on which the package and its metadata are found."""
-    site = tmp_path_factory.mktemp("site")
-    (site / "tapeworks").symlink_to(PLUGIN / "src" / "tapeworks")
-    project = tomllib.loads((PLUGIN / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    ((name, target),) = project["entry-points"][plugins.GROUP].items()
-    lay_out(site, project["name"], project["version"], f"{name} = {target}")
-    return str(site)
-
-
-def test_a_package_offers_a_framework(tapeworks: str) -> None:
-    # All the others are converted with below, in this process: TensorFlow's import takes seconds.
-    others = [name for name in ("numpy", "jax") if importlib.util.find_spec(name) is not None]
-    done = run_with(tapeworks, "use_it.py", *others)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    packed = values.tobytes().hex()
-    for name in others:
-        assert report.pop(name) == [name, "float32", [2, 3], packed, name]
-    for words in ("did you mean 'tapeworks'", "numpy, cupy"):
-        assert words in report["suggested"]
-    assert report.pop("route").startswith("tapeworks → numpy on cpu: shared")
-    assert "float16" in report.pop("refused")
-    del report["suggested"]
-    assert report == {
-        "imported early": False,
-        "imported when needed": True,
-        "type": "Tape",
-        "bytes": packed,
-        "detected": "tapeworks",
-        "same": True,
-        "copy": False,
-        "device": "cpu",
-        "shares": True,
-        "tree": ["Tape", True, "text"],
-        "tree back": [values.tolist(), values.tolist()],
-        "cast": packed,
-    }
-
-
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
-def test_the_framework_of_a_package_meets_every_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    require(name)
-    monkeypatch.syspath_prepend(PLUGIN / "src")
-    bridge = importlib.import_module("tapeworks.bridge")
-    with registry_kept():
-        register(bridge.TapeFramework())
-        values = np.arange(6, dtype=np.float32).reshape(2, 3)
-        tape = bridge.Tape(bytearray(values.tobytes()), "float32", (2, 3))
-        array = convert_memory(tape, name)
-        assert detect_memory_type(array) == name
-        assert data.bits(array) == values.tobytes()
-        assert explain(array, "tapeworks").source == name
-        back = convert_memory(array, "tapeworks")
-        assert (back.dtype, back.shape, back.memory) == ("float32", (2, 3), tape.memory)
-
-
-def test_an_array_is_enough_to_find_the_framework_of_a_package(tapeworks: str) -> None:
-    done = run_with(tapeworks, "detect_it.py")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["tapeworks", "[0.0, 1.0, 2.0]"]
-
-
-def test_the_package_installs(tmp_path: Path) -> None:
-    """With pip and without the network, where the build backend is at hand."""
-    for module in ("pip", "hatchling"):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed")
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", *options, "--target", str(tmp_path), str(PLUGIN)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert run_with(str(tmp_path), "detect_it.py").stdout.splitlines()[0] == "tapeworks"
-
-
-# ---- a whole framework in one file -----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def slates(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path on which one file and its entry point are found."""
-    site = tmp_path_factory.mktemp("whole")
-    (site / "slates.py").symlink_to(PLUGIN / "whole" / "slates.py")
-    lay_out(site, "slates-dist", "3.2.1", "slates = slates:SlatesFramework")
-    return str(site)
+    return run_python(*arguments, env={"PYTHONPATH": path}, timeout=240)
 
 
 def command(site: str, *arguments: str) -> Any:
@@ -148,20 +46,53 @@ def command(site: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+# ---- one that works --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def slates(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path on which one file and its entry point are found."""
+    site = tmp_path_factory.mktemp("whole")
+    (site / "slates.py").symlink_to(PLUGIN / "whole" / "slates.py")
+    lay_out(site, "slates-dist", "3.2.1", "slates = slates:SlatesFramework")
+    return str(site)
+
+
 def test_one_file_is_found_by_the_library(slates: str) -> None:
-    for module in ("dask.array", "optree"):
-        pytest.importorskip(module)
-    done = run_with(slates, "find_it.py")
+    dask = ["dask"] if importlib.util.find_spec("dask") is not None else []
+    done = run_with(slates, str(PLUGIN / "find_it.py"), *dask)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert report["installed"]
-    assert report["devices"]["cpu"][0] == ["numpy", "slates"]
-    assert report["devices"]["gpu:0"] == [["slates"], "a slate", 1 << 30]
-    assert report["info"] == "3.2.1"
-    assert report["memory"] == ["slates", 100, 20, 300]
-    assert report["value"] == ["Slate", "gpu:0", [0, 1, 2, 3, 4, 5]]
-    assert report["chosen by name"] == [0, 2, 4, 6, 8, 10]
-    assert report["dask"] == [0, 2, 4, 6, 8, 10]
+    for words in ("did you mean 'slates'", "numpy, cupy"):
+        assert words in report["suggested"]
+    del report["suggested"]
+    assert report.pop("route").startswith("slates → numpy on cpu: shared")
+    devices = report.pop("devices")
+    assert devices.pop("cpu")[0] == ["numpy", "slates"]
+    assert devices == {"gpu:0": [["slates"], "a slate", 1 << 30]}
+    doubled = [0, 2, 4, 6, 8, 10]
+    assert report == {
+        "installed": True,
+        "early": False,
+        "value": ["Slate", "gpu:0", [0, 1, 2, 3, 4, 5]],
+        "same": True,
+        "shared": True,
+        "tree": [[0, 1, 2, 3, 4, 5], "text"],
+        "info": "3.2.1",
+        "memory": ["slates", 100, 20, 300],
+        "chosen by name": doubled,
+        "decorated": doubled,
+        **dict.fromkeys(dask, doubled),
+    }
+
+
+def test_an_array_is_enough_to_find_the_framework_of_a_package(slates: str) -> None:
+    program = (
+        "import numpy as np, slates, arraybridge as ab\n"
+        "slate = slates.Slate(np.arange(3.0), ab.Device('cpu'))\n"
+        "print(ab.detect_memory_type(slate), ab.to_numpy(slate).tolist())"
+    )
+    assert run_with(slates, "-c", program).stdout == "slates [0.0, 1.0, 2.0]\n"
 
 
 def test_one_file_is_found_by_the_commands(slates: str) -> None:
@@ -180,6 +111,19 @@ def test_one_file_has_a_row_and_a_column_in_the_documentation() -> None:
     assert lines[0] == "| from \\ to | numpy | slates |"
     assert lines[2] == "| **numpy** | – | shared (`view`) |"
     assert lines[3] == "| **slates** | shared (`view`) | – |"
+
+
+def test_the_package_installs(tmp_path: Path) -> None:
+    """With pip and without the network, where the build backend is at hand."""
+    for module in ("pip", "hatchling"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet"]
+    pip = ("-m", "pip", "install", *options, "--target", str(tmp_path), str(PLUGIN))
+    done = run_python(*pip, env={"PYTHONWARNINGS": ""}, timeout=240)
+    assert done.returncode == 0, done.stderr
+    done = run_with(str(tmp_path), "-c", "import arraybridge; print(arraybridge.framework('slates'))")
+    assert "slates" in done.stdout, done.stderr
 
 
 # ---- one that does not load ------------------------------------------------------------------------------
