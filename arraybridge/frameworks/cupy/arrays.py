@@ -137,7 +137,8 @@ class CupyFramework(Framework):
     # -- values -----------------------------------------------------------------------------------
 
     def must_copy(self, x: cupy.ndarray) -> str:
-        return "it lies in managed memory" if x.__dlpack_device__()[0] == _MANAGED else ""
+        with on_card(x.device.id):  # the question opens the current one
+            return "it lies in managed memory" if x.__dlpack_device__()[0] == _MANAGED else ""
 
     def copy(self, x: cupy.ndarray) -> cupy.ndarray:
         with on_card(x.device.id):
