@@ -54,7 +54,11 @@ def rows(tree: Any, axis: int) -> int | None:
 
 def plain(tree: Any) -> Any:
     """The tree with what was marked as `fixed` in its place; the very object where nothing was."""
-    return tree if kinds.get(type(tree)) == ARRAY else map_arrays(tree, _value, also=fixed)
+    cls = type(tree)
+    for x in tree if cls is tuple else tree.values() if cls is dict else (tree,):
+        if kinds.get(type(x)) != ARRAY:
+            return map_arrays(tree, _value, also=fixed)
+    return tree  # arrays alone, as most calls have them
 
 
 def _value(x: Any) -> Any:

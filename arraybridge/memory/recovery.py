@@ -88,9 +88,16 @@ def run_with_oom_recovery(
         raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
-    split = False if split is None else split
+    failure, split = None, False if split is None else split
+    if split is False and not faults:
+        result, failure = attempted(fn, args, kwargs, sys.exception())
+        if failure is None:
+            return cast("R", result)
     plan = Plan(max_retries, gpu_id, before_retry, split, split_axis, min_split)
-    return cast("R", recovered(fn, args, kwargs, plan))
+    try:
+        return cast("R", recovered(fn, args, kwargs, plan, failure))
+    finally:
+        del failure  # whose traceback holds this frame
 
 
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
@@ -127,10 +134,22 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     >>> split_and_retry(np.sqrt, np.array([1.0, 4.0, 9.0]))
     array([1., 2., 3.])
     """
-    plan = Plan(1, split=True, axis=axis, least=min_split)
-    if type(batch) is dict:
-        return recovered(fn, (), batch, plan)
-    return recovered(fn, batch if type(batch) is tuple else (batch,), {}, plan)
+    args, kwargs = ((), batch) if type(batch) is dict else (batch if type(batch) is tuple else (batch,), {})
+    failure = None
+    if not faults and _is_floor(min_split):
+        result, failure = attempted(fn, batches.plain(args), batches.plain(kwargs), sys.exception())
+        if failure is None:
+            return batches.plain(result)
+    try:
+        return recovered(fn, args, kwargs, Plan(1, split=True, axis=axis, least=min_split), failure)
+    finally:
+        del failure
+
+
+def _is_floor(rows: Any) -> bool:
+    if rows.__class__ is not int or rows < 1:
+        raise ValueError(f"min_split={rows!r} is no number of rows; pass 1 or more")
+    return True
 
 
 # -- one attempt -------------------------------------------------------------------------------------
@@ -212,8 +231,7 @@ def recovered(
     try:
         if plan.split is False:
             return _Call(fn, args, kwargs, plan).again(failure)
-        if plan.least.__class__ is not int or plan.least < 1:
-            raise ValueError(f"min_split={plan.least!r} is no number of rows; pass 1 or more")
+        _is_floor(plan.least)
         if plan.split is not True:
             args, kwargs = named(fn, args, kwargs, plan.split, plan.axis)
         return batches.plain(_Call(fn, args, kwargs, plan).in_parts(failure))

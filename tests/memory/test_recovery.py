@@ -388,8 +388,9 @@ def test_the_floor(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(MemoryError, match=r"12 of 100 rows.*min_split=10"):
         split_and_retry(fn, numbered(100), min_split=10)
     assert fn.attempts == [100, 100, 50, 25, 12, 12]
-    with pytest.raises(ValueError, match="min_split"):
-        split_and_retry(fn, numbered(8), min_split=0)
+    for wrong in (0, True, 1.5):
+        with pytest.raises(ValueError, match="min_split"):
+            split_and_retry(fn, numbered(8), min_split=wrong)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, "arraybridge.memory"):
         split_and_retry(Small(4), numbered(8))
     first, second = (record.getMessage() for record in caplog.records)
@@ -469,6 +470,9 @@ def test_which_arguments_are_split() -> None:
         with pytest.raises(ValueError, match="matmul"):
             split_and_retry(np.matmul, (x, weights))
     np.testing.assert_array_equal(split_and_retry(np.matmul, (x, fixed(weights))), x @ weights)
+    fn = Small(1)
+    run_with_oom_recovery(fn, numbered(2), split=0)
+    assert fn.attempts == [2, 2, 1, 1]
     for wrong in ("imags", 2):
         with pytest.raises(CannotSplitError, match=str(wrong)):
             run_with_oom_recovery(lambda images: images, numbered(8), split=wrong)
