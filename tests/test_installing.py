@@ -66,6 +66,16 @@ def test_the_command_line_says_what_it_misses() -> None:
         assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_progress_bar_says_what_it_misses() -> None:
+    code = (
+        "import sys; sys.modules['rich'] = None; import arraybridge as ab\n"
+        "try: list(ab.device_map(abs, [-1], ['cpu'], progress=True))\n"
+        "except ab.FrameworkNotInstalledError as error: print(error)"
+    )
+    done = run_python("-c", code)
+    assert '".[cli]" in a checkout' in done.stdout, done.stderr
+
+
 # ---- Python 3.14 -----------------------------------------------------------------------------------------
 
 # What has no wheels for it so far, and what brings gigabytes of CUDA.

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 from arraybridge.devices.discovery import devices as all_devices
 from arraybridge.devices.discovery import find_device
+from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.functions.wrap import name_of
@@ -132,9 +133,14 @@ def source_of_items(who: str, items: Any) -> Iterator[Any]:
 
 def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any]:
     """The results, with a bar on the standard error stream that counts them."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ModuleNotFoundError as error:
+        raise FrameworkNotInstalledError(
+            'the progress bar needs rich; run pip install rich, or pip install ".[cli]" in a checkout of'
+            " arraybridge."
+        ) from error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=len(items) if isinstance(items, Sized) else None)
