@@ -18,24 +18,22 @@ from typing import Any
 import numpy as np
 
 from arraybridge.frameworks.registry import framework
+from arraybridge.offload.call import Call, Offload
+from arraybridge.offload.cards import Card, Cards
 from arraybridge.offload.decorator import gpu
-from arraybridge.offload.machine import Card, Machine
-from arraybridge.offload.rates import Link, Rates
-from arraybridge.offload.run import Offload
+from arraybridge.offload.timings import CARD, CPU
 from arraybridge.types import Device
 from benchmarks.timing import batch_ns, calls_per_batch, machine, versions
 
 TARGET_US = 20.0
 
 
-class OneCard(Machine):
-    """A machine with a card whose rates are given."""
+class OneCard(Cards):
+    """A machine with a card."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.card = Card(framework("numpy"), Device("gpu", 0))
-        self.card._rates = Rates(Link(2e-5, 1e10), Link(2e-5, 1e10), 1e-5)
-        self._found[None, 0] = self.card
+        self._found[None, 0] = Card(framework("numpy"), Device("gpu", 0), self.clock)
 
 
 def microseconds(call: Callable[[], object], rounds: int = 15) -> float:
@@ -46,24 +44,24 @@ def microseconds(call: Callable[[], object], rounds: int = 15) -> float:
 def decisions() -> dict[str, float]:
     """Microseconds of a decision: known and new footprints, one array and eight, flat and in a container."""
     run = Offload(lambda *xs: xs[0], cards=OneCard())
-    found = {}
+    measured = {}
 
     def decide(args: tuple[Any, ...]) -> object:
-        call = run.look(args, {}, 0)
-        return run.decide(call, run.entry(call))
+        call = Call((), args, {}).look()
+        return run._decide(call, run.history[call.footprint])
 
     one, eight = (np.zeros((512, 512)),), tuple(np.zeros((64, 8 + i)) for i in range(8))
     for name, args in {"one array": one, "eight arrays": eight, "eight in a list": (list(eight),)}.items():
-        entry = run.entry(run.look(args, {}, 0))
-        for times, seconds in ((entry.cpu, 1e-3), (entry.card(run.machine.find(None, 0).name), 1e-4)):  # type: ignore[union-attr]
+        timings = run.history[Call((), args, {}).look().footprint]
+        timings.proven = True
+        for place, seconds in ((CPU, 1e-3), (CARD, 1e-4)):
             for _ in range(7):
-                times.add(seconds)
-        entry.out, entry.calls = (1, 1 << 20), 10
-        found[f"{name}, measured before"] = microseconds(lambda args=args: decide(args))  # type: ignore[misc]
+                timings.add(place, seconds)
+        measured[f"{name}, measured before"] = microseconds(lambda args=args: decide(args))  # type: ignore[misc]
     fresh = [np.zeros((4, n)) for n in range(1, 4000)]
     turn = iter(fresh * 1000)
-    found["one array of a new size"] = microseconds(lambda: decide((next(turn),)))
-    return found
+    measured["one array of a new size"] = microseconds(lambda: decide((next(turn),)))
+    return measured
 
 
 def calls() -> dict[str, float]:

@@ -136,7 +136,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     """
     args, kwargs = ((), batch) if type(batch) is dict else (batch if type(batch) is tuple else (batch,), {})
     failure = None
-    if not faults and _is_floor(min_split):
+    _check_floor(min_split)
+    if not faults:
         result, failure = attempted(fn, batches.plain(args), batches.plain(kwargs), sys.exception())
         if failure is None:
             return batches.plain(result)
@@ -146,10 +147,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         del failure
 
 
-def _is_floor(rows: Any) -> bool:
+def _check_floor(rows: Any) -> None:
     if rows.__class__ is not int or rows < 1:
         raise ValueError(f"min_split={rows!r} is no number of rows; pass 1 or more")
-    return True
 
 
 # -- one attempt -------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def recovered(
     try:
         if plan.split is False:
             return _Call(fn, args, kwargs, plan).again(failure)
-        _is_floor(plan.least)
+        _check_floor(plan.least)
         if plan.split is not True:
             args, kwargs = named(fn, args, kwargs, plan.split, plan.axis)
         return batches.plain(_Call(fn, args, kwargs, plan).in_parts(failure))
