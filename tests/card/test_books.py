@@ -92,33 +92,9 @@ def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
     assert done == list(range(rows))
 
 
-def test_a_decorated_function_recovers_and_splits_on_the_card() -> None:
-    wide = books.capacity() // 4 // 6
-
-    @arraybridge.cupy(gpu_id=0, output_type="numpy", oom_recovery="split")
-    def widest(x: Any) -> Any:
-        full = cupy.zeros((len(x), wide), np.float32)
-        full[:, 0] = x
-        return full[:, 0] + 1
-
-    x = np.arange(20, dtype=np.float32)
-    np.testing.assert_array_equal(widest(x), x + 1)
-
-
 def test_conversion_onto_a_full_card_is_an_out_of_memory_error() -> None:
     full = cupy.cuda.Memory(books.capacity() - books.used() - MIB)
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
         arraybridge.convert_memory(np.zeros(4 * MIB, np.uint8), "cupy", 0)
     assert arraybridge.is_oom_error(caught.value)
     assert full.size
-
-
-def test_buffers_of_a_pool_are_the_same_memory_again() -> None:
-    pool = arraybridge.BufferPool(64 * MIB)
-    x = pool.take((MIB,), "float32", "cupy", gpu_id=1)
-    assert x.device.id == 1
-    taken = books.used(1)
-    address = x.data.ptr
-    pool.give(x)
-    assert pool.take((MIB,), "float32", "cupy", gpu_id=1).data.ptr == address
-    assert books.used(1) == taken

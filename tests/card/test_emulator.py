@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 from collections.abc import Iterator
 
@@ -45,23 +44,6 @@ def test_a_wait_that_was_left_out_shows(streams: tuple[cupy.cuda.Stream, cupy.cu
 
 
 @lazy
-def test_nothing_is_done_before_it_must(streams: tuple[cupy.cuda.Stream, cupy.cuda.Stream]) -> None:
-    first, second = streams
-    x, out = cupy.empty(N), locked(0)
-    x.set(locked(7), stream=first)
-    event = first.record()
-    second.wait_event(event)
-    x.get(stream=second, out=out, blocking=False)
-    assert books.queued() > 0
-    assert not (out == 7).any()
-    assert not event.done  # the first question finds nothing done, and does nothing
-    assert not (out == 7).any()
-    second.synchronize()
-    assert (out == 7).all()
-    assert event.done
-
-
-@lazy
 def test_the_default_stream_is_late_too_and_takes_turns_with_blocking_ones() -> None:
     x = cupy.empty(N)
     side, blocking = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream()
@@ -79,19 +61,6 @@ def test_the_default_stream_is_late_too_and_takes_turns_with_blocking_ones() -> 
 
 
 @lazy
-def test_an_event_that_is_recorded_anew_keeps_what_waits_for_its_first_place() -> None:
-    first, second, third = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
-    x, out, event = cupy.empty(N), locked(0), cupy.cuda.Event()
-    x.set(locked(7), stream=first)
-    event.record(first)
-    third.wait_event(event)
-    event.record(second)
-    event.synchronize()
-    x.get(stream=third, out=out)
-    assert (out == 7).all()
-
-
-@lazy
 def test_pageable_memory_is_taken_along_and_locked_memory_is_not() -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     x, y = cupy.empty(N), cupy.empty(N)
@@ -104,10 +73,6 @@ def test_pageable_memory_is_taken_along_and_locked_memory_is_not() -> None:
     assert (y.get() == 2).all()
 
 
-def test_new_memory_is_never_zero_by_luck() -> None:
-    assert not (cupy.empty(N, np.uint8).get() == 0).any()
-
-
 def test_its_books_are_those_of_the_pool() -> None:
     before = books.used()
     x = cupy.empty(1 << 20, np.uint8)
@@ -118,53 +83,6 @@ def test_its_books_are_those_of_the_pool() -> None:
     assert books.used() == before
     assert runtime.memGetInfo() == (books.capacity() - before, books.capacity())
     assert books.used(1) == 0
-
-
-def test_it_ends() -> None:
-    with pytest.raises(cupy.cuda.memory.OutOfMemoryError):
-        cupy.empty(books.capacity() + 1, np.uint8)
-
-
-def test_pools_of_the_stream_have_attributes() -> None:
-    pool = cupy.cuda.MemoryAsyncPool()
-    handle = runtime.deviceGetDefaultMemPool(0)
-    used, reserved = runtime.cudaMemPoolAttrUsedMemCurrent, runtime.cudaMemPoolAttrReservedMemCurrent
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        memory = pool.malloc(1 << 20)
-        assert runtime.memPoolGetAttribute(handle, used) == 1 << 20
-        assert books.used() >= 1 << 20
-        del memory
-        gc.collect()
-    if books.is_lazy():
-        assert runtime.memPoolGetAttribute(handle, used) == 1 << 20, "freed before its stream got there"
-    stream.synchronize()
-    assert runtime.memPoolGetAttribute(handle, used) == 0
-    pool.free_all_blocks()
-    assert runtime.memPoolGetAttribute(handle, reserved) == 0
-
-
-def test_addresses_are_known_or_foreign() -> None:
-    x, host = cupy.empty(N), np.empty(N)
-    known = runtime.pointerGetAttributes(x.data.ptr + 8)
-    assert (known.type, known.device) == (runtime.memoryTypeDevice, 0)
-    beyond = runtime.pointerGetAttributes(x.data.mem.ptr + x.data.mem.size)
-    assert (beyond.type, beyond.device) == (runtime.memoryTypeUnregistered, -2)
-    foreign = runtime.pointerGetAttributes(host.ctypes.data)
-    assert (foreign.type, foreign.device) == (runtime.memoryTypeUnregistered, -2)
-    assert runtime.pointerGetAttributes(locked(1).ctypes.data).type == runtime.memoryTypeHost
-
-
-def test_memory_of_the_other_card_is_of_the_other_card() -> None:
-    with cupy.cuda.Device(1):
-        x = cupy.arange(N)
-        copied = cupy.asarray(x)
-        cupy.cuda.get_current_stream().synchronize()
-    assert runtime.pointerGetAttributes(x.data.ptr).device == 1
-    here = cupy.empty(N, x.dtype)
-    here.data.copy_from_device_async(x.data, x.nbytes)
-    assert (here.get() == np.arange(N)).all()
-    assert (copied.get() == np.arange(N)).all()
 
 
 def test_kernels_of_cupy_run() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import convert_memory, detect_memory_type, device_of, machine
+from arraybridge import detect_memory_type, device_of, machine
 from tests.helpers import require
 
 # What dask-cuda and the packages behind it announce when they are first imported is not of arraybridge.
@@ -27,7 +27,7 @@ pytest.importorskip("distributed", reason="distributed is not installed")
 
 from distributed import Client  # noqa: E402
 
-from arraybridge.dask import cluster, from_dask, map_blocks, map_overlap, to_dask  # noqa: E402
+from arraybridge.dask import cluster, from_dask, map_blocks, to_dask  # noqa: E402
 from tests.dask import functions  # noqa: E402
 
 WHOLE = np.arange(48, dtype=np.float32).reshape(8, 6)
@@ -59,16 +59,6 @@ def test_cupy_arrays_enter_and_leave_on_the_card() -> None:
     np.testing.assert_array_equal(result.get(), WHOLE + 1, strict=True)
 
 
-def test_torch_tensors_on_the_card_become_cupy_chunks() -> None:
-    torch, cupy = require("torch"), require("cupy")
-    x = torch.arange(6, device="cuda", dtype=torch.float32)
-    array = to_dask(x, chunks=3)
-    assert isinstance(array._meta, cupy.ndarray)
-    back = from_dask(array * 2, "torch", 0)
-    assert back.is_cuda
-    assert back.tolist() == [0, 2, 4, 6, 8, 10]
-
-
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
 def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
     cupy = require("cupy")
@@ -91,22 +81,6 @@ def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
     on_host = map_blocks(arraybridge.numpy(lambda x: x * 2), cupy_image()).compute(scheduler="threads")
     assert isinstance(on_host, cupy.ndarray)
     np.testing.assert_array_equal(on_host.get(), WHOLE * 2, strict=True)
-
-
-def test_another_chunk_type_where_meta_says_so() -> None:
-    require("torch")
-    array = map_blocks(functions.twice, cupy_image(), meta=np.empty((0, 0), np.float32))
-    result = array.compute(scheduler="synchronous")
-    assert isinstance(result, np.ndarray)
-    np.testing.assert_array_equal(result, WHOLE * 2, strict=True)
-
-
-def test_a_filter_with_a_margin_on_the_card() -> None:
-    require("torch")
-    found = map_overlap(functions.sum_of_nine, cupy_image(), depth=1, boundary="reflect")
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(WHOLE, 1, mode="symmetric"), (3, 3))
-    result = found.compute(scheduler="synchronous")
-    np.testing.assert_array_equal(convert_memory(result, "numpy"), windows.sum((2, 3)), strict=True)
 
 
 # -- LocalCUDACluster ----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ and runs with the page.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -81,30 +80,6 @@ def test_a_raw_kernel_is_ordered_with_its_caller(cupy: Any, stream: bool) -> Non
             x.fill(-1)  # after the kernel has read it
             z = y + 1  # after the kernel has written
             assert (to_numpy(z) == 7).all()
-
-
-def test_raw_kernels_in_threads(cupy: Any) -> None:
-    scaled = arraybridge.cupy(gpu_id=0, output_type="numpy")(lambda x, by: launch(cupy, x, by))
-
-    def work(i: int) -> bool:
-        return all((scaled(np.full(N, i, np.float32), k) == i * k).all() for k in range(5))
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(work, range(8)))
-
-
-def test_elementwise_and_reduction_kernels(cupy: Any) -> None:
-    squared = cupy.ElementwiseKernel("float32 x, float32 y", "float32 z", "z = (x - y) * (x - y)", "squared")
-    total = cupy.ReductionKernel("T x", "T y", "x", "a + b", "y = a", "0", "total")
-
-    @arraybridge.cupy(gpu_id=0, output_type="input")
-    def distance(x: Any, y: Any) -> Any:
-        return total(squared(x, y))
-
-    x, y = np.arange(100, dtype=np.float32), np.ones(100, np.float32)
-    result = distance(x, y)
-    assert (type(result), result.shape) == (np.ndarray, ())
-    assert float(result) == sum((i - 1.0) ** 2 for i in range(100))
 
 
 def test_a_kernel_on_the_default_stream_wants_stream_false(cupy: Any) -> None:

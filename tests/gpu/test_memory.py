@@ -155,15 +155,6 @@ def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
     assert torch.cuda.host_memory_stats()["allocated_bytes.current"] <= before
 
 
-def test_pinned_memory_is_pinned() -> None:
-    torch = require("torch")
-    x = np.arange(MIB, dtype=np.float32)
-    there = pinned(x)
-    np.testing.assert_array_equal(there, x)
-    assert torch.from_numpy(there).is_pinned()
-    assert pinned(torch.arange(10)).is_pinned()
-
-
 @pytest.mark.parametrize("locked", [False, True], ids=["pageable", "pinned"])
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
 def test_what_was_copied_is_complete_when_the_call_returns(name: str, locked: bool) -> None:

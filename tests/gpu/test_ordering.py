@@ -20,10 +20,8 @@ import arraybridge
 from arraybridge import Pipeline, device_map
 from arraybridge.frameworks import loans
 from arraybridge.frameworks.base import CPU
-from arraybridge.frameworks.parts import Mark, Pool, Streams
-from arraybridge.lines.streams import ThreadStreams
 from arraybridge.types import Device
-from tests.helpers import EMULATED, needs_kernels_of, registry_kept, require
+from tests.helpers import EMULATED, needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -114,18 +112,6 @@ def test_a_stream_that_the_function_enters_or_chooses_is_waited_for() -> None:
         assert ((f(late(value)) + 1).get() == 2 * value + 3).all()
 
 
-def test_a_stream_stays_chosen_after_an_error() -> None:
-    stream = side()
-
-    @arraybridge.cupy
-    def fail(x: Any) -> Any:
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail(cupy.zeros(3))
-    assert cupy.cuda.get_current_stream() == stream
-
-
 @needs_two_cards
 def test_a_function_on_the_other_card_leaves_both_cards_streams_alone() -> None:
     here = side()
@@ -139,13 +125,6 @@ def test_a_function_on_the_other_card_leaves_both_cards_streams_alone() -> None:
     with cupy.cuda.Device(1):
         assert cupy.cuda.get_current_stream() == there
         assert (y.get() == 2).all()
-
-
-def test_a_function_reads_its_input_when_it_is_there_and_not_before() -> None:
-    side()
-    f = arraybridge.cupy(lambda x: x * 2)
-    for value in range(1, 5):
-        assert (f(late(value)).get() == 2 * value).all()
 
 
 def test_a_function_that_fetches_its_input_finds_it_there() -> None:
@@ -261,22 +240,6 @@ def test_any_layout_travels_to_the_other_card(layout: str) -> None:
     assert y.shape == expected.shape
 
 
-@needs_two_cards
-def test_a_copy_back_from_the_other_card() -> None:
-    side()
-    with cupy.cuda.Device(1):
-        side()
-        x = late(7)
-        address = int(x.data.ptr)
-    y = arraybridge.to_gpu(x, 0)
-    with cupy.cuda.Device(1):
-        del x
-        assert overwrite(address)
-        cupy.cuda.get_current_stream().synchronize()
-    assert arraybridge.device_of(y) == "gpu:0"
-    assert is_all(y, 7)
-
-
 def test_host_memory_may_change_as_soon_as_it_was_sent() -> None:
     side()
     host = arraybridge.framework("cupy").pool.pinned_bytes(4 * N).view(np.float32)
@@ -284,33 +247,6 @@ def test_host_memory_may_change_as_soon_as_it_was_sent() -> None:
     there = arraybridge.convert_memory(host, "cupy", gpu_id=0)
     host[:] = 4
     assert (there.get() == 3).all()
-
-
-def test_what_comes_to_the_host_is_there() -> None:
-    side()
-    for value in range(1, 4):
-        assert (arraybridge.to_numpy(late(value)) == value).all()
-
-
-def test_a_copy_is_one_and_is_there() -> None:
-    side()
-    x = late(2)
-    y = arraybridge.convert_memory(x, "cupy", copy=True)
-    address = int(x.data.ptr)
-    assert int(y.data.ptr) != address
-    del x
-    overwrite(address)
-    assert is_all(y, 2)
-
-
-def test_a_queue_waits_for_another_by_its_handle() -> None:
-    queues = arraybridge.framework("cupy").streams
-    assert queues is not None
-    with cupy.cuda.Stream(non_blocking=True) as other:
-        x = late(4)
-    with cupy.cuda.Stream(non_blocking=True):
-        queues.wait_for(Device("gpu", 0), other.ptr)
-        assert (x.get() == 4).all()
 
 
 def test_what_another_threads_stream_made_is_read_before_that_one_uses_it_again() -> None:
@@ -605,119 +541,6 @@ def test_items_of_one_framework_in_a_stage_of_another() -> None:
             torch_overwrite(0)
 
 
-class Reader(arraybridge.Framework):
-    """A framework that reads CuPy's memory on a queue of its own, and owns no array."""
-
-    name = "reader"
-    modules = ("tests",)
-
-    class Queue(Streams):
-        def __init__(self) -> None:
-            self.stream = cupy.cuda.Stream(non_blocking=True)
-
-        def mark(self, device: Device) -> Mark | None:
-            event = self.stream.record()
-            return Mark(self, device, lambda: None, event.synchronize, lambda: bool(event.done))
-
-        def handle(self, device: Device) -> int:
-            return int(self.stream.ptr)
-
-    class Opened(Pool):
-        def is_started(self) -> bool:
-            return True
-
-    def __init__(self) -> None:
-        self.streams: Reader.Queue = Reader.Queue()
-        self.pool = Reader.Opened()
-
-    def owns(self, x: Any) -> bool:
-        return False
-
-    def host_view(self, x: Any) -> Any:
-        raise NotImplementedError
-
-    def from_host(self, view: Any, device: Device) -> Any:
-        raise NotImplementedError
-
-    def read(self, x: Any) -> Any:
-        """Its values, once what waits in the current stream is done and this queue has got here."""
-        outer = cupy.cuda.get_current_stream()
-        self.streams.stream.wait_event(outer.record())
-        with self.streams.stream:
-            result = x + 0
-        outer.use()  # CuPy itself goes back to the stream that was entered last, not to one chosen with use()
-        return result
-
-
-@pytest.fixture
-def reader() -> Iterator[Reader]:
-    with registry_kept():
-        one = Reader()
-        arraybridge.register(one)
-        yield one
-
-
-def test_an_item_is_kept_until_the_framework_that_reads_it_is_done(reader: Reader) -> None:
-    """As in a pipeline: it was made on one stream, and handed to the thread of a stage on another."""
-    lane, own = ThreadStreams(4), cupy.cuda.Stream(non_blocking=True)
-    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
-    made = side()
-    x = late(3)
-    address = int(x.data.ptr)
-    own.wait_event(made.record())
-    with own:
-        y = reader.read(x)
-        lane.hold(x)
-        del x
-        own.synchronize()  # the queue of the item's own framework
-        lane.hold(cupy.zeros(1))
-    made.use()
-    assert not overwrite(address) or EMULATED == "at-once"  # where nothing is ever late it was read already
-    made.synchronize()
-    reader.streams.stream.synchronize()
-    assert (y.get(stream=reader.streams.stream) == 3).all()
-    lane.close()
-
-
-@pytest.mark.parametrize("ends_on", ["the same stream", "another stream"])
-def test_a_loan_is_read_before_its_memory_is_used_again(reader: Reader, ends_on: str) -> None:
-    queues = arraybridge.framework("cupy").streams
-    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
-    own = side()
-    x = late(3)
-    address = int(x.data.ptr)
-    loan = loans.Loan(x, queues, reader.streams, Device("gpu", 0))
-    y = reader.read(x)
-    del x
-    if ends_on == "another stream":
-        side()
-    del loan
-    own.use()
-    assert overwrite(address) is (ends_on == "the same stream")
-    own.synchronize()
-    reader.streams.stream.synchronize()
-    assert (y.get(stream=reader.streams.stream) == 3).all()
-    loans.settle()
-
-
-@pytest.mark.parametrize("target", ["cupy", "torch"])
-def test_items_of_jax_in_a_stage_of_another(target: str) -> None:
-    """JAX has no queues to mark: the item is kept until the one that reads it is done."""
-    require(target)
-    jax = require("jax")
-    needs_kernels_of("XLA")
-    first, last = (arraybridge.framework(target).decorator(gpu_id=0)(lambda x: x + 1) for _ in range(2))
-    card = jax.devices("gpu")[0]
-
-    def items() -> Iterator[Any]:
-        for i in range(20):
-            yield jax.numpy.sin(jax.device_put(np.full(N, i, np.float32), card)) * 0 + i
-            jax.device_put(np.full(N, -1, np.float32), card) * 1
-
-    for i, y in enumerate(Pipeline(first, last).map(items())):
-        assert is_all(y, i + 2), i
-
-
 @pytest.mark.parametrize("dtype", ["bool", "uint16", "uint64", "float16", "complex64"])
 def test_every_dtype_is_lent(dtype: str) -> None:
     torch = require("torch")
@@ -862,44 +685,3 @@ def test_a_pipeline_of_plain_functions_frees_nothing_early() -> None:
     for i, y in enumerate(Pipeline(double, shift, double).map(items)):
         assert is_all(y, 2 * (2 * i + 1)), i
         overwrite(0)
-
-
-def test_a_plain_function_that_enters_a_stream_finds_its_own_again() -> None:
-    """Also on the stream that the thread of a worker has been given."""
-
-    def double(x: Any) -> Any:
-        with cupy.cuda.Stream(non_blocking=True):
-            cupy.cuda.get_current_stream()
-        return (x + x).copy()
-
-    side()
-    items = (late(i) for i in range(12))
-    for i, y in enumerate(device_map(double, items, ["gpu:0"], per_device=2)):
-        assert is_all(y, 2 * i), i
-
-
-def test_a_result_may_be_dropped_while_others_are_on_their_way() -> None:
-    stages = [arraybridge.cupy(gpu_id=0)(lambda x: late(1) + x) for _ in range(3)]
-    for i, y in enumerate(Pipeline(*stages).map(np.full(N, i, np.float32) for i in range(16))):
-        z = y * 2
-        del y
-        overwrite(0)
-        assert is_all(z, 2 * (i + 3))
-
-
-def test_buffers_of_a_pool_are_settled() -> None:
-    pool = arraybridge.BufferPool(64 << 20)
-    first, second = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
-    with first:
-        x = pool.take((N,), "float32", "cupy", gpu_id=0)
-        x.fill(1)
-        for _ in range(4):
-            x += 1
-        pool.give(x)
-    with second:
-        y = pool.take((N,), "float32", "cupy", gpu_id=0)
-        assert y.data.ptr == x.data.ptr
-        y.fill(9)
-    second.synchronize()
-    first.synchronize()
-    assert is_all(y, 9)
