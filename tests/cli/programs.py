@@ -63,10 +63,12 @@ class Site:
             one.mkdir(parents=True)
         shutil.copy(PLANTED / "sitecustomize.py", self.folder)
 
-    def package(self, name: str, file: str) -> None:
-        """Plant a package of that name, which is one file of the folder planted/."""
+    def package(self, name: str, text: str) -> None:
+        """Plant a package of that name with this program, or that of a file in the folder planted/."""
         (self.folder / name).mkdir()
-        shutil.copy(PLANTED / file, self.folder / name / "__init__.py")
+        if text.endswith(".py"):
+            text = (PLANTED / text).read_text(encoding="utf-8")
+        (self.folder / name / "__init__.py").write_text(text, encoding="utf-8")
 
     def distribution(self, name: str, version: str) -> None:
         """Plant the metadata of an installed distribution."""

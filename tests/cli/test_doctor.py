@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import arraybridge
 from arraybridge.cli.doctor import FAULTS, Facts, Trial, problems_of
 from arraybridge.frameworks.pyclesperanto.driver import pocl_wheel
 from arraybridge.machine import Card, Driver
-from tests.cli.programs import PLANTED, Site, environment, run_cli
+from tests.cli.programs import Site, environment, run_cli
 from tests.helpers import require
 
 Json = dict[str, Any]
@@ -101,8 +100,8 @@ def report(done: subprocess.CompletedProcess[str]) -> Json:
 def test_packages_that_crash_hang_or_import_half_are_seen(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.package("jax", "jax_that_hangs.py")
-    site.package("cupy", "cupy_that_aborts.py")
-    site.package("pyclesperanto", "pyclesperanto_half.py")
+    site.package("cupy", "import os\nos.abort()\n")
+    site.package("pyclesperanto", "__version__ = '0.25.1'\n")
     site.distribution("cupy-cuda13x", "14.2.0")
     answer = report(site.run("doctor", "--json", "--timeout", "6"))
     frameworks = answer["frameworks"]
@@ -131,7 +130,7 @@ def test_the_order_that_crashes_is_narrowed_down_to_a_pair(tmp_path: Path) -> No
 
 def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     site = Site(tmp_path)
-    shutil.copy(PLANTED / "own_torch.py", site.work / "torch.py")
+    (site.work / "torch.py").write_text("raise LookupError('no such lamp')\n", encoding="utf-8")
     problem = report(site.run("doctor", "--json"))["by_id"]["broken"]
     assert "no such lamp" in problem["message"]
     assert "torch.py is imported in its place" in problem["message"]

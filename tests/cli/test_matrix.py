@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -61,47 +60,20 @@ def test_every_pair_was_converted_and_is_exact(measured: tuple[Json, Path]) -> N
     assert all(cell["exact"] for cell in result["numpy_own"])
 
 
-class Page(HTMLParser):
-    """What of a page a test looks at."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "link", "br"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_is_whole_and_needs_no_network(measured: tuple[Json, Path]) -> None:
     text = (measured[1] / "page.html").read_text(encoding="utf-8")
-    parsed = Page(text)
-    assert parsed.open == []
-    assert not re.search(r"https?://|//[a-z]+\.[a-z]+/|@import", text)
-    assert not [attrs for _, attrs in parsed.tags if "src" in attrs]
+    assert not re.search(r"https?://|//[a-z]+\.[a-z]+/|@import|src=", text)
     assert "numpy's own: an array as NumPy allocates it" in unescape(text)
     # 12 pairs of 7 columns, and a grid of 12.
-    assert sum(tag == "td" for tag, _ in parsed.tags) == 12 * 7 + 12
+    assert len(re.findall("<td[ >]", text)) == text.count("</td>") == 12 * 7 + 12
 
 
 def test_what_frameworks_say_is_escaped() -> None:
     cell = {"source": "numpy", "target": "<script>", "kind": "refused", "error": '<b onload="x()">&'}
     names = ("method", "device", "shares_memory", "copies", "seconds", "bytes_per_second", "exact", "reason")
     result = {"dtype": "float32", "shape": [1], "nbytes": 4, "arraybridge": "1", "machine": "<i>"}
-    more = {
-        "places": ["<u>"],
-        "cells": [dict.fromkeys(names) | cell],
-        "numpy_own": [],
-        "missing": {"<s>": "<em>"},
-    }
-    text = command.document(result | more)
-    assert Page(text).open == []
+    result |= {"places": ["<u>"], "cells": [dict.fromkeys(names) | cell], "missing": {"<s>": "<em>"}}
+    text = command.document(result | {"numpy_own": []})
     for tag in ("<b ", "<i>", "<u>", "<s>", "<em>"):
         assert tag not in text
     assert text.count("<script>") == 1
@@ -166,7 +138,7 @@ def test_the_array_has_the_size_and_dtype_asked_for(name: str, itemsize: int) ->
 def test_a_framework_that_leaves_the_program_is_left_out(tmp_path: Path, command: str) -> None:
     """`sys.exit()` in a package ended the command, with no word and the code of success."""
     site = Site(tmp_path)
-    site.package("tensorflow", "tensorflow_that_leaves.py")
+    site.package("tensorflow", "import sys\nsys.exit(0)\n")
     done = site.run(command)
     assert done.returncode == 0, done.stderr
     assert "tensorflow left out: tensorflow is installed, but importing it failed: SystemExit" in done.stdout

@@ -34,14 +34,10 @@ def test_once_prints_one_reading() -> None:
     assert "history" not in done.stdout
 
 
-def test_piped_readings_have_a_time_each() -> None:
-    done = run_cli("monitor", "--count", "2", "--interval", "0.1")
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", done.stdout, re.MULTILINE)) == 2
-
-
-def test_json_lines_and_csv(tmp_path: Path) -> None:
+def test_several_readings_as_text_json_lines_and_csv(tmp_path: Path) -> None:
     file = tmp_path / "memory.csv"
+    piped = run_cli("monitor", "--count", "2", "--interval", "0.1")
+    assert len(re.findall(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$", piped.stdout, re.MULTILINE)) == 2
     done = run_cli("monitor", "--count", "2", "--interval", "0.1", "--json", "--csv", str(file))
     assert done.returncode == 0, done.stderr
     readings = [json.loads(line) for line in done.stdout.splitlines()]
@@ -132,10 +128,3 @@ def test_the_live_picture_fits(beside_a_card: MemoryStats, width: int) -> None:
 )
 def test_many_processes_are_counted(ids: list[int], words: str) -> None:
     assert words in command._ids(ids)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"), [([], ""), ([0, 0], "▁▁"), ([5], "█"), ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█")]
-)
-def test_sparklines(values: list[int], expected: str) -> None:
-    assert command.sparkline(values) == expected
