@@ -6,7 +6,6 @@ import importlib.util
 import os
 import sys
 from functools import cache
-from pathlib import Path
 
 from arraybridge.frameworks.presence import can_find
 
@@ -18,22 +17,31 @@ def configured_icds() -> list[str]:
     named = os.environ.get("OCL_ICD_FILENAMES")
     if named:
         return named.split(os.pathsep)
-    folder = Path(
+    folder = (
         os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors"
     )
-    if not folder.is_dir():
+    try:
+        files = sorted(file.path for file in os.scandir(folder) if file.name.endswith(".icd"))
+    except OSError:
         return []
-    return [file.read_text(errors="replace").strip() for file in sorted(folder.glob("*.icd"))]
+    return [_text(file) for file in files]
 
 
-def pocl_wheel() -> Path | None:
+def _text(path: str) -> str:
+    with open(path, errors="replace") as file:  # noqa: PTH123  # pathlib is a tenth of the time of an import
+        return file.read().strip()
+
+
+def pocl_wheel() -> str | None:
     """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
     spec = importlib.util.find_spec("pyopencl") if can_find("pyopencl") else None
     if spec is None or spec.origin is None:
         return None
-    folder = Path(spec.origin).parent / ".libs"
-    icd = folder / "pocl.icd"
-    return folder / icd.read_text().strip() if icd.is_file() else None
+    folder = spec.origin.rpartition(os.sep)[0] + f"{os.sep}.libs{os.sep}"
+    try:
+        return folder + _text(f"{folder}pocl.icd")
+    except OSError:
+        return None
 
 
 @cache
@@ -43,8 +51,8 @@ def use_pocl_wheel() -> str:
     pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not. Returns the
     path of the wheel's driver where that was needed, else ``""``.
     """
-    library = pocl_wheel()
-    if sys.platform != "linux" or configured_icds() or library is None:
+    library = None if sys.platform != "linux" or configured_icds() else pocl_wheel()
+    if library is None:
         return ""
-    os.environ["OCL_ICD_FILENAMES"] = str(library)
-    return str(library)
+    os.environ["OCL_ICD_FILENAMES"] = library
+    return library

@@ -86,7 +86,7 @@ def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
     if first is not None and first < loaded.index("tensorflow"):
         return
     wheel = pocl_wheel()
-    if any("libpocl" in icd and icd != str(wheel) for icd in configured_icds()):
+    if any("libpocl" in icd and icd != wheel for icd in configured_icds()):
         raise FrameworkNotInstalledError(
             "OpenCL on this system comes from a PoCL library which ends the process when it is loaded after"
             " TensorFlow. Import pyclesperanto before tensorflow; or install the PoCL wheel,"
