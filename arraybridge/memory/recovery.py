@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import Joined
@@ -228,67 +228,74 @@ def recovered(
 
     ``failure`` is the error that `attempted` has returned of a first attempt, if there was one.
     """
+    call = _Call(fn, args, kwargs, plan, failure)
+    del failure  # whose traceback holds this frame
     try:
         if plan.split is False:
-            return _Call(fn, args, kwargs, plan).again(failure)
+            return call.again()
         _check_floor(plan.least)
         if plan.split is not True:
-            args, kwargs = named(fn, args, kwargs, plan.split, plan.axis)
-        return batches.plain(_Call(fn, args, kwargs, plan).in_parts(failure))
+            call.batch = named(fn, args, kwargs, plan.split, plan.axis)
+        return batches.plain(call.in_parts())
     finally:
-        del failure  # whose traceback holds this frame
+        call.failure = None
 
 
 class _Call:
-    """A call that is made until it succeeds. Every method lets go of the errors that it was handed."""
+    """A call that is made until it succeeds.
+
+    Attributes:
+        failure: the error of the last attempt, or None. It stands nowhere else, since its traceback holds the
+            frames of these methods.
+    """
 
     def __init__(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], plan: Plan
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        plan: Plan,
+        failure: Exception | None,
     ) -> None:
         self.fn, self.batch, self.plan = fn, (args, kwargs), plan
+        self.failure: Any = failure
+        #: Whether the arguments have been looked at for what cannot be read again.
+        self.looked = False
 
-    def again(self, failure: Exception | None) -> Any:
+    def again(self) -> Any:
         """The whole call, as often as is planned."""
         attempts = self.plan.retries + 1
-        try:
-            result, failure = self._tried(self._whole, attempts, f"one of {attempts} attempts", failure)
-            if failure is not None:
-                raise _given_up(
-                    failure,
-                    f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
-                    " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for"
-                    " who holds the memory.",
-                )
-            return result
-        finally:
-            del failure
+        result = self._tried(self._whole, attempts, f"one of {attempts} attempts")
+        if self.failure is not None:
+            self._give_up(
+                f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
+                " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for"
+                " who holds the memory."
+            )
+        return result
 
-    def in_parts(self, failure: Exception | None) -> Any:
+    def in_parts(self) -> Any:
         """The whole call; then parts of half the size, until one fits, and of that size for the rest."""
         rows, axis, least = batches.rows(self.batch, self.plan.axis), self.plan.axis, self.plan.least
-        try:
-            attempts = 1 + min(self.plan.retries, 1)
-            result, failure = self._tried(self._whole, attempts, f"{rows} rows", failure)
-            if failure is None:
-                return result
-            if rows is None:
-                raise nothing_to_split(self.batch, axis) from failure
-            joined, size = Joined(rows, axis, self.batch), rows
-            while joined.done < rows:
-                if failure is not None:
-                    size, failure = self._half(size, joined, failure), None
-                count = portion(rows - joined.done, size, least)
-                part = partial(self._part, rows, joined.done, count)
-                # Parts of the smallest size are tried twice, since nothing smaller is left to try.
-                result, failure = self._tried(part, 2 if count < 2 * least else 1, f"{count} rows")
-                if failure is None:
-                    self._join(partial(joined.add, result, count))
-                else:
-                    size = count
-                del part, result
-            return self._join(joined.result)
-        finally:
-            del failure
+        result = self._tried(self._whole, 1 + min(self.plan.retries, 1), f"{rows} rows")
+        if self.failure is None:
+            return result
+        if rows is None:
+            raise nothing_to_split(self.batch, axis) from self.failure
+        joined, size = Joined(rows, axis, self.batch), rows
+        while joined.done < rows:
+            if self.failure is not None:
+                size = self._half(size, joined)
+            count = portion(rows - joined.done, size, least)
+            # Parts of the smallest size are tried twice, since nothing smaller is left to try.
+            attempts = 2 if count < 2 * least else 1
+            result = self._tried(partial(self._part, rows, joined.done, count), attempts, f"{count} rows")
+            if self.failure is None:
+                self._join(partial(joined.add, result, count))
+            else:
+                size = count
+            del result
+        return self._join(joined.result)
 
     def _whole(self) -> Any:
         if faults:
@@ -313,61 +320,50 @@ class _Call:
             ) from error
         return self.fn(*args, **kwargs)
 
-    def _tried(
-        self, run: Callable[[], Any], attempts: int, what: str, failure: Exception | None = None
-    ) -> tuple[Any, Exception | None]:
-        """The result of the first of so many attempts that succeeds, or the error of the last one.
-
-        ``failure`` is that of a first attempt, if there was one.
-        """
-        try:
-            while True:
-                if failure is None:
-                    result, failure = attempted(run, (), {}, sys.exception())
-                    if failure is None:
-                        return result, None
-                attempts -= 1
-                if attempts <= 0:
-                    return None, failure
-                self._clean_up(failure, "retry", what, "try again")
-                failure = None
-        finally:
-            del failure
+    def _tried(self, run: Callable[[], Any], attempts: int, what: str) -> Any:
+        """The result of the first of so many attempts that succeeds; None where `failure` is left."""
+        while True:
+            if self.failure is None:
+                result, self.failure = attempted(run, (), {}, sys.exception())
+                if self.failure is None:
+                    return result
+            attempts -= 1
+            if attempts <= 0:
+                return None
+            self._clean_up("retry", what, "try again")
 
     def _join(self, step: Callable[[], Any]) -> Any:
         """Put results together, for which memory may run out as well."""
-        result, failure = self._tried(step, 2, "joining")
-        try:
-            if failure is not None:
-                raise _given_up(failure, "while the results of the parts were joined")
-            return result
-        finally:
-            del failure
+        result = self._tried(step, 2, "joining")
+        if self.failure is not None:
+            self._give_up("while the results of the parts were joined")
+        return result
 
-    def _half(self, size: int, joined: Joined, failure: Exception) -> int:
+    def _half(self, size: int, joined: Joined) -> int:
         """Half the size, after parts of that size have failed; or give up."""
-        try:
-            rows, least = joined.rows, self.plan.least
-            if size < 2 * least:
-                raise _given_up(
-                    failure,
-                    f"with {size} of {rows} rows, and {size} rows cannot be halved (min_split={least}); lower"
-                    " min_split, or see memory_stats() for who holds the memory.",
-                )
-            then = f"go on with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
-            self._clean_up(failure, "split", f"{size} rows", then)
-            return size // 2
-        finally:
-            del failure
+        rows, least = joined.rows, self.plan.least
+        if size < 2 * least:
+            self._give_up(
+                f"with {size} of {rows} rows, and {size} rows cannot be halved (min_split={least}); lower"
+                " min_split, or see memory_stats() for who holds the memory."
+            )
+        then = f"go on with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
+        self._clean_up("split", f"{size} rows", then)
+        return size // 2
 
-    def _clean_up(self, failure: Exception, step: str, what: str, then: str) -> None:
+    def _give_up(self, note: str) -> NoReturn:
+        say_in(self.failure, f"arraybridge: out of memory {note}")
+        raise self.failure
+
+    def _clean_up(self, step: str, what: str, then: str) -> None:
         """Let go of what the failed attempt has made, and say so."""
-        hindrance = read_once(self.batch)
-        if hindrance:
-            raise _given_up(failure, hindrance)
-        reason = _described(failure)
-        let_go(failure)
-        del failure
+        if not self.looked:
+            self.looked, hindrance = True, read_once(self.batch)
+            if hindrance:
+                self._give_up(hindrance)
+        reason = _described(self.failure)
+        let_go(self.failure)
+        self.failure = None
         gpu_id = self.plan.gpu_id
         device = str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"
         span = trace.span("clean-up", "clean-up") if open_logs else None
@@ -385,11 +381,6 @@ class _Call:
             trace.note(step, message, device)
         if self.plan.before_retry is not None:
             self.plan.before_retry()
-
-
-def _given_up(failure: Exception, note: str) -> Exception:
-    say_in(failure, f"arraybridge: out of memory {note}")
-    return failure
 
 
 def _rehearse(rows: int | None) -> None:
