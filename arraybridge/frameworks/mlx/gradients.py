@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+import numpy as np
 
-from arraybridge.frameworks.autodiff import Autodiff
+from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.autodiff import (
+    Autodiff,
+    Body,
+    Linear,
+    Linearised,
+    Span,
+    forward_mode,
+    merged,
+    picked,
+)
+
+if TYPE_CHECKING:
+    from arraybridge.functions.operation import Operation
 
 __all__ = ["MlxAutodiff"]
 
@@ -19,9 +34,123 @@ class MlxAutodiff(Autodiff):
     def __init__(self, settle: Callable[[Any], None]) -> None:
         self._settle = settle
 
+    # -- its arrays --------------------------------------------------------------------------------
+
     def follows(self, x: Any) -> bool:
         # What a transformation follows keeps its graph when it is computed; there is no other sign.
         self._settle(x)
         graph = io.StringIO()
         mx.export_to_dot(graph, x)
         return "shape=rectangle" in graph.getvalue()
+
+    def is_smooth(self, x: Any) -> bool:
+        return bool(mx.issubdtype(x.dtype, mx.inexact))
+
+    def span(self, x: Any) -> Span:
+        self._settle(x)
+        dtype = hostmemory.np_dtype(str(x.dtype).removeprefix("mlx.core."))
+        return np.lib.array_utils.byte_bounds(hostmemory.from_capsule(x.__dlpack__(), dtype))
+
+    def conj(self, x: Any) -> Any:
+        return mx.conj(x) if x.dtype == mx.complex64 else x
+
+    def zeros_like(self, x: Any) -> Any:
+        return mx.zeros_like(x)
+
+    # -- as the caller -----------------------------------------------------------------------------
+
+    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+        results, linear = operation.linearise(arrays)
+        if not any(operation.active) or not any(map(self.is_smooth, results)):
+            return results  # a custom function without results ends the process
+
+        def pullback(xs: Any, cotangents: Any, _: Any) -> list[Any]:
+            xs = _listed(xs)
+            smooth = [
+                c if self.is_smooth(y) else None for c, y in zip(_listed(cotangents), results, strict=True)
+            ]
+            pulled, operands = operation.pullback(xs, smooth, linear)
+            gradients = iter(self.apply(pulled, operands))
+            return [
+                next(gradients) if a else mx.zeros_like(x) for x, a in zip(xs, operation.active, strict=True)
+            ]
+
+        def refuse(*_: Any) -> Any:
+            raise forward_mode(operation.label, "mx.grad or mx.vjp")
+
+        call = mx.custom_function(lambda *_: results)
+        call.vjp(pullback)
+        call.jvp(refuse)
+        return list(call(*arrays))
+
+    # -- as the callee -----------------------------------------------------------------------------
+
+    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+        state = self.random_state()
+        results, outline = body(list(map(_alias, arrays)))
+        inner = any(map(self.follows, arrays))
+        return Linearised(results, outline, _Pullback(self, body, arrays, active, state, inner, results))
+
+    def random_state(self) -> np.ndarray:
+        return np.concatenate([np.asarray(key) for key in mx.random.state])
+
+    @contextmanager
+    def replayed(self, state: np.ndarray) -> Iterator[None]:
+        now = self.random_state()
+        _set_random_state(state)
+        try:
+            yield
+        finally:
+            _set_random_state(now)
+
+
+def _alias(x: Any) -> Any:
+    return x[...]  # a write in place (``x += 1``) gives the object that it is made to other memory
+
+
+def _set_random_state(state: np.ndarray) -> None:
+    high, low = state.tolist()
+    mx.random.seed(high << 32 | low)  # a key is the two halves of its seed
+
+
+def _listed(xs: Any) -> list[Any]:
+    """MLX hands over a lone array by itself."""
+    return [xs] if isinstance(xs, mx.array) else list(xs)
+
+
+class _Pullback(Linear):
+    """A function of MLX at a point: itself and its arguments, since `mx.vjp` wants the cotangents at once.
+
+    It runs again for each pullback.
+    """
+
+    def __init__(
+        self,
+        autodiff: MlxAutodiff,
+        body: Body,
+        arrays: list[Any],
+        active: Sequence[bool],
+        state: np.ndarray,
+        inner: bool,
+        results: list[Any],
+    ) -> None:
+        self.autodiff, self.body, self.arrays, self.active, self.state = autodiff, body, arrays, active, state
+        self.captures = not inner and any(map(autodiff.follows, results))
+
+    def pull(self, cotangents: list[Any]) -> list[Any]:
+        inputs = picked(self.arrays, self.active)
+
+        def smooth(*values: Any) -> list[Any]:
+            results, _ = self.body(merged(list(map(_alias, self.arrays)), self.active, values))
+            outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
+            # mx.vjp loses the cotangent of a result that is there twice, as it is or as y.reshape(y.shape).
+            return outputs[:1] + [y * 1 for y in outputs[1:]]
+
+        with self.autodiff.replayed(self.state):
+            return list(mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1])
+
+    def captured(self) -> str:
+        return "an array that is differentiated and none of its arguments" if self.captures else ""
+
+    def residuals(self) -> list[Any]:
+        return list(self.arrays)

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import paddle
+from paddle.autograd import PyLayer
 
-from arraybridge.frameworks.autodiff import Autodiff
+from arraybridge.errors import GradientError
+from arraybridge.frameworks.autodiff import (
+    Autodiff,
+    Body,
+    Linear,
+    Linearised,
+    Span,
+    picked,
+    writes_to_argument,
+)
+
+if TYPE_CHECKING:
+    from arraybridge.functions.operation import Operation
 
 __all__ = ["AUTODIFF"]
 
 
 class PaddleAutodiff(Autodiff):
+    # -- its arrays --------------------------------------------------------------------------------
+
     def follows(self, x: Any) -> bool:
         return not x.stop_gradient and paddle.is_grad_enabled()
 
@@ -20,6 +39,238 @@ class PaddleAutodiff(Autodiff):
 
     def has_graph(self, x: Any) -> bool:
         return not x.stop_gradient and not x.is_leaf
+
+    def is_smooth(self, x: Any) -> bool:
+        return bool(x.is_floating_point() or x.is_complex())
+
+    def span(self, x: Any) -> Span:
+        start = int(x.data_ptr())
+        if not x.size:
+            return start, start
+        last = sum((extent - 1) * step for extent, step in zip(x.shape, x.strides, strict=True))
+        return start, start + (last + 1) * int(x.element_size())
+
+    def conj(self, x: Any) -> Any:
+        return paddle.conj(x) if x.is_complex() else x
+
+    def zeros_like(self, x: Any) -> Any:
+        return paddle.zeros_like(x)
+
+    # -- as the caller -----------------------------------------------------------------------------
+
+    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+        results, linear = operation.linearise(arrays)
+        # Paddle looks whether a tensor was written to for its own operations alone.
+        for y in operation.read_again(results, linear):
+            i = next(i for i, x in enumerate(results) if x is y)
+            results[i] = y.clone()
+        smooth = [self.is_smooth(y) for y in results]
+        if not any(operation.active) or not any(smooth):
+            return results
+        call = _Call(operation, arrays, linear, results)
+        outputs = _Applied.apply(call, *call.anchors())
+        guard = _once(weakref.ref(call), operation.label)
+        for y in outputs:
+            y.register_hook(guard)
+        # A PyLayer runs the hooks of its results and ignores what they give; those of a view count.
+        views = map(_viewed, outputs)
+        return [next(views) if s else y for y, s in zip(results, smooth, strict=True)]
+
+    # -- as the callee -----------------------------------------------------------------------------
+
+    def run(self, body: Body, arrays: list[Any], label: str) -> tuple[list[Any], Any]:
+        versions = [x.inplace_version for x in arrays]
+        results = body(arrays)
+        if [x.inplace_version for x in arrays] != versions:
+            raise writes_to_argument(label, "x.clone()")
+        return results
+
+    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+        with paddle.enable_grad():
+            # Inside of a pullback that is differentiated itself, they are part of a graph.
+            inner = any(not x.stop_gradient for x in arrays)
+            arrays = [_leaf(x) if a and x.stop_gradient else x for x, a in zip(arrays, active, strict=True)]
+            results, outline = self.run(body, arrays, label)
+        return Linearised(results, outline, _Graph(results, picked(arrays, active), inner))
+
+    def random_state(self) -> Any:
+        return paddle.get_rng_state()
+
+    @contextmanager
+    def replayed(self, state: Any) -> Iterator[None]:
+        now = paddle.get_rng_state()
+        paddle.set_rng_state(state)
+        try:
+            yield
+        finally:
+            paddle.set_rng_state(now)
+
+
+def _viewed(x: Any) -> Any:
+    # Not `x.reshape(x.shape)`, which is no operation; `unsqueeze` takes 8 axes at most.
+    return x.unsqueeze(0).squeeze(0) if x.ndim <= 8 else x.flatten().reshape(x.shape)
+
+
+def _leaf(x: Any) -> Any:
+    """The same memory, to be differentiated from here on."""
+    x = x.detach()
+    x.stop_gradient = False
+    return x
+
+
+class _Graph(Linear):
+    """A function of Paddle at a point: its graph."""
+
+    def __init__(self, outputs: list[Any], inputs: list[Any], inner: bool) -> None:
+        self.outputs, self.inputs, self.inner = outputs, inputs, inner
+
+    def pull(self, cotangents: list[Any]) -> list[Any]:
+        sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad refuses a result that is there twice
+        for y, c in zip(self.outputs, cotangents, strict=True):
+            if c is not None and not y.stop_gradient:
+                sums[id(y)] = (y, sums[id(y)][1] + c if id(y) in sums else c)
+        if not sums or not self.inputs:
+            return [None] * len(self.inputs)
+        with _backward():
+            gradients: list[Any] = paddle.grad(
+                [y for y, _ in sums.values()],
+                self.inputs,
+                [c for _, c in sums.values()],
+                retain_graph=True,
+                create_graph=self.inner or any(not c.stop_gradient for _, c in sums.values()),
+                allow_unused=True,
+            )
+        return gradients
+
+    def captured(self) -> str:
+        # They would get no gradient, in silence.
+        arguments = {x.grad_fn.node_ptr() for x in self.inputs}
+        seen = set()
+        nodes = [x.grad_fn for x in self.outputs if not x.stop_gradient]
+        while nodes:
+            node = nodes.pop()
+            address = node.node_ptr()
+            if address in seen or address in arguments:
+                continue
+            seen.add(address)
+            if node.name() == "GradNodeAccumulation":
+                return "a trainable tensor that is none of its arguments (its values are x.detach())"
+            nodes.extend(n for n in node.next_functions if n is not None)
+        return ""
+
+
+#: Whether a backward pass runs in this thread: one within another ends the process.
+_engine = threading.local()
+
+
+@contextmanager
+def _backward(*, outer: bool = False) -> Iterator[None]:
+    before = getattr(_engine, "runs", False)
+    if before and not outer:
+        raise GradientError(
+            "a backward pass of Paddle has come to another one, through a function of another framework that"
+            " calls one of Paddle, which would end the process; call that one directly",
+            target_type="paddle",
+            reason="a backward within a backward",
+        )
+    _engine.runs = True
+    try:
+        yield
+    finally:
+        _engine.runs = before
+
+
+# -- the operation ---------------------------------------------------------------------------------
+
+
+class _Call:
+    """One call of an operation; Paddle's graph holds it as long as it can go through it."""
+
+    def __init__(
+        self, operation: Operation, arrays: list[Any], linear: Linear | None, results: list[Any]
+    ) -> None:
+        self.operation, self.arrays, self.linear = operation, arrays, linear
+        self.smooth = [AUTODIFF.is_smooth(y) for y in results]
+        self.results = picked(results, self.smooth)
+        self.versions = [x.inplace_version for x in arrays]
+        #: The arguments that get gradients, by their dtype.
+        self.groups: dict[Any, list[int]] = {}
+        for i, active in enumerate(operation.active):
+            if active:
+                self.groups.setdefault(arrays[i].dtype, []).append(i)
+
+    def anchors(self) -> list[Any]:
+        """What stands for the arguments in Paddle's graph: one tensor of each dtype.
+
+        `paddle.grad` for some of a PyLayer's arguments fails, since the layer is not told for which; the
+        gradient of `paddle.concat` is.
+        """
+        return [
+            self.arrays[group[0]]
+            if len(group) == 1
+            else paddle.concat([self.arrays[i].reshape([-1]) for i in group])
+            for group in self.groups.values()
+        ]
+
+    def anchored(self, gradients: dict[int, Any]) -> tuple[Any, ...]:
+        """Gradients for the arguments as gradients for the anchors."""
+        return tuple(
+            gradients[group[0]]
+            if len(group) == 1
+            else paddle.concat([gradients[i].reshape([-1]) for i in group])
+            for group in self.groups.values()
+        )
+
+
+def _once(call: weakref.ref[_Call], label: str) -> Callable[[Any], None]:
+    """What a backward pass asks before it comes to an operation: Paddle's own would end the process.
+
+    ``backward()`` drops what a PyLayer keeps, ``retain_graph=True`` or not, and reads it the next time.
+    """
+
+    def guard(_: Any) -> None:
+        if call() is None:
+            raise GradientError(
+                f"{label}(): Paddle can run backward() once through a PyLayer, which this is, also with"
+                " retain_graph=True; use paddle.grad(..., retain_graph=True) until the last one, or call the"
+                " function again",
+                target_type="paddle",
+                reason="a second backward()",
+            )
+
+    return guard
+
+
+class _Applied(PyLayer):  # type: ignore[misc]  # paddle is Any here
+    """An operation of another framework in Paddle's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *_: Any) -> Any:
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        results, call.results = call.results, []  # a tensor among the arguments would be written to
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        call = ctx.call
+        operation, arrays, order = call.operation, call.arrays, iter(cotangents)
+        if call.versions != [x.inplace_version for x in arrays]:
+            raise GradientError(
+                f"{operation.label}(): an argument has been modified by an inplace operation since;"
+                " write to a copy, x.clone()",
+                source_type="paddle",
+                reason="an argument was written to before the backward",
+            )
+        present = [next(order) if s else None for s in call.smooth]
+        if all(c is None for c in present):
+            return (None,) * len(call.groups)
+        pullback, operands = operation.pullback(arrays, present, call.linear)
+        with _backward(outer=True):
+            gradients = AUTODIFF.apply(pullback, operands)
+        return call.anchored(
+            dict(zip([i for i, a in enumerate(operation.active) if a], gradients, strict=True))
+        )
 
 
 AUTODIFF = PaddleAutodiff()
