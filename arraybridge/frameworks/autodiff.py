@@ -120,8 +120,12 @@ class Autodiff:
         return self.follows(x)
 
     def prepare(self, x: Any) -> Any:
-        """An array as `apply` takes it: the value of a variable, for one."""
+        """An array that keeps its values, where that costs nothing: the value of a variable, for one."""
         return x
+
+    def version(self, x: Any) -> int:
+        """A number that changes with each write to the array, where the framework counts them."""
+        return 0
 
     def is_smooth(self, x: Any) -> bool:
         """Whether its dtype can be differentiated."""
@@ -147,7 +151,11 @@ class Autodiff:
 
     def run(self, body: Body, arrays: list[Any], label: str) -> tuple[list[Any], Any]:
         """Call a function; refuse one that writes to its arguments, where this framework shows that."""
-        return body(arrays)
+        versions = list(map(self.version, arrays))
+        results = body(arrays)
+        if list(map(self.version, arrays)) != versions:
+            raise writes_to_argument(label)
+        return results
 
     def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
         """Run a function, and keep what its pullback in the active arguments needs."""
@@ -256,9 +264,9 @@ def draws_again(label: str, instead: str) -> GradientError:
     )
 
 
-def writes_to_argument(label: str, instead: str) -> GradientError:
+def writes_to_argument(label: str) -> GradientError:
     return GradientError(
-        f"{label}(): it writes to an argument, whose memory is the caller's and which the backward reads"
-        f" again; write to a copy, {instead}",
+        f"{label}(): it writes to an argument, or somebody did since it was called, and the backward reads that"
+        " again; write to a copy, x.clone()",
         reason="an argument is written to",
     )

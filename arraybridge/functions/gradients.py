@@ -232,7 +232,7 @@ def _constant(x: Any, enter: _Entry) -> Any:
     owner, data = source_of(x)
     if owner.mutable and owner.name != enter.name:
         x = owner.copy(owner.detach(data) if owner.requires_grad(data) else data)
-    return enter(x)
+    return registry.framework(enter.name).autodiff.prepare(enter(x))
 
 
 # -- the decorator -------------------------------------------------------------------------------------

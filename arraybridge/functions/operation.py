@@ -26,6 +26,7 @@ from arraybridge.frameworks.autodiff import (
     captured,
     overlaps,
     picked,
+    writes_to_argument,
 )
 from arraybridge.frameworks.base import Framework
 
@@ -64,6 +65,7 @@ class Operation:
     ) -> None:
         self.body, self.callee, self.caller, self.enter, self.label = body, callee, caller, enter, label
         self.active, self.constants = tuple(active), constants
+        self.versions = self._versions()
         self.context = contextvars.copy_context()
         self.settings = callee.scopes.thread_settings()
 
@@ -95,6 +97,7 @@ class Operation:
         return operation._under_settings(operation._numbers, arrays)
 
     def _numbers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self._refuse_written()
         # Though it is read-only, it need not be copied: who writes to an argument is refused.
         entered = self._entered([hostmemory.writable_alias(x) for x in arrays])
         results, _ = self.callee.autodiff.run(self.body, entered, self.label)
@@ -104,6 +107,7 @@ class Operation:
     def again(self, arrays: list[Any]) -> Linearised:
         """Run once more, on arrays of the callee, with the random numbers of the first run."""
         autodiff = self.callee.autodiff
+        self._refuse_written()
         if self.draws is None:
             autodiff.refuse_again(self.body, arrays, self.label)
         with autodiff.replayed(self.state):
@@ -190,6 +194,13 @@ class Operation:
     def _spans(self, arrays: Sequence[Any]) -> list[Span]:
         return [self.caller.autodiff.span(x) for x in arrays]
 
+    def _versions(self) -> list[int]:
+        return list(map(self.callee.autodiff.version, self.constants))
+
+    def _refuse_written(self) -> None:
+        if self._versions() != self.versions:
+            raise writes_to_argument(self.label)
+
     def _refuse_captured(self, what: str) -> None:
         if what:
             raise captured(self.label, what)
@@ -241,6 +252,9 @@ class Pullback(Operation):
         spans += [self.callee.autodiff.span(x) for x in linear.residuals() or ()]
         cotangents = self._entered(arrays[len(self.forward.active) :])
         return self._left(self._pulled(linear, cotangents), likes, spans)
+
+    def _refuse_written(self) -> None:
+        """Nothing: the function is asked when it runs again."""
 
     def again(self, arrays: list[Any]) -> Linearised:
         return self.callee.autodiff.linearise(self.body, arrays, self.active, self.label)

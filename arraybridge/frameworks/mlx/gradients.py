@@ -43,6 +43,9 @@ class MlxAutodiff(Autodiff):
         mx.export_to_dot(graph, x)
         return "shape=rectangle" in graph.getvalue()
 
+    def prepare(self, x: Any) -> Any:
+        return x[...]  # a write in place (``x += 1``) gives the object that it is made to other memory
+
     def is_smooth(self, x: Any) -> bool:
         return bool(mx.issubdtype(x.dtype, mx.inexact))
 
@@ -87,7 +90,7 @@ class MlxAutodiff(Autodiff):
 
     def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
         state = self.random_state()
-        results, outline = body(list(map(_alias, arrays)))
+        results, outline = body(list(map(self.prepare, arrays)))
         inner = any(map(self.follows, arrays))
         return Linearised(results, outline, _Pullback(self, body, arrays, active, state, inner, results))
 
@@ -102,10 +105,6 @@ class MlxAutodiff(Autodiff):
             yield
         finally:
             _set_random_state(now)
-
-
-def _alias(x: Any) -> Any:
-    return x[...]  # a write in place (``x += 1``) gives the object that it is made to other memory
 
 
 def _set_random_state(state: np.ndarray) -> None:
@@ -141,7 +140,9 @@ class _Pullback(Linear):
         inputs = picked(self.arrays, self.active)
 
         def smooth(*values: Any) -> list[Any]:
-            results, _ = self.body(merged(list(map(_alias, self.arrays)), self.active, values))
+            results, _ = self.body(
+                merged([self.autodiff.prepare(x) for x in self.arrays], self.active, values)
+            )
             outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
             # mx.vjp loses the cotangent of a result that is there twice, as it is or as y.reshape(y.shape).
             return outputs[:1] + [y * 1 for y in outputs[1:]]

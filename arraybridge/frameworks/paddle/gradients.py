@@ -19,7 +19,6 @@ from arraybridge.frameworks.autodiff import (
     Linearised,
     Span,
     picked,
-    writes_to_argument,
 )
 
 if TYPE_CHECKING:
@@ -50,6 +49,9 @@ class PaddleAutodiff(Autodiff):
         last = sum((extent - 1) * step for extent, step in zip(x.shape, x.strides, strict=True))
         return start, start + (last + 1) * int(x.element_size())
 
+    def version(self, x: Any) -> int:
+        return int(x.inplace_version)
+
     def conj(self, x: Any) -> Any:
         return paddle.conj(x) if x.is_complex() else x
 
@@ -77,13 +79,6 @@ class PaddleAutodiff(Autodiff):
         return [next(views) if s else y for y, s in zip(results, smooth, strict=True)]
 
     # -- as the callee -----------------------------------------------------------------------------
-
-    def run(self, body: Body, arrays: list[Any], label: str) -> tuple[list[Any], Any]:
-        versions = [x.inplace_version for x in arrays]
-        results = body(arrays)
-        if [x.inplace_version for x in arrays] != versions:
-            raise writes_to_argument(label, "x.clone()")
-        return results
 
     def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
         with paddle.enable_grad():

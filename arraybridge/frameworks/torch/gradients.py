@@ -63,6 +63,9 @@ class TorchAutodiff(Autodiff):
         storage = x.untyped_storage()
         return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
+    def version(self, x: torch.Tensor) -> int:
+        return 0 if x.is_inference() else int(x._version)
+
     def conj(self, x: torch.Tensor) -> torch.Tensor:
         return x.conj().resolve_conj()
 
@@ -81,16 +84,12 @@ class TorchAutodiff(Autodiff):
     # -- as the callee -----------------------------------------------------------------------------
 
     def run(self, body: Body, arrays: list[torch.Tensor], label: str) -> tuple[list[Any], Any]:
-        versions = _versions(arrays)
         try:
-            results = body(arrays)
+            return super().run(body, arrays, label)
         except RuntimeError as error:
             if "a leaf Variable that requires grad" in str(error) and "in-place" in str(error):
-                raise writes_to_argument(label, "x.clone()") from error
+                raise writes_to_argument(label) from error
             raise
-        if _versions(arrays) != versions:
-            raise writes_to_argument(label, "x.clone()")
-        return results
 
     def linearise(
         self, body: Body, arrays: list[torch.Tensor], active: Sequence[bool], label: str
@@ -150,10 +149,6 @@ def _tracked(x: torch.Tensor) -> torch.Tensor:
     if x.requires_grad:
         return x
     return (x.clone() if x.is_inference() else x.detach()).requires_grad_()
-
-
-def _versions(arrays: Sequence[torch.Tensor]) -> list[int]:
-    return [0 if x.is_inference() else x._version for x in arrays]
 
 
 def _set_random_state(state: np.ndarray) -> None:
