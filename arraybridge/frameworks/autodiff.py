@@ -266,7 +266,7 @@ def draws_again(label: str, instead: str) -> GradientError:
 
 def writes_to_argument(label: str) -> GradientError:
     return GradientError(
-        f"{label}(): it writes to an argument, or somebody did since it was called, and the backward reads that"
+        f"{label}(): it writes to an argument, or somebody did since it was called, and the backward reads it"
         " again; write to a copy, x.clone()",
         reason="an argument is written to",
     )
