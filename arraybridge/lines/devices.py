@@ -19,14 +19,18 @@ from arraybridge.types import Device
 __all__ = ["Job", "move", "noting", "own_framework", "working_on"]
 
 
-@contextmanager
-def noting(note: str) -> Iterator[None]:
+class noting:  # noqa: N801  # a context manager that is called as a function
     """What is raised, whatever it is, goes on with a note."""
-    try:
-        yield
-    except BaseException as error:
-        note_on(error, note)
-        raise
+
+    def __init__(self, note: str) -> None:
+        self.note = note
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, cls: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            note_on(error, self.note)
 
 
 def own_framework(fn: Any) -> Framework | None:

@@ -10,6 +10,7 @@ import io
 import pickle
 import weakref
 from collections import deque
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,10 @@ class Exchange:
     def dumps(self, x: Any) -> bytes:
         """The object as the other side's `loads` reads it; what cannot be pickled raises."""
         pickler = _Pickler(self)
-        try:
+        with ExitStack() as undone:
+            undone.callback(lambda: self._spare.extend(pickler.segments))
             pickler.dump(x)
-        except BaseException:
-            self._spare += pickler.segments
-            raise
+            undone.pop_all()
         unused = [self._unused.popleft() for _ in range(len(self._unused))]
         dropped, self._dropped = self._dropped, []
         self._lent.update((segment.place.key, segment) for segment in pickler.segments)

@@ -18,6 +18,7 @@ from arraybridge.lines.devices import noting
 from arraybridge.lines.exchange import Exchange
 from arraybridge.lines.gradients import refuse_graphs
 from arraybridge.lines.streams import ThreadStreams
+from arraybridge.lines.threads import attempt
 from arraybridge.options import Settings, hold, in_force
 from arraybridge.trees import arrays_of
 
@@ -45,9 +46,8 @@ class Process:
         self.exchange = Exchange()
         self.connection: Connection
         self.started: list[BaseProcess] = []
-        try:
-            self.job = self.exchange.dumps(job)
-        except Exception as error:
+        self.job, error = attempt(self.exchange.dumps, job)
+        if error is not None:
             raise TypeError(
                 f"processes=True sends the function to other processes, and {what} does not pickle"
                 f" ({told(error)}); define it at the top of a module, and let setup= make what cannot be sent"
@@ -105,28 +105,13 @@ def serve(connection: Connection, name: str, settings: Settings) -> None:
     """What a process does: one item after the other, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     exchange = Exchange()
-    with hold(settings), suppress(EOFError, OSError):  # of the pipe: all others are answers
-        refusal: tuple[Any, ...] = ()
-        data = connection.recv_bytes()
-        try:
-            with noting(f"the function was sent to the process for {name}, and cannot be unpickled there"):
-                job = exchange.loads(data)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it is the caller's
-            refusal = _failure(error)
-        while True:
-            data = connection.recv_bytes()
-            answer = exchange.dumps((False, refusal)) if refusal else _answer(exchange, job, data, name)
-            connection.send_bytes(answer)
-            del answer, data
 
+    def unpickled(what: str, data: bytes) -> Any:
+        with noting(f"{what} was sent to the process for {name}, and cannot be unpickled there"):
+            return exchange.loads(data)
 
-def _answer(exchange: Exchange, job: Callable[[Any], Any], data: bytes, name: str) -> bytes:
-    """The result for a pickled item, or what was raised, as `Process` reads it."""
-    try:
-        with noting(f"the item was sent to the process for {name}, and cannot be unpickled there"):
-            item = exchange.loads(data)
-        result = job(item)
-        del item
+    def answer(data: bytes) -> bytes:
+        result = job(unpickled("the item", data))
         for x in arrays_of(result):
             owner = registry.find_owner(x)
             if owner is not None:
@@ -134,30 +119,28 @@ def _answer(exchange: Exchange, job: Callable[[Any], Any], data: bytes, name: st
         refuse_graphs(result)
         with noting(f"its result cannot be pickled, to leave the process for {name}"):
             return exchange.dumps((True, result))
-    except BaseException as error:  # noqa: BLE001  # whatever it is, it is the caller's
-        return exchange.dumps((False, _failure(error)))
+
+    with hold(settings), suppress(EOFError, OSError):  # of the pipe: all others are answers
+        job, refusal = attempt(unpickled, "the function", connection.recv_bytes())
+        while True:
+            data = connection.recv_bytes()
+            sent, error = (b"", refusal) if refusal is not None else attempt(answer, data)
+            connection.send_bytes(sent if error is None else exchange.dumps((False, _failure(error))))
+            del data, sent, error
 
 
 def _failure(error: BaseException) -> tuple[Any, str, str]:
     """What `_error_of` takes: the error, its class and words, and the traceback of this process."""
     words, lines = told(error), "".join(traceback.format_exception(error)).rstrip()
-    try:
-        data = pickle.dumps(error)
-    except Exception as why:  # noqa: BLE001  # what stands in its __reduce__ is unknown
-        data = pickle.dumps(told(why))
-    return data, words, lines
+    data, why = attempt(pickle.dumps, error)  # what stands in its __reduce__ is unknown
+    return data if why is None else pickle.dumps(told(why)), words, lines
 
 
 def _error_of(data: bytes, words: str, lines: str) -> BaseException:
     """The error as the caller raises it, with the traceback of the process as a note."""
-    error: BaseException = RuntimeError(words)  # in place of one that does not travel
-    try:
-        answer = pickle.loads(data)  # noqa: S301  # made by our own process
-    except Exception as why:  # noqa: BLE001  # some errors pickle, and do not come back
-        answer = told(why)
-    if isinstance(answer, BaseException):
-        error = answer
-    else:
-        note_on(error, f"the error itself cannot leave its process ({answer})")
+    answer, why = attempt(pickle.loads, data)  # some errors pickle, and do not come back
+    error = answer if isinstance(answer, BaseException) else RuntimeError(words)
+    if error is not answer:
+        note_on(error, f"the error itself cannot leave its process ({answer if why is None else told(why)})")
     note_on(error, lines)
     return error

@@ -31,7 +31,7 @@ from arraybridge.lines.streams import ThreadStreams, marks_of, received
 from arraybridge.options import already_told
 from arraybridge.timeline.events import device_words, handed_out, site
 
-__all__ = ["END", "Run", "Span", "Worker"]
+__all__ = ["END", "Run", "Span", "Worker", "attempt"]
 
 #: A result that stands for no item: the input has ended.
 END = object()
@@ -59,6 +59,14 @@ class _Failed(list[BaseException]):
 
 
 _Outcome = tuple[Any, list[Mark]]
+
+
+def attempt(work: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """What a function returns, or what it raises, whatever it is: it is to be told, in another thread say."""
+    try:
+        return work(*args), None
+    except BaseException as error:  # noqa: BLE001  # see above
+        return None, error
 
 
 def _nothing(*_: Any) -> AbstractContextManager[None]:
@@ -102,27 +110,25 @@ class Worker:
         self.spans: deque[Span] = deque(maxlen=10_000)
 
     def enter_all(self, stack: ExitStack, settings: list[Any]) -> None:
-        """Enter what it works in; what is raised there, each item is told."""
-        try:
-            for same in settings:
-                stack.enter_context(same())
-            stack.enter_context(self.enter(self.streams))
-            stack.callback(self.streams.close)
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
-            self.refusal = error
+        """Enter what it works in; what is raised there, the first item is told."""
+        for same in settings:
+            stack.enter_context(same())
+        stack.enter_context(self.enter(self.streams))
+        stack.callback(self.streams.close)
 
     def outcome(self, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
         """The result and the marks behind which it is ready, or what was raised."""
-        try:
-            if self.refusal is not None:
-                raise self.refusal
-            self.streams.receive(marks)
-            result = self._traced(run, number, item) if open_logs and self.shown else self.work(item)
-            made = marks_of(result)
-            self.streams.hold(item)
-            return result, made
-        except BaseException as error:  # noqa: BLE001  # whatever it is, it goes to the caller
-            return _Failed([_named(error, self.where(number))]), []
+        outcome, error = attempt(self._outcome, run, number, item, marks)
+        return outcome if error is None else (_Failed([_named(error, self.where(number))]), [])
+
+    def _outcome(self, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
+        if self.refusal is not None:
+            raise self.refusal
+        self.streams.receive(marks)
+        result = self._traced(run, number, item) if open_logs and self.shown else self.work(item)
+        made = marks_of(result)
+        self.streams.hold(item)
+        return result, made
 
     def _traced(self, run: int, number: int, item: Any) -> Any:
         kind, name, device = self.shown
@@ -144,6 +150,11 @@ def _named(error: BaseException, where: str) -> BaseException:
         error = named
     note_on(error, where)
     return error
+
+
+def _read(source: Iterator[Any]) -> tuple[Any, list[Mark]]:
+    item = next(source)
+    return item, marks_of(item)  # which raises for a deleted array of JAX
 
 
 class Run:
@@ -240,17 +251,16 @@ class Run:
 
     def _feed(self, source: Iterator[Any]) -> bool:
         """Read an item and give it to the first station; whether there may be more."""
-        try:
-            item = next(source)
-            given = item, marks_of(item)  # which raises for a deleted array of JAX
-        except StopIteration:
-            return False
-        except Exception as error:  # noqa: BLE001  # whatever it is, it goes on to the caller
-            note_on(error, f"while reading item {self._read} of the input")
-            self._unread.append(error)
+        item, error = attempt(_read, source)
+        if error is not None:
+            if not isinstance(error, Exception):
+                raise error  # Ctrl-C
+            if not isinstance(error, StopIteration):
+                note_on(error, f"while reading item {self._read} of the input")
+                self._unread.append(error)
             return False
         future: Future[_Outcome] = Future()
-        self._queues[0].put((future, self._read, *given))
+        self._queues[0].put((future, self._read, *item))
         if self.ordered:
             self._window.append(future)
         else:
@@ -293,7 +303,7 @@ class Run:
     def _work(self, s: int, worker: Worker, settings: list[Any]) -> None:
         following = self.stations[s + 1][0] if s + 1 < len(self.stations) else None
         with ExitStack() as stack:
-            worker.enter_all(stack, settings)
+            _, worker.refusal = attempt(worker.enter_all, stack, settings)
             free = time.perf_counter()
             while (job := self._queues[s].get()) is not None:
                 if worker.room is not None:

@@ -194,11 +194,10 @@ def test_nothing_is_kept_by_an_error_or_a_result(way: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        item = np.zeros(3)
-        kept = weakref.ref(item)
+        items: list[Any] = ["bad", np.zeros(3)]
+        kept = weakref.ref(items[-1])
         with pytest.raises(OwnError):
-            list(run(way, fail, iter([item, "bad"])))
-        del item
+            list(run(way, fail, map(items.pop, [-1, -1])))
         wait_for_no_threads()
         assert kept() is None
     finally:
