@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pkgutil
 import platform
@@ -88,9 +87,7 @@ def bench(
     size: Annotated[str, typer.Option(help="Bytes of an array of float32: 4MiB, 64KiB.")] = "4MiB",
     rounds: Annotated[int, typer.Option(help="How often each call is timed, in turn.", min=3, max=1000)] = 15,
     as_json: output.AsJson = False,
-    sizes: Annotated[
-        str | None, typer.Option(help="CPU against GPU instead, at these sizes: 1000,1e6,64MiB.")
-    ] = None,
+    sizes: Annotated[str | None, typer.Option(help="CPU against GPU, at sizes like 1000,1e6,64MiB.")] = None,
     functions: Annotated[str | None, typer.Option(help="With --sizes: fft,matmul, or MODULE:NAME.")] = None,
 ) -> None:
     """Time arraybridge against the frameworks' own calls.
@@ -121,11 +118,9 @@ def bench(
         result["note"] = comparison.rows[0].comparison.note
         result["crossover"] = {name: comparison.crossover(name) for name in comparison.names()}
         if as_json:
-            output.print_json(result)
-        else:
-            text = f"float32, medians of {rounds} rounds\n\n{comparison}"
-            output.console().print(escape(text), soft_wrap=True)
-        return
+            return output.print_json(result)
+        text = f"float32, medians of {rounds} rounds\n\n{comparison}"
+        return output.console().print(escape(text), soft_wrap=True)
     nbytes = output.size_in_bytes(size)
     names = output.chosen_frameworks(frameworks)
     with output.stdout_is_for_json(as_json):
@@ -133,10 +128,7 @@ def bench(
         with output.progress() as bar:
             result["rows"] = [_row(case, rounds) for case in bar.track(cases, description="timing")]
     result |= {"nbytes": nbytes, "left_out": left_out}
-    if as_json:
-        output.print_json(result)
-    else:
-        _print(result)
+    return output.print_json(result) if as_json else _print(result)
 
 
 # -- conversions and decorators ----------------------------------------------------------------------
@@ -168,16 +160,8 @@ def _conversion(
             x = arraybridge.convert_memory(x, source, gpu_id=0)  # what CuPy takes by DLPack lies on a card
         except MemoryConversionError:
             return []
-    raw, convert = make(*(_module(one, arrays[one]) for one in (source, target))), arraybridge.convert_memory
+    raw, convert = make(output.module_of(source), output.module_of(target)), arraybridge.convert_memory
     return [(name, words, partial(raw, x), partial(convert, x, target))]
-
-
-def _module(name: str, array: Any) -> Any:
-    """The module of a framework, which its array has already loaded."""
-    if name != "pyclesperanto":
-        return importlib.import_module(name)
-    chosen = type(array).__module__.partition(".")[0]
-    return sys.modules.get(chosen.removesuffix("_opencl").removesuffix("_cuda").removesuffix("_metal"))
 
 
 def _nothing(x: Any) -> Any:

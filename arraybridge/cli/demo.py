@@ -93,7 +93,7 @@ def _invert(framework: str, array: Any) -> Any:
     if framework != "pyclesperanto":
         return 255 - array
     # Its kernels compute in float32, in which 0 … 255 are exact; the result goes back into uint8.
-    cle = importlib.import_module(type(array).__module__.partition(".")[0].removesuffix("_opencl"))
+    cle = output.module_of(framework)
     inverted = cle.create(array.shape, dtype=np.uint8)
     cle.add_image_and_scalar(cle.multiply_image_and_scalar(array, scalar=-1), inverted, scalar=255)
     return inverted

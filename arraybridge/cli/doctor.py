@@ -1,18 +1,11 @@
 """``arraybridge doctor``: what is installed, what each framework sees, what will go wrong, and the fix.
 
-`FAULTS` is the table of what is looked for. The facts that it looks at are gathered in processes apart, so
-that a broken framework is reported and harms nothing:
-
-    python -m arraybridge.cli.doctor 90 torch jax   # imports and uses them in turn, 90 seconds each
-
-Before each, that writes ``{"name": "torch"}`` to stdout; then the same with what was seen; then, when it was
-used by its own means as well, ``{"name": "torch", "done": true}``.
+`FAULTS` is the table of what is looked for. The facts that it looks at are gathered in processes apart
+(`arraybridge.cli.look`), so that a broken framework is reported and harms nothing.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import importlib
 import itertools
 import json
 import os
@@ -22,27 +15,22 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import typer
 from rich.markup import escape
 
 import arraybridge
 from arraybridge import machine
 from arraybridge.cli import output
-from arraybridge.errors import DeviceNotFoundError, told
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.facts import install_command
-from arraybridge.frameworks.presence import can_find
 from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
 from arraybridge.show import format_bytes
 
@@ -333,7 +321,7 @@ def gather(seconds: float) -> Facts:
 
 def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Trial]:
     """Try several orders at once, each in a process of its own; all end with this function."""
-    command = [sys.executable, "-m", "arraybridge.cli.doctor", str(seconds)]
+    command = [sys.executable, "-m", "arraybridge.cli.look", str(seconds)]
     processes = [
         subprocess.Popen(
             [*command, *order],
@@ -393,8 +381,8 @@ def _plain_import() -> str:
 def _versions() -> dict[str, str]:
     """The versions of the installed distributions that matter."""
     versions = {}
-    brought = (registry.facts(name).distributions for name in registry.framework_names())
-    for name in ("arraybridge", *_CUPYS, *itertools.chain(*brought)):
+    packages = (registry.facts(name).distributions for name in registry.framework_names())
+    for name in ("arraybridge", *_CUPYS, *itertools.chain(*packages)):
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
@@ -487,96 +475,3 @@ def _devices(devices: list[Json]) -> str:
         (f"{count} × " if count > 1 else "") + (f"{kind} ({name})" if name else kind)
         for (kind, name), count in kinds.items()
     )
-
-
-# -- in a process apart ------------------------------------------------------------------------------
-
-
-def _imported(name: str) -> ModuleType:
-    packages = registry.facts(name).packages
-    return importlib.import_module(next(filter(can_find, packages), packages[0]))
-
-
-def _built_for(name: str, module: ModuleType) -> str:
-    """``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``; of the package, which may be half broken."""
-    cuda = rocm = None
-    if name == "torch":
-        cuda, rocm = module.version.cuda, module.version.hip
-    elif name == "tensorflow":
-        build = module.sysconfig.get_build_info()
-        cuda, rocm = build.get("cuda_version"), build.get("rocm_version")
-    elif name == "cupy":
-        version = module.cuda.runtime.runtimeGetVersion()
-        if module.cuda.runtime.is_hip:
-            rocm = version
-        else:
-            cuda = f"{version // 1000}.{version % 1000 // 10}"
-    elif name == "jax":
-        cuda = max((n for n in (12, 13, 14) if can_find(f"jax_cuda{n}_plugin")), default=None)
-    elif name == "pyclesperanto":
-        return "OpenCL"
-    return f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU"
-
-
-def _look(name: str, seen: Json) -> None:
-    """Import a framework and send an array there and back; what is learnt goes into ``seen`` at once."""
-    started = time.perf_counter()
-    module = _imported(name)
-    seen["seconds"] = time.perf_counter() - started
-    seen["version"] = str(getattr(module, "__version__", "")) or None
-    seen["origin"] = str(Path(module.__file__).resolve()) if module.__file__ else None
-    seen["built_for"] = _built_for(name, module)
-    devices = arraybridge.framework(name).devices()
-    seen["devices"] = [{"device": str(device), "name": device.name} for device in devices]
-    probe = np.arange(6, dtype=np.float32).reshape(2, 3)
-    if not np.array_equal(arraybridge.to_numpy(arraybridge.convert_memory(probe, name, copy=True)), probe):
-        raise ValueError("an array came back with other values")
-
-
-def _use(name: str) -> None:
-    """The least work by its own means: arraybridge refuses what is known to end the process."""
-    module = _imported(name)
-    if name == "jax":
-        importlib.import_module(f"{name}.numpy").zeros(1).block_until_ready()
-    elif name in ("torch", "tensorflow"):
-        module.zeros(1)
-    elif name == "pyclesperanto":
-        module.push(np.zeros((2, 2), np.float32))
-
-
-def _error_of(call: Callable[..., None], *arguments: Any) -> Exception | None:
-    try:
-        call(*arguments)
-    except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
-        return error
-    return None
-
-
-def _state(error: Exception | None) -> str:
-    if error is None:
-        return "works"
-    no_opencl = getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in told(error)
-    return "no device" if isinstance(error, DeviceNotFoundError) or no_opencl else "broken"
-
-
-def _look_at_each(seconds: float, names: list[str]) -> None:
-    """Answer on what was stdout when the process started; stdout itself goes to stderr from now on."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def say(name: str, **more: Any) -> None:
-        print(json.dumps({"name": name, **more}), file=answers, flush=True)
-
-    for name in names:
-        faulthandler.dump_traceback_later(seconds, exit=True)
-        say(name)
-        seen: Json = {"devices": []}
-        error = _error_of(_look, name, seen)
-        say(name, state=_state(error), error=None if error is None else told(error), **seen)
-        _error_of(_use, name)  # what only raises is no crash, and was told above
-        say(name, done=True)
-    faulthandler.cancel_dump_traceback_later()
-
-
-if __name__ == "__main__":
-    _look_at_each(float(sys.argv[1]), sys.argv[2:])

@@ -94,7 +94,7 @@ def matrix(
     }
     if html is not None:
         html.write_text(document(result), encoding="utf-8")
-    if png is not None:
+    if png is not None and places:
         _heat_map(result, png)
     if as_json:
         output.print_json(result)
@@ -315,8 +315,6 @@ def _heat_map(result: Json, path: Path) -> None:
     """The times as colours on a logarithmic scale, with how each pair travels written in."""
     labels = result["places"]
     count = len(labels)
-    if not count:
-        raise typer.BadParameter("there is nothing to draw: no framework could be used", param_hint="--png")
     drawing, axes = pages.figure(2.6 + 1.25 * count, 1.9 + 0.95 * count)
     logs = np.array([math.log10(cell["seconds"] or math.nan) for cell in result["cells"]])
     # At least a decade, so that times which hardly differ don't get opposite colours.

@@ -24,7 +24,6 @@ __all__ = ["monitor"]
 
 _HISTORY = 24
 _BARS = "▁▂▃▄▅▆▇█"
-_NAMED_IDS = 3
 
 #: Holder of a device → the bytes that it held in the last readings.
 History = dict[tuple[str, str], deque[int]]
@@ -97,37 +96,38 @@ def take_reading() -> MemoryStats:
     """Look at every device, and at every process that may be looked at."""
     programs = machine.programs({name: registry.facts(name).libraries for name in registry.framework_names()})
     frameworks = {program.pid: " + ".join(program.libraries) for program in programs}
-    held: dict[str, Mapping[int, int]] = {"cpu": {program.pid: program.held for program in programs}}
+    by_device: dict[str, Mapping[int, int]] = {"cpu": {program.pid: program.held for program in programs}}
     for card in machine.cards():
-        held[f"gpu:{card.index}"] = machine.reading(card).holders
+        by_device[f"gpu:{card.index}"] = machine.reading(card).holders
     stats = memory_stats()
     devices = (
-        one._replace(holdings=_holdings(one, held.get(one.device, {}), frameworks)) for one in stats.devices
+        one._replace(holdings=_holdings(one, by_device.get(one.device, {}), frameworks))
+        for one in stats.devices
     )
     return MemoryStats(tuple(devices), stats.note)
 
 
 def _holdings(
-    device: DeviceMemory, held: Mapping[int, int], frameworks: Mapping[int, str]
+    device: DeviceMemory, by_process: Mapping[int, int], frameworks: Mapping[int, str]
 ) -> tuple[Holding, ...]:
     """What the processes hold, those of the same frameworks together, and what is left."""
     groups: dict[str, list[int]] = defaultdict(list)
-    for pid in sorted(held):
+    for pid in sorted(by_process):
         groups[frameworks.get(pid, "no framework")].append(pid)
     rows = [
-        Holding(device.device, f"{name}, {_ids(pids)}", sum(held[pid] for pid in pids), None, None)
+        Holding(device.device, f"{name}, {_ids(pids)}", sum(by_process[pid] for pid in pids), None, None)
         for name, pids in sorted(groups.items())
     ]
     if device.total is not None and device.free is not None:
-        rest = max(0, device.total - device.free - sum(held.values()))
-        rows.append(Holding(device.device, "everything else", rest, None, None))
+        unknown = max(0, device.total - device.free - sum(by_process.values()))
+        rows.append(Holding(device.device, "everything else", unknown, None, None))
     return tuple(rows)
 
 
 def _ids(pids: Sequence[int]) -> str:
     """``"process 11"``, or ``"processes 11, 12, 13 and 2 more"``."""
-    shown = ", ".join(map(str, pids[:_NAMED_IDS]))
-    more = f" and {len(pids) - _NAMED_IDS} more" if len(pids) > _NAMED_IDS else ""
+    shown = ", ".join(map(str, pids[:3]))
+    more = f" and {len(pids) - 3} more" if len(pids) > 3 else ""
     return f"process{'es' if len(pids) > 1 else ''} {shown}{more}"
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "as_json",
     "chosen_frameworks",
     "console",
+    "module_of",
     "paragraphs",
     "print_json",
     "print_left_out",
@@ -143,6 +144,11 @@ def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         except MemoryConversionError as error:
             reasons[name] = str(error)
     return [name for name in names if name not in reasons], reasons
+
+
+def module_of(name: str) -> Any:
+    """The module of a framework that is loaded."""
+    return next(sys.modules[one] for one in registry.facts(name).packages if one in sys.modules)
 
 
 def print_left_out(to: Console, reasons: Mapping[str, str]) -> None:

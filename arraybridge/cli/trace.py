@@ -89,15 +89,14 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
     sys.argv[:] = program
     sys.modules["__mp_main__"] = _Main("__mp_main__")
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which `arraybridge` takes for Ctrl-C
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path.cwd() if is_module else Path(program[0]).resolve().parent)
     try:
         if is_module:
-            _search_first(Path.cwd())
             _count_as_own(program[0])
             runpy.run_module(program[0], run_name="__main__", alter_sys=True)
         else:
-            path = Path(program[0]).absolute()
-            _search_first(path.resolve().parent)
-            runpy.run_path(str(path), run_name="__main__")
+            runpy.run_path(str(Path(program[0]).absolute()), run_name="__main__")
     except SystemExit as error:
         return error.code
     except BaseException as error:  # noqa: BLE001  # whatever ends the program is its own, and is shown
@@ -105,11 +104,6 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
         sys.excepthook(type(error), error.with_traceback(own), own)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
-
-
-def _search_first(folder: Path) -> None:
-    if not sys.flags.safe_path:
-        sys.path[0] = str(folder)
 
 
 def _count_as_own(module: str) -> None:

@@ -1,0 +1,119 @@
+"""Frameworks looked at in a process apart: what `arraybridge doctor` runs.
+
+    python -m arraybridge.cli.look 90 torch jax   # imports and uses them in turn, 90 seconds each
+
+Before each, ``{"name": "torch"}`` goes to stdout; then the same with what was seen; then, when it was used by
+its own means as well, ``{"name": "torch", "done": true}``. What the frameworks print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import arraybridge
+from arraybridge.errors import DeviceNotFoundError, told
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.presence import can_find
+
+Json = dict[str, Any]
+
+
+def _imported(name: str) -> ModuleType:
+    packages = registry.facts(name).packages
+    return importlib.import_module(next(filter(can_find, packages), packages[0]))
+
+
+def _built_for(name: str, module: ModuleType) -> str:
+    """``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``; of the package, which may be half broken."""
+    cuda = rocm = None
+    if name == "torch":
+        cuda, rocm = module.version.cuda, module.version.hip
+    elif name == "tensorflow":
+        build = module.sysconfig.get_build_info()
+        cuda, rocm = build.get("cuda_version"), build.get("rocm_version")
+    elif name == "cupy":
+        version = module.cuda.runtime.runtimeGetVersion()
+        if module.cuda.runtime.is_hip:
+            rocm = version
+        else:
+            cuda = f"{version // 1000}.{version % 1000 // 10}"
+    elif name == "jax":
+        cuda = max((n for n in (12, 13, 14) if can_find(f"jax_cuda{n}_plugin")), default=None)
+    elif name == "pyclesperanto":
+        return "OpenCL"
+    return f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU"
+
+
+def _look(name: str, seen: Json) -> None:
+    """Import a framework and send an array there and back; what is learnt goes into ``seen`` at once."""
+    started = time.perf_counter()
+    module = _imported(name)
+    seen["seconds"] = time.perf_counter() - started
+    seen["version"] = str(getattr(module, "__version__", "")) or None
+    seen["origin"] = str(Path(module.__file__).resolve()) if module.__file__ else None
+    seen["built_for"] = _built_for(name, module)
+    devices = arraybridge.framework(name).devices()
+    seen["devices"] = [{"device": str(device), "name": device.name} for device in devices]
+    probe = np.arange(6, dtype=np.float32).reshape(2, 3)
+    if not np.array_equal(arraybridge.to_numpy(arraybridge.convert_memory(probe, name, copy=True)), probe):
+        raise ValueError("an array came back with other values")
+
+
+def _use(name: str) -> None:
+    """The least work by its own means: arraybridge refuses what is known to end the process."""
+    module = _imported(name)
+    if name == "jax":
+        importlib.import_module(f"{name}.numpy").zeros(1).block_until_ready()
+    elif name in ("torch", "tensorflow"):
+        module.zeros(1)
+    elif name == "pyclesperanto":
+        module.push(np.zeros((2, 2), np.float32))
+
+
+def _error_of(call: Callable[..., None], *arguments: Any) -> Exception | None:
+    try:
+        call(*arguments)
+    except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
+        return error
+    return None
+
+
+def _state(error: Exception | None) -> str:
+    if error is None:
+        return "works"
+    no_opencl = getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in told(error)
+    return "no device" if isinstance(error, DeviceNotFoundError) or no_opencl else "broken"
+
+
+def _look_at_each(seconds: float, names: list[str]) -> None:
+    """Answer on what was stdout when the process started; stdout itself goes to stderr from now on."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(name: str, **more: Any) -> None:
+        print(json.dumps({"name": name, **more}), file=answers, flush=True)
+
+    for name in names:
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        say(name)
+        seen: Json = {"devices": []}
+        error = _error_of(_look, name, seen)
+        say(name, state=_state(error), error=None if error is None else told(error), **seen)
+        _error_of(_use, name)  # what only raises is no crash, and was told above
+        say(name, done=True)
+    faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    _look_at_each(float(sys.argv[1]), sys.argv[2:])
