@@ -308,16 +308,7 @@ def device_of(x: Any) -> Device:
     return source.device_of(data)
 
 
-def convert_tree(
-    tree: Any,
-    target: FrameworkLike,
-    gpu_id: GpuId = None,
-    *,
-    copy: bool | None = None,
-    dtype: Any = None,
-    grad: Grad = "error",
-    device: DeviceLike | None = None,
-) -> Any:
+def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
     """Convert every array inside nested containers, and leave everything else as it is.
 
     Args:
@@ -326,10 +317,7 @@ def convert_tree(
             list and tuple where they can be rebuilt. Containers keep their types, and dicts their order.
         target: the framework to convert to.
         gpu_id: as for `convert_memory`.
-        copy: as for `convert_memory`, for every array.
-        dtype: as for `convert_memory`, for every array.
-        grad: as for `convert_memory`.
-        device: as for `convert_memory`.
+        **options: ``copy``, ``dtype``, ``grad`` and ``device`` as for `convert_memory`, for every array.
 
     Raises:
         MemoryConversionError: or a subclass, with a note that says where in the tree.
@@ -339,12 +327,10 @@ def convert_tree(
     {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
     """
     name = registry.framework_name(target)
-
-    if gpu_id is None and copy is None and dtype is None and device is None and grad == "error":
-        return map_arrays(tree, lambda leaf: convert_memory(leaf, name), say=note_on)
+    _request(tree, name, None, gpu_id, **options)  # also where there is no array, an option is one
 
     def convert(leaf: Any) -> Any:
-        return convert_memory(leaf, name, gpu_id=gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
+        return convert_memory(leaf, name, gpu_id=gpu_id, **options)
 
     with OneWarning():
         return map_arrays(tree, convert, say=note_on)
@@ -357,60 +343,42 @@ def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.
     >>> to_numpy(torch.ones(2))
     array([1., 1.], dtype=float32)
     """
-    result: numpy.ndarray[Any, Any] = (
-        convert_memory(x, "numpy")
-        if gpu_id is None and not options
-        else convert_memory(x, "numpy", gpu_id, **options)
-    )
+    result: numpy.ndarray[Any, Any] = convert_memory(x, "numpy", gpu_id, **options)
     return result
 
 
 def to_cupy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> cupy.ndarray:
     """``convert_memory(x, "cupy", gpu_id, …)``: the array as a CuPy array."""
-    if gpu_id is None and not options:
-        return convert_memory(x, "cupy")
     return convert_memory(x, "cupy", gpu_id, **options)
 
 
 def to_torch(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> torch.Tensor:
     """``convert_memory(x, "torch", gpu_id, …)``: the array as a torch tensor."""
-    if gpu_id is None and not options:
-        return convert_memory(x, "torch")
     return convert_memory(x, "torch", gpu_id, **options)
 
 
 def to_jax(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> jax.Array:
     """``convert_memory(x, "jax", gpu_id, …)``: the array as a JAX array."""
-    if gpu_id is None and not options:
-        return convert_memory(x, "jax")
     return convert_memory(x, "jax", gpu_id, **options)
 
 
 def to_tensorflow(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> tensorflow.Tensor:
     """``convert_memory(x, "tensorflow", gpu_id, …)``: the array as a TensorFlow tensor."""
-    if gpu_id is None and not options:
-        return convert_memory(x, "tensorflow")
     return convert_memory(x, "tensorflow", gpu_id, **options)
 
 
 def to_pyclesperanto(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
     """``convert_memory(x, "pyclesperanto", gpu_id, …)``: the array as a pyclesperanto image."""
-    if gpu_id is None and not options:
-        return convert_memory(x, "pyclesperanto")
     return convert_memory(x, "pyclesperanto", gpu_id, **options)
 
 
 def to_mlx(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
     """``convert_memory(x, "mlx", gpu_id, …)``: the array as an MLX array."""
-    if gpu_id is None and not options:
-        return convert_memory(x, "mlx")
     return convert_memory(x, "mlx", gpu_id, **options)
 
 
 def to_paddle(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
     """``convert_memory(x, "paddle", gpu_id, …)``: the array as a PaddlePaddle tensor."""
-    if gpu_id is None and not options:
-        return convert_memory(x, "paddle")
     return convert_memory(x, "paddle", gpu_id, **options)
 
 

@@ -309,10 +309,6 @@ _everywhere: list[TraceLog] = []
 open_logs: dict[int, Any] = {}
 
 
-def _no_annotation(name: str) -> AbstractContextManager[Any]:
-    return nullcontext()
-
-
 def _listening(context_opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
     return [one for one in context_opened if id(one) in open_logs]
 
@@ -420,7 +416,7 @@ def listeners() -> Listeners | None:
     annotations = [one for one in ours if not isinstance(one, TraceLog)]
     if not ours and not _everywhere:
         return None
-    return (*logs, *_everywhere), annotations[-1] if annotations else _no_annotation
+    return (*logs, *_everywhere), annotations[-1] if annotations else nullcontext
 
 
 # -- what is told ------------------------------------------------------------------------------------
@@ -446,22 +442,8 @@ def record(logs: tuple[TraceLog, ...], decision: Decision, began: float) -> None
 class Span:
     """A piece of work that goes on; `end`, or the end of a ``with`` block, records it."""
 
-    __slots__ = (
-        "_annotation",
-        "_at",
-        "_began",
-        "_logs",
-        "device",
-        "flow",
-        "item",
-        "kind",
-        "name",
-        "nbytes",
-        "reason",
-    )
-
     def __init__(
-        self, kind: str, name: str, logs: tuple[TraceLog, ...], annotation: Annotation = _no_annotation
+        self, kind: str, name: str, logs: tuple[TraceLog, ...], annotation: Annotation = nullcontext
     ) -> None:
         self.kind, self.name, self._logs = kind, name, logs
         self.device = self.reason = self.flow = ""
@@ -509,7 +491,7 @@ def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:
     if hearing is None:
         return None
     logs, annotation = hearing
-    return Span(kind, name, logs, annotation if annotate else _no_annotation)
+    return Span(kind, name, logs, annotation if annotate else nullcontext)
 
 
 def note(kind: str, reason: str, device: str = "") -> None:
