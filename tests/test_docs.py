@@ -20,7 +20,7 @@ NEEDS = {
     "dask": ("dask", "distributed", "torch", "jax"),
     "decorators": ("torch", "jax", "pyclesperanto"),
     "devices": ("jax",),
-    "gradients": ("torch", "jax", "tensorflow", "matplotlib"),
+    "gradients": ("torch", "jax", "tensorflow"),
     "kernels": ("torch", "jax", "pyclesperanto", "numba", "pyopencl"),
     "memory": ("torch",),
     "timeline": ("tensorflow", "torch", "skimage"),
