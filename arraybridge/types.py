@@ -163,13 +163,12 @@ def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
         return None
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"
-    if not isinstance(gpu_id, (bool, float, str)):
-        try:
-            index = operator.index(gpu_id)
-        except TypeError:
-            index = -1
-        if index >= 0:
-            return index
+    try:
+        index = -1 if isinstance(gpu_id, bool) else operator.index(gpu_id)
+    except TypeError:
+        index = -1
+    if index >= 0:
+        return index
     raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
 
 
