@@ -54,6 +54,7 @@ from arraybridge.options import settings
 from arraybridge.types import Device
 
 if _TYPE_CHECKING:
+    from arraybridge.devices.discovery import least_used_gpu as least_used_gpu
     from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
     from arraybridge.errors import CannotSplitError as CannotSplitError
     from arraybridge.errors import CopyRequiredError as CopyRequiredError

@@ -20,6 +20,10 @@ HOST = ("numpy", "torch", "jax", "tensorflow")
 IMAGE = np.array([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]], np.float32)
 
 
+def identity(x: Any, *_: Any, **__: Any) -> Any:
+    return x
+
+
 def decorator(name: str) -> Any:
     """The decorator of that name, as users import it."""
     return getattr(arraybridge, name)

@@ -171,3 +171,10 @@ def test_preserve_input_takes_the_dtype_of_the_first_array() -> None:
 def test_native_output_is_the_default() -> None:
     native = arraybridge.numpy(dtype_conversion=DtypeConversion.NATIVE_OUTPUT)
     assert native(lambda x: x / 2)(np.ones(2, np.uint8)).dtype == np.float64
+
+
+def test_numpy_dtypes_of_conversions() -> None:
+    assert DtypeConversion.UINT8.numpy_dtype is np.uint8
+    assert DtypeConversion.FLOAT64.numpy_dtype is np.float64
+    assert DtypeConversion.PRESERVE_INPUT.numpy_dtype is None
+    assert DtypeConversion.NATIVE_OUTPUT.numpy_dtype is None

@@ -1,0 +1,407 @@
+"""How arguments come to the framework of a decorated function."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections import OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    ArrayNotSupportedError,
+    DeviceNotFoundError,
+    DtypeNotSupportedError,
+    SourceMismatchError,
+    UnknownArrayError,
+    device_of,
+)
+from tests.functions.cases import (
+    FRAMEWORKS,
+    HOST,
+    IMAGE,
+    decorator,
+    framework_of,
+    identity,
+    image,
+    values,
+)
+from tests.helpers import require
+
+
+@pytest.mark.parametrize("output", ["its own", "input", "numpy", "jax"])
+@pytest.mark.parametrize("target", FRAMEWORKS)
+@pytest.mark.parametrize("source", FRAMEWORKS)
+def test_any_array_comes_in_and_goes_out_as_asked(source: str, target: str, output: str) -> None:
+    require(source)
+    require(target)
+    require("jax")
+    seen = []
+
+    def double(x: Any) -> Any:
+        seen.append(framework_of(x))
+        return x + x
+
+    options = {} if output == "its own" else {"output_type": output}
+    brought = image(source)
+    result = decorator(target)(**options)(double)(brought)
+    assert seen == [target]
+    assert framework_of(result) == {"its own": target, "input": source}.get(output, output)
+    assert values(result) == [[0.0, 2.0, 4.0], [6.0, 8.0, 10.0]]
+    if output == "input":
+        assert device_of(result) == device_of(brought)
+
+
+def test_the_very_object_arrives_and_comes_back() -> None:
+    torch = require("torch")
+    seen = []
+    tensor = torch.ones(3)
+
+    @arraybridge.torch
+    def keep(x: Any) -> Any:
+        seen.append(x)
+        return x
+
+    assert keep(tensor) is tensor
+    assert seen[0] is tensor
+    shared = keep(IMAGE)
+    assert shared.data_ptr() == IMAGE.__array_interface__["data"][0]
+
+
+def test_keyword_arguments_and_defaults() -> None:
+    require("torch")
+
+    @arraybridge.torch(output_type="numpy")
+    def scale(x: Any, factor: float = 2.0, *, offset: Any = None) -> Any:
+        assert framework_of(x) == "torch"
+        assert offset is None or framework_of(offset) == "torch"
+        return x * factor + (0 if offset is None else offset)
+
+    assert scale(np.ones(2)).tolist() == [2.0, 2.0]
+    assert scale(x=np.ones(2), factor=3.0).tolist() == [3.0, 3.0]
+    assert scale(np.ones(2), offset=np.ones(2)).tolist() == [3.0, 3.0]
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@dataclass
+class Batch:
+    images: Any
+    name: str
+
+
+def test_containers_are_looked_into_and_keep_their_types() -> None:
+    torch = require("torch")
+    a = np.ones(1)
+    tree = {
+        "z": a,
+        "a": [a, (a, 1)],
+        "m": Pair(a, "right"),
+        3: OrderedDict(y=a, b=None),
+        "d": deque([a], maxlen=3),
+    }
+    tree |= {"d": deque([a], maxlen=3), "f": defaultdict(list, k=a), "b": Batch(a, "one"), "s": SimpleNamespace(x=a)}
+    seen = arraybridge.torch(identity)(tree)
+    assert list(seen) == ["z", "a", "m", 3, "d", "f", "b", "s"]
+    assert [type(value) for value in seen.values()] == [torch.Tensor, *map(type, list(tree.values())[1:])]
+    assert (list(seen[3]), seen["d"].maxlen, seen["f"].default_factory) == (["y", "b"], 3, list)
+    assert (seen["a"][1][1], seen["m"].right, seen[3]["b"], seen["b"].name) == (1, "right", None, "one")
+    for x in (seen["a"][0], seen["a"][1][0], seen["m"].left, seen[3]["y"], seen["d"][0], seen["f"]["k"]):
+        assert isinstance(x, torch.Tensor)
+    assert isinstance(seen["b"].images, torch.Tensor)
+    assert isinstance(seen["s"].x, torch.Tensor)
+    assert isinstance(tree["z"], np.ndarray), "the caller's own container is left alone"
+    log: list[str] = []
+    arraybridge.torch(lambda x, into: into.append("seen"))(a, log)
+    assert log == ["seen"], "a container without arrays is the caller's own"
+
+
+def test_what_is_no_array_passes_as_it_is() -> None:
+    torch = require("torch")
+    model = torch.nn.Linear(2, 2)
+    log: list[str] = []
+    for value in (
+        1,
+        2.5,
+        1j,
+        "text",
+        b"b",
+        None,
+        True,
+        print,
+        identity,
+        model,
+        np.ndarray,
+        log,
+    ):
+        assert arraybridge.jax(identity)(value) is value
+        assert arraybridge.torch(lambda *, x: x)(x=value) is value
+    assert torch.float32 is arraybridge.numpy(identity)(torch.float32)
+
+
+def test_self_is_left_alone_also_where_it_is_an_array() -> None:
+    torch = require("torch")
+
+    class Image(np.ndarray):
+        @arraybridge.torch(output_type="numpy")
+        def add(self, other: Any) -> Any:
+            assert type(self) is Image
+            assert isinstance(other, torch.Tensor)
+            return other + float(self[0])
+
+    picture = np.ones(2).view(Image)
+    assert picture.add(np.zeros(2)).tolist() == [1.0, 1.0]
+
+
+def test_device_in_words() -> None:
+    jax = require("jax")
+    if len(jax.devices("cpu")) < 2:
+        pytest.skip("JAX has one CPU device here")
+    seen = []
+
+    @arraybridge.jax(device="cpu:1")
+    def double(x: Any, y: Any) -> Any:
+        seen.extend([device_of(x), device_of(y)])
+        return x + y
+
+    result = double(IMAGE, y=jax.numpy.asarray(IMAGE))
+    assert seen == ["cpu:1", "cpu:1"]
+    assert device_of(result) == "cpu:1"
+    assert double(result, result) is not None
+
+
+@pytest.mark.parametrize(("name", "words"), [("jax", "cpu:1"), ("tensorflow", "cpu:1"), ("torch", "cpu")])
+def test_arrays_that_the_function_makes_live_on_its_device(name: str, words: str) -> None:
+    module = require(name)
+    if arraybridge.Device.parse(words) not in arraybridge.framework(name).devices():
+        pytest.skip(f"{name} has no {words} here")
+    make = {
+        "jax": lambda: module.numpy.zeros(3),
+        "tensorflow": lambda: module.zeros(3),
+        "torch": lambda: module.zeros(3),
+    }[name]
+    assert device_of(decorator(name)(device=words)(make)()) == words
+
+
+def test_gpu_id_counts_the_devices_of_pyclesperanto() -> None:
+    require("pyclesperanto")
+    devices = arraybridge.framework("pyclesperanto").devices()
+    last = len(devices) - 1
+    result = arraybridge.pyclesperanto(gpu_id=last)(lambda x: x + x)(IMAGE)
+    assert device_of(result) == f"opencl:{last}"
+    assert values(result)[0] == [0.0, 2.0, 4.0]
+
+
+def test_gpu_id_changes_nothing_for_numpy() -> None:
+    assert arraybridge.numpy(gpu_id=3)(identity)(IMAGE) is IMAGE
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto"])
+@pytest.mark.parametrize("arrays", [0, 1])
+def test_a_missing_device_is_refused_when_the_function_is_called(name: str, arrays: int) -> None:
+    require(name)
+    run = decorator(name)(gpu_id=77)(lambda *xs: xs)
+    with pytest.raises(DeviceNotFoundError, match="77"):
+        run(*[IMAGE] * arrays)
+
+
+def test_a_missing_gpu_falls_back_to_the_host_where_that_is_asked_for() -> None:
+    require("jax")
+    with arraybridge.settings(missing_gpu="host"), pytest.warns(arraybridge.MissingGpuWarning):
+        assert device_of(arraybridge.jax(gpu_id=77)(identity)(IMAGE)).kind == "cpu"
+
+
+def test_gpu_id_auto_puts_the_arrays_of_a_call_on_one_device() -> None:
+    require("pyclesperanto")
+    places = arraybridge.pyclesperanto(gpu_id="auto")(lambda x, y: (device_of(x), device_of(y)))(
+        IMAGE, y=IMAGE
+    )
+    assert places[0] == places[1]
+
+
+def test_device_takes_the_frameworks_own() -> None:
+    torch, jax = require("torch"), require("jax")
+    on_torch = arraybridge.torch(device=torch.device("cpu"))(identity)
+    assert arraybridge.device_of(on_torch(IMAGE)) == "cpu"
+    on_jax = arraybridge.jax(device=jax.devices("cpu")[1])(identity)
+    assert arraybridge.device_of(on_jax(IMAGE)) == "cpu:1"
+    assert on_jax.device == "cpu:1"
+    partial = functools.partial(on_jax)
+    assert arraybridge.device_of(next(arraybridge.device_map(partial, [IMAGE]))) == "cpu:1"
+    with pytest.raises(ValueError, match="is not a device"):
+        arraybridge.torch(device=3)  # type: ignore[call-overload]
+
+
+def test_input_type_is_declared_and_strict_refuses_the_rest() -> None:
+    torch = require("torch")
+
+    @arraybridge.torch(input_type="numpy", strict=True, output_type="numpy")
+    def double(picture: Any) -> Any:
+        return picture * 2
+
+    assert double(np.ones(2)).tolist() == [2.0, 2.0]
+    with pytest.raises(SourceMismatchError, match=r"double\(\), argument 'picture'.*numpy.*torch"):
+        double(torch.ones(2))
+    with pytest.raises(SourceMismatchError, match=r"at \['a'\]\[0\]"):
+        double(picture={"a": [torch.ones(2)]})
+    loose = arraybridge.torch(input_type="numpy")(identity)
+    assert loose.input_memory_type == "numpy"
+    assert loose(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_strict_looks_at_each_array_in_warm_calls_too() -> None:
+    torch = require("torch")
+    fn = arraybridge.torch(strict=True, input_type="numpy")(lambda x, y: x + y)
+    loose = arraybridge.torch(lambda x: x)
+    x = np.ones(2)
+    for _ in range(3):
+        loose(torch.ones(2))  # which has a plan from now on
+        assert fn(x, x).tolist() == [2.0, 2.0]
+        with pytest.raises(arraybridge.SourceMismatchError):
+            fn(x, torch.ones(2))
+
+
+class Table:
+    """What pandas, xarray and h5py have: an array can be made of it, and it is none."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.ones((2, 2), dtype)
+
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "alone": ((Table(),), {}, "argument 'x'"),
+    "beside others": ((1, Table()), {}, r"argument \*rest\[0\]"),
+    "by keyword": ((1,), {"image": Table()}, "argument 'image'"),
+    "in a container": (({"a": [Table()]},), {}, "argument 'x'"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_call_without_arrays_but_with_a_table_is_refused(name: str, call: str) -> None:
+    require(name)
+    args, kwargs, where = CALLS[call]
+    ran: list[Any] = []
+    f = decorator(name)(lambda x, *rest, **named: ran.append(x))
+    with pytest.raises(UnknownArrayError, match=rf"{where}: .*Table is no array: .*np\.asarray\(x\)"):
+        f(*args, **kwargs)
+    assert not ran
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_strict_refuses_a_table_beside_an_array_too(call: str) -> None:
+    args, kwargs, _ = CALLS[call]
+    f = arraybridge.numpy(input_type="numpy", strict=True)(identity)
+    assert arraybridge.numpy(identity)(np.ones(2), *args, **kwargs).tolist() == [1.0, 1.0]
+    with pytest.raises(UnknownArrayError, match="is no array"):
+        f(np.ones(2), *args, **kwargs)
+
+
+def test_methods_and_coroutines_refuse_tables() -> None:
+    class Model(Table):
+        """Its methods are not refused for what it is itself."""
+
+        @arraybridge.numpy
+        def method(self, x: Any) -> Any:
+            return x
+
+    assert Model().method(3) == 3
+    with pytest.raises(UnknownArrayError, match="argument 'x'"):
+        Model().method(Table())
+
+    @arraybridge.numpy
+    async def later(x: Any) -> Any:
+        return x
+
+    with pytest.raises(UnknownArrayError):
+        asyncio.run(later(Table()))
+
+
+@pytest.mark.parametrize("source", HOST)
+@pytest.mark.parametrize("target", FRAMEWORKS)
+@pytest.mark.parametrize("dtype", ["float64", "int16", "bool", "float32"])
+def test_dtype_casts_arrays_on_their_way_in(source: str, target: str, dtype: str) -> None:
+    require(source)
+    require(target)
+    seen: list[str] = []
+
+    @decorator(target)(dtype="float32", output_type="numpy")
+    def f(image: Any, *, others: Any, scalar: Any) -> Any:
+        seen.extend(arraybridge.framework(target).dtype_name(x) for x in (image, others[0]))
+        assert scalar == 2.5
+        assert type(scalar) is np.float64
+        return image
+
+    x = arraybridge.convert_memory(IMAGE.astype(dtype), source)
+    result = f(x, others=[x], scalar=np.float64(2.5))
+    assert seen == ["float32"] * 2
+    assert result.dtype == np.float32
+    assert result.tolist() == IMAGE.astype(dtype).astype(np.float32).tolist()
+
+
+def test_dtype_where_the_device_is_named_or_nothing_is_to_be_done() -> None:
+    torch = require("torch")
+    f = arraybridge.torch(dtype=torch.float32, device="cpu")(identity)
+    x = torch.ones(2)
+    assert f(x) is x
+    assert f(torch.ones(2, dtype=torch.float64)).dtype == torch.float32
+    assert arraybridge.numpy(dtype=np.float32)(identity)(np.ones(2)).dtype == np.float32
+
+
+def test_dtype_keeps_the_graph_inside_torch() -> None:
+    torch = require("torch")
+    x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    arraybridge.torch(dtype="float32")(lambda x: x * 2)(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    assert x.grad.dtype == torch.float64
+
+
+CAST_ADVICE = [
+    ("float64", r'@pyclesperanto\(dtype="float32"\)\.'),
+    ("int64", r'@pyclesperanto\(dtype="int32"\) \(or one of int16, int8, uint16, uint32, uint8\)'),
+    ("complex64", "has no complex dtype"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "advice"), CAST_ADVICE)
+def test_the_advice_to_cast_is_an_option_of_the_decorator_and_keeps_the_kind(dtype: str, advice: str) -> None:
+    require("pyclesperanto")
+    with pytest.raises(DtypeNotSupportedError, match=rf"argument 'x': .* no dtype {dtype}.*{advice}"):
+        arraybridge.pyclesperanto(identity)(np.zeros((2, 2), dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bool"])
+def test_a_filter_of_pyclesperanto_takes_what_it_is_told_to_cast(dtype: str) -> None:
+    require("pyclesperanto")
+    x = IMAGE.astype(dtype)
+    result = arraybridge.pyclesperanto(dtype="float32", output_type="input")(identity)(x)
+    assert result.dtype == np.float32
+    assert result.tolist() == x.astype(np.float32).tolist()
+
+
+def test_errors_name_function_argument_and_leaf() -> None:
+    require("torch")
+    masked = np.ma.masked_equal(np.array([1.0, -1.0]), -1.0)
+
+    @arraybridge.torch
+    def segment(picture: Any, *more: Any, **options: Any) -> Any:
+        return picture
+
+    with pytest.raises(ArrayNotSupportedError, match=r"segment\(\), argument 'picture': .*mask") as caught:
+        segment(masked)
+    assert caught.value.source_type == "numpy"
+    assert caught.value.target_type == "torch"
+    with pytest.raises(ArrayNotSupportedError, match=r"argument \*more\[1\]: .*mask"):
+        segment(IMAGE, 1, masked)
+    with pytest.raises(ArrayNotSupportedError, match=r"argument 'side': at \['a'\]\[1\]: .*mask"):
+        segment(IMAGE, side={"a": [1, masked]})
+    with pytest.raises(DtypeNotSupportedError, match=r"segment\(\), argument 'picture': .*object"):
+        segment(np.array(["a", None], object))

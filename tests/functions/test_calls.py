@@ -1,0 +1,450 @@
+"""What a call of a decorated function does between its arguments and its results."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import multiprocessing
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    ArrayNotSupportedError,
+)
+from arraybridge.conversion import plans
+from arraybridge.frameworks.parts import Streams
+from tests.counting import functions_entered
+from tests.functions import cases
+from tests.functions.cases import (
+    FRAMEWORKS,
+    HOST,
+    IMAGE,
+    Box,
+    BoxFramework,
+    decorator,
+    framework_of,
+    identity,
+    registered,
+)
+from tests.helpers import require, run_python
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "input": {"output_type": "input"},
+    "strict": {"strict": True, "input_type": "numpy"},
+    "recovery": {"oom_recovery": True},
+    "split": {"oom_recovery": "split"},
+    "device": {"device": "cpu"},
+    "detach": {"grad": "detach"},
+    "dtype": {"dtype": "float32"},
+    "contract": {"contract": lambda result: result is not None},
+    "keeps the dtype": {"dtype_conversion": arraybridge.DtypeConversion.PRESERVE_INPUT},
+    "all": {
+        "strict": True,
+        "input_type": "numpy",
+        "device": "cpu",
+        "grad": "detach",
+        "dtype": "float32",
+        "oom_recovery": "split",
+        "output_type": "input",
+    },
+}
+
+
+def forget() -> None:
+    plans.by_form.clear()
+    plans._decided.clear()
+
+
+def arrays() -> dict[str, Any]:
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    frozen = x.copy()
+    frozen.flags.writeable = False
+    odd = np.zeros(25, np.uint8)[1:].view(np.float32)
+    odd[:] = x.ravel()
+    return {
+        "aligned": x,
+        "reversed": x[::-1],
+        "transposed": x.T,
+        "read-only": frozen,
+        "big-endian": x.astype(">f4"),
+        "unaligned": odd,
+        "empty": x[:0],
+        "float64": x.astype(np.float64),
+        "bool": x > 2,
+        "list": [x, x[::-1]],
+        "dict": {"a": x, "b": (x.T, "word", 3)},
+        "tuple": (x, frozen),
+        "words": np.array(["a"]),
+        "no array": 3.5,
+        "objects": [x, np.array([None])],
+    }
+
+
+def told(call: Callable[[], Any]) -> Any:
+    """What comes out: types, dtypes, shapes and elements, or the error."""
+
+    def words(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: words(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value), [words(one) for one in value]
+        kind = f"{type(value).__module__}.{type(value).__name__}"
+        if hasattr(value, "dtype"):
+            return kind, str(value.dtype), tuple(value.shape), repr(np.asarray(value).tolist())
+        return kind, value
+
+    try:
+        return words(call())
+    except arraybridge.MemoryConversionError as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("options", list(OPTIONS))
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "numpy"])
+def test_a_warm_call_gives_what_a_cold_one_gives(framework: str, options: str) -> None:
+    require(framework)
+    inside: list[Any] = []
+
+    def body(value: Any) -> Any:
+        inside.append(told(lambda: value))
+        return value
+
+    decorator = getattr(arraybridge, framework)
+    fn = decorator(**{"output_type": "numpy", **OPTIONS[options]})(body)
+    given = arrays()
+    cold = {}
+    for name, value in given.items():
+        forget()
+        inside.clear()
+        cold[name] = told(lambda value=value: fn(value)), list(inside)
+    # NumPy's own elements, that not both are wrong; what an option casts is float32, which holds them.
+    for name in ("aligned", "reversed", "transposed", "read-only", "unaligned", "empty"):
+        found = cold[name][0]
+        assert found[0] == "numpy.ndarray", name
+        assert found[1] == "float32"
+        assert (found[2], found[3]) == (given[name].shape, repr(given[name].tolist())), name
+    for _ in range(3):
+        for name, value in given.items():
+            inside.clear()
+            assert (told(lambda value=value: fn(value)), inside) == cold[name], name
+
+
+@pytest.mark.parametrize("options", ["plain", "strict", "recovery", "split", "device", "detach", "dtype"])
+def test_warm_calls_decide_nothing_and_enter_few_functions(options: str) -> None:
+    importlib.import_module("torch._dynamo")  # any optimiser loads it
+    fn = arraybridge.torch(**{"output_type": "numpy", **OPTIONS[options]})(lambda x: x)
+    x = np.ones(4, np.float32)
+    for _ in range(3):
+        fn(x)
+    entered = functions_entered(lambda: fn(x))
+    assert "decide.py:decide" not in entered
+    assert len(entered) <= 24, entered
+
+
+def test_tracing_sees_the_conversions() -> None:
+    require("torch")
+    with arraybridge.trace() as log:
+        arraybridge.torch(device="cpu", output_type="numpy")(lambda x: x + 1)(IMAGE)
+    assert [(r.source, r.target) for r in log.records] == [("numpy", "torch"), ("torch", "numpy")]
+
+
+def test_coroutines() -> None:
+    require("torch")
+
+    @arraybridge.torch(output_type="numpy", contract=lambda r: r.ndim == 1)
+    async def double(x: Any) -> Any:
+        await asyncio.sleep(0)
+        assert framework_of(x) == "torch"
+        return x * 2
+
+    assert inspect.iscoroutinefunction(double)
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(double(np.full(1, float(i))) for i in range(5)))
+
+    assert [r.tolist() for r in asyncio.run(main())] == [[0.0], [2.0], [4.0], [6.0], [8.0]]
+
+
+def test_pickles_by_reference_and_by_value() -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    require("torch")
+    assert pickle.loads(pickle.dumps(cases.doubled)) is cases.doubled
+    assert pickle.loads(pickle.dumps(arraybridge.torch)) is arraybridge.torch
+    factor = 3
+    for options in ({"output_type": "numpy", "device": "cpu"}, {"grad": "flow"}):
+        local = arraybridge.torch(**options)(lambda x: x * factor)
+        assert local(np.ones(1)).tolist() == [3.0]
+        again = pickle.loads(cloudpickle.dumps(local))
+        assert again(np.ones(1)).tolist() == [3.0]
+        assert again.execution_memory_type == "torch"
+
+
+@pytest.mark.parametrize("options", ['output_type="numpy"', 'grad="flow"'])
+def test_dill_carries_a_function_of_a_script_by_value(options: str, tmp_path: Path) -> None:
+    """As Hugging Face's datasets do, which make a fingerprint of it."""
+    pytest.importorskip("dill")
+    require("torch")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import arraybridge, dill, numpy as np\n"
+        f"@arraybridge.torch({options})\n"
+        "def twice(x): return x * 2\n"
+        "again = dill.loads(dill.dumps(twice, recurse=True))\n"
+        "print(again(np.ones(2)).tolist())\n"
+    )
+    done = run_python(str(script))
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]\n"), done.stderr
+
+
+def test_a_spawned_worker_runs_a_decorated_function() -> None:
+    require("torch")
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        both = pool.apply(cases.run_in_worker, (np.ones(2),))
+    assert [r.tolist() for r in both] == [[2.0, 2.0], [2.0, 2.0]]
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_eight_threads(name: str) -> None:
+    require(name)
+    barrier = threading.Barrier(8)
+    run = decorator(name)(output_type="numpy")(lambda x: x + x)
+
+    def work(i: int) -> bool:
+        barrier.wait(30)
+        x = np.full(100, float(i), np.float32)
+        return all((run(x) == 2 * i).all() for _ in range(10))
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+
+
+def test_errors_of_the_function_pass_untouched() -> None:
+    error = ArrayNotSupportedError("my own")
+
+    @arraybridge.numpy
+    def fail(x: Any) -> Any:
+        raise error
+
+    with pytest.raises(ArrayNotSupportedError) as caught:
+        fail(IMAGE)
+    assert caught.value is error
+    assert str(error) == "my own"
+
+
+def test_streams_are_entered_around_the_function_alone() -> None:
+    """A framework that plays a card: its device and its streams are entered for the function."""
+    events: list[str] = []
+
+    class Side(Streams):
+        def stream(self, device: Any) -> Any:
+            @contextlib.contextmanager
+            def side() -> Iterator[None]:
+                events.append(f"enter {device}")
+                try:
+                    yield
+                finally:
+                    events.append("leave")
+
+            return side()
+
+    class Streamy(BoxFramework):
+        streams = Side()
+
+        def from_host(self, view: np.ndarray[Any, Any], device: Any) -> Box:
+            events.append("convert")
+            return Box(view)
+
+    with registered(Streamy()) as streamy:
+        result = streamy.decorator(output_type="numpy")(lambda box: events.append("run") or box)(np.ones(2))
+        assert result.tolist() == [1.0, 1.0]
+        assert events == ["convert", "enter cpu", "run", "leave"]
+        with pytest.raises(ZeroDivisionError):
+            streamy.decorator(lambda box: 1 // 0)(np.ones(2))
+        assert events[-1] == "leave"
+
+
+def test_stream_false_stays_on_the_caller_s_stream(boxes: Any) -> None:
+    entered: list[str] = []
+
+    class Side(Streams):
+        def stream(self, device: Any) -> Any:
+            @contextlib.contextmanager
+            def side() -> Iterator[None]:
+                entered.append(str(device))
+                yield
+
+            return side()
+
+    boxes.streams = Side()
+    boxes.decorator(identity)(np.ones(2))
+    assert entered == ["cpu"]
+    boxes.decorator(stream=False)(identity)(np.ones(2))
+    assert entered == ["cpu"]
+    with pytest.raises(TypeError, match="stream='yes' must be True or False"):
+        arraybridge.torch(stream="yes")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("target", FRAMEWORKS)
+def test_slice_by_slice_feeds_planes(target: str) -> None:
+    require(target)
+    shapes = []
+
+    @decorator(target)(slice_by_slice=True, output_type="numpy")
+    def double(x: Any, y: Any, name: str) -> Any:
+        shapes.append((tuple(x.shape), tuple(y.shape), name))
+        return x + y
+
+    stack = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    assert double(stack, y=stack, name="n").tolist() == (2 * stack).tolist()
+    assert shapes == [((2, 3), (2, 3), "n")] * 4
+    shapes.clear()
+    assert double(IMAGE, IMAGE, "n").tolist() == (2 * IMAGE).tolist()
+    assert len(shapes) == 1
+
+
+def test_slice_by_slice_of_a_method_and_what_it_refuses() -> None:
+    class Filter:
+        @arraybridge.numpy(slice_by_slice=True)
+        def run(self, x: Any, y: Any = 0) -> Any:
+            assert type(self) is Filter
+            return (x + y).max()
+
+    assert Filter().run(np.arange(8.0).reshape(2, 2, 2)) == [3.0, 7.0]
+    with pytest.raises(ValueError, match="three axes"):
+        Filter().run(np.ones((2, 2, 2, 2)), 1)
+    with pytest.raises(ValueError, match="2 planes, another one has 3"):
+        Filter().run(np.ones((2, 2, 2)), np.ones((3, 2, 2)))
+
+
+class Hungry:
+    """Runs out of memory while a batch is larger than it bears."""
+
+    def __init__(self, failures: int = 0, rows: int = 10**9) -> None:
+        self.failures, self.rows, self.calls = failures, rows, 0
+
+    def __call__(self, x: Any, max_retries: float = 2.0) -> Any:
+        self.calls += 1
+        if self.calls <= self.failures or len(x) > self.rows:
+            raise MemoryError("rehearsed")
+        return x * max_retries
+
+
+@pytest.mark.parametrize("target", HOST)
+def test_oom_recovery_tries_again_and_splits(target: str) -> None:
+    require(target)
+    hungry = Hungry(failures=2)
+    # A keyword of the function may be called like an option of the recovery.
+    run = decorator(target)(oom_recovery=True, output_type="numpy")(hungry)
+    assert run(IMAGE, max_retries=2.0).tolist() == (2 * IMAGE).tolist()
+    assert hungry.calls == 3
+    hungry = Hungry(rows=3)
+    batch = np.arange(20, dtype=np.float32).reshape(10, 2)
+    run = decorator(target)(oom_recovery="split", output_type="input")(hungry)
+    assert run(batch, max_retries=2.0).tolist() == (2 * batch).tolist()
+    assert hungry.calls > 4
+    for options, failures in (({"oom_recovery": True, "max_retries": 1}, 2), ({}, 1)):
+        with pytest.raises(MemoryError, match="rehearsed"):
+            decorator(target)(**options)(Hungry(failures=failures))(IMAGE)
+    with pytest.raises(ZeroDivisionError):
+        decorator(target)(oom_recovery=True)(lambda x: 1 // 0)(IMAGE)
+
+
+def test_oom_recovery_of_a_method_leaves_self_whole() -> None:
+    class Net(np.ndarray):
+        @arraybridge.numpy(oom_recovery="split", min_split=2)
+        def run(self, x: Any) -> Any:
+            assert self.shape == (8,)
+            if len(x) > 2:
+                raise MemoryError
+            return x + 1
+
+    assert np.ones(8).view(Net).run(np.zeros(8)).tolist() == [1.0] * 8
+
+
+@pytest.mark.parametrize("recovery", [True, "split"])
+def test_nothing_of_a_planned_attempt_stays_until_the_next(recovery: Any) -> None:
+    require("torch")
+    brought: list[Any] = []
+    alive: list[bool] = []
+
+    def work(x: Any) -> Any:
+        alive.extend(ref() is not None for ref in brought)
+        brought.append(weakref.ref(x))
+        made = x + 1  # what an attempt has made
+        brought.append(weakref.ref(made))
+        if len(brought) < 4:
+            raise MemoryError
+        return x
+
+    fn = arraybridge.torch(oom_recovery=recovery, output_type="numpy")(work)
+    plain = arraybridge.torch(output_type="numpy")(lambda x: x)
+    x = np.arange(4.0)
+    for _ in range(2):
+        plain(x)  # from now on its arrays have a plan
+    assert fn(x).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert len(brought) == 4
+    assert alive == [False, False]
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+def test_what_is_fixed_is_unpacked_in_warm_calls_too(framework: str) -> None:
+    require(framework)
+    seen: list[Any] = []
+
+    def work(x: Any, beside: Any) -> Any:
+        seen.append(beside)
+        return {"x": x, "n": arraybridge.fixed(3)}
+
+    fn = getattr(arraybridge, framework)(oom_recovery="split", output_type="numpy")(work)
+    x = np.arange(4.0)
+    for _ in range(3):
+        for beside in (arraybridge.fixed(2), [arraybridge.fixed(2)], {"a": (x, arraybridge.fixed(2))}):
+            found = fn(x, beside)
+            assert (found["x"].tolist(), found["n"]) == ([0.0, 1.0, 2.0, 3.0], 3)
+        assert seen[-3:-1] == [2, [2]]
+        assert seen[-1]["a"][1] == 2
+
+
+class _PlugInError(Exception):
+    """What a framework of somebody else's may raise where memory runs out."""
+
+
+@pytest.mark.parametrize("kind", [MemoryError, _PlugInError])
+@pytest.mark.parametrize("recovery", [True, "split"])
+def test_memory_that_runs_out_in_a_planned_conversion_is_recovered_from(
+    recovery: Any, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numpy = arraybridge.framework("numpy")
+    cast, failures, sizes = numpy.cast, [0], []
+
+    def scarce(x: Any, dtype: str) -> Any:
+        sizes.append(len(x))
+        if failures[0] or (recovery == "split" and len(x) > 2):
+            failures[0] = max(0, failures[0] - 1)
+            raise kind("no memory")
+        return cast(x, dtype)
+
+    fn = arraybridge.numpy(dtype="float64", oom_recovery=recovery)(lambda x: x + 1)
+    for _ in range(2):
+        fn(np.arange(4, dtype=np.float32))  # from now on its arrays have a plan
+    monkeypatch.setattr(numpy, "cast", scarce)
+    monkeypatch.setattr(numpy, "is_oom", lambda error: isinstance(error, kind))
+    for _ in range(2):
+        failures[0] = 2 if recovery is True else 0
+        sizes.clear()
+        found = fn(np.arange(4, dtype=np.float32))
+        assert found.dtype == np.float64
+        assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert sizes[-2:] == ([4, 4] if recovery is True else [2, 2])

@@ -1,0 +1,101 @@
+"""Compilers and transformations of the frameworks, around and inside decorated functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import (
+    ArrayNotSupportedError,
+    DtypeConversion,
+)
+from tests.functions.cases import (
+    identity,
+)
+from tests.helpers import require, run_script
+
+
+def test_jax_transformations_around_a_jax_function() -> None:
+    jax = require("jax")
+    f = arraybridge.jax(lambda x, y: {"z": (x * x * y).sum()})
+    x = jax.numpy.array([1.0, 2.0])
+    assert float(jax.jit(f)(x, x)["z"]) == 9.0
+    assert jax.grad(lambda v: f(v, 2.0)["z"])(x).tolist() == [4.0, 8.0]
+    assert jax.vmap(f)(x, x)["z"].tolist() == [1.0, 8.0]
+    one_constant = jax.jit(lambda v: f(v, np.ones(2, np.float32))["z"])
+    assert float(one_constant(x)) == 5.0
+
+
+def test_jax_jit_around_another_framework_is_refused_clearly() -> None:
+    jax = require("jax")
+    require("torch")
+    for refusing in (
+        arraybridge.numpy(identity),
+        arraybridge.torch(identity),
+        arraybridge.jax(output_type="numpy")(identity),
+        arraybridge.jax(dtype_conversion=DtypeConversion.UINT8)(identity),
+    ):
+        with pytest.raises(ArrayNotSupportedError, match=r"identity\(\).*outside jax\.jit"):
+            jax.jit(refusing)(jax.numpy.ones(2))
+
+
+def test_tf_function_and_gradients_around_a_tensorflow_function() -> None:
+    tf = require("tensorflow")
+    f = arraybridge.tensorflow(lambda x: {"y": x * x})
+    assert tf.function(lambda x: f(x)["y"])(tf.constant([2.0])).numpy().tolist() == [4.0]
+    with tf.GradientTape() as tape:
+        x = tf.Variable([3.0])
+        y = f(x)["y"]
+    assert tape.gradient(y, x).numpy().tolist() == [6.0]
+    refused = arraybridge.numpy(identity)
+    with pytest.raises(ArrayNotSupportedError, match=r"outside tf\.function"):
+        tf.function(refused, autograph=False)(tf.constant([2.0]))
+
+
+def compiled(fn: Any, **options: Any) -> Any:
+    torch = require("torch")
+    torch.compiler.reset()
+    return torch.compile(fn, backend="eager", **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"output_type": "input"}])
+def test_torch_compile_around_a_torch_function_makes_one_graph(options: Any) -> None:
+    torch = require("torch")
+    f = arraybridge.torch(**options)(lambda x, k=2.0: {"y": torch.sin(x) * k})
+    weights = torch.ones(3, requires_grad=True)
+    result = compiled(lambda x: f(x)["y"].sum(), fullgraph=True)(weights)
+    result.backward()
+    assert torch.allclose(weights.grad, 2 * torch.cos(torch.ones(3)))
+
+
+def test_torch_compile_comes_before_all_else() -> None:
+    """What the library learns at first sight of a type, it may have to learn while torch traces."""
+    require("torch")
+    done = run_script("compile_first.py", env={"PYTHONWARNINGS": ""})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[3.0, 3.0]\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"grad": "detach"}, {"contract": lambda _: True}])
+def test_torch_compile_converts_numpy_arrays_too(options: Any) -> None:
+    """It traces NumPy with tensors, which are not to be taken for what came in, nor remembered as such."""
+    torch = require("torch")
+    f = arraybridge.torch(**options)(lambda x: x * 2)
+    x = np.arange(3, dtype=np.float32)
+    found = compiled(lambda x: f(x))(x)
+    assert isinstance(found, torch.Tensor)
+    assert found.tolist() == [0.0, 2.0, 4.0]
+    afterwards = arraybridge.torch(grad="detach")(lambda x: x + 1)(x)
+    assert isinstance(afterwards, torch.Tensor)
+    assert afterwards.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_torch_compile_around_another_framework_breaks_the_graph_or_says_why() -> None:
+    torch = require("torch")
+    f = arraybridge.numpy(output_type="torch")(lambda x: np.sqrt(x))
+    assert compiled(lambda x: f(x) + 1)(torch.full((2,), 4.0)).tolist() == [3.0, 3.0]
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"arraybridge.*leave fullgraph=True out"):
+        compiled(lambda x: f(x) + 1, fullgraph=True)(torch.full((2,), 4.0))
