@@ -189,8 +189,8 @@ def _scale(owner: Framework, x: Any, dtype: str) -> Any:
     lo, hi = _limits(dtype)
     if smallest == largest:
         return owner.cast(xp.full_like(values, lo), dtype)
-    if not math.isfinite(largest - smallest):  # halves of them are apart by a finite number
-        values, smallest, largest = values / 2, smallest / 2, largest / 2
+    if largest - smallest > 1e307:  # too far for float64, or for XLA, which takes the reciprocal
+        values, smallest, largest = values / 16, smallest / 16, largest / 16
     scaled = xp.round((values - smallest) / (largest - smallest) * float(hi - lo) + float(lo))
     if hi < 2**53:
         return owner.cast(scaled, dtype)

@@ -108,7 +108,12 @@ def test_containers_are_looked_into_and_keep_their_types() -> None:
         3: OrderedDict(y=a, b=None),
         "d": deque([a], maxlen=3),
     }
-    tree |= {"d": deque([a], maxlen=3), "f": defaultdict(list, k=a), "b": Batch(a, "one"), "s": SimpleNamespace(x=a)}
+    tree |= {
+        "d": deque([a], maxlen=3),
+        "f": defaultdict(list, k=a),
+        "b": Batch(a, "one"),
+        "s": SimpleNamespace(x=a),
+    }
     seen = arraybridge.torch(identity)(tree)
     assert list(seen) == ["z", "a", "m", 3, "d", "f", "b", "s"]
     assert [type(value) for value in seen.values()] == [torch.Tensor, *map(type, list(tree.values())[1:])]
@@ -127,7 +132,6 @@ def test_containers_are_looked_into_and_keep_their_types() -> None:
 def test_what_is_no_array_passes_as_it_is() -> None:
     torch = require("torch")
     model = torch.nn.Linear(2, 2)
-    log: list[str] = []
     for value in (
         1,
         2.5,
@@ -140,11 +144,11 @@ def test_what_is_no_array_passes_as_it_is() -> None:
         identity,
         model,
         np.ndarray,
-        log,
+        [],
+        np.float32(3),
     ):
-        assert arraybridge.jax(identity)(value) is value
-        assert arraybridge.torch(lambda *, x: x)(x=value) is value
-    assert torch.float32 is arraybridge.numpy(identity)(torch.float32)
+        assert arraybridge.numpy(identity)(value) is value
+        assert arraybridge.torch(lambda *, x: x)(x=value) is value or type(value) is np.float32
 
 
 def test_self_is_left_alone_also_where_it_is_an_array() -> None:
@@ -200,23 +204,17 @@ def test_gpu_id_counts_the_devices_of_pyclesperanto() -> None:
     assert values(result)[0] == [0.0, 2.0, 4.0]
 
 
-def test_gpu_id_changes_nothing_for_numpy() -> None:
-    assert arraybridge.numpy(gpu_id=3)(identity)(IMAGE) is IMAGE
-
-
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto"])
 @pytest.mark.parametrize("arrays", [0, 1])
 def test_a_missing_device_is_refused_when_the_function_is_called(name: str, arrays: int) -> None:
     require(name)
-    run = decorator(name)(gpu_id=77)(lambda *xs: xs)
+    run = decorator(name)(gpu_id=77)(lambda *xs: [device_of(x).kind for x in xs])
     with pytest.raises(DeviceNotFoundError, match="77"):
         run(*[IMAGE] * arrays)
-
-
-def test_a_missing_gpu_falls_back_to_the_host_where_that_is_asked_for() -> None:
-    require("jax")
-    with arraybridge.settings(missing_gpu="host"), pytest.warns(arraybridge.MissingGpuWarning):
-        assert device_of(arraybridge.jax(gpu_id=77)(identity)(IMAGE)).kind == "cpu"
+    if name != "pyclesperanto":  # which has no host arrays
+        with arraybridge.settings(missing_gpu="host"), pytest.warns(arraybridge.MissingGpuWarning):
+            assert run(*[IMAGE] * arrays) == ["cpu"] * arrays
+    assert arraybridge.numpy(gpu_id=77)(identity)(IMAGE) is IMAGE
 
 
 def test_gpu_id_auto_puts_the_arrays_of_a_call_on_one_device() -> None:
@@ -247,26 +245,14 @@ def test_input_type_is_declared_and_strict_refuses_the_rest() -> None:
     def double(picture: Any) -> Any:
         return picture * 2
 
-    assert double(np.ones(2)).tolist() == [2.0, 2.0]
-    with pytest.raises(SourceMismatchError, match=r"double\(\), argument 'picture'.*numpy.*torch"):
-        double(torch.ones(2))
-    with pytest.raises(SourceMismatchError, match=r"at \['a'\]\[0\]"):
-        double(picture={"a": [torch.ones(2)]})
-    loose = arraybridge.torch(input_type="numpy")(identity)
-    assert loose.input_memory_type == "numpy"
-    assert loose(torch.ones(2)).tolist() == [1.0, 1.0]
-
-
-def test_strict_looks_at_each_array_in_warm_calls_too() -> None:
-    torch = require("torch")
-    fn = arraybridge.torch(strict=True, input_type="numpy")(lambda x, y: x + y)
-    loose = arraybridge.torch(lambda x: x)
-    x = np.ones(2)
     for _ in range(3):
-        loose(torch.ones(2))  # which has a plan from now on
-        assert fn(x, x).tolist() == [2.0, 2.0]
-        with pytest.raises(arraybridge.SourceMismatchError):
-            fn(x, torch.ones(2))
+        arraybridge.torch(identity)(torch.ones(2))  # which has a plan from now on
+        assert double(np.ones(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(SourceMismatchError, match=r"double\(\), argument 'picture'.*numpy.*torch"):
+            double(torch.ones(2))
+        with pytest.raises(SourceMismatchError, match=r"at \['a'\]\[0\]"):
+            double(picture={"a": [torch.ones(2)]})
+    assert arraybridge.torch(input_type="numpy")(identity)(torch.ones(2)).tolist() == [1.0, 1.0]
 
 
 class Table:
@@ -286,7 +272,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_call_without_arrays_but_with_a_table_is_refused(name: str, call: str) -> None:
+def test_a_table_is_refused_without_an_array_and_by_strict_always(name: str, call: str) -> None:
     require(name)
     args, kwargs, where = CALLS[call]
     ran: list[Any] = []
@@ -294,15 +280,9 @@ def test_a_call_without_arrays_but_with_a_table_is_refused(name: str, call: str)
     with pytest.raises(UnknownArrayError, match=rf"{where}: .*Table is no array: .*np\.asarray\(x\)"):
         f(*args, **kwargs)
     assert not ran
-
-
-@pytest.mark.parametrize("call", CALLS)
-def test_strict_refuses_a_table_beside_an_array_too(call: str) -> None:
-    args, kwargs, _ = CALLS[call]
-    f = arraybridge.numpy(input_type="numpy", strict=True)(identity)
-    assert arraybridge.numpy(identity)(np.ones(2), *args, **kwargs).tolist() == [1.0, 1.0]
+    assert arraybridge.numpy(identity)(IMAGE, *args, **kwargs) is IMAGE
     with pytest.raises(UnknownArrayError, match="is no array"):
-        f(np.ones(2), *args, **kwargs)
+        arraybridge.numpy(input_type="numpy", strict=True)(identity)(IMAGE, *args, **kwargs)
 
 
 def test_methods_and_coroutines_refuse_tables() -> None:
@@ -345,15 +325,6 @@ def test_dtype_casts_arrays_on_their_way_in(source: str, target: str, dtype: str
     assert seen == ["float32"] * 2
     assert result.dtype == np.float32
     assert result.tolist() == IMAGE.astype(dtype).astype(np.float32).tolist()
-
-
-def test_dtype_where_the_device_is_named_or_nothing_is_to_be_done() -> None:
-    torch = require("torch")
-    f = arraybridge.torch(dtype=torch.float32, device="cpu")(identity)
-    x = torch.ones(2)
-    assert f(x) is x
-    assert f(torch.ones(2, dtype=torch.float64)).dtype == torch.float32
-    assert arraybridge.numpy(dtype=np.float32)(identity)(np.ones(2)).dtype == np.float32
 
 
 def test_dtype_keeps_the_graph_inside_torch() -> None:

@@ -62,48 +62,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def forget() -> None:
-    plans.by_form.clear()
-    plans._decided.clear()
-
-
-def arrays() -> dict[str, Any]:
-    x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    frozen = x.copy()
-    frozen.flags.writeable = False
-    odd = np.zeros(25, np.uint8)[1:].view(np.float32)
-    odd[:] = x.ravel()
-    return {
-        "aligned": x,
-        "reversed": x[::-1],
-        "transposed": x.T,
-        "read-only": frozen,
-        "big-endian": x.astype(">f4"),
-        "unaligned": odd,
-        "empty": x[:0],
-        "float64": x.astype(np.float64),
-        "bool": x > 2,
-        "list": [x, x[::-1]],
-        "dict": {"a": x, "b": (x.T, "word", 3)},
-        "tuple": (x, frozen),
-        "words": np.array(["a"]),
-        "no array": 3.5,
-        "objects": [x, np.array([None])],
-    }
-
-
 def told(call: Callable[[], Any]) -> Any:
-    """What comes out: types, dtypes, shapes and elements, or the error."""
+    """What comes out: types, dtypes and elements, or the error."""
 
     def words(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: words(one) for key, one in value.items()}
         if isinstance(value, (list, tuple)):
-            return type(value), [words(one) for one in value]
-        kind = f"{type(value).__module__}.{type(value).__name__}"
-        if hasattr(value, "dtype"):
-            return kind, str(value.dtype), tuple(value.shape), repr(np.asarray(value).tolist())
-        return kind, value
+            return [words(one) for one in value]
+        elements = repr(np.asarray(value).tolist()) if hasattr(value, "dtype") else value
+        return type(value), str(getattr(value, "dtype", "")), elements
 
     try:
         return words(call())
@@ -112,7 +78,7 @@ def told(call: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("options", list(OPTIONS))
-@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "numpy"])
+@pytest.mark.parametrize("framework", HOST)
 def test_a_warm_call_gives_what_a_cold_one_gives(framework: str, options: str) -> None:
     require(framework)
     inside: list[Any] = []
@@ -121,24 +87,24 @@ def test_a_warm_call_gives_what_a_cold_one_gives(framework: str, options: str) -
         inside.append(told(lambda: value))
         return value
 
-    decorator = getattr(arraybridge, framework)
-    fn = decorator(**{"output_type": "numpy", **OPTIONS[options]})(body)
-    given = arrays()
-    cold = {}
-    for name, value in given.items():
-        forget()
+    fn = decorator(framework)(**{"output_type": "numpy", **OPTIONS[options]})(body)
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    frozen, odd = x.copy(), np.zeros(25, np.uint8)[1:].view(np.float32)
+    frozen.flags.writeable, odd[:] = False, x.ravel()
+    plain = [x, x[::-1], x.T, frozen, odd, x[:0]]
+    values = [*plain, x.astype(">f4"), x > 2, [x, (x.T, "word")], np.array(["a"]), 3.5, [x, np.array([None])]]
+    cold = []
+    for value in values:
+        plans.by_form.clear()
         inside.clear()
-        cold[name] = told(lambda value=value: fn(value)), list(inside)
+        cold.append((told(lambda value=value: fn(value)), list(inside)))
     # NumPy's own elements, that not both are wrong; what an option casts is float32, which holds them.
-    for name in ("aligned", "reversed", "transposed", "read-only", "unaligned", "empty"):
-        found = cold[name][0]
-        assert found[0] == "numpy.ndarray", name
-        assert found[1] == "float32"
-        assert (found[2], found[3]) == (given[name].shape, repr(given[name].tolist())), name
+    for value, (outcome, _) in zip(plain, cold, strict=False):
+        assert outcome == (np.ndarray, "float32", repr(value.tolist()))
     for _ in range(3):
-        for name, value in given.items():
+        for value, expected in zip(values, cold, strict=True):
             inside.clear()
-            assert (told(lambda value=value: fn(value)), inside) == cold[name], name
+            assert (told(lambda value=value: fn(value)), inside) == expected
 
 
 @pytest.mark.parametrize("options", ["plain", "strict", "recovery", "split", "device", "detach", "dtype"])
@@ -248,16 +214,13 @@ def test_streams_are_entered_around_the_function_alone() -> None:
     events: list[str] = []
 
     class Side(Streams):
-        def stream(self, device: Any) -> Any:
-            @contextlib.contextmanager
-            def side() -> Iterator[None]:
-                events.append(f"enter {device}")
-                try:
-                    yield
-                finally:
-                    events.append("leave")
-
-            return side()
+        @contextlib.contextmanager
+        def stream(self, device: Any) -> Iterator[None]:
+            events.append(f"enter {device}")
+            try:
+                yield
+            finally:
+                events.append("leave")
 
     class Streamy(BoxFramework):
         streams = Side()
@@ -273,27 +236,9 @@ def test_streams_are_entered_around_the_function_alone() -> None:
         with pytest.raises(ZeroDivisionError):
             streamy.decorator(lambda box: 1 // 0)(np.ones(2))
         assert events[-1] == "leave"
-
-
-def test_stream_false_stays_on_the_caller_s_stream(boxes: Any) -> None:
-    entered: list[str] = []
-
-    class Side(Streams):
-        def stream(self, device: Any) -> Any:
-            @contextlib.contextmanager
-            def side() -> Iterator[None]:
-                entered.append(str(device))
-                yield
-
-            return side()
-
-    boxes.streams = Side()
-    boxes.decorator(identity)(np.ones(2))
-    assert entered == ["cpu"]
-    boxes.decorator(stream=False)(identity)(np.ones(2))
-    assert entered == ["cpu"]
-    with pytest.raises(TypeError, match="stream='yes' must be True or False"):
-        arraybridge.torch(stream="yes")  # type: ignore[call-overload]
+        events.clear()
+        streamy.decorator(stream=False)(identity)(np.ones(2))  # stays on the caller's stream
+        assert events == ["convert"]
 
 
 @pytest.mark.parametrize("target", FRAMEWORKS)
@@ -301,31 +246,25 @@ def test_slice_by_slice_feeds_planes(target: str) -> None:
     require(target)
     shapes = []
 
-    @decorator(target)(slice_by_slice=True, output_type="numpy")
-    def double(x: Any, y: Any, name: str) -> Any:
-        shapes.append((tuple(x.shape), tuple(y.shape), name))
-        return x + y
+    class Filter:
+        @decorator(target)(slice_by_slice=True, output_type="numpy")
+        def double(self, x: Any, y: Any, name: str) -> Any:
+            shapes.append((type(self), tuple(x.shape), tuple(y.shape), name))
+            return x + y
 
-    stack = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    double, stack = Filter().double, np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     assert double(stack, y=stack, name="n").tolist() == (2 * stack).tolist()
-    assert shapes == [((2, 3), (2, 3), "n")] * 4
+    assert shapes == [(Filter, (2, 3), (2, 3), "n")] * 4
     shapes.clear()
     assert double(IMAGE, IMAGE, "n").tolist() == (2 * IMAGE).tolist()
     assert len(shapes) == 1
+    with pytest.raises(ValueError, match="4 planes, another one has 3"):
+        double(stack, stack[1:], "n")
 
 
-def test_slice_by_slice_of_a_method_and_what_it_refuses() -> None:
-    class Filter:
-        @arraybridge.numpy(slice_by_slice=True)
-        def run(self, x: Any, y: Any = 0) -> Any:
-            assert type(self) is Filter
-            return (x + y).max()
-
-    assert Filter().run(np.arange(8.0).reshape(2, 2, 2)) == [3.0, 7.0]
+def test_slice_by_slice_refuses_more_axes() -> None:
     with pytest.raises(ValueError, match="three axes"):
-        Filter().run(np.ones((2, 2, 2, 2)), 1)
-    with pytest.raises(ValueError, match="2 planes, another one has 3"):
-        Filter().run(np.ones((2, 2, 2)), np.ones((3, 2, 2)))
+        arraybridge.numpy(slice_by_slice=True)(identity)(np.ones((2, 2, 2, 2)))
 
 
 class Hungry:
@@ -361,70 +300,52 @@ def test_oom_recovery_tries_again_and_splits(target: str) -> None:
         decorator(target)(oom_recovery=True)(lambda x: 1 // 0)(IMAGE)
 
 
-def test_oom_recovery_of_a_method_leaves_self_whole() -> None:
-    class Net(np.ndarray):
-        @arraybridge.numpy(oom_recovery="split", min_split=2)
-        def run(self, x: Any) -> Any:
-            assert self.shape == (8,)
-            if len(x) > 2:
-                raise MemoryError
-            return x + 1
-
-    assert np.ones(8).view(Net).run(np.zeros(8)).tolist() == [1.0] * 8
-
-
 @pytest.mark.parametrize("recovery", [True, "split"])
-def test_nothing_of_a_planned_attempt_stays_until_the_next(recovery: Any) -> None:
+def test_nothing_of_an_attempt_stays_until_the_next(recovery: Any) -> None:
     require("torch")
     brought: list[Any] = []
     alive: list[bool] = []
 
-    def work(x: Any) -> Any:
-        alive.extend(ref() is not None for ref in brought)
-        brought.append(weakref.ref(x))
-        made = x + 1  # what an attempt has made
-        brought.append(weakref.ref(made))
-        if len(brought) < 4:
-            raise MemoryError
-        return x
+    class Net(np.ndarray):
+        @arraybridge.torch(oom_recovery=recovery, output_type="numpy")
+        def work(self, x: Any) -> Any:
+            assert self.shape == (8,)  # self is never cut
+            alive.extend(ref() is not None for ref in brought)
+            made = x + 1  # what an attempt has made
+            brought.extend((weakref.ref(x), weakref.ref(made)))
+            if len(brought) < 4 or (recovery == "split" and len(x) > 2):
+                raise MemoryError
+            return x
 
-    fn = arraybridge.torch(oom_recovery=recovery, output_type="numpy")(work)
-    plain = arraybridge.torch(output_type="numpy")(lambda x: x)
     x = np.arange(4.0)
     for _ in range(2):
-        plain(x)  # from now on its arrays have a plan
-    assert fn(x).tolist() == [0.0, 1.0, 2.0, 3.0]
-    assert len(brought) == 4
-    assert alive == [False, False]
+        arraybridge.torch(identity)(x)  # from now on its arrays have a plan
+    assert np.ones(8).view(Net).work(x).tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert alive
+    assert not any(alive)
 
 
-@pytest.mark.parametrize("framework", ["torch", "numpy"])
-def test_what_is_fixed_is_unpacked_in_warm_calls_too(framework: str) -> None:
-    require(framework)
+def test_what_is_fixed_is_unpacked() -> None:
+    require("torch")
     seen: list[Any] = []
 
     def work(x: Any, beside: Any) -> Any:
         seen.append(beside)
         return {"x": x, "n": arraybridge.fixed(3)}
 
-    fn = getattr(arraybridge, framework)(oom_recovery="split", output_type="numpy")(work)
+    fn = arraybridge.torch(oom_recovery="split", output_type="numpy")(work)
     x = np.arange(4.0)
     for _ in range(3):
         for beside in (arraybridge.fixed(2), [arraybridge.fixed(2)], {"a": (x, arraybridge.fixed(2))}):
-            found = fn(x, beside)
-            assert (found["x"].tolist(), found["n"]) == ([0.0, 1.0, 2.0, 3.0], 3)
+            result = fn(x, beside)
+            assert (result["x"].tolist(), result["n"]) == ([0.0, 1.0, 2.0, 3.0], 3)
         assert seen[-3:-1] == [2, [2]]
         assert seen[-1]["a"][1] == 2
 
 
-class _PlugInError(Exception):
-    """What a framework of somebody else's may raise where memory runs out."""
-
-
-@pytest.mark.parametrize("kind", [MemoryError, _PlugInError])
 @pytest.mark.parametrize("recovery", [True, "split"])
-def test_memory_that_runs_out_in_a_planned_conversion_is_recovered_from(
-    recovery: Any, kind: type[Exception], monkeypatch: pytest.MonkeyPatch
+def test_memory_that_runs_out_in_a_conversion_is_recovered_from(
+    recovery: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numpy = arraybridge.framework("numpy")
     cast, failures, sizes = numpy.cast, [0], []
@@ -433,18 +354,13 @@ def test_memory_that_runs_out_in_a_planned_conversion_is_recovered_from(
         sizes.append(len(x))
         if failures[0] or (recovery == "split" and len(x) > 2):
             failures[0] = max(0, failures[0] - 1)
-            raise kind("no memory")
+            raise MemoryError("no memory")
         return cast(x, dtype)
 
     fn = arraybridge.numpy(dtype="float64", oom_recovery=recovery)(lambda x: x + 1)
     for _ in range(2):
         fn(np.arange(4, dtype=np.float32))  # from now on its arrays have a plan
     monkeypatch.setattr(numpy, "cast", scarce)
-    monkeypatch.setattr(numpy, "is_oom", lambda error: isinstance(error, kind))
-    for _ in range(2):
-        failures[0] = 2 if recovery is True else 0
-        sizes.clear()
-        found = fn(np.arange(4, dtype=np.float32))
-        assert found.dtype == np.float64
-        assert found.tolist() == [1.0, 2.0, 3.0, 4.0]
-        assert sizes[-2:] == ([4, 4] if recovery is True else [2, 2])
+    failures[0] = 2 if recovery is True else 0
+    assert fn(np.arange(4, dtype=np.float32)).tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert sizes[-2:] == ([4, 4] if recovery is True else [2, 2])

@@ -18,7 +18,7 @@ from arraybridge import (
     stack_slices,
     unstack_slices,
 )
-from tests.functions.cases import FRAMEWORKS, HOST, framework_of, values
+from tests.functions.cases import FRAMEWORKS, framework_of, values
 from tests.helpers import require
 
 STACK = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
@@ -37,24 +37,15 @@ def test_stack_and_unstack(source: str, target: str) -> None:
     assert values(whole) == STACK.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "int32", "float32"])
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int32", "float32", "int64", "complex128"])
 @pytest.mark.parametrize("target", FRAMEWORKS)
 def test_every_value_of_a_dtype_survives(target: str, dtype: str) -> None:
     """The copying kernels of pyclesperanto compute in float32, which has no 2**24 + 1."""
     require(target)
-    numbers = np.array([0, 1, 2**24 + 1, 2**31 - 1, 2**32 - 1, 2**31 - 129], np.int64).astype(dtype)
+    if dtype in ("int64", "complex128") and target == "pyclesperanto":
+        pytest.skip("pyclesperanto has no such dtype")
+    numbers = np.array([0, 1, 2**24 + 1, 2**31 - 1, 2**32 - 1, 2**40 + 1], np.int64).astype(dtype)
     stack = np.stack([numbers.reshape(2, 3), numbers[::-1].reshape(2, 3)])
-    again = stack_slices(unstack_slices(stack, target), target)
-    back = convert_memory(again, "numpy")
-    assert back.dtype == stack.dtype
-    assert back.tolist() == stack.tolist()
-
-
-@pytest.mark.parametrize("dtype", ["int64", "float64", "complex128"])
-@pytest.mark.parametrize("target", HOST)
-def test_wide_dtypes_stay_wide(target: str, dtype: str) -> None:
-    require(target)
-    stack = np.array([[[2**40 + 1]], [[2**52 + 1]]]).astype(dtype)
     back = convert_memory(stack_slices(unstack_slices(stack, target), target), "numpy")
     assert back.dtype == stack.dtype
     assert back.tolist() == stack.tolist()
@@ -67,16 +58,10 @@ def test_slices_have_two_axes(target: str, shape: tuple[int, ...]) -> None:
     # 0-d and 4-D arrays pyclesperanto does not have at all.
     with pytest.raises((ValueError, ArrayNotSupportedError), match="axes"):
         stack_slices([np.ones(shape, np.float32)] * 2, target)
-    with pytest.raises(ValueError, match="three axes"):
-        unstack_slices(np.ones((2, *shape, 4) if len(shape) == 3 else shape, np.float32), target)
-    with pytest.raises(ValueError, match="three axes"):
-        process_slices(np.ones((2, *shape, 4) if len(shape) == 3 else shape, np.float32), lambda x: x)
-
-
-def test_a_slice_of_a_row_is_refused_and_what_planes_give_may_be_rows() -> None:
-    with pytest.raises(ValueError, match=r"these slices have shape \(3,\)"):
-        stack_slices([np.arange(3.0)], "numpy")
-    assert process_slices(STACK, lambda plane: plane.sum(axis=0)).shape == (4, 3)
+    wrong = np.ones((2, *shape, 4) if len(shape) == 3 else shape, np.float32)
+    for refused in (lambda: unstack_slices(wrong, target), lambda: process_slices(wrong, lambda x: x)):
+        with pytest.raises(ValueError, match="three axes"):
+            refused()
 
 
 def test_slices_of_several_frameworks_and_devices_make_one_stack() -> None:
@@ -141,13 +126,6 @@ def test_process_slices_may_change_the_framework(source: str, target: str) -> No
     )
     assert framework_of(result) == target
     assert values(result) == (2 * STACK).tolist()
-
-
-@pytest.mark.parametrize("target", HOST)
-def test_process_slices_may_change_the_shape(target: str) -> None:
-    require(target)
-    result = process_slices(convert_memory(STACK, target), lambda plane: plane[0])
-    assert values(result) == STACK[:, 0].tolist()
 
 
 def test_process_slices_stacks_within_tuples_and_dicts() -> None:

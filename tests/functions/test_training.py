@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import Pipeline, device_map, run_with_oom_recovery
+from arraybridge import run_with_oom_recovery
 from tests.helpers import require
 
 torch: Any = None
@@ -87,27 +87,6 @@ def test_autocast(where: str) -> None:
     assert torch.equal(found, expected)
 
 
-def test_what_is_set_around_holds_in_threads() -> None:
-    model = make_model()
-    forward = arraybridge.torch(lambda x: model(x))
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        expected = model(torch.tensor(X))
-        (mapped,) = device_map(forward, [X], ["cpu"])
-        (piped,) = Pipeline(forward).map([X])
-    for found in (mapped, piped):
-        assert found.dtype is torch.bfloat16
-        assert not found.requires_grad
-        assert torch.equal(found, expected)
-
-
-def test_accumulation() -> None:
-    model, decorated, twin, plain = both()
-    for part in (slice(0, 2), slice(2, 4)):
-        (decorated(X[part], Y[part]) / 2).backward()
-        (plain(X[part], Y[part]) / 2).backward()
-    assert same(gradients(model), gradients(twin))
-
-
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpoints(use_reentrant: bool) -> None:
     from torch.utils.checkpoint import checkpoint
@@ -118,19 +97,6 @@ def test_checkpoints(use_reentrant: bool) -> None:
     plain(X, Y).backward()
     assert same(gradients(model), gradients(twin))
     assert x.grad is not None
-
-
-def test_a_scaled_loss() -> None:
-    model, decorated, twin, plain = both()
-    for module, loss in ((model, decorated), (twin, plain)):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu")
-        for _ in range(3):
-            optimizer.zero_grad()
-            scaler.scale(loss(X, Y)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    assert same(list(model.parameters()), list(twin.parameters()))
 
 
 @pytest.mark.parametrize("remedy", ["none", "inside", "before_retry"])
