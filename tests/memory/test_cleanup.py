@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import weakref
 from importlib import metadata
 from typing import Any
 
@@ -32,18 +31,6 @@ def test_bytes_given_back_are_returned(fake: FakeFramework) -> None:
     assert free_memory("fake") == 50
     assert free_memory("fake") == 0
     assert fake.freed == [(Device("gpu", 1), False), (None, False), (None, False)]
-
-
-def test_garbage_is_collected() -> None:
-    class Node:
-        pass
-
-    first, second = Node(), Node()
-    first.other, second.other = second, first  # type: ignore[attr-defined]
-    gone = weakref.ref(first)
-    del first, second
-    free_memory()
-    assert gone() is None
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -134,48 +121,33 @@ def no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")
 
 
+SEGMENTS, SHARE, SIZE = "expandable_segments:True", "per_process_memory_fraction:0.5", "max_split_size_mb:64"
+NEW, OLD = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+
+
 @pytest.mark.parametrize(
     ("version", "before", "fraction", "after"),
     [
-        ("2.13.0", {}, None, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        ("2.12.1", {}, None, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
-        (
-            "2.13.0+cu130",
-            {},
-            0.5,
-            {"PYTORCH_ALLOC_CONF": "expandable_segments:True,per_process_memory_fraction:0.5"},
-        ),
-        ("2.12.1", {}, 0.5, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}),
+        ("2.13.0", {}, None, {NEW: SEGMENTS}),
+        ("2.12.1", {}, None, {OLD: SEGMENTS}),
+        ("2.13.0+cu130", {}, 0.5, {NEW: f"{SEGMENTS},{SHARE}"}),
+        ("2.12.1", {}, 0.5, {OLD: SEGMENTS}),
         # What the user chose stays, and the user's variable.
-        (
-            "2.13.0",
-            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
-            0.5,
-            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,per_process_memory_fraction:0.5"},
-        ),
-        (
-            "2.13.0",
-            {"PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.9"},
-            0.5,
-            {"PYTORCH_ALLOC_CONF": "per_process_memory_fraction:0.5"},
-        ),
+        ("2.13.0", {OLD: SIZE}, 0.5, {OLD: f"{SIZE},{SHARE}"}),
+        ("2.13.0", {NEW: "per_process_memory_fraction:0.9"}, 0.5, {NEW: SHARE}),
         ("", {}, 0.5, {}),
     ],
 )
+@pytest.mark.usefixtures("no_limits")
 def test_coexist_speaks_to_the_allocator_of_torch(
-    version: str,
-    before: dict[str, str],
-    fraction: float | None,
-    after: dict[str, str],
-    no_limits: None,
-    monkeypatch: pytest.MonkeyPatch,
+    version: str, before: dict[str, str], fraction: float | None, after: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found(name: str) -> str:
+    def installed(name: str) -> str:
         if not version:
             raise metadata.PackageNotFoundError(name)
         return version
 
-    monkeypatch.setattr(metadata, "version", found)
+    monkeypatch.setattr(metadata, "version", installed)
     monkeypatch.setattr(sys, "platform", "linux")
     for name, words in before.items():
         monkeypatch.setenv(name, words)
