@@ -15,7 +15,7 @@ from arraybridge.offload.cards import Cards as Machine
 from arraybridge.offload.comparison import difference
 from tests.cards import CardArray
 from tests.helpers import require
-from tests.offload.fakecard import Clock, offload, running_on
+from tests.offload.fakecard import Clock, offload, paying, running_on
 
 
 class Pair(NamedTuple):
@@ -126,11 +126,7 @@ def test_integers_are_compared_exactly(machine: Machine, clock: Clock) -> None:
 
 
 def test_explain_tells_of_the_trial(machine: Machine, clock: Clock) -> None:
-    def fn(x: Any) -> Any:
-        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
-        return x + 1
-
-    run, x = offload(fn, machine), np.ones(64)
+    run, x = offload(paying(clock, lambda x: x + 1), machine), np.ones(64)
     run(x)
     assert "is a trial: it is computed on the CPU as well" in str(run.explain(x))
     run(x)
@@ -158,25 +154,15 @@ def test_each_footprint_has_its_trial(machine: Machine, clock: Clock) -> None:
     assert not run.explain(x, 0).on_gpu
 
 
-def besides(machine: Machine, clock: Clock, body: Callable[[Any], Any]) -> tuple[Any, list[str]]:
-    seen: list[str] = []
-
-    def fn(x: Any, *rest: Any) -> Any:
-        seen.append("cpu" if isinstance(x, np.ndarray) else "card")
-        clock.sleep(1.0 if isinstance(x, np.ndarray) else 1e-5)
-        return body(x, *rest)
-
-    return offload(fn, machine), seen
-
-
 def test_what_returns_nothing_stays_on_the_cpu(machine: Machine, clock: Clock) -> None:
     """There is nothing to compare: it works on its arguments in place, or prints."""
-    run, seen = besides(machine, clock, lambda x: x.fill(x[0] + 1))
+    seen: list[str] = []
+    run = offload(paying(clock, lambda x: x.fill(x[0] + 1), seen), machine)
     x = np.zeros(4)
     for i in range(1, 4):
         assert run(x) is None
         assert x.tolist() == [float(i)] * 4
-    assert "card" not in seen
+    assert set(seen) == {"numpy"}
 
 
 def test_an_object_that_nobody_can_look_into_keeps_it_on_the_cpu(machine: Machine, clock: Clock) -> None:
@@ -184,7 +170,7 @@ def test_an_object_that_nobody_can_look_into_keeps_it_on_the_cpu(machine: Machin
         def __init__(self, inside: Any) -> None:
             self.inside = inside
 
-    run, _ = besides(machine, clock, lambda x: Box(x + 1))
+    run = offload(paying(clock, lambda x: Box(x + 1)), machine)
     run(np.zeros(4))
     with pytest.warns(RuntimeWarning, match="it gives a Box, in which nobody can look for arrays"):
         run(np.zeros(4))
