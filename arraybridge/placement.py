@@ -43,10 +43,9 @@ def chosen_device() -> Device | None:
     Raises:
         ValueError: the environment names no device.
     """
-    chosen = default_device.get()
     words = os.environ.get("ARRAYBRIDGE_DEVICE")
-    if chosen is not None or not words:
-        return chosen
+    if default_device.get() is not None or not words:
+        return default_device.get()
     try:
         return Device.parse(words)
     except ValueError as error:

@@ -84,14 +84,11 @@ def _look(value: Any) -> int:
 
 
 def _look_again(value: Any) -> int:
-    if _is_container(value):
-        return TREE
-    return ARRAY if offers_alone(value) else LEAF
+    return TREE if _is_container(value) else ARRAY if offers_alone(value) else LEAF
 
 
-# A look at the first value of a type may import a framework and take a lock: torch.compile cannot trace that.
-# By this mark, which torch.compiler.assume_constant_result leaves, it calls it while it traces; what that
-# returns is remembered by `kind_of`, which it does trace. (That function itself would import torch here.)
+# A look at the first value of a type may import a framework, which torch.compile cannot trace. By this mark,
+# that of torch.compiler.assume_constant_result (which would import torch here), it calls it while it traces.
 _look._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _look_again._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -145,8 +142,7 @@ class _Node:
     def rebuilt(self, children: Sequence[Any]) -> Any:
         try:
             return self.make(self.like, self.extra, children)
-        # What a class may raise that does not let itself be copied or filled.
-        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
             name = type(self.like).__qualname__
             raise ArrayNotSupportedError(
                 f"a container of type {name} cannot be rebuilt with other arrays ({error}); pass a plain one,"
@@ -179,9 +175,9 @@ def _with_items(like: Any, keys: list[Any], values: Sequence[Any]) -> Any:
 
 def _with_elements(like: Any, _: Any, values: Sequence[Any]) -> Any:
     if isinstance(like, tuple):
-        same = tuple.__new__(type(like), values)
-        getattr(same, "__dict__", {}).update(getattr(like, "__dict__", {}))
-        return same
+        again = tuple.__new__(type(like), values)
+        getattr(again, "__dict__", {}).update(getattr(like, "__dict__", {}))
+        return again
     copied = copy.copy(like)
     copied.clear()
     copied.extend(values)
@@ -212,10 +208,7 @@ def _registered(tree: Any) -> _Node:
 
 def endless() -> ValueError:
     """What to raise where a container contains itself."""
-    return ValueError(
-        "a container contains itself, or is nested too deep, so that there is no end of looking for arrays in"
-        " it; pass a container without the reference to itself"
-    )
+    return ValueError("a container contains itself, or is nested too deep to be looked through for arrays")
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
@@ -269,11 +262,9 @@ def map_arrays(
         tree: an array, a container, or anything else.
         change: a function of one array.
         also: types of leaves to call it for as well, as ``np.generic`` for NumPy's scalars.
-        say: puts the place of the array, as ``at ['batch'][0].image``, into a `MemoryConversionError` or
-            `ValueError` that it raises.
+        say: puts the place of the array, as ``at ['batch'][0].image``, into an error that ``change`` raises.
 
     Raises:
-        MemoryConversionError: from ``change``.
         ArrayNotSupportedError: a registered class cannot be made of other arrays.
         ValueError: a container contains itself.
     """
@@ -333,11 +324,8 @@ def together(
 ) -> Any:
     """One tree, like the first, of what ``join`` makes of the leaves at the same place in all the trees.
 
-    Args:
-        trees: one or more trees that agree. Values of dicts belong together by their keys.
-        join: called with the leaves and their place in words; ``""`` where the trees are leaves.
-        noun: what a tree is, for messages.
-        place: of these trees in larger ones, in words.
+    ``join`` is called with the leaves and their place in words, ``""`` where the trees are leaves. Values of
+    dicts belong together by their keys. ``noun`` says what a tree is, and ``place`` where in larger ones.
 
     Raises:
         CannotSplitError: which is a `ValueError`: the trees differ in structure.

@@ -182,8 +182,7 @@ def _load(name: str) -> Framework:
         instance: Framework = getattr(module, f"{name.capitalize()}Framework")()
     except FrameworkNotInstalledError:
         raise
-    # The code of others may raise anything; some packages leave the program where they miss something.
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # the code of others may raise anything
         raise _import_failed(BUILT_IN[name], error) from error
     return _instances.setdefault(name, instance)
 
@@ -228,11 +227,7 @@ def loaded(name: str | None = None) -> list[Framework]:
 
 
 def _tried(name: str) -> Framework | None:
-    """That framework, None where it does not load.
-
-    Tried once, since an import that fails may take seconds. A plug-in that is broken is named in a warning:
-    whoever calls this has not asked for it.
-    """
+    """That framework, None where it does not load; tried once, since a failing import may take seconds."""
     if name in _instances:
         return _instances[name]
     if name in _failed:
@@ -241,7 +236,7 @@ def _tried(name: str) -> Framework | None:
         return framework(name)
     except FrameworkNotInstalledError as error:
         _failed.add(name)
-        if name not in BUILT_IN and error.__cause__ is not None:
+        if name not in BUILT_IN and error.__cause__ is not None:  # a broken plug-in, which nobody has named
             warn(f"the framework {error}", RuntimeWarning)
         return None
 
