@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from arraybridge import (
     ArrayNotSupportedError,
     CopyRequiredError,
     GradientError,
+    MemoryConversionError,
     UnknownArrayError,
     convert_memory,
     explain,
@@ -83,13 +83,8 @@ def test_gradients_are_asked_for_also_where_none_are_recorded(target: str) -> No
         with mode():
             for x in (leaf, result, parameter):
                 assert "detach" in refused_everywhere(x, (target,), GradientError)
-                assert explain(x, target, grad="detach").copies == int(target != "numpy" and _off(x))
                 got = convert_memory(x, target, grad="detach")
                 assert matrix_data.bits(got) == x.detach().numpy().tobytes()
-
-
-def _off(x: Any) -> bool:
-    return bool(x.data_ptr() % 64)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -98,13 +93,35 @@ def test_a_fake_tensor_has_no_values(target: str) -> None:
     require(target)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    real = torch.ones(3)
     with FakeTensorMode():
+        for call in (convert_memory, explain):
+            with pytest.raises(MemoryConversionError, match="FakeTensor"):
+                call(real, target)
         fake = torch.zeros(3)
         inside = refused_everywhere(fake, (target,), ArrayNotSupportedError)
     outside = refused_everywhere(fake, (target,), ArrayNotSupportedError)
     for message in (inside, outside):
         assert "FakeTensorMode" in message
         assert "convert to numpy first" not in message
+
+
+def test_a_tensor_that_is_spread_over_processes_is_named() -> None:
+    torch = require("torch")
+    distributed = pytest.importorskip("torch.distributed")
+    tensors = pytest.importorskip("torch.distributed.tensor")
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = tensors.init_device_mesh("cpu", (1,))
+        spread = tensors.distribute_tensor(torch.arange(4.0), mesh, [tensors.Shard(0)])
+        message = refused_everywhere(spread, ("numpy",), ArrayNotSupportedError)
+        assert convert_memory(spread, "torch") is spread
+        assert convert_memory(spread.to_local(), "numpy").tolist() == [0, 1, 2, 3]
+    finally:
+        distributed.destroy_process_group()
+    assert "DTensor" in message
+    assert "to_local()" in message
+    assert "full_tensor()" in message
 
 
 # ---- NumPy: whose memory it is ---------------------------------------------------------------------------
@@ -257,22 +274,6 @@ def test_a_sharded_array_stays_where_it_is_unless_asked() -> None:
 # ---- other libraries -------------------------------------------------------------------------------------
 
 
-class Picture:
-    """As Pillow's images: each question makes bytes anew."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.values.shape,
-            "typestr": self.values.dtype.str,
-            "version": 3,
-            "data": self.values.tobytes(),
-        }
-
-
 @pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
 def test_bytes_that_were_handed_out_are_a_copy(target: str) -> None:
     require(target)
@@ -288,6 +289,34 @@ def test_bytes_that_were_handed_out_are_a_copy(target: str) -> None:
     if target == "numpy":
         result[0, 0] = 9
         assert picture.values[0, 0] == 0
+
+
+class OnCard:
+    """An array of numba's, say."""
+
+    __cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (64, True), "version": 3}  # noqa: RUF012
+
+
+@pytest.mark.parametrize("call", [convert_memory, explain])
+def test_an_array_of_a_card_without_a_driver_is_refused_by_name(call: Any) -> None:
+    require("cupy")
+    if arraybridge.framework("cupy").devices():
+        pytest.skip("there is a card")
+    with pytest.raises(ArrayNotSupportedError, match=r"CUDA array.*copy it to the host") as caught:
+        call(OnCard(), "numpy")
+    assert caught.value.__cause__ is not None
+
+
+class Picture:
+    """As Pillow's images: each question makes bytes anew."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        bits, kind = self.values.tobytes(), self.values.dtype.str
+        return {"shape": self.values.shape, "typestr": kind, "version": 3, "data": bits}
 
 
 def test_an_interface_of_the_object_itself_is_seen() -> None:
@@ -367,52 +396,3 @@ def test_scalars_of_numpy_are_arrays_without_axes(target: str, scalar: np.generi
         assert not explain(scalar, target).shares_memory
         with pytest.raises(CopyRequiredError):
             convert_memory(scalar, target, copy=False)
-
-
-# ---- hints -----------------------------------------------------------------------------------------------
-
-
-def hinted() -> dict[str, tuple[Any, str]]:
-    return {
-        "memoryview": (memoryview(b"1234"), "np.asarray(x)"),
-        "array.array": (array.array("f", [1, 2]), "np.asarray(x)"),
-        "bytes": (b"1234", "np.frombuffer(x, np.uint8)"),
-        "bytearray": (bytearray(4), "np.frombuffer(x, np.uint8)"),
-        "range": (range(4), "np.asarray(x)"),
-    }
-
-
-@pytest.mark.parametrize("kind", hinted())
-def test_the_expression_to_write_instead(kind: str) -> None:
-    x, expression = hinted()[kind]
-    for call in (convert_memory, explain):
-        with pytest.raises(UnknownArrayError) as caught:
-            call(x, "numpy")
-        assert expression in str(caught.value)
-    made = eval(expression, {"np": np, "x": x})  # noqa: S307  # what the message says has to run
-    assert isinstance(convert_memory(made, "numpy"), np.ndarray)
-    assert made.size in (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "expression"),
-    [
-        ("pandas.core.frame", "DataFrame", "x.to_numpy()"),
-        ("pandas.core.series", "Series", "x.to_numpy()"),
-        ("polars.series.series", "Series", "x.to_numpy()"),
-        ("polars.dataframe.frame", "DataFrame", "x.to_numpy()"),
-        ("xarray.core.dataarray", "DataArray", "x.data"),
-        ("xarray.core.dataset", "Dataset", "x.to_dataarray().data"),
-        ("h5py._hl.dataset", "Dataset", "x[...]"),
-        ("zarr.core.array", "Array", "x[...]"),
-        ("scipy.sparse._csr", "csr_matrix", "x.toarray()"),
-        ("scipy.sparse._coo", "coo_array", "x.toarray()"),
-        ("dask.array.core", "Array", "x.compute()"),
-        ("somewhere", "Thing", "np.asarray(x)"),
-    ],
-)
-def test_libraries_are_told_by_their_own_expressions(module: str, name: str, expression: str) -> None:
-    cls = type(name, (), {"__array__": lambda self: np.zeros(2), "__module__": module})
-    with pytest.raises(UnknownArrayError) as caught:
-        convert_memory(cls(), "numpy")
-    assert expression in str(caught.value)
