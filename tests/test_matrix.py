@@ -431,27 +431,3 @@ def test_dtype_casts_as_the_target_casts(source: str, target: str) -> None:
         assert data.bits(result) == _native_cast(target, values, "float32"), name
         if source == target and name == "float32":
             assert result is array, "a cast to the dtype it has is no cast"
-
-
-def test_jax_saturates_where_it_casts() -> None:
-    """float32 to uint8 in JAX saturates; in NumPy it wraps. The target's way holds."""
-    require("jax")
-    result = arraybridge.convert_memory(np.array([-1.0, 300.0, 2.7], np.float32), "jax", dtype="uint8")
-    assert data.bits(result) == bytes([0, 255, 2])
-
-
-@pairs
-@sources
-def test_without_dtype_nothing_is_cast(source: str, target: str) -> None:
-    """A wide integer and a wide float arrive whole, or are refused by name."""
-    require(source)
-    require(target)
-    if source == "pyclesperanto":
-        return  # it has neither: data.PYCLESPERANTO_DTYPES
-    for values in (np.array([2**32 + 5, -(2**53) - 1]), np.array([1e300, 5e-324])):
-        array = _native_source(source, values)
-        if target == "pyclesperanto":
-            with pytest.raises(DtypeNotSupportedError):
-                arraybridge.convert_memory(array, target)
-        else:
-            assert data.bits(arraybridge.convert_memory(array, target)) == values.tobytes()

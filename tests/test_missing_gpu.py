@@ -14,8 +14,6 @@ import pytest
 
 import arraybridge
 from arraybridge import (
-    BufferPool,
-    Device,
     MissingGpuWarning,
     Pipeline,
     device_map,
@@ -75,31 +73,6 @@ def test_a_call_warns_once_and_runs_on_the_host(call: Callable[[], Any]) -> None
         np.testing.assert_array_equal(arraybridge.to_numpy(result), X)
     with pytest.raises(arraybridge.DeviceNotFoundError):
         call()
-
-
-def test_a_buffer_and_the_device_of_a_framework() -> None:
-    torch = require("torch")
-    pool = BufferPool()
-    with settings(missing_gpu="host"):
-        with pytest.warns(MissingGpuWarning, match=f"gpu:{NOWHERE} is missing") as seen:
-            buffer = pool.take((3,), "float32", "torch", gpu_id=NOWHERE)
-        assert (len(seen), seen[0].filename) == (1, __file__)
-        assert buffer.device == torch.device("cpu")
-        pool.give(buffer)
-        # One place, and so one buffer.
-        assert pool.take((3,), "float32", "torch").data_ptr() == buffer.data_ptr()
-        with pytest.warns(MissingGpuWarning, match=f"gpu:{NOWHERE} is missing") as seen:
-            native = Device("gpu", NOWHERE).native("torch")
-        assert (len(seen), seen[0].filename) == (1, __file__)
-        assert native == torch.device("cpu")
-        with pytest.raises(arraybridge.DeviceNotFoundError):
-            Device("cpu", NOWHERE).native("torch")
-    for ask in (
-        lambda: pool.take((3,), "float32", "torch", gpu_id=NOWHERE),
-        lambda: Device("gpu", NOWHERE).native("torch"),
-    ):
-        with pytest.raises(arraybridge.DeviceNotFoundError, match='missing_gpu="host"'):
-            ask()
 
 
 @pytest.mark.parametrize(
