@@ -13,6 +13,7 @@ from typing import Any as _Any
 import numpy as _numpy  # noqa: F401
 
 from arraybridge.batches import fixed
+from arraybridge.carriers.carrier import Carrier, register_carrier
 from arraybridge.conversion.convert import (
     convert_memory,
     convert_tree,
@@ -54,7 +55,11 @@ from arraybridge.options import settings
 from arraybridge.types import Device
 
 if _TYPE_CHECKING:
+<<<<<<< HEAD
     from arraybridge.devices.discovery import least_used_gpu as least_used_gpu
+=======
+    from arraybridge.carriers.files import chunks
+>>>>>>> d5f4332 (Objects that carry one array are taken as arrays, and results come back in them)
     from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
     from arraybridge.errors import CannotSplitError as CannotSplitError
     from arraybridge.errors import CopyRequiredError as CopyRequiredError
@@ -124,6 +129,7 @@ __all__ = [
     "Pipeline",
     "prefetch",
     "shared",
+    "chunks",
     "benchmark",
     "compare",
     # memory
@@ -143,6 +149,8 @@ __all__ = [
     "framework",
     "register",
     "Framework",
+    "register_carrier",
+    "Carrier",
 ]
 
 __version__ = "1.0.0"
@@ -156,6 +164,7 @@ _use_pocl_wheel()
 # Loaded when first asked for: a quarter of what the import of this package would cost. What is not in
 # `__all__` comes out of a call, is an error, or is needed by few; it is named in its module.
 _MODULES = {
+    "carriers.files": "chunks",
     "conversion.convert": "to_mlx to_paddle",
     "conversion.explanation": "Route",
     "conversion.trace": "TraceLog",

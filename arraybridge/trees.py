@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import mmap
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.carriers.carrier import carrier_of
+from arraybridge.carriers.carrier import opened as opened_carrier
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
@@ -32,6 +35,7 @@ __all__ = [
     "endless",
     "flattened",
     "is_array",
+    "is_carrier",
     "kind_of",
     "kinds",
     "leaves_of",
@@ -52,6 +56,8 @@ _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), slice, range),
     *(FunctionType, BuiltinFunctionType, MethodType),
 )
+# They carry arrays where they are named as a source; among other things they are what they are.
+_BYTES = (bytes, bytearray, mmap.mmap)
 _BUILT_IN = (dict, list, tuple, OrderedDict, defaultdict, deque)
 _BASES = (dict, list, tuple, deque, UserDict, SimpleNamespace)
 # Classes may be registered with optree for arraybridge alone.
@@ -78,19 +84,29 @@ def _look(value: Any) -> int:
     # torch.compile, should it trace this, cannot ask a tensor what it offers itself.
     if registry.find_owner(value) is not None:
         return ARRAY
+    if carrier_of(value) is not None:
+        return _OPEN
     if is_foreign_array(value) and not offers_alone(value):
         return ARRAY
     return TREE if _is_container(value) else _OPEN
 
 
 def _look_again(value: Any) -> int:
+    if is_carrier(value):  # first, since zarr's arrays are dataclasses
+        return ARRAY
     return TREE if _is_container(value) else ARRAY if offers_alone(value) else LEAF
+
+
+def is_carrier(value: Any) -> bool:
+    """Whether it counts as an array because it carries one; bytes do not."""
+    return not isinstance(value, _BYTES) and carrier_of(value) is not None
 
 
 # A look at the first value of a type may import a framework, which torch.compile cannot trace. By this mark,
 # that of torch.compiler.assume_constant_result (which would import torch here), it calls it while it traces.
 _look._dynamo_marked_constant = True  # type: ignore[attr-defined]
 _look_again._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_carrier._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_container(x: Any) -> bool:
@@ -106,7 +122,7 @@ def _is_registered(x: Any) -> bool:
 
 def is_array(x: Any) -> bool:
     """Whether ``x`` is an array that can be a source."""
-    return registry.find_owner(x) is not None or is_foreign_array(x)
+    return registry.find_owner(x) is not None or carrier_of(x) is not None or is_foreign_array(x)
 
 
 def source_of(x: Any) -> tuple[Framework, Any]:
@@ -118,6 +134,10 @@ def source_of(x: Any) -> tuple[Framework, Any]:
     owner = registry.find_owner(x)
     if owner is not None:
         return owner, x
+    carrier = carrier_of(x)
+    if carrier is not None:
+        owner, array = opened_carrier(carrier, x)
+        return source_of(array) if owner is None else (owner, array)
     if not is_foreign_array(x):
         raise registry.unknown_array(x)
     return foreign_framework(x)

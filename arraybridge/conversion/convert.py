@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
+from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, decide, dtype_name, find_source, is_dtype
 from arraybridge.conversion.explanation import Route
@@ -286,6 +287,8 @@ def detect_memory_type(x: Any) -> str:
     owner = registry.find_owner(x)
     if owner is not None:
         return owner.name
+    if carrier_of(x) is not None:
+        return find_source(x)[0].name
     if not foreign.is_foreign_array(x):
         raise registry.unknown_array(x)
     if foreign.offers(x, "__dlpack_device__"):

@@ -10,9 +10,12 @@ __all__ = ["hint_for"]
 
 # Root module and name of a class, or of the first of its bases that is found here → the expression.
 _EXPRESSIONS = {
-    ("pandas", ""): "x.to_numpy()",
-    ("polars", ""): "x.to_numpy()",
-    ("xarray", "Dataset"): "x.to_dataarray().data",
+    (
+        "pandas",
+        "",
+    ): "x.to_numpy(dtype), with a dtype of numbers for all of it (of categories, x.cat.codes)",
+    ("polars", ""): "x.to_numpy(), or x.to_physical().to_numpy() of categories",
+    ("xarray", "Dataset"): 'x["name"], one of its variables, or x.to_dataarray()',
     ("xarray", ""): "x.data",
     ("h5py", ""): "x[...]",
     ("zarr", "Group"): 'x["name"][...]',
@@ -21,7 +24,7 @@ _EXPRESSIONS = {
     ("zarr", ""): "x[...]",
     ("scipy", ""): "x.toarray()",
     ("sparse", ""): "x.todense()",
-    ("dask", ""): "x.compute()",
+    ("dask", ""): "x.compute(), or work on its blocks with arraybridge.dask.map_blocks(fn, x)",
 }
 
 

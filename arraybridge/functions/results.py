@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import plans
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.plans import by_form
@@ -17,7 +18,7 @@ from arraybridge.functions.arguments import Args, Change, Kwargs, conversion, fi
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.wrap import label_of
-from arraybridge.trees import ARRAY, TREE, is_array, kind_of, kinds, map_arrays, source_of
+from arraybridge.trees import ARRAY, TREE, is_array, is_carrier, kind_of, kinds, map_arrays, source_of
 
 __all__ = ["GiveBack", "check_result", "giving_back"]
 
@@ -53,7 +54,7 @@ def giving_back(fn: Callable[..., Any], skip: int, options: DecoratorOptions) ->
                 except plans.declined:
                     result = way.change(result)
             elif (kind := kinds.get(type(result)) or kind_of(result)) == ARRAY:
-                result = way.change(result)
+                result = _leaf(result, way)
             elif kind == TREE or isinstance(result, np.generic):
                 result = map_arrays(result, lambda x: _leaf(x, way), also=np.generic)
         except MemoryConversionError as error:
@@ -73,7 +74,8 @@ def giving_back(fn: Callable[..., Any], skip: int, options: DecoratorOptions) ->
 def _leaf(x: Any, way: _Way) -> Any:
     """An array, or one of NumPy's scalars, which goes as an array without axes where the target has those."""
     if not isinstance(x, np.generic):
-        return way.change(x)
+        # A carrier that the function made stays one.
+        return x if not kinds.get(type(x)) and is_carrier(x) else way.change(x)
     if way.target == "numpy" or not is_array(x):
         return x
     try:
@@ -105,7 +107,15 @@ def _home(first: Any, grad: Any) -> _Way:
                 return x
         return convert_memory(x, source.name, grad=grad)
 
-    return _Way(source.name, None, change, change)
+    carrier = None if kinds.get(type(first)) else carrier_of(first)
+    if carrier is None:
+        return _Way(source.name, None, change, change)
+
+    def carried(x: Any) -> Any:
+        array = change(x)
+        return carrier.rebuild(first, array) if array.shape == source.shape(origin) else array
+
+    return _Way(source.name, None, carried, carried)
 
 
 def _in_dtype(way: _Way, wanted: DtypeConversion, first: Any) -> _Way:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.trace import open_logs
@@ -346,6 +347,9 @@ def _home(result: Any, first: Any, scalars: list[bool]) -> Any:
         host = np.asarray(x) if isinstance(x, np.generic) else convert_memory(x, "numpy")
         if not host.ndim and scalar:
             return host[()]
-        return host if host.flags.writeable else host.copy()  # as NumPy's results are
+        host = host if host.flags.writeable else host.copy()  # as NumPy's results are
+        fits = carrier is not None and host.shape == owner.shape(data)
+        return carrier.rebuild(first, host) if carrier is not None and fits else host
 
+    carrier = carrier_of(first)
     return map_arrays(result, bring, also=np.generic)

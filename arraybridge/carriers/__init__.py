@@ -1,0 +1,1 @@
+"""Objects that carry one array: read as arrays, and made anew around others."""

@@ -1,0 +1,77 @@
+"""pandas and polars: columns of one numeric dtype."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from arraybridge.carriers.carrier import Carrier, is_of, refused
+
+__all__ = ["Pandas", "Polars"]
+
+
+class Pandas(Carrier):
+    """Series, indices, and tables of one numeric dtype."""
+
+    def carries(self, x: Any) -> bool:
+        if is_of(x, "pandas", "DataFrame"):
+            dtypes = set(x.dtypes)
+            return len(dtypes) == 1 and _is_number(dtypes.pop())
+        return is_of(x, "pandas", "Series", "Index") and _is_number(x.dtype)
+
+    def array(self, x: Any) -> Any:
+        is_table = is_of(x, "pandas", "DataFrame")
+        dtype = x.dtypes.iloc[0] if is_table else x.dtype
+        if isinstance(dtype, np.dtype):
+            values = x.to_numpy()
+            apart = is_table and not np.shares_memory(values, x.iloc[:, 0].to_numpy())
+            return (values, "the columns of the table lie apart") if apart and values.size else values
+        if np.any(x.isna()):
+            raise refused(f"values of pandas with nulls ({dtype})", "pass x.fillna(value) or x.dropna()")
+        return x.to_numpy(dtype=dtype.numpy_dtype), f"pandas keeps {dtype} with a mask"
+
+    def rebuild(self, x: Any, array: Any) -> Any:
+        pandas = sys.modules["pandas"]
+        if is_of(x, "pandas", "DataFrame"):
+            table = pandas.DataFrame(array, index=x.index, columns=x.columns)
+            return _in_own_dtypes(table, x.dtypes.iloc[0]).__finalize__(x)
+        if is_of(x, "pandas", "Index"):
+            return _in_own_dtypes(pandas.Index(array, name=x.name), x.dtype)
+        series = pandas.Series(array, index=x.index, name=x.name)
+        return _in_own_dtypes(series, x.dtype).__finalize__(x)
+
+
+def _in_own_dtypes(values: Any, dtype: Any) -> Any:
+    """In pandas' own dtype (``Int64``), if it is that of the numbers."""
+    if isinstance(dtype, np.dtype):
+        return values
+    numbers = values.dtypes.iloc[0] if values.ndim == 2 else values.dtype
+    return values.astype(dtype) if dtype.numpy_dtype == numbers else values
+
+
+def _is_number(dtype: Any) -> bool:
+    """Not of categories, dates, text; of pandas' own dtypes those that have one of NumPy's."""
+    own = not isinstance(dtype, np.dtype)
+    return dtype.kind in "biufc" and (not own or hasattr(dtype, "numpy_dtype"))
+
+
+class Polars(Carrier):
+    """Series of numbers."""
+
+    def carries(self, x: Any) -> bool:
+        if not is_of(x, "polars", "Series"):
+            return False
+        return bool(x.dtype.is_integer() or x.dtype.is_float() or x.dtype == sys.modules["polars"].Boolean)
+
+    def array(self, x: Any) -> Any:
+        if x.null_count():
+            raise refused("a series of polars with nulls", "pass x.fill_null(value) or x.drop_nulls()")
+        try:
+            return x.to_numpy(allow_copy=False)
+        except RuntimeError:
+            return x.to_numpy(), "polars keeps it in pieces or bits"
+
+    def rebuild(self, x: Any, array: Any) -> Any:
+        return sys.modules["polars"].Series(x.name, array)

@@ -1,0 +1,486 @@
+"""Objects that carry one array: in exactly, and back with all that belongs to them. Real packages."""
+
+from __future__ import annotations
+
+import array
+import json
+import mmap
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge as ab
+from arraybridge import Carrier, convert_memory, explain, register_carrier, trace
+from arraybridge.carriers.carrier import carrier_of
+from arraybridge.errors import MemoryConversionError
+from arraybridge.testing import inject_oom
+from tests.helpers import require, run_python
+
+torch = require("torch")
+xarray = pytest.importorskip("xarray")
+pandas = pytest.importorskip("pandas")
+polars = pytest.importorskip("polars")
+sitk = pytest.importorskip("SimpleITK")
+zarr = pytest.importorskip("zarr")
+h5py = pytest.importorskip("h5py")
+pillow = pytest.importorskip("PIL.Image")
+
+VALUES = np.arange(24.0, dtype=np.float32).reshape(2, 3, 4)
+
+
+def data_array(values: Any = VALUES) -> Any:
+    coords = {"z": [0.5, 1.5], "y": ["a", "b", "c"]}
+    return xarray.DataArray(values, dims=("z", "y", "x"), coords=coords, name="scan", attrs={"unit": "mm"})
+
+
+def image(values: Any = VALUES, *, vector: bool = False) -> Any:
+    result = sitk.GetImageFromArray(values, isVector=vector)
+    dimension = result.GetDimension()
+    result.SetSpacing([0.5, 0.75, 2.0][:dimension])
+    result.SetOrigin([1.0, 2.0, 3.0][:dimension])
+    result.SetMetaData("patient", "Ada")
+    return result
+
+
+def dataset(tmp_path: Path, values: Any = VALUES, **options: Any) -> Any:
+    return h5py.File(tmp_path / "scan.h5", "w").create_dataset("scan", data=values, **options)
+
+
+def zarr_array(values: Any = VALUES, **options: Any) -> Any:
+    return zarr.array(values, chunks=options.pop("chunks", (1, 3, 4)), **options)
+
+
+#: Kind → what carries `VALUES`, or its first plane or row; what it carries; and whether torch shares it.
+KINDS: dict[str, tuple[Callable[[Path], Any], Any, bool]] = {
+    "DataArray": (lambda _: data_array(VALUES.copy()), VALUES, True),
+    "Variable": (lambda _: xarray.Variable(("z", "y", "x"), VALUES.copy()), VALUES, True),
+    "zarr": (lambda _: zarr_array(), VALUES, False),
+    "h5py": (dataset, VALUES, False),
+    "SimpleITK": (lambda _: image(), VALUES, False),
+    "vector image": (lambda _: image(VALUES, vector=True), VALUES, False),
+    "Image F": (lambda _: pillow.fromarray(VALUES[0]), VALUES[0], False),
+    "Image RGB": (lambda _: pillow.fromarray(np.uint8(VALUES[:, :, :3])), np.uint8(VALUES[:, :, :3]), False),
+    "Image 1": (lambda _: pillow.fromarray(VALUES[0] > 3), VALUES[0] > 3, False),
+    "Series": (lambda _: pandas.Series(VALUES[0, 0], name="a"), VALUES[0, 0], False),
+    "Series Int64": (lambda _: pandas.Series([1, 2], dtype="Int64"), np.array([1, 2]), False),
+    "DataFrame": (lambda _: pandas.DataFrame(VALUES[0], columns=list("abcd")), VALUES[0], False),
+    "columns apart": (
+        lambda _: pandas.DataFrame({"a": VALUES[0, 0].copy()}).assign(b=VALUES[0, 1].copy()),
+        VALUES[0, :2].T,
+        False,
+    ),
+    "Index": (lambda _: pandas.Index([1.5, 2.5], name="t"), np.array([1.5, 2.5]), False),
+    "polars": (lambda _: polars.Series("a", VALUES[0, 0]), VALUES[0, 0], False),
+    "polars bool": (lambda _: polars.Series("a", [True, False, True]), np.array([True, False, True]), False),
+    "memoryview": (lambda _: memoryview(VALUES.copy()), VALUES, True),
+    "array.array": (lambda _: array.array("d", [1.0, 2.0]), np.array([1.0, 2.0]), True),
+    "bytes": (lambda _: b"\x00\x01\xff", np.array([0, 1, 255], np.uint8), False),
+    "bytearray": (lambda _: bytearray(b"\x00\x01\xff"), np.array([0, 1, 255], np.uint8), True),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def equal(x: Any, expected: Any) -> bool:
+    """Bit for bit, with dtype and shape."""
+    x, expected = np.asarray(x), np.asarray(expected)
+    return x.dtype == expected.dtype and x.shape == expected.shape and x.tobytes() == expected.tobytes()
+
+
+# ---- in ----------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_what_it_carries_arrives(kind: str, tmp_path: Path) -> None:
+    make, expected, shares = KINDS[kind]
+    x = make(tmp_path)
+    route = explain(x, "torch")
+    with trace() as log:
+        tensor = convert_memory(x, "torch")
+    assert equal(tensor.numpy(), expected)
+    assert log.records == [route]
+    assert (route.source, route.shares_memory) == ("numpy", shares), str(route)
+    assert equal(ab.to_numpy(x), expected)
+    assert equal(convert_memory(x, "numpy", copy=True), expected)
+    assert ab.detect_memory_type(x) == "numpy"
+    assert str(ab.device_of(x)) == "cpu"
+
+
+@kinds
+def test_sharing_is_as_it_is_told(kind: str, tmp_path: Path) -> None:
+    make, expected, shares = KINDS[kind]
+    x = make(tmp_path)
+    tensor = convert_memory(x, "torch")
+    tensor.view(torch.uint8).fill_(0) if tensor.dtype != torch.bool else tensor.logical_not_()
+    changed = not equal(ab.to_numpy(x), expected)
+    assert changed == shares
+    with pytest.raises(MemoryConversionError) if not shares and kind not in READ_ONLY else _passes():
+        convert_memory(make(tmp_path / "b") if kind != "h5py" else x, "torch", copy=False)
+
+
+#: What torch shares where the user says so, since only its being read-only forbids it.
+READ_ONLY = ("Series", "DataFrame", "Index", "polars", "bytes")
+
+
+def _passes() -> Any:
+    from contextlib import nullcontext
+
+    return nullcontext()
+
+
+def test_memory_outlives_what_carried_it() -> None:
+    for make in (lambda: data_array(VALUES.copy()), lambda: memoryview(VALUES.copy()), image):
+        tensors = [convert_memory(make(), "torch") for _ in range(20)]
+        assert all(equal(tensor.numpy(), VALUES) for tensor in tensors)
+
+
+def test_the_image_itself_stays_as_it_was() -> None:
+    x = image()
+    twin = sitk.Image(x)
+    convert_memory(x, "torch").zero_()
+    for one in (x, twin):
+        assert one.GetMetaData("patient") == "Ada"
+        assert equal(sitk.GetArrayFromImage(one), VALUES)
+
+
+def test_an_xarray_of_other_frameworks() -> None:
+    jax = require("jax")
+    x = xarray.DataArray(jax.numpy.ones((2, 3)), dims=("a", "b"))
+    assert ab.detect_memory_type(x) == "jax"
+    assert convert_memory(x, "jax") is x.data
+    assert explain(x, "torch").shares_memory
+
+
+def test_files_are_not_read_to_explain(tmp_path: Path) -> None:
+    class Watched(zarr.Array):  # type: ignore[misc]
+        def __getitem__(self, key: Any) -> Any:
+            raise AssertionError("it was read")
+
+    x = zarr_array()
+    route = explain(x, "torch")
+    assert "because it is read from a zarr array" in str(route)
+    assert "because it is read from an h5py dataset" in str(explain(dataset(tmp_path), "torch"))
+
+
+def test_trees_and_bytes_in_them() -> None:
+    tree = {
+        "image": data_array(),
+        "table": pandas.Series([1.0, 2.0]),
+        "raw": b"ab",
+        "buffer": bytearray(b"c"),
+    }
+    result = ab.convert_tree(tree, "torch")
+    assert equal(result["image"].numpy(), VALUES)
+    assert result["table"].tolist() == [1, 2]
+    assert result["raw"] == b"ab"
+    assert result["buffer"] is tree["buffer"]
+    mixed = pandas.DataFrame({"a": [1], "b": ["x"]})
+    assert ab.convert_tree([mixed, np.ones(1)], "torch")[0] is mixed
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: pandas.Series([1, None], dtype="Int64"), r"x\.fillna"),
+        (lambda: pandas.Series(["a", "b"], dtype="category"), r"x\.cat\.codes"),
+        (lambda: pandas.Series(["a", "b"]), r"x\.to_numpy"),
+        (lambda: pandas.DataFrame({"a": [1], "b": [1.5]}), r"x\.to_numpy\(dtype\)"),
+        (lambda: polars.Series([1, None]), r"x\.fill_null"),
+        (lambda: polars.Series(["a"]), r"x\.to_numpy"),
+        (lambda: xarray.Dataset({"a": ("x", [1.0])}), r"one of its variables"),
+        (lambda: pillow.fromarray(np.zeros((2, 2), np.uint8)).convert("P"), r"x\.convert\(\"RGB\"\)"),
+        (lambda: data_array(VALUES).chunk(1), r"arraybridge\.dask"),
+        (lambda: memoryview(b"abc").cast("c"), r"np\.asarray|np\.frombuffer"),
+        (lambda: [1, 2], r"convert_tree"),
+    ],
+)
+def test_what_is_refused_says_what_to_write(make: Any, words: str) -> None:
+    if "arraybridge" in words:
+        pytest.importorskip("dask")
+    with pytest.raises(MemoryConversionError, match=words):
+        convert_memory(make(), "torch")
+
+
+def test_a_file_that_is_closed(tmp_path: Path) -> None:
+    x = dataset(tmp_path)
+    x.file.close()
+    with pytest.raises(MemoryConversionError, match="open the file again"):
+        convert_memory(x, "torch")
+
+
+def test_no_package_is_imported_before_its_objects_come() -> None:
+    code = (
+        "import sys, numpy as np, arraybridge as ab, collections\n"
+        "ab.to_torch(memoryview(np.ones(3))); ab.convert_tree({'a': np.ones(2), 'b': object()}, 'torch')\n"
+        "packages = ('xarray', 'zarr', 'h5py', 'SimpleITK', 'PIL', 'pandas', 'polars')\n"
+        "print([name for name in packages if name in sys.modules])"
+    )
+    done = run_python("-W", "ignore", "-c", code)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+# ---- through functions, and back -----------------------------------------------------------------------
+
+
+@ab.torch(output_type="input")
+def doubled(x: Any) -> Any:
+    assert isinstance(x, torch.Tensor)
+    return x * 2
+
+
+@ab.torch(output_type="input")
+def summed(x: Any) -> Any:
+    return x.sum(0)
+
+
+def test_xarray_comes_back_with_all_that_belongs_to_it() -> None:
+    x = data_array()
+    x.encoding = {"scale_factor": 0.1}
+    result = doubled(x)
+    assert result.identical(x * 2) or result.equals(x * 2)
+    assert (result.dims, result.name, result.attrs) == (x.dims, "scan", {"unit": "mm"})
+    assert result.coords.equals(x.coords)
+    assert result.encoding == {}
+    assert isinstance(summed(x), np.ndarray)
+
+
+def test_an_image_comes_back_in_its_place() -> None:
+    for x in (image(), image(np.int16(VALUES)), image(VALUES, vector=True)):
+        result = doubled(x)
+        assert isinstance(result, sitk.Image)
+        assert equal(sitk.GetArrayFromImage(result), sitk.GetArrayFromImage(x) * 2)
+        assert result.GetPixelID() == x.GetPixelID()
+        for name in ("GetSpacing", "GetOrigin", "GetDirection", "GetMetaDataKeys"):
+            assert getattr(result, name)() == getattr(x, name)()
+        assert result.GetMetaData("patient") == x.GetMetaData("patient") == "Ada"
+
+
+def test_pandas_comes_back_with_index_and_name() -> None:
+    series = pandas.Series([1.0, 2.0], index=["a", "b"], name="t")
+    pandas.testing.assert_series_equal(doubled(series), series * 2)
+    whole = pandas.Series([1, 2], index=["a", "b"], dtype="Int64")
+    pandas.testing.assert_series_equal(doubled(whole), whole * 2)
+    table = pandas.DataFrame(VALUES[0], columns=list("abcd"), index=[3, 4, 5])
+    pandas.testing.assert_frame_equal(doubled(table), table * 2)
+    index = pandas.Index([1.5, 2.5], name="t")
+    pandas.testing.assert_index_equal(doubled(index), index * 2)
+
+
+def test_polars_comes_back_with_its_name() -> None:
+    result = doubled(polars.Series("a", [1.0, 2.0]))
+    assert (result.name, result.to_list()) == ("a", [2.0, 4.0])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "CMYK", "F", "I", "1", "YCbCr", "LA", "HSV"])
+def test_pictures_come_back_in_their_mode(mode: str) -> None:
+    x = pillow.fromarray(np.uint8(VALUES[0] * 7)).convert("RGB").convert(mode)
+    x.info = {"dpi": (300, 300)}
+
+    @ab.torch(output_type="input")
+    def same(tensor: Any) -> Any:
+        return tensor.clone()
+
+    result = same(x)
+    assert (result.mode, result.size, result.info) == (mode, x.size, x.info)
+    assert result.tobytes() == x.tobytes()
+
+
+def test_files_and_buffers_come_back_as_numpy(tmp_path: Path) -> None:
+    for x in (zarr_array(), dataset(tmp_path), memoryview(VALUES)):
+        assert equal(doubled(x), VALUES * 2)
+        assert type(doubled(x)) is np.ndarray
+
+
+def test_another_dtype_has_no_such_carrier() -> None:
+    @ab.torch(output_type="input")
+    def as_complex(x: Any) -> Any:
+        return torch.complex(x.double(), x.double())
+
+    assert isinstance(as_complex(image()), (np.ndarray, sitk.Image))
+    assert isinstance(as_complex(pillow.fromarray(VALUES[0])), np.ndarray)
+    assert as_complex(data_array()).dtype == np.complex128
+
+
+def test_a_carrier_that_the_function_makes_stays_one() -> None:
+    @ab.numpy(output_type="torch")
+    def labelled(x: Any) -> Any:
+        return {"labelled": xarray.DataArray(x, dims=("x",)), "plain": x}
+
+    result = labelled(np.ones(2))
+    assert isinstance(result["labelled"], xarray.DataArray)
+    assert isinstance(result["plain"], torch.Tensor)
+
+
+def test_containers_of_results() -> None:
+    @ab.torch(output_type="input")
+    def both(x: Any) -> Any:
+        return {"twice": x * 2, "mean": x.mean()}
+
+    result = both(data_array())
+    assert isinstance(result["twice"], xarray.DataArray)
+    assert isinstance(result["mean"], np.ndarray)
+
+
+def test_gpu_gives_carriers_back() -> None:
+    @ab.gpu
+    def plus_one(x: Any) -> Any:
+        return x + 1
+
+    result = plus_one(data_array())
+    assert isinstance(result, xarray.DataArray)
+    assert equal(result.values, VALUES + 1)
+
+
+def test_numpy_scalars_and_lists_are_no_arrays() -> None:
+    @ab.torch
+    def kinds_of(x: Any, *others: Any) -> Any:
+        return [type(other) for other in others]
+
+    assert kinds_of(data_array(), b"a", bytearray(b"b"), [1, 2], 3.0) == [bytes, bytearray, list, float]
+
+
+def test_a_map_of_a_file_passes_and_is_converted_where_named(tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    path.write_bytes(bytes(range(16)))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as raw:
+        assert ab.convert_tree([raw], "torch")[0] is raw
+        copied = convert_memory(raw, "torch", copy=True)
+        assert copied.tolist() == list(range(16))
+
+
+# ---- many, and large ---------------------------------------------------------------------------------
+
+
+def test_split_recovery_cuts_and_joins_a_carrier() -> None:
+    @ab.torch(output_type="input", oom_recovery="split")
+    def halved(x: Any) -> Any:
+        return x / 2
+
+    x = data_array()
+    with inject_oom("torch", above_rows=1) as rehearsal:
+        result = halved(x)
+    assert rehearsal.attempts[-2:] == [1, 1]
+    assert isinstance(result, xarray.DataArray)
+    assert result.coords.equals(x.coords)
+    assert equal(result.values, VALUES / 2)
+
+
+def test_split_recovery_reads_the_rows_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, read = zarr_array(), []
+    original = zarr.Array.__getitem__
+    monkeypatch.setattr(
+        zarr.Array, "__getitem__", lambda self, key: (read.append(key), original(self, key))[1]
+    )
+
+    @ab.torch(oom_recovery="split", output_type="numpy")
+    def halved(tensor: Any) -> Any:
+        return tensor / 2
+
+    with inject_oom("torch", above_rows=1):
+        assert equal(halved(x), VALUES / 2)
+    assert [key[0] if isinstance(key, tuple) else key for key in read][-2:] == [slice(0, 1), slice(1, 2)]
+
+
+def test_slice_by_slice_pipeline_and_maps() -> None:
+    @ab.torch(slice_by_slice=True, output_type="input")
+    def planes(x: Any) -> Any:
+        assert x.ndim == 2
+        return x + 1
+
+    assert equal(planes(data_array()).values, VALUES + 1)
+    items = [data_array(), data_array(VALUES + 1)]
+    assert [equal(r.values, i.values * 2) for r, i in zip(ab.device_map(doubled, items), items, strict=True)]
+    assert equal(list(ab.prefetch(items, "torch"))[1].numpy(), VALUES + 1)
+    assert equal(next(iter(ab.Pipeline(doubled, doubled).map(items))).values, VALUES * 4)
+
+
+def test_chunks_of_files(tmp_path: Path) -> None:
+    tall = np.arange(70.0).reshape(10, 7)
+    for file, rows in (
+        (zarr.array(tall, chunks=(4, 7)), [4, 4, 2]),
+        (zarr.create_array(store={}, data=tall, chunks=(2, 7), shards=(4, 7)), [4, 4, 2]),
+        (dataset(tmp_path, tall, chunks=(3, 7)), [3, 3, 3, 1]),
+    ):
+        parts = list(ab.chunks(file))
+        assert [len(part) for part in parts] == rows
+        assert equal(np.concatenate(parts), tall)
+    assert sum(float(t.sum()) for t in ab.prefetch(ab.chunks(zarr_array()), "torch")) == VALUES.sum()
+    with pytest.raises(TypeError, match="chunks"):
+        ab.chunks(tall)
+
+
+# ---- kinds of others -----------------------------------------------------------------------------------
+
+
+class Scan:
+    """Somebody's class."""
+
+    def __init__(self, pixels: Any, patient: str) -> None:
+        self.pixels, self.patient = pixels, patient
+
+
+class Scans(Carrier):
+    def carries(self, x: Any) -> bool:
+        return isinstance(x, Scan)
+
+    def array(self, x: Any) -> Any:
+        return x.pixels
+
+    def rebuild(self, x: Any, values: Any) -> Any:
+        return Scan(values, x.patient)
+
+
+def test_a_kind_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arraybridge.carriers import carrier as room
+    from arraybridge.types import empty_caches
+
+    monkeypatch.setattr(room, "_registered", [])
+    scan = Scan(np.ones(3), "Ada")
+    with pytest.raises(MemoryConversionError):
+        convert_memory(scan, "torch")
+    register_carrier(Scans())
+    assert isinstance(carrier_of(scan), Scans)
+    result = doubled(scan)
+    assert (result.patient, result.pixels.tolist()) == ("Ada", [2, 2, 2])
+    with pytest.raises(TypeError, match="register_carrier"):
+        register_carrier(Scans)  # type: ignore[arg-type]
+    monkeypatch.undo()
+    empty_caches()
+
+
+def test_an_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "scanner.py").write_text(
+        "class Scan:\n    def __init__(self, pixels): self.pixels = pixels\n", encoding="utf-8"
+    )
+    (tmp_path / "scanner_bridge.py").write_text(
+        "import arraybridge\n"
+        "class Scans(arraybridge.Carrier):\n"
+        "    def carries(self, x): return hasattr(x, 'pixels')\n"
+        "    def array(self, x): return x.pixels\n",
+        encoding="utf-8",
+    )
+    info = tmp_path / "scanner_bridge-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: scanner-bridge\nVersion: 1.0\n", encoding="utf-8"
+    )
+    (info / "entry_points.txt").write_text(
+        "[arraybridge.carriers]\nscanner = scanner_bridge:Scans\n", encoding="utf-8"
+    )
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import numpy as np, arraybridge, scanner, json\n"
+        "print(json.dumps(arraybridge.to_torch(scanner.Scan(np.ones(2))).tolist()))"
+    )
+    done = run_python("-W", "ignore", "-c", code)
+    assert json.loads(done.stdout) == [1, 1], done.stderr
+
+
+def test_errors_of_a_kind_are_told() -> None:
+    with pytest.raises(NotImplementedError):
+        Carrier().carries(1)
+    assert Carrier().rebuild(1, 2) == 2
+    assert pickle.loads(pickle.dumps(data_array())).identical(data_array())
