@@ -55,11 +55,8 @@ from arraybridge.options import settings
 from arraybridge.types import Device
 
 if _TYPE_CHECKING:
-<<<<<<< HEAD
-    from arraybridge.devices.discovery import least_used_gpu as least_used_gpu
-=======
     from arraybridge.carriers.files import chunks
->>>>>>> d5f4332 (Objects that carry one array are taken as arrays, and results come back in them)
+    from arraybridge.devices.discovery import least_used_gpu as least_used_gpu
     from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
     from arraybridge.errors import CannotSplitError as CannotSplitError
     from arraybridge.errors import CopyRequiredError as CopyRequiredError
