@@ -100,16 +100,16 @@ def _worker(job: Job, in_process: bool) -> Worker:
     device = str(job.device)
     shown = ("item", name_of(job.fn), device)
 
-    def where(number: int) -> str:
+    def note(number: int) -> str:
         return f"item {number}, on {device}"
 
     if not in_process:
-        return Worker(job, where, shown, job.working)
+        return Worker(job, note, shown, job.working)
     from arraybridge.lines.processes import Process  # which most programs do not need
 
     functions = repr(job.fn) if job.setup is None else f"{job.fn!r} with setup={job.setup!r}"
     process = Process(job.alone, functions, device)
-    return Worker(process, where, shown, process.working, process.stop)
+    return Worker(process, note, shown, process.working, process.stop)
 
 
 # -- what users pass ---------------------------------------------------------------------------------

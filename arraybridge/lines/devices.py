@@ -16,7 +16,7 @@ from arraybridge.placement import busy_workers, default_device, placement, worke
 from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device
 
-__all__ = ["Job", "move", "noting", "own_framework", "working_on"]
+__all__ = ["Job", "noting", "own_framework", "working_on"]
 
 
 class noting:  # noqa: N801  # a context manager that is called as a function
@@ -104,8 +104,8 @@ def move(item: Any, device: Device) -> Any:
         source, array = source_of(x)
         if source.name == "numpy":
             return x
-        whole = not source.pool.is_scattered(array)
-        if whole and source.device_of(array) == device:
+        gathered = not source.pool.is_scattered(array)
+        if gathered and source.device_of(array) == device:
             return x
         try:
             return convert_memory(x, source.name, device=device)

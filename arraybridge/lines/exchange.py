@@ -24,7 +24,7 @@ from arraybridge.memory.shared import Place, Segment, SharedArray, make_segment,
 __all__ = ["Exchange"]
 
 # Bytes from which on an array goes by shared memory, and segments that are kept for arrays to come.
-_LARGE, _SPARE = 1 << 20, 8
+_LARGE, _SPARE = 1 << 20, 4
 
 
 class Exchange:

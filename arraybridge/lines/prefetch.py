@@ -85,7 +85,7 @@ def prefetch(
     place = _place(target, gpu_id, device)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
     reader = _Reader(source_of_items("prefetch", items), target, place, options)
-    worker = Worker(reader.read, reader.where, (), reader.reading, depth=depth)
+    worker = Worker(reader.read, reader.note, (), reader.reading, depth=depth)
     # The item that is used is one of them, from when it is asked for.
     run = Run([[worker]], min(depth, _MOST) + 1, refill=True, last_patience=_LAST_PATIENCE)
     results = run.results(repeat(None))
@@ -113,7 +113,7 @@ class _Reader:
         self.ended = False
         self.step = "read"
 
-    def where(self, number: int) -> str:
+    def note(self, number: int) -> str:
         """What to say of an error at the item."""
         if self.step == "read":
             return f"while item {number} was read"

@@ -78,7 +78,7 @@ class Worker:
 
     Args:
         work: from an item to its result.
-        where: what to say of an error, from the number of the item.
+        note: what to say of an error, from the number of the item.
         shown: kind, name and device of its events in a trace; (): ``work`` tells the trace itself.
         enter: a context in which the thread works, from its streams.
         stop: is called when no more results are wanted, to end what ``work`` waits for.
@@ -89,7 +89,7 @@ class Worker:
     def __init__(
         self,
         work: Callable[[Any], Any],
-        where: Callable[[int], str],
+        note: Callable[[int], str],
         shown: tuple[str, ...],
         enter: Callable[[ThreadStreams], AbstractContextManager[Any]] = _nothing,
         stop: Callable[[], object] = _nothing,
@@ -97,7 +97,7 @@ class Worker:
         depth: int = 2,
         room: int = 0,
     ) -> None:
-        self.work, self.where, self.shown, self.enter, self.stop = work, where, shown, enter, stop
+        self.work, self.note, self.shown, self.enter, self.stop = work, note, shown, enter, stop
         #: A token for each item that may still come to wait here.
         self.room: SimpleQueue[None] | None = SimpleQueue() if room else None
         for _ in range(room):
@@ -119,16 +119,16 @@ class Worker:
     def outcome(self, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
         """The result and the marks behind which it is ready, or what was raised."""
         outcome, error = attempt(self._outcome, run, number, item, marks)
-        return outcome if error is None else (_Failed([_named(error, self.where(number))]), [])
+        return outcome if error is None else (_Failed([_named(error, self.note(number))]), [])
 
     def _outcome(self, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
         if self.refusal is not None:
             raise self.refusal
         self.streams.receive(marks)
         result = self._traced(run, number, item) if open_logs and self.shown else self.work(item)
-        made = marks_of(result)
+        marks = marks_of(result)
         self.streams.hold(item)
-        return result, made
+        return result, marks
 
     def _traced(self, run: int, number: int, item: Any) -> Any:
         kind, name, device = self.shown
@@ -142,13 +142,13 @@ class Worker:
         return result
 
 
-def _named(error: BaseException, where: str) -> BaseException:
+def _named(error: BaseException, note: str) -> BaseException:
     """The error with a note; to Python a StopIteration would be the end of the caller's iterator."""
     if isinstance(error, StopIteration):
-        named = RuntimeError(f"{where}: StopIteration was raised, which Python takes for an end")
+        named = RuntimeError(f"{note}: StopIteration was raised, which Python takes for an end")
         named.__cause__ = error
         error = named
-    note_on(error, where)
+    note_on(error, note)
     return error
 
 
@@ -191,9 +191,9 @@ class Run:
         self._unread = _Failed()
         self._end = sys.maxsize  # items behind this number are of no use, since that one has failed
         self._threads: list[threading.Thread] = []
-        told = already_told.get()  # one call to the user, which warns once, and at the line of that call
+        warnings = already_told.get()  # one call to the user, which warns once, and at the line of that call
         self._call: list[tuple[Any, Any]] = [
-            (already_told, {} if told is None else told),
+            (already_told, {} if warnings is None else warnings),
             (handed_from, place()),
             (handed_out, site() if open_logs and trace.listeners() else None),
         ]

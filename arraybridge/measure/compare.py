@@ -23,7 +23,7 @@ from arraybridge.show import Table, format_seconds
 from arraybridge.trees import arrays_of, map_arrays, source_of
 from arraybridge.types import Device
 
-__all__ = ["STANDARD", "Comparison", "SizeComparison", "SizeRow", "array_of", "compare"]
+__all__ = ["STANDARD", "Comparison", "SizeComparison", "compare"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import socket
 import sys
 import weakref
 from collections.abc import Callable
-from functools import wraps
 from math import prod
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
@@ -231,7 +230,6 @@ def _plain(result: Any) -> Any:
 def _plain_method(name: str) -> Any:
     method = getattr(np.ndarray, name)
 
-    @wraps(method)
     def call(self: SharedArray, *args: Any, **options: Any) -> Any:
         return _plain(method(self, *args, **options))
 
