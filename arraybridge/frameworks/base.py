@@ -19,7 +19,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Dtyp
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.facts import Facts
-from arraybridge.frameworks.parts import Fast, Pickling, Pool, Scopes, Streams
+from arraybridge.frameworks.parts import Fast, Pickling, Pool, Streams
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device, above
 
@@ -44,7 +44,7 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        fast, streams, pool, pickling, scopes: its parts; those of parts.py where it has none.
+        fast, streams, pool, pickling: its parts; those of parts.py where it has none.
         autodiff: its derivatives, or None.
         conforms: whether `array_namespace` is the whole array API.
     """
@@ -64,7 +64,6 @@ class Framework(ABC):
     streams: Streams = Streams()
     pool: Pool = Pool()
     pickling: Pickling = Pickling()
-    scopes: Scopes = Scopes()
     autodiff: Autodiff = NOT_DIFFERENTIABLE
 
     def __repr__(self) -> str:
@@ -324,6 +323,22 @@ class Framework(ABC):
         if "bool" in str(x.dtype):
             return int(bool(xp.all(x))), int(bool(xp.any(x)))
         return int(xp.min(x)), int(xp.max(x))
+
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What this thread has set for itself alone, as a context for another thread that works for it."""
+        return nullcontext
+
+    def wide(self) -> AbstractContextManager[Any]:
+        """A context in which arithmetic keeps 64-bit dtypes."""
+        return nullcontext()
+
+    def annotation(self, name: str) -> AbstractContextManager[Any]:
+        """A span of that name in the framework's profiler; nothing where it has none."""
+        return nullcontext()
+
+    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn`` as the framework's compiler, where it has one, leaves it alone."""
+        return fn
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         """What waits for an array of this class, where its errors show only then; or None."""

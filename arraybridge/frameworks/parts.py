@@ -15,7 +15,7 @@ import numpy as np
 
 from arraybridge.types import Device
 
-__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pool", "Scopes", "Streams", "Usage"]
+__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pool", "Streams", "Usage"]
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error
@@ -255,23 +255,3 @@ class Pickling:
     def reduced(self, x: Any) -> tuple[Any, ...] | None:
         """What pickle is to write for another process, as ``__reduce__`` tells it; None for its own way."""
         return None
-
-
-class Scopes:
-    """Contexts in which functions run: settings of a thread, the framework's profiler and compiler."""
-
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What this thread has set for itself alone, as a context for another thread that works for it."""
-        return nullcontext
-
-    def wide(self) -> AbstractContextManager[Any]:
-        """A context in which arithmetic keeps 64-bit dtypes."""
-        return nullcontext()
-
-    def annotation(self, name: str) -> AbstractContextManager[Any]:
-        """A span of that name in the framework's profiler; nothing where it has none."""
-        return nullcontext()
-
-    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn`` as the framework's compiler, where it has one, leaves it alone."""
-        return fn

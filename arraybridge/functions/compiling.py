@@ -37,7 +37,7 @@ def stays_traced(value: Any, device: Device | None = None, gpu_id: GpuId = None)
 def untraced(call: Callable[..., Any], *args: Any) -> Any:
     """Call it outside of the graph: arrays that change the framework have memory, and tracers have none."""
     if not _outside:
-        _outside.append(registry.framework("torch").scopes.untraced(_called))
+        _outside.append(registry.framework("torch").untraced(_called))
     return _outside[0](call, *args)
 
 

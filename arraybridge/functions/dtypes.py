@@ -95,7 +95,7 @@ def convert_dtype(x: Any, dtype: str) -> Any:
     owner.supports(dtype, owner.shape(x))
     # A framework without the whole array API makes the journey through NumPy, which is the same arithmetic.
     rule = _rule(owner, source, dtype)
-    with owner.scopes.wide():
+    with owner.wide():
         if owner.conforms:
             return rule(owner, x, dtype)
         numpy = registry.framework("numpy")

@@ -67,7 +67,7 @@ class Operation:
         self.active, self.constants = tuple(active), constants
         self.versions = self._versions()
         self.context = contextvars.copy_context()
-        self.settings = callee.scopes.thread_settings()
+        self.settings = callee.thread_settings()
 
     # -- the function ------------------------------------------------------------------------------
 

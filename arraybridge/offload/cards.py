@@ -53,7 +53,7 @@ class Card:
         """``fn()`` with this card as the backend's current one, on a stream of this thread."""
         with ExitStack() as stack:
             stack.enter_context(self.framework.selected(self.device))
-            stack.enter_context(self.framework.scopes.wide())
+            stack.enter_context(self.framework.wide())
             stack.enter_context(self.framework.streams.stream(self.device))
             return fn()
 

@@ -20,7 +20,7 @@ def span_of(profiler: str) -> Callable[[str], AbstractContextManager[Any]]:
         FrameworkNotInstalledError: its package is missing.
     """
     if profiler != "nvtx":
-        return registry.framework(profiler).scopes.annotation
+        return registry.framework(profiler).annotation
     try:
         import nvtx
     except ImportError as error:

@@ -32,7 +32,7 @@ from arraybridge.frameworks.jax.memory import (
     jax_device,
     local_devices,
 )
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Scopes
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling
 from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
@@ -97,7 +97,6 @@ class JaxFramework(Framework):
         self.fast = JaxFast()
         self.pool = JaxPool()
         self.pickling = JaxPickling()
-        self.scopes = JaxScopes()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
@@ -256,6 +255,25 @@ class JaxFramework(Framework):
     def array_namespace(self) -> Any:
         return jnp
 
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        values = {name: getattr(jax.config, name) for name in _SETTINGS}
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            with ExitStack() as stack:
+                for name, value in values.items():
+                    if value != getattr(jax.config, name):
+                        stack.enter_context(_SETTINGS[name](value))
+                yield
+
+        return same
+
+    def annotation(self, name: str) -> AbstractContextManager[Any]:
+        return jax.profiler.TraceAnnotation(name)
+
+    def wide(self) -> AbstractContextManager[Any]:
+        return _x64(True)
+
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
 
@@ -327,27 +345,6 @@ class JaxFast(Fast):
             return import_capsule(capsule, cpu, None)
 
         return take
-
-
-class JaxScopes(Scopes):
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        values = {name: getattr(jax.config, name) for name in _SETTINGS}
-
-        @contextmanager
-        def same() -> Iterator[None]:
-            with ExitStack() as stack:
-                for name, value in values.items():
-                    if value != getattr(jax.config, name):
-                        stack.enter_context(_SETTINGS[name](value))
-                yield
-
-        return same
-
-    def annotation(self, name: str) -> AbstractContextManager[Any]:
-        return jax.profiler.TraceAnnotation(name)
-
-    def wide(self) -> AbstractContextManager[Any]:
-        return _x64(True)
 
 
 class JaxPickling(Pickling):

@@ -20,7 +20,7 @@ from torch.utils import dlpack as torch_dlpack
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Scopes
+from arraybridge.frameworks.parts import Fallback, Fast, Pickling
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, PLAIN
 from arraybridge.frameworks.torch.memory import TorchPool, torch_device
@@ -51,7 +51,6 @@ class TorchFramework(Framework):
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
         self.fast = TorchFast()
         self.pickling = TorchPickling()
-        self.scopes = TorchScopes()
         self.pool = TorchPool()
         if self.dlpack_device is not None:
             self.streams = TorchStreams()
@@ -263,6 +262,31 @@ class TorchFramework(Framework):
 
         return namespace
 
+    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
+        grad, inference, casts = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasts()
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            with ExitStack() as stack:
+                if inference != torch.is_inference_mode_enabled():
+                    stack.enter_context(torch.inference_mode(inference))
+                stack.enter_context(torch.set_grad_enabled(grad))
+                for kind, was, now in zip(_AUTOCASTS, casts, _autocasts(), strict=True):
+                    if was != now:
+                        stack.enter_context(torch.autocast(kind, was, enabled=was is not None))
+                yield
+
+        return same
+
+    def annotation(self, name: str) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function(name)
+
+    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """``fn``, which torch.compile runs as it is, between two graphs."""
+        reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
+        takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
+        return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
+
     def extent(self, x: torch.Tensor) -> tuple[int, int]:
         # torch has no min and max of the wider unsigned integers: the next wider one holds the first two.
         if x.dtype in (torch.uint16, torch.uint32):
@@ -386,30 +410,3 @@ class TorchPickling(Pickling):
             return None
         alone = x.detach().clone().requires_grad_(x.requires_grad)
         return alone.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-
-
-class TorchScopes(Scopes):
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        grad, inference, casts = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasts()
-
-        @contextmanager
-        def same() -> Iterator[None]:
-            with ExitStack() as stack:
-                if inference != torch.is_inference_mode_enabled():
-                    stack.enter_context(torch.inference_mode(inference))
-                stack.enter_context(torch.set_grad_enabled(grad))
-                for kind, was, now in zip(_AUTOCASTS, casts, _autocasts(), strict=True):
-                    if was != now:
-                        stack.enter_context(torch.autocast(kind, was, enabled=was is not None))
-                yield
-
-        return same
-
-    def annotation(self, name: str) -> AbstractContextManager[Any]:
-        return torch.profiler.record_function(name)
-
-    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn``, which torch.compile runs as it is, between two graphs."""
-        reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
-        takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
-        return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
