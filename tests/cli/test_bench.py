@@ -11,7 +11,7 @@ import typer
 
 import arraybridge
 from arraybridge.cli import bench as command
-from tests.cli.programs import environment, run_cli
+from tests.cli.programs import run_cli
 from tests.helpers import require
 
 
@@ -27,15 +27,6 @@ def test_conversions_and_decorators_are_timed() -> None:
         assert 0 < row["ours"] < 1
         assert row["difference"] == row["ours"] - row["raw"], "of the two times that stand beside it"
     assert result["nbytes"] == 65536
-
-
-def test_the_table() -> None:
-    run = ("bench", "--frameworks", "numpy", "--size", "1KiB", "--rounds", "3")
-    done = run_cli(*run, env=environment(COLUMNS="100", PYTHONIOENCODING="utf-8"))
-    lines = done.stdout.splitlines()
-    assert lines[0] == "float32, 1.0 KiB; medians of 3 rounds"
-    assert lines[2].split() == ["what", "by", "hand", "raw", "arraybridge", "difference"]
-    assert lines[3].startswith("@numpy")
 
 
 @pytest.mark.parametrize("pair", [pair for pair in command.RAW if "cupy" not in pair])

@@ -12,22 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.programs import call_cli, environment, run_cli
-from tests.helpers import run_python
+from tests.cli.programs import Site, call_cli, environment, run_cli
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
-BARE = Path(__file__).parent / "without_frameworks.py"
 Json = dict[str, Any]
 
 
 def installed() -> list[str]:
     return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
-
-
-def run_bare(*arguments: str) -> Any:
-    """The program where NumPy is the only framework."""
-    env = {"COLUMNS": "300", "PYTHONWARNINGS": "", "PYTHONIOENCODING": "utf-8"}
-    return run_python(str(BARE), *arguments, env=env)
 
 
 def test_the_demo_runs_through_every_framework() -> None:
@@ -68,22 +60,13 @@ def test_json_alone(tmp_path: Path) -> None:
     assert len(report["pipeline"]["stages"]) == 2
 
 
-def test_without_frameworks_the_demo_says_what_to_install() -> None:
-    done = run_bare("demo")
+def test_without_frameworks_the_demo_says_what_to_install(tmp_path: Path) -> None:
+    done = Site(tmp_path).run("demo", COLUMNS="300")
     assert done.returncode == 0, done.stderr
     for extra in ("cupy-cuda13x", "torch", "jax", "tensorflow", "pyclesperanto"):
         assert f'pip install ".[{extra}]"' in done.stdout
     assert "no GPU is used: no framework finds one" in done.stdout
     assert "DIFFERENT" not in done.stdout
-
-
-def test_a_picture_that_pillow_reads(tmp_path: Path) -> None:
-    pillow = pytest.importorskip("PIL.Image")
-    pillow.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).save(tmp_path / "tiny.png")
-    report = json.loads(run_bare("demo", "--image", str(tmp_path / "tiny.png"), "--json").stdout)
-    assert report["shape"] == [3, 4]
-    assert set(report["missing"]) == {"cupy", *FRAMEWORKS}
-    assert [step["target"] for step in report["steps"]] == ["numpy"]
 
 
 def half(file: Path) -> None:

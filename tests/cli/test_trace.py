@@ -49,21 +49,17 @@ def test_a_script_is_run_and_its_copies_are_shown(tmp_path: Path) -> None:
     assert "1 line, 7.8 KiB copied" in done.stdout.splitlines()[-1]
 
 
-def test_json_alone_on_stdout(tmp_path: Path) -> None:
-    done = run_cli("trace", "--json", str(script(tmp_path, COPY)), "a")
-    told = json.loads(done.stdout)
-    (spot,) = told["hotspots"]
-    assert (spot["line"], spot["nbytes"], spot["count"]) == (5, 8000, 1)
-    assert told["program"].endswith("script.py a")
-    assert "arguments ['a']" in done.stderr
-
-
 def test_files(tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     moved = script(tmp_path, f"import os\nos.chdir({str(folder)!r})\n" + COPY)
-    done = run_cli("trace", "--save", "run.json", "--html", "report.html", moved.name, cwd=tmp_path)
+    options = ("--json", "--save", "run.json", "--html", "report.html")
+    done = run_cli("trace", *options, moved.name, "a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "arguments ['a']" in done.stderr, "stdout is for JSON alone"
+    answer = json.loads(done.stdout)
+    assert answer["program"] == "script.py a"
+    assert [(spot["nbytes"], spot["count"]) for spot in answer["hotspots"]] == [(8000, 1)]
     events = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))["traceEvents"]
     assert any(e["ph"] == "X" and e["args"].get("nbytes") == 8000 for e in events)
     page = (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 __version__ = "2.13.0"
 version = SimpleNamespace(cuda="13.0", hip=None)
-backends = SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91002))
-cuda = SimpleNamespace(is_available=lambda: False)
 
 if "tensorflow" in sys.modules:
     os.abort()
