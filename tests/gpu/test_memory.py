@@ -254,3 +254,22 @@ def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
     assert isinstance(y, torch.Tensor)
     assert y.is_cuda
     assert y.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_a_pool_waits_for_every_stream_before_it_lends_again(name: str) -> None:
+    module, pool = require(name), BufferPool()
+    x = pool.take((1 << 20,), "float32", name, 0)
+    if name == "cupy":
+        side = module.cuda.Stream(non_blocking=True)
+        with side:
+            x.fill(5)
+    else:
+        side = module.cuda.Stream()
+        with module.cuda.stream(side):
+            x.fill_(5)
+    pool.give(x)
+    y = pool.take((1 << 20,), "float32", name, 0)
+    y[...] = 9
+    side.synchronize()
+    assert (arraybridge.to_numpy(y) == 9).all()
