@@ -271,5 +271,6 @@ def test_a_pool_waits_for_every_stream_before_it_lends_again(name: str) -> None:
     pool.give(x)
     y = pool.take((1 << 20,), "float32", name, 0)
     y[...] = 9
+    arraybridge.framework(name).settle(y)
     side.synchronize()
     assert (arraybridge.to_numpy(y) == 9).all()
