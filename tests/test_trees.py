@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import DtypeNotSupportedError, GradientError, MemoryConversionError, convert_tree
+from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_tree
 from arraybridge.trees import ARRAY, LEAF, TREE, arrays_of, flattened, kind_of, kinds, leaves_of
 from arraybridge.types import Cache
 from tests import matrix_data as data
@@ -138,7 +138,8 @@ def test_each_container_is_looked_into_by_a_decorator(make: Callable[[Any, Any],
 @containers
 def test_each_container_stays_the_very_object_where_no_array_changes(make: Callable[[Any, Any], Any]) -> None:
     tree = make(np.ones(2), make("text", {"deep": 1}))
-    assert convert_tree(tree, "numpy") is tree
+    for one in (tree, make([], {}), {}, [], (), deque(), None):
+        assert convert_tree(one, "numpy") is one
     require("torch")
     assert items(convert_tree(tree, "torch"))[1] is items(tree)[1]
 
@@ -166,12 +167,6 @@ def test_dicts_keep_their_order(make: Any, keys: list[Any]) -> None:
     assert [(key, int(x[0])) for key, x in result.items()] == list(zip(keys, range(len(keys)), strict=True))
 
 
-@pytest.mark.parametrize("empty", [{}, [], (), OrderedDict(), deque(), {"a": []}, [(), {}], None])
-def test_empty_containers_stay(empty: Any) -> None:
-    result = convert_tree(empty, "numpy")
-    assert result is empty
-
-
 @pytest.mark.parametrize("leaf", [None, 3, "text", b"bytes", object(), {1, 2}, range(3), np.float32(1), int])
 def test_what_is_no_array_stays_the_very_object(leaf: Any) -> None:
     require("torch")
@@ -179,19 +174,6 @@ def test_what_is_no_array_stays_the_very_object(leaf: Any) -> None:
     assert convert_tree({"a": (leaf, np.zeros(1))}, "torch")["a"][0] is leaf
     kinds.clear()
     assert kind_of(leaf) == kind_of(leaf) == LEAF
-
-
-def test_arrays_of_all_frameworks_in_one_tree() -> None:
-    arrays = {}
-    for framework in ("numpy", "torch", "jax", "tensorflow"):
-        require(framework)
-        arrays[framework] = data.build(framework, "aligned", "float32").array
-    for target, own in arrays.items():
-        result = convert_tree(arrays, target)
-        for source, array in arrays.items():
-            assert data.framework_of(result[source]) == target
-            assert data.bits(result[source]) == data.bits(array)
-        assert result[target] is own
 
 
 def test_options_hold_for_every_array() -> None:
@@ -207,15 +189,6 @@ def test_options_hold_for_every_array() -> None:
         convert_tree([x], "numpy", -1)
     with pytest.raises(ValueError, match="did you mean 'torch'"):
         convert_tree({"a": 1}, "torhc")
-
-
-def test_gradients_are_minded_in_trees() -> None:
-    torch = require("torch")
-    tree = {"weights": [torch.ones(2, requires_grad=True)]}
-    with pytest.raises(GradientError):
-        convert_tree(tree, "numpy")
-    assert convert_tree(tree, "numpy", grad="detach")["weights"][0].tolist() == [1.0, 1.0]
-    assert convert_tree(tree, "torch")["weights"][0] is tree["weights"][0]
 
 
 @pytest.mark.parametrize(
@@ -334,14 +307,6 @@ def test_a_container_that_contains_itself_is_refused() -> None:
             run()
     inner = [np.ones(1)]
     assert convert_tree([inner, inner], "numpy")[1] is inner
-
-
-def test_a_deep_tree() -> None:
-    tree: Any = np.arange(2)
-    for _ in range(200):
-        tree = [tree]
-    (leaf,) = arrays_of(convert_tree(tree, "numpy", copy=True))
-    assert leaf.tolist() == [0, 1]
 
 
 def test_a_cache_is_bounded_and_emptied_when_a_framework_comes() -> None:
