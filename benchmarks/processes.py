@@ -145,10 +145,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each way and size")
-    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
-    seconds, largest = (options := parser.parse_args()).seconds, options.largest
+    parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest array")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    options = parser.parse_args()
+    seconds = options.seconds
     rows: list[Json] = []
-    for size in (size for size in SIZES if size <= largest):
+    for size in (size for size in SIZES if size <= options.largest):
         x = np.random.default_rng(0).random(size // 4, dtype=np.float32)
         row: Json = {"bytes": size, "copy_us": round(median(x.copy, seconds) * 1e6, 1)}
         for name, way in WAYS.items():
@@ -160,7 +162,8 @@ def main() -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     found = {"machine": machine(), "versions": versions("numpy", "torch", "joblib"), "rows": rows}
-    (RESULTS / "processes.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "processes.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -89,11 +89,11 @@ class SizeComparison(Table):
         for row in self.as_dicts():
             speedup = "" if row["gpu"] is None else f"{row['cpu'] / row['gpu']:.3g}"
             times = format_seconds(row["cpu"]), format_seconds(row["gpu"])
-            rows.append((row["function"], _spaced(row["elements"]), *times, speedup))
+            rows.append((row["function"], f"{row['elements']:,}", *times, speedup))
         line = self.rows[0].comparison.note
         if any(row.comparison.gpu for row in self.rows):
             sizes = ((name, self.crossover(name)) for name in self.names())
-            words = (f"{n}: {'never' if size is None else f'{_spaced(size)} elements'}" for n, size in sizes)
+            words = (f"{n}: {'never' if size is None else f'{size:,} elements'}" for n, size in sizes)
             line = f"the GPU is the faster from … on: {'; '.join(words)} ({line})"
         return head, rows, head[1:], line
 
@@ -119,10 +119,6 @@ class SizeComparison(Table):
         axes.set_title(self._table()[3], size=9, wrap=True)
         axes.legend(fontsize=8)
         pages.save_figure(drawing, file)
-
-
-def _spaced(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
 
 
 def _matmul(x: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +13,7 @@ import arraybridge
 from arraybridge import Device, prefetch
 from tests.cards import CardArray
 from tests.helpers import require
-from tests.lines.conftest import our_threads
 from tests.lines.streams import StreamFramework
-
-
-class OwnError(Exception):
-    pass
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
@@ -151,37 +145,6 @@ def test_an_error_of_a_conversion_says_which_item() -> None:
     with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
         next(results)
     assert "item 2, on its way to pyclesperanto" in caught.value.__notes__
-
-
-def test_an_iterator_that_is_dropped_ends_a_thread_that_waits_for_a_conversion(
-    framework: StreamFramework,
-) -> None:
-    release, reads = threading.Event(), 0
-    plain = framework.from_host
-
-    def from_host(view: np.ndarray, device: Device) -> CardArray:
-        assert view[0] == 0 or release.wait(20)
-        return plain(view, device)
-
-    framework.from_host = from_host  # type: ignore[method-assign]
-
-    def items() -> Iterator[np.ndarray]:
-        nonlocal reads
-        for i in range(9):
-            reads += 1
-            yield np.full(2, float(i))
-
-    results = prefetch(items(), "streams", 0)
-    next(results)
-    while reads < 2:
-        time.sleep(0.001)
-    results.close()  # type: ignore[attr-defined]
-    release.set()
-    until = time.monotonic() + 20
-    while our_threads():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-    assert reads == 2
 
 
 @pytest.mark.parametrize(

@@ -207,8 +207,8 @@ def test_the_crossover_is_where_the_gpu_begins_to_pay_for_good(tmp_path: Path) -
     assert result.crossover() == 10_000  # at 100 it was ahead by chance
     assert result.crossover("g") is None
     text = str(result)
-    assert "f: 10 000 elements; g: never" in text
-    assert "100 000" in text
+    assert "f: 10,000 elements; g: never" in text
+    assert "100,000" in text
     with pytest.raises(KeyError, match="'h' was not tried; there are f, g"):
         result.crossover("h")
     pytest.importorskip("matplotlib")
