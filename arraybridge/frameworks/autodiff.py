@@ -6,6 +6,7 @@ says what a framework does as either of them; `arraybridge.functions.operation` 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -17,6 +18,8 @@ from arraybridge.errors import GradientError
 if TYPE_CHECKING:
     from arraybridge.functions.gradients import Flow
     from arraybridge.functions.operation import Operation
+    from arraybridge.trees import Structure
+
 
 __all__ = [
     "NOT_DIFFERENTIABLE",
@@ -28,15 +31,8 @@ __all__ = [
     "Linearised",
     "Shape",
     "Span",
-    "captured",
-    "draws_again",
-    "forward_mode",
-    "merged",
-    "not_foretold",
-    "overlaps",
-    "picked",
-    "writes_to_argument",
 ]
+__all__ += ["forward_mode", "merged", "not_foretold", "overlaps", "picked", "writes_to_argument"]
 
 #: A function from a flat list of the callee's arrays to another one, and to the outline of what it returned.
 Body = Callable[[list[Any]], tuple[list[Any], Any]]
@@ -192,8 +188,9 @@ class Call:
     Args:
         flow: the function.
         own: ``self``, where it is a method.
-        arguments: what its arguments lie in.
-        leaves: those of its arguments: arrays of the callee, and whatever is no array.
+        structure: of the other arguments, one after the other.
+        names: of those that were named, which come last.
+        leaves: of the arguments: arrays of the callee, and whatever is no array.
         slots: which of them are arrays of the caller, in place of which there is None from here on.
     """
 
@@ -201,16 +198,25 @@ class Call:
         self,
         flow: Flow,
         own: tuple[Any, ...],
-        arguments: Any,
+        structure: Structure,
+        names: tuple[str, ...],
         leaves: list[Any],
         slots: list[bool],
     ) -> None:
-        self.flow, self.own, self.arguments, self.slots = flow, own, arguments, slots
+        self.flow, self.own, self.structure, self.names, self.slots = flow, own, structure, names, slots
         self.leaves = [None if slot else x for x, slot in zip(leaves, slots, strict=True)]
 
     def __call__(self, arrays: list[Any], leaves: list[Any] | None = None) -> tuple[list[Any], Any]:
-        leaves = merged(self.leaves if leaves is None else leaves, self.slots, arrays)
-        return self.flow.run(self.own, self.arguments, leaves)
+        return self.flow.run(self, merged(self.leaves if leaves is None else leaves, self.slots, arrays))
+
+    def with_leaves(self, leaves: list[Any]) -> Call:
+        call = copy.copy(self)
+        call.leaves = leaves
+        return call
+
+    def key(self) -> Any:
+        """What tells it from calls of another structure, to be hashed where all that it knows can be."""
+        return self.structure.key(), self.names, tuple(self.slots)
 
 
 # -- lists ---------------------------------------------------------------------------------------------
@@ -234,14 +240,6 @@ def overlaps(span: Span, spans: Sequence[Span]) -> bool:
 # -- refusals ------------------------------------------------------------------------------------------
 
 
-def captured(label: str, what: str) -> GradientError:
-    return GradientError(
-        f"{label}(): it depends on {what}, and which would get no gradient; pass it (as"
-        " torch.func.functional_call does with the parameters of a module), or its values alone",
-        reason="captured",
-    )
-
-
 def not_foretold(label: str, why: object) -> GradientError:
     return GradientError(
         f"{label}(): inside jax.jit its shapes have to be foretold, and that failed: {why}. Shapes that"
@@ -253,14 +251,6 @@ def not_foretold(label: str, why: object) -> GradientError:
 def forward_mode(label: str, instead: str) -> GradientError:
     return GradientError(
         f"{label}(): gradients across frameworks go in reverse mode; use {instead}", reason="forward mode"
-    )
-
-
-def draws_again(label: str, instead: str) -> GradientError:
-    return GradientError(
-        f"{label}(): it draws random numbers and has to run again (inside of jax.jit, for a second derivative"
-        f" or after retain_graph), which would draw others; pass them{instead}",
-        reason="random numbers",
     )
 
 

@@ -61,27 +61,6 @@ class Outline:
 _HOLE = object()
 
 
-class _Arguments:
-    """Positional and named arguments without their leaves; as a container of them, but quicker.
-
-    Args:
-        count: of the positional ones.
-        names: of the others.
-        parts: what each argument lies in.
-    """
-
-    def __init__(self, count: int, names: tuple[str, ...], parts: list[Structure]) -> None:
-        self.count, self.names, self.parts = count, names, parts
-
-    def filled(self, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        order = iter(leaves)
-        values = [part.filled(order) for part in self.parts]
-        return values[: self.count], dict(zip(self.names, values[self.count :], strict=True))
-
-    def key(self) -> Any:
-        return self.count, self.names, tuple(part.key() for part in self.parts)
-
-
 class Flow:
     """Runs a function of one framework. It holds no framework's objects, so that it pickles."""
 
@@ -107,9 +86,8 @@ class Flow:
         return self._called(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        own, values = args[: self.skip], (*args[self.skip :], *kwargs.values())
-        flat = list(map(flattened, values))
-        leaves = [leaf for part, _ in flat for leaf in part]
+        own, values = args[: self.skip], [*args[self.skip :], *kwargs.values()]
+        leaves, structure = flattened(values)
         owners = list(map(_owner, leaves))
         followed = {
             owner.name
@@ -122,52 +100,45 @@ class Flow:
             return self.inside(args, kwargs)
         if len(followed) > 1:
             raise self._two(followed)
-        arguments = _Arguments(len(values) - len(kwargs), tuple(kwargs), [part for _, part in flat])
-        call = (own, leaves, arguments, owners, registry.framework(followed.pop()))
+        caller = registry.framework(followed.pop())
+        # The caller's arrays are arguments, integers too; those of others are constants.
+        slots = [owner is caller for owner in owners]
+        call = Call(self, own, structure, tuple(kwargs), leaves, slots)
         step = trace.span("call", self.label) if trace.open_logs else None
         if step is None:
-            return self._recovering(*call)
+            return self._recovering(call, leaves, caller)
         with step:
-            result = self._recovering(*call)
+            result = self._recovering(call, leaves, caller)
             step.device = device_words(result)
             return result
 
-    def _recovering(self, *call: Any) -> Any:
-        options = self.options
+    def _recovering(self, call: Call, leaves: list[Any], caller: Framework) -> Any:
+        options, gpu_id = self.options, card_meant(self.options.gpu_id)
         if options.oom_recovery is False:
-            return self._differentiated(*call)
-        gpu_id = card_meant(options.gpu_id)
+            return self._differentiated(call, leaves, caller)
+        card = None if gpu_id == "auto" else gpu_id
+        retries = options.max_retries
         return run_with_oom_recovery(
-            self._differentiated,
-            *call,
-            max_retries=options.max_retries,
-            gpu_id=None if gpu_id == "auto" else gpu_id,
+            self._differentiated, call, leaves, caller, max_retries=retries, gpu_id=card
         )
 
-    def _differentiated(
-        self,
-        own: tuple[Any, ...],
-        leaves: list[Any],
-        arguments: _Arguments,
-        owners: list[Framework | None],
-        caller: Framework,
-    ) -> Any:
-        # The caller's arrays are arguments, integers too; those of others are constants.
-        slots = [owner is caller for owner in owners]
-        arrays = picked(leaves, slots)
-        enter = _Entry(self.options)
+    def _differentiated(self, call: Call, leaves: list[Any], caller: Framework) -> Any:
+        callee, enter, arrays = (
+            registry.framework(self.name),
+            _Entry(self.options),
+            picked(leaves, call.slots),
+        )
+        beside = [_is_array(x) for x in call.leaves]
         autodiff = caller.autodiff
         active = [autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays]
         try:
             if self.options.strict:
                 for x in filter(_is_array, leaves):
                     check_source(x, self.options)
-            callee = registry.framework(self.name)
-            beside = [_is_array(x) and not slot for x, slot in zip(leaves, slots, strict=True)]
-            constants = [_constant(x, enter) for x in picked(leaves, beside)]
+            constants = [_constant(x, enter) for x in picked(call.leaves, beside)]
             for x in constants:
                 callee.autodiff.admit(x, self.label)
-            call = Call(self, own, arguments, merged(leaves, beside, constants), slots)
+            call = call.with_leaves(merged(call.leaves, beside, constants))
             operation = Operation(call, callee, caller, enter, active, self.label, constants)
             results = autodiff.apply(operation, arrays)
         except MemoryConversionError as error:
@@ -177,19 +148,19 @@ class Flow:
         result = operation.outline.filled(iter(results))
         return check_result(self.options.contract, result, self.label)
 
-    def run(
-        self, own: tuple[Any, ...], arguments: _Arguments, leaves: list[Any]
-    ) -> tuple[list[Any], Outline]:
+    def run(self, call: Call, leaves: list[Any]) -> tuple[list[Any], Outline]:
         """Call the function; its arrays, as ones of its framework, and what they lay in."""
         framework = registry.framework(self.name)
-        args, kwargs = arguments.filled(leaves)
+        values = call.structure.filled(iter(leaves))
+        count = len(values) - len(call.names)
+        args, kwargs = (*call.own, *values[:count]), dict(zip(call.names, values[count:], strict=True))
         if framework.streams.has_queues and self.options.stream:
             place = next(framework.device_of(x) for x in leaves if framework.owns(x))
             with framework.streams.stream(place):
-                result = self.fn(*own, *args, **kwargs)
+                result = self.fn(*args, **kwargs)
             result = handed_over(result, framework)
         else:
-            result = self.fn(*own, *args, **kwargs)
+            result = self.fn(*args, **kwargs)
         leaves, structure = flattened(result)
         arrays = []
         for i, leaf in enumerate(leaves):

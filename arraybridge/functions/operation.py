@@ -16,6 +16,7 @@ import numpy as np
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.errors import GradientError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
     Body,
@@ -23,7 +24,6 @@ from arraybridge.frameworks.autodiff import (
     Linearised,
     Shape,
     Span,
-    captured,
     overlaps,
     picked,
     writes_to_argument,
@@ -203,7 +203,11 @@ class Operation:
 
     def _refuse_captured(self, what: str) -> None:
         if what:
-            raise captured(self.label, what)
+            raise GradientError(
+                f"{self.label}(): it depends on {what}, and which would get no gradient; pass it (as"
+                " torch.func.functional_call does with the parameters of a module), or its values alone",
+                reason="captured",
+            )
 
 
 class Pullback(Operation):

@@ -11,19 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks.autodiff import (
-    Autodiff,
-    Body,
-    Call,
-    Linear,
-    Linearised,
-    Shape,
-    Span,
-    forward_mode,
-    merged,
-    not_foretold,
-    picked,
-)
+from arraybridge.frameworks import autodiff
 
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
@@ -37,7 +25,7 @@ _Jitted = type(jax.jit(lambda: None))
 _WIDE = ("float64", "complex128")
 
 
-class JaxAutodiff(Autodiff):
+class JaxAutodiff(autodiff.Autodiff):
     transposes = True
 
     # -- its arrays --------------------------------------------------------------------------------
@@ -48,7 +36,7 @@ class JaxAutodiff(Autodiff):
     def is_smooth(self, x: Any) -> bool:
         return _is_smooth(x.dtype)
 
-    def span(self, x: Any) -> Span:
+    def span(self, x: Any) -> autodiff.Span:
         try:
             start = x.unsafe_buffer_pointer()
         except (AttributeError, ValueError, RuntimeError):  # traced, or on several devices
@@ -71,19 +59,21 @@ class JaxAutodiff(Autodiff):
             if "forward-mode" not in str(error) or isinstance(error, GradientError):
                 raise
             instead = "jax.grad, jax.vjp or jax.jacrev (jacrev(jacrev(f)) in place of jax.hessian)"
-            raise forward_mode(operation.label, instead) from error
+            raise autodiff.forward_mode(operation.label, instead) from error
         return list(results)
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+    def linearise(
+        self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
+    ) -> autodiff.Linearised:
         traced = _are_traced(arrays)
-        if isinstance(body, Call) and isinstance(body.flow.fn, _Jitted) and not traced:
+        if isinstance(body, autodiff.Call) and isinstance(body.flow.fn, _Jitted) and not traced:
             compiled = _compiled(body, arrays, active)
             if compiled is not None:
                 return compiled
         results, outline, vjp = _vjp(body, arrays, active)
-        return Linearised(results, outline.value, _Vjp(vjp, results, _pull, traced=traced))
+        return autodiff.Linearised(results, outline.value, _Vjp(vjp, results, _pull, traced=traced))
 
     def admit(self, x: Any, label: str) -> None:
         _refuse_wide(x.dtype.name, label)
@@ -120,14 +110,16 @@ class _Static:
 # -- the callee ----------------------------------------------------------------------------------------
 
 
-def _vjp(body: Body, arrays: Sequence[Any], active: Sequence[bool]) -> tuple[list[Any], _Static, Any]:
+def _vjp(
+    body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]
+) -> tuple[list[Any], _Static, Any]:
     """Results, outline, and JAX's pullback: a container of its residuals, which a program may return."""
 
     def of_active(*values: Any) -> tuple[list[Any], _Static]:
-        results, outline = body(merged(arrays, active, values))
+        results, outline = body(autodiff.merged(arrays, active, values))
         return results, _Static(outline)
 
-    results, vjp, outline = jax.vjp(of_active, *picked(arrays, active), has_aux=True)
+    results, vjp, outline = jax.vjp(of_active, *autodiff.picked(arrays, active), has_aux=True)
     return results, outline, vjp
 
 
@@ -140,7 +132,7 @@ def _pull(vjp: Callable[..., Any], cotangents: list[Any], kinds: _Kinds) -> list
 _compiled_pull = jax.jit(_pull, static_argnums=2)
 
 
-class _Vjp(Linear):
+class _Vjp(autodiff.Linear):
     """A function of JAX at a point: what `jax.vjp` gives.
 
     Args:
@@ -154,14 +146,8 @@ class _Vjp(Linear):
         self.vjp, self.run = vjp, run
         self.kinds: _Kinds = tuple((y.shape, y.dtype) for y in results)
         self.captures = not traced and _are_traced(results)
-        self.places = [None if traced or self.captures else y.sharding for y in results]
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
-        # A result may be on other devices than the caller's arrays, where its cotangent comes from.
-        cotangents = [
-            jax.device_put(c, place) if _is_elsewhere(c, place) else c
-            for c, place in zip(cotangents, self.places, strict=True)
-        ]
         return self.run(self.vjp, cotangents, self.kinds)
 
     def captured(self) -> str:
@@ -173,13 +159,7 @@ class _Vjp(Linear):
         return [x for x in jax.tree.leaves(self.vjp) if isinstance(x, jax.Array)]
 
 
-def _is_elsewhere(cotangent: Any, place: Any) -> bool:
-    if place is None or cotangent is None or isinstance(cotangent, jax.core.Tracer):
-        return False
-    return bool(cotangent.sharding != place)
-
-
-def _compiled(call: Call, arrays: list[Any], active: Sequence[bool]) -> Linearised | None:
+def _compiled(call: autodiff.Call, arrays: list[Any], active: Sequence[bool]) -> autodiff.Linearised | None:
     """A call of a jitted function by programs for its forward and pullback; None if it cannot be one.
 
     What is no array is part of the program where the function has to know it, else numbers are arguments.
@@ -192,7 +172,7 @@ def _compiled(call: Call, arrays: list[Any], active: Sequence[bool]) -> Linearis
         passed = [a and i not in known for i, a in enumerate(arguments)]
         constants = tuple(None if p else (type(x), x) for x, p in zip(call.leaves, passed, strict=True))
         try:
-            key = (call.arguments.key(), tuple(call.slots), tuple(active), constants)
+            key = (call.key(), tuple(active), constants)
             if key not in programs:
                 programs[key] = _program(call, active, passed)
         except TypeError:  # something in it cannot be hashed
@@ -200,23 +180,23 @@ def _compiled(call: Call, arrays: list[Any], active: Sequence[bool]) -> Linearis
         if programs[key] is None:
             continue
         try:
-            results, outline, vjp = programs[key](arrays, picked(call.leaves, passed))
+            results, outline, vjp = programs[key](arrays, autodiff.picked(call.leaves, passed))
         # The function has to know a number, or fails anyway.
         except (jax.errors.JAXTypeError, ValueError, OverflowError):
             failures.append(key)
             continue
         programs.update(dict.fromkeys(failures))
-        return Linearised(results, outline.value, _Vjp(vjp, results, _compiled_pull))
+        return autodiff.Linearised(results, outline.value, _Vjp(vjp, results, _compiled_pull))
     return None
 
 
-def _program(call: Call, active: Sequence[bool], passed: list[bool]) -> Any:
+def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) -> Any:
     leaves = [None if p else x for x, p in zip(call.leaves, passed, strict=True)]
-    call = Call(call.flow, call.own, call.arguments, leaves, call.slots)  # which keeps no array of this one
+    call = call.with_leaves(leaves)  # which keeps no array of this one
 
     @jax.jit
     def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], _Static, Any]:
-        return _vjp(lambda xs: call(xs, merged(leaves, passed, values)), arrays, active)
+        return _vjp(lambda xs: call(xs, autodiff.merged(leaves, passed, values)), arrays, active)
 
     return forward
 
@@ -237,7 +217,7 @@ def _applied(
         return _called_back(operation, asked, states, arrays)
     for state in states:
         operation = operation.replaying(np.array(state))
-    return operation.values(_as_arrays(arrays)), states
+    return operation.values(list(map(_array, arrays))), states
 
 
 def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: Any) -> tuple[Any, Any]:
@@ -246,13 +226,13 @@ def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: A
     if _are_traced(arrays):
         results, first = _applied(operation, True, states, *arrays)
         return (results, first if asked else states), (arrays, first, _Static(None))
-    results, linear = operation.linearise(_as_arrays(arrays))
+    results, linear = operation.linearise(list(map(_array, arrays)))
     return (results, states), (arrays, states, _Static(linear))
 
 
 def _backward(operation: Operation, _asked: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     arrays, states, linear = residuals
-    smooth = [None if _is_zero(c) else c for c in map(_array, cotangents[0])]
+    smooth = [None if _is_zero(c) else _array(c) for c in cotangents[0]]
     pullback, operands = operation.pullback(arrays, smooth, linear.value)
     results, _ = _applied(pullback, False, states, *operands)
     gradients = iter(results)
@@ -265,28 +245,25 @@ _applied.defvjp(_forward, _backward, symbolic_zeros=True)
 def _is_zero(cotangent: Any) -> bool:
     """Whether it belongs to a result of integers, or to one that is not used."""
     symbolic = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
-    return symbolic or bool(cotangent.dtype == jax.dtypes.float0)
+    return symbolic or getattr(cotangent, "dtype", None) == jax.dtypes.float0
 
 
 def _array(x: Any) -> Any:
-    """JAX takes a number of Python for a cotangent, too."""
-    return x if hasattr(x, "dtype") else jnp.asarray(x)
-
-
-def _as_arrays(values: Sequence[Any]) -> list[Any]:
     """JAX differentiates numbers of Python and arrays of NumPy, too."""
-    return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in values]
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 def _called_back(
     operation: Operation, asked: bool, states: list[Any], arrays: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """The operation in a program: its shapes are foretold, and its values come by a callback."""
-    shapes = operation.foretell([Shape(tuple(x.shape), x.dtype.name) for x in arrays])
+    shapes = operation.foretell([autodiff.Shape(tuple(x.shape), x.dtype.name) for x in arrays])
     for shape in shapes:
         _refuse_wide(shape.dtype, operation.label)
         if shape.dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
-            raise not_foretold(operation.label, f"{shape.dtype} while JAX's x64 is off; return int32")
+            raise autodiff.not_foretold(
+                operation.label, f"{shape.dtype} while JAX's x64 is off; return int32"
+            )
     expected = [jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)) for s in shapes]
     # Where there is nothing to ask for, a program without the results need not run the function for it.
     asked = asked and bool(operation.draws)

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.autodiff import (
-    Autodiff,
-    Body,
-    Linear,
-    Linearised,
-    Span,
-    forward_mode,
-    merged,
-    picked,
-)
+from arraybridge.frameworks import autodiff, hostmemory
 
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
@@ -28,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MlxAutodiff"]
 
 
-class MlxAutodiff(Autodiff):
+class MlxAutodiff(autodiff.Autodiff):
     """``settle``: computes an array, or says why that cannot be."""
 
     def __init__(self, settle: Callable[[Any], None]) -> None:
@@ -49,7 +39,7 @@ class MlxAutodiff(Autodiff):
     def is_smooth(self, x: Any) -> bool:
         return bool(mx.issubdtype(x.dtype, mx.inexact))
 
-    def span(self, x: Any) -> Span:
+    def span(self, x: Any) -> autodiff.Span:
         self._settle(x)
         dtype = hostmemory.np_dtype(str(x.dtype).removeprefix("mlx.core."))
         return np.lib.array_utils.byte_bounds(hostmemory.from_capsule(x.__dlpack__(), dtype))
@@ -79,7 +69,7 @@ class MlxAutodiff(Autodiff):
             ]
 
         def refuse(*_: Any) -> Any:
-            raise forward_mode(operation.label, "mx.grad or mx.vjp")
+            raise autodiff.forward_mode(operation.label, "mx.grad or mx.vjp")
 
         call = mx.custom_function(lambda *_: results)
         call.vjp(pullback)
@@ -88,11 +78,15 @@ class MlxAutodiff(Autodiff):
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+    def linearise(
+        self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
+    ) -> autodiff.Linearised:
         state = self.random_state()
         results, outline = body(list(map(self.prepare, arrays)))
         inner = any(map(self.follows, arrays))
-        return Linearised(results, outline, _Pullback(self, body, arrays, active, state, inner, results))
+        return autodiff.Linearised(
+            results, outline, _Pullback(self, body, arrays, active, state, inner, results)
+        )
 
     def random_state(self) -> np.ndarray:
         return np.concatenate([np.asarray(key) for key in mx.random.state])
@@ -117,7 +111,7 @@ def _listed(xs: Any) -> list[Any]:
     return [xs] if isinstance(xs, mx.array) else list(xs)
 
 
-class _Pullback(Linear):
+class _Pullback(autodiff.Linear):
     """A function of MLX at a point: itself and its arguments, since `mx.vjp` wants the cotangents at once.
 
     It runs again for each pullback.
@@ -125,29 +119,29 @@ class _Pullback(Linear):
 
     def __init__(
         self,
-        autodiff: MlxAutodiff,
-        body: Body,
+        mlx: MlxAutodiff,
+        body: autodiff.Body,
         arrays: list[Any],
         active: Sequence[bool],
         state: np.ndarray,
         inner: bool,
         results: list[Any],
     ) -> None:
-        self.autodiff, self.body, self.arrays, self.active, self.state = autodiff, body, arrays, active, state
-        self.captures = not inner and any(map(autodiff.follows, results))
+        self.mlx, self.body, self.arrays, self.active, self.state = mlx, body, arrays, active, state
+        self.captures = not inner and any(map(mlx.follows, results))
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
-        inputs = picked(self.arrays, self.active)
+        inputs = autodiff.picked(self.arrays, self.active)
 
         def smooth(*values: Any) -> list[Any]:
             results, _ = self.body(
-                merged([self.autodiff.prepare(x) for x in self.arrays], self.active, values)
+                autodiff.merged([self.mlx.prepare(x) for x in self.arrays], self.active, values)
             )
             outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
             # mx.vjp loses the cotangent of a result that is there twice, as it is or as y.reshape(y.shape).
             return outputs[:1] + [y * 1 for y in outputs[1:]]
 
-        with self.autodiff.replayed(self.state):
+        with self.mlx.replayed(self.state):
             return list(mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1])
 
     def captured(self) -> str:

@@ -12,14 +12,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks.autodiff import (
-    Autodiff,
-    Body,
-    Linear,
-    Linearised,
-    Span,
-    picked,
-)
+from arraybridge.frameworks import autodiff
 
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
@@ -27,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["AUTODIFF"]
 
 
-class PaddleAutodiff(Autodiff):
+class PaddleAutodiff(autodiff.Autodiff):
     # -- its arrays --------------------------------------------------------------------------------
 
     def follows(self, x: Any) -> bool:
@@ -42,7 +35,7 @@ class PaddleAutodiff(Autodiff):
     def is_smooth(self, x: Any) -> bool:
         return bool(x.is_floating_point() or x.is_complex())
 
-    def span(self, x: Any) -> Span:
+    def span(self, x: Any) -> autodiff.Span:
         start = int(x.data_ptr())
         if not x.size:
             return start, start
@@ -80,13 +73,15 @@ class PaddleAutodiff(Autodiff):
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+    def linearise(
+        self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
+    ) -> autodiff.Linearised:
         with paddle.enable_grad():
             # Inside of a pullback that is differentiated itself, they are part of a graph.
             inner = any(not x.stop_gradient for x in arrays)
             arrays = [_leaf(x) if a and x.stop_gradient else x for x, a in zip(arrays, active, strict=True)]
             results, outline = self.run(body, arrays, label)
-        return Linearised(results, outline, _Graph(results, picked(arrays, active), inner))
+        return autodiff.Linearised(results, outline, _Graph(results, autodiff.picked(arrays, active), inner))
 
     def random_state(self) -> Any:
         return paddle.get_rng_state()
@@ -113,7 +108,7 @@ def _leaf(x: Any) -> Any:
     return x
 
 
-class _Graph(Linear):
+class _Graph(autodiff.Linear):
     """A function of Paddle at a point: its graph."""
 
     def __init__(self, outputs: list[Any], inputs: list[Any], inner: bool) -> None:
@@ -182,11 +177,11 @@ class _Call:
     """One call of an operation; Paddle's graph holds it as long as it can go through it."""
 
     def __init__(
-        self, operation: Operation, arrays: list[Any], linear: Linear | None, results: list[Any]
+        self, operation: Operation, arrays: list[Any], linear: autodiff.Linear | None, results: list[Any]
     ) -> None:
         self.operation, self.arrays, self.linear = operation, arrays, linear
         self.smooth = [AUTODIFF.is_smooth(y) for y in results]
-        self.results = picked(results, self.smooth)
+        self.results = autodiff.picked(results, self.smooth)
         self.versions = [x.inplace_version for x in arrays]
         #: The arguments that get gradients, by their dtype.
         self.groups: dict[Any, list[int]] = {}

@@ -10,18 +10,7 @@ import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 
 from arraybridge.errors import GradientError, MemoryConversionError
-from arraybridge.frameworks.autodiff import (
-    Autodiff,
-    Body,
-    Foretold,
-    Linear,
-    Linearised,
-    Shape,
-    Span,
-    draws_again,
-    not_foretold,
-    picked,
-)
+from arraybridge.frameworks import autodiff
 
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
@@ -32,7 +21,7 @@ __all__ = ["AUTODIFF"]
 _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 
 
-class TensorflowAutodiff(Autodiff):
+class TensorflowAutodiff(autodiff.Autodiff):
     # -- its arrays --------------------------------------------------------------------------------
 
     def follows(self, x: Any) -> bool:
@@ -46,7 +35,7 @@ class TensorflowAutodiff(Autodiff):
     def is_smooth(self, x: Any) -> bool:
         return bool(x.dtype.is_floating or x.dtype.is_complex)
 
-    def span(self, x: Any) -> Span:
+    def span(self, x: Any) -> autodiff.Span:
         try:
             view = memoryview(x)
             start = np.asarray(view).__array_interface__["data"][0]
@@ -83,51 +72,63 @@ class TensorflowAutodiff(Autodiff):
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+    def linearise(
+        self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
+    ) -> autodiff.Linearised:
         if len(set(map(id, arrays))) < len(arrays):
             arrays = [tf.identity(x) for x in arrays]  # a tape cannot tell two apart that are one object
-        inputs, inner = picked(arrays, active), any(map(self.follows, arrays))
+        inputs, inner = autodiff.picked(arrays, active), any(map(self.follows, arrays))
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             results, outline = body(arrays)
             results = [_tensor(y) for y in results]
         captures = not inner and any(map(self.follows, results))
-        return Linearised(results, outline, _Tape(tape, results, inputs, captures))
+        return autodiff.Linearised(results, outline, _Tape(tape, results, inputs, captures))
 
-    def foretell(self, body: Body, shapes: list[Shape], label: str) -> Foretold:
-        outlines = []
-
-        def traced(*arrays: Any) -> list[Any]:
-            results, outline = body(list(arrays))
-            outlines.append(outline)
-            return [_tensor(y) for y in results]
-
-        specs = [tf.TensorSpec(s.shape, s.dtype) for s in shapes]
+    def foretell(self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str) -> autodiff.Foretold:
         try:
-            program = tf.function(traced, autograph=False).get_concrete_function(*specs)
-        except (NotImplementedError, AttributeError, TypeError, MemoryConversionError) as error:
-            raise not_foretold(label, error) from error
+            program, outline = _traced(body, [tf.TensorSpec(s.shape, s.dtype) for s in shapes])
+        except _NOT_TRACED as error:
+            raise autodiff.not_foretold(label, error) from error
         if not all(y.shape.is_fully_defined() for y in program.outputs):
-            raise not_foretold(label, "the shape of a result depends on values")
-        if _draws(program):
-            raise draws_again(label, _INSTEAD)
-        foretold = [Shape(tuple(y.shape), y.dtype.name) for y in program.outputs]
-        return Foretold(foretold, outlines[-1], _captured(program.trainable_variables), draws=False)
+            raise autodiff.not_foretold(label, "the shape of a result depends on values")
+        _refuse_drawing(program, label)
+        results = [autodiff.Shape(tuple(y.shape), y.dtype.name) for y in program.outputs]
+        return autodiff.Foretold(results, outline, _captured(program.trainable_variables), draws=False)
 
-    def refuse_again(self, body: Body, arrays: list[Any], label: str) -> None:
-        if not tf.executing_eagerly():
-            return  # where a program is made, that is looked at as a whole
-        specs = [tf.TensorSpec(x.shape, x.dtype) for x in arrays]
-        program = tf.function(lambda *xs: body(list(xs))[0], autograph=False)
-        try:
-            program = program.get_concrete_function(*specs)
-        except Exception:  # noqa: BLE001  # who cannot tell does not refuse
-            return
-        if _draws(program):
-            raise draws_again(label, _INSTEAD)
+    def refuse_again(self, body: autodiff.Body, arrays: list[Any], label: str) -> None:
+        if tf.executing_eagerly():  # else a program is made, and looked at as a whole
+            try:
+                program, _ = _traced(body, [tf.TensorSpec(x.shape, x.dtype) for x in arrays])
+            except _NOT_TRACED:  # who cannot tell does not refuse
+                return
+            _refuse_drawing(program, label)
 
 
-class _Tape(Linear):
+#: What TensorFlow raises for a function that cannot run without values.
+_NOT_TRACED = (
+    NotImplementedError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    MemoryConversionError,
+    tf.errors.OpError,
+)
+
+
+def _traced(body: autodiff.Body, specs: list[tf.TensorSpec]) -> tuple[Any, Any]:
+    """A function as a program, and the outline of what it returns."""
+    outlines = []
+
+    def results(*arrays: Any) -> list[Any]:
+        tensors, outline = body(list(arrays))
+        outlines.append(outline)
+        return [_tensor(y) for y in tensors]
+
+    return tf.function(results, autograph=False).get_concrete_function(*specs), outlines[-1]
+
+
+class _Tape(autodiff.Linear):
     """A function of TensorFlow at a point: the tape that has followed it.
 
     It is played once, and frees what it keeps meanwhile. What gradients it hands out, and whether it reads
@@ -151,9 +152,6 @@ class _Tape(Linear):
         return _captured(self.variables)
 
 
-_INSTEAD = ", or a seed for tf.random.stateless_*"
-
-
 def _tensor(x: Any) -> tf.Tensor:
     """A variable, or slices of a gradient, as a tensor; one that is a tensor is not asked at length."""
     return x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x)
@@ -171,9 +169,15 @@ def _captured(variables: Sequence[Any]) -> str:
     return f"the trainable tf.Variable {names[0]} that is none of its arguments (its values are v.numpy())"
 
 
-def _draws(program: Any) -> bool:
-    """Whether a traced function draws random numbers that it was not passed the seed of."""
-    return any("Random" in o.type and o.op_def.is_stateful for o in program.graph.get_operations())
+def _refuse_drawing(program: Any, label: str) -> None:
+    """Refuse a traced function that draws random numbers without being passed a seed."""
+    if any("Random" in o.type and o.op_def.is_stateful for o in program.graph.get_operations()):
+        raise GradientError(
+            f"{label}(): it draws random numbers and has to run again (inside of jax.jit, for a second"
+            " derivative or after retain_graph), which would draw others; pass them, or a seed for"
+            " tf.random.stateless_*",
+            reason="random numbers",
+        )
 
 
 @tf.custom_gradient

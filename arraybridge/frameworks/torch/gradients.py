@@ -13,19 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from arraybridge.errors import GradientError, MemoryConversionError
-from arraybridge.frameworks.autodiff import (
-    Autodiff,
-    Body,
-    Foretold,
-    Linear,
-    Linearised,
-    Shape,
-    Span,
-    forward_mode,
-    not_foretold,
-    picked,
-    writes_to_argument,
-)
+from arraybridge.frameworks import autodiff
 
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
@@ -38,7 +26,7 @@ _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 _FakeTensorMode = FakeTensorMode
 
 
-class TorchAutodiff(Autodiff):
+class TorchAutodiff(autodiff.Autodiff):
     # -- its arrays --------------------------------------------------------------------------------
 
     def follows(self, x: torch.Tensor) -> bool:
@@ -55,7 +43,7 @@ class TorchAutodiff(Autodiff):
     def is_smooth(self, x: torch.Tensor) -> bool:
         return x.is_floating_point() or x.is_complex()
 
-    def span(self, x: torch.Tensor) -> Span:
+    def span(self, x: torch.Tensor) -> autodiff.Span:
         if x.layout is not torch.strided or _is_transformed(x):
             return 0, 0
         if x.is_contiguous():
@@ -83,25 +71,27 @@ class TorchAutodiff(Autodiff):
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def run(self, body: Body, arrays: list[torch.Tensor], label: str) -> tuple[list[Any], Any]:
+    def run(self, body: autodiff.Body, arrays: list[torch.Tensor], label: str) -> tuple[list[Any], Any]:
         try:
             return super().run(body, arrays, label)
         except RuntimeError as error:
             if "a leaf Variable that requires grad" in str(error) and "in-place" in str(error):
-                raise writes_to_argument(label) from error
+                raise autodiff.writes_to_argument(label) from error
             raise
 
     def linearise(
-        self, body: Body, arrays: list[torch.Tensor], active: Sequence[bool], label: str
-    ) -> Linearised:
+        self, body: autodiff.Body, arrays: list[torch.Tensor], active: Sequence[bool], label: str
+    ) -> autodiff.Linearised:
         with torch.inference_mode(False), torch.enable_grad():
             # Inside of a pullback that is differentiated itself, they are part of a graph.
             inner = any(x.requires_grad for x in arrays)
             arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]
             results, outline = self.run(body, arrays, label)
-        return Linearised(results, outline, _Graph(results, picked(arrays, active), arrays, inner))
+        return autodiff.Linearised(
+            results, outline, _Graph(results, autodiff.picked(arrays, active), arrays, inner)
+        )
 
-    def foretell(self, body: Body, shapes: list[Shape], label: str) -> Foretold:
+    def foretell(self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str) -> autodiff.Foretold:
         fake = _Foretelling(allow_non_fake_inputs=True)
         try:
             with torch.enable_grad(), fake:
@@ -111,9 +101,9 @@ class TorchAutodiff(Autodiff):
         except GradientError:
             raise
         except (RuntimeError, NotImplementedError, TypeError, MemoryConversionError) as error:
-            raise not_foretold(label, error) from error
-        foretold = [Shape(tuple(y.shape), str(y.dtype).removeprefix("torch.")) for y in results]
-        return Foretold(foretold, outline, linear.captured(), fake.draws)
+            raise autodiff.not_foretold(label, error) from error
+        foretold = [autodiff.Shape(tuple(y.shape), str(y.dtype).removeprefix("torch.")) for y in results]
+        return autodiff.Foretold(foretold, outline, linear.captured(), fake.draws)
 
     def random_state(self) -> np.ndarray:
         states = [torch.get_rng_state()]
@@ -160,7 +150,7 @@ def _set_random_state(state: np.ndarray) -> None:
         torch.cuda.set_rng_state_all(list(cards))
 
 
-class _Graph(Linear):
+class _Graph(autodiff.Linear):
     """A function of torch at a point: its graph."""
 
     def __init__(
@@ -250,7 +240,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
-        raise forward_mode(
+        raise autodiff.forward_mode(
             ctx.operation.label,
             "backward(), torch.func.vjp or torch.func.jacrev (jacrev(jacrev(f)) for a Hessian)",
         )
@@ -268,14 +258,14 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 _Applied.forward.__signature__ = inspect.signature(_Applied.forward)
 
 
-def _holder(linear: Linear | None, read: Sequence[torch.Tensor]) -> torch.Tensor:
+def _holder(linear: autodiff.Linear | None, read: Sequence[torch.Tensor]) -> torch.Tensor:
     """A tensor that holds it, for torch to keep and to free; ``read``: the tensors whose memory it reads."""
     holder = torch.empty(0)
     holder.linear, holder.spans = linear, [AUTODIFF.span(x) for x in read]
     return holder
 
 
-def _held(saved: Sequence[torch.Tensor]) -> Linear | None:
+def _held(saved: Sequence[torch.Tensor]) -> autodiff.Linear | None:
     """What was held; None where hooks handed over other tensors, whose values then count."""
     *read, holder = saved
     valid = getattr(holder, "spans", None) == [AUTODIFF.span(x) for x in read]
