@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import signal
 import subprocess
@@ -285,6 +286,31 @@ def test_a_framework_that_is_merely_imported_is_not_opened() -> None:
     require("jax")
     done = run_python("-m", "tests.lines.opens_nothing", env={"PYTHONWARNINGS": ""})
     assert (done.stdout, done.stderr) == ("left alone\n", "")
+
+
+FORKED = """
+import os
+from itertools import count
+from arraybridge import Pipeline, device_map, prefetch
+
+begun = [prefetch(count(), "numpy"), device_map(abs, count(), "cpu"), Pipeline(abs).map(count())]
+assert [next(one) for one in begun] == [0, 0, 0]
+child = os.fork()
+if child == 0:
+    for one in begun:
+        try:
+            list(one)
+        except RuntimeError as error:
+            print("begun before its process was forked" in str(error), flush=True)
+    os._exit(len(list(device_map(abs, range(5), "cpu"))))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), [next(one) for one in begun])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_is_told_that_its_iterators_have_no_threads() -> None:
+    done = run_python("-W", "ignore", "-c", FORKED)
+    assert done.stdout.splitlines() == ["True"] * 3 + ["5 [1, 1, 1]"], done.stderr
 
 
 # -- at random ---------------------------------------------------------------------------------------
