@@ -31,8 +31,8 @@ def named(
     keys = [_key(fn, args, kwargs, name) for name in names]
     lengths = {key: batches.rows(args[key] if isinstance(key, int) else kwargs[key], axis) for key in keys}
     if len(set(lengths.values())) > 1:
-        (first, rows), *others = lengths.items()
-        key, other = next((key, other) for key, other in others if other != rows)
+        (first, rows), *remaining_lengths = lengths.items()
+        key, other = next((key, other) for key, other in remaining_lengths if other != rows)
         raise CannotSplitError(
             f"argument {key!r} has {other} rows along axis {axis}, and argument {first!r} has {rows}; split"
             " arguments of one length only",

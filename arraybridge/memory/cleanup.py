@@ -98,17 +98,17 @@ def _check_accelerator(index: int, frameworks: list[Framework]) -> bool:
     Raises:
         DeviceNotFoundError: none has, and the settings do not send the work to the host.
     """
-    there: dict[str, list[str]] = {}
+    owners: dict[str, list[str]] = {}
     for one in frameworks:
         if one.pool.asking_opens() and one.pool.visible_devices() is None:
             return True
         devices = visible_devices(one)
         if one.accelerator(index) in devices:
             return True
-        there[one.name] = [str(device) for device in devices]
+        owners[one.name] = [str(device) for device in devices]
     if missing_gpu() == "host":
         return False
-    have = "; ".join(f"{name} has {', '.join(words) or 'none'}" for name, words in there.items())
+    have = "; ".join(f"{name} has {', '.join(words) or 'none'}" for name, words in owners.items())
     raise DeviceNotFoundError(
         f"no loaded framework has an accelerator {index}"
         + (f": {have}. " if have else ". ")
@@ -149,10 +149,10 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     with ExitStack() as stack:
         stack.callback(release_caches, frameworks, index)
         if index is not None:
-            there = [one for one in frameworks if one.accelerator(index) in open_devices(one)]
-            if not there:
+            owners = [one for one in frameworks if one.accelerator(index) in open_devices(one)]
+            if not owners:
                 _check_accelerator(index, frameworks)
-            for one in there:
+            for one in owners:
                 stack.enter_context(one.selected(one.accelerator(index)))
         yield index
 
@@ -266,7 +266,7 @@ def coexist(fraction: float | None = None) -> Coexistence:
     chosen = coexistence(fraction)
     if fraction is not None:  # JAX refuses to start when it finds both names
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)
-    late = tuple(
+    latecomers = tuple(
         name
         for name, variables in (
             ("jax", ("XLA_PYTHON_CLIENT_PREALLOCATE",)),
@@ -278,11 +278,11 @@ def coexist(fraction: float | None = None) -> Coexistence:
         and any(one.pool.is_started() for one in loaded(name))
     )
     os.environ.update(chosen)
-    if late:
+    if latecomers:
         warnings.warn(
-            f"coexist() came too late for {' and '.join(late)}, which had opened their devices already and"
-            " may have taken the whole card; call it first in the program, before they are used",
+            f"coexist() came too late for {' and '.join(latecomers)}, which had opened their devices"
+            " already and may have taken the whole card; call it first in the program, before they are used",
             RuntimeWarning,
             stacklevel=2,
         )
-    return Coexistence(chosen, late)
+    return Coexistence(chosen, latecomers)

@@ -129,17 +129,17 @@ def memory_stats() -> MemoryStats:
     by_device: dict[str, list[Holding]] = {}
     for one in holdings():
         by_device.setdefault(one.device, []).append(one)
-    found = [_read_host(by_device.pop("cpu"))]
-    found += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in machine.cards()]
-    found += [_read_through_framework(device, rows) for device, rows in by_device.items()]
+    devices = [_read_host(by_device.pop("cpu"))]
+    devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in machine.cards()]
+    devices += [_read_through_framework(device, rows) for device, rows in by_device.items()]
     reason = machine.driver().reason
-    return MemoryStats(tuple(found), f"{reason}." if "not answer" in reason else "")
+    return MemoryStats(tuple(devices), f"{reason}." if "not answer" in reason else "")
 
 
 def _read_host(rows: list[Holding]) -> DeviceMemory:
     total, free = machine.host_memory()
-    others = total - free - (rows[0].used or 0)
-    return DeviceMemory("cpu", "", "", total, free, (*rows, Holding("cpu", OTHERS, max(0, others))))
+    elsewhere = total - free - (rows[0].used or 0)
+    return DeviceMemory("cpu", "", "", total, free, (*rows, Holding("cpu", OTHERS, max(0, elsewhere))))
 
 
 def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
@@ -150,16 +150,16 @@ def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
     )
     own = now.holders.get(os.getpid())
     if now.used is None:  # a card that shares the host's memory
-        rest = []
+        remainder = []
     elif own is None:  # processes are counted from outside a container, or without their sizes
-        rest = [Holding(device, REST, max(0, now.used - ours))]
+        remainder = [Holding(device, REST, max(0, now.used - ours))]
     else:
-        rest = [
+        remainder = [
             Holding(device, REST_OF_PROCESS, max(0, own - ours)),
             Holding(device, OTHERS, max(0, now.used - max(own, ours))),
         ]
-    told = (now.total, now.free, (*rows, *rest), now.load, now.temperature)
-    return DeviceMemory(device, card.name, card.uuid, *told)
+    reading = (now.total, now.free, (*rows, *remainder), now.load, now.temperature)
+    return DeviceMemory(device, card.name, card.uuid, *reading)
 
 
 def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
@@ -168,8 +168,10 @@ def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
         memory = one.pool.card_memory(Device.parse(device))
         if memory is not None:
             free, total = memory
-            rest = total - free - sum(row.reserved or row.used or 0 for row in rows)
-            return DeviceMemory(device, "", "", total, free, (*rows, Holding(device, REST, max(0, rest))))
+            remainder = total - free - sum(row.reserved or row.used or 0 for row in rows)
+            return DeviceMemory(
+                device, "", "", total, free, (*rows, Holding(device, REST, max(0, remainder)))
+            )
     return DeviceMemory(device, "", "", None, None, tuple(rows))
 
 

@@ -253,8 +253,8 @@ class Offload:
 
         def attempt(*values: Any) -> Any:
             part = Call(call.own, values[:count], dict(zip(names, values[count:], strict=True)))
-            there = part.mapped(card.put)
-            result = card.run(lambda: _inside(there, self.fn))
+            on_card = part.mapped(card.put)
+            result = card.run(lambda: _inside(on_card, self.fn))
             return result if stays else _home(result, call.arrays[0], timings.scalars)
 
         axis = self.split_axis
@@ -299,29 +299,29 @@ class Offload:
             self.refused = "it returns nothing, so that there is nothing to compare"
             return expected, ""
         try:
-            found = self._on_card(card, call, timings)
+            actual = self._on_card(card, call, timings)
         except Exception as error:  # noqa: BLE001  # an unknown function's; NumPy has shown that it is no error of its own
             return home(), self._refuse(card, timings, error)
-        why = self._difference(card, on_host, expected, found)
+        why = self._difference(card, on_host, expected, actual)
         if not why:
             timings.proven = True
-            return found, ""
+            return actual, ""
         self.refused = f"its trial failed: in {card.backend} {why}"
         return home(), f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"
 
-    def _difference(self, card: Card, on_host: Call, expected: Any, found: Any) -> str:
+    def _difference(self, card: Card, on_host: Call, expected: Any, actual: Any) -> str:
         arguments = arrays_of([*on_host.batch, *on_host.named.values()])
-        why, exact = difference(expected, found, arguments)
+        why, exact = difference(expected, actual, arguments)
         if why or exact:
             return why
         # Rounding, or another formula? In double precision the one fades, and the other does not.
         wide = on_host.mapped(widened)
         try:
             expected = _inside(wide, self.fn)
-            found = card.run(lambda: _inside(wide.mapped(card.put), self.fn))
+            actual = card.run(lambda: _inside(wide.mapped(card.put), self.fn))
         except Exception:  # noqa: BLE001  # an unknown function's, which need not take other dtypes than these
             return ""
-        return difference(expected, found, arrays_of([*wide.batch, *wide.named.values()]))[0]
+        return difference(expected, actual, arrays_of([*wide.batch, *wide.named.values()]))[0]
 
 
 def _inside(call: Call, fn: Callable[..., Any]) -> Any:

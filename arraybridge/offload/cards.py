@@ -87,23 +87,23 @@ class Cards:
 
     def find(self, backend: str | None, index: int) -> Card | str:
         """The card of that number in that framework (None: the first that has it), or why there is none."""
-        found = self._found.get((backend, index))
-        if found is None:
+        card = self._found.get((backend, index))
+        if card is None:
             with self._lock:
-                found = self._found[backend, index] = self._find(backend, index)
-        return found
+                card = self._found[backend, index] = self._find(backend, index)
+        return card
 
     def _find(self, backend: str | None, index: int) -> Card | str:
-        wanted, reasons = Device("gpu", index), []
+        device, reasons = Device("gpu", index), []
         for name in _worth_asking(backend):
-            framework, there, reason = _devices(name)
-            if framework is not None and wanted in there:
-                return Card(framework, wanted, self.clock)
-            others = ", ".join(str(d) for d in there if d.kind == "gpu")
-            reasons.append(f"{name} has no {wanted} (it has {others})" if others else reason)
+            framework, devices, reason = _devices(name)
+            if framework is not None and device in devices:
+                return Card(framework, device, self.clock)
+            numbers = ", ".join(str(d) for d in devices if d.kind == "gpu")
+            reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
         if not reasons:
             return "this machine has no GPU, or no driver for one"
-        return f"there is no {wanted} here: {'; '.join(reasons)}"
+        return f"there is no {device} here: {'; '.join(reasons)}"
 
 
 def _devices(name: str) -> tuple[Framework | None, tuple[Device, ...], str]:

@@ -15,12 +15,12 @@ from arraybridge.trees import ARRAY, kind_of, map_arrays, outline, source_of, to
 __all__ = ["difference", "dtype_name", "widened"]
 
 
-def difference(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
+def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
     """How the result of a card differs from NumPy's, in words, or ``""``; and whether the bits are the same.
 
     Args:
         expected: what the function returned in NumPy.
-        found: what it returned on the card, with arrays of any framework.
+        actual: what it returned on the card, with arrays of any framework.
         arguments: its arrays in NumPy, whose precision and size tell what rounding may do.
     """
     differences: list[str] = []
@@ -35,14 +35,14 @@ def difference(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bo
         return pair[0]
 
     try:
-        together([expected, found], compare, "result")
+        together([expected, actual], compare, "result")
     except CannotSplitError:
-        differences.append(_says(found, expected))
+        differences.append(_says(actual, expected))
     return (differences[0] if differences else ""), exact
 
 
-def _says(found: Any, expected: Any) -> str:
-    return f"it gives {_in_words(found)} there, and {_in_words(expected)} in NumPy"
+def _says(actual: Any, expected: Any) -> str:
+    return f"it gives {_in_words(actual)} there, and {_in_words(expected)} in NumPy"
 
 
 def _in_words(x: Any) -> str:
@@ -57,48 +57,48 @@ def dtype_name(x: Any) -> str:
     return owner.dtype_name(data)
 
 
-def _of_leaves(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
+def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
     if kind_of(expected) == ARRAY or isinstance(expected, np.generic):
-        return _of_arrays(expected, found, arguments)
-    if expected is found:
+        return _of_arrays(expected, actual, arguments)
+    if expected is actual:
         return "", True
-    if type(expected) is not type(found):
-        return _says(found, expected), False
+    if type(expected) is not type(actual):
+        return _says(actual, expected), False
     if isinstance(expected, (float, complex)):
-        return _of_values(np.asarray(expected), np.asarray(found), arguments)
+        return _of_values(np.asarray(expected), np.asarray(actual), arguments)
     if isinstance(expected, (int, str, bytes, slice, range)):
-        same = expected == found
-        return ("" if same else f"it gives {found!r} there, and {expected!r} in NumPy"), same
+        same = expected == actual
+        return ("" if same else f"it gives {actual!r} there, and {expected!r} in NumPy"), same
     return f"it gives {outline(expected)}, in which nobody can look for arrays", False
 
 
-def _of_arrays(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
-    is_array = kind_of(found) == ARRAY or isinstance(found, np.generic)
-    special = isinstance(expected, np.ndarray) and type(expected) not in (np.ndarray, type(found))
+def _of_arrays(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
+    is_array = kind_of(actual) == ARRAY or isinstance(actual, np.generic)
+    special = isinstance(expected, np.ndarray) and type(expected) not in (np.ndarray, type(actual))
     if not is_array or special:
-        return _says(found, expected), False
-    names = dtype_name(expected), dtype_name(found)
+        return _says(actual, expected), False
+    names = dtype_name(expected), dtype_name(actual)
     if names[0] != names[1]:
         return f"it gives {names[1]} there, and {names[0]} in NumPy", False
     a, b = (
-        np.asarray(x) if isinstance(x, np.generic) else convert_memory(x, "numpy") for x in (expected, found)
+        np.asarray(x) if isinstance(x, np.generic) else convert_memory(x, "numpy") for x in (expected, actual)
     )
     if a.shape != b.shape:
         return f"it gives shape {b.shape} there, and {a.shape} in NumPy", False
     return _of_values(a, b, arguments)
 
 
-def _of_values(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bool]:
+def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
     """Of two arrays of one dtype and shape."""
-    if np.array_equal(expected, found):
+    if np.array_equal(expected, actual):
         return "", True
     at_one_place = not expected.ndim
-    expected, found = np.atleast_1d(expected), np.atleast_1d(found)
-    wrong = expected != found
+    expected, actual = np.atleast_1d(expected), np.atleast_1d(actual)
+    wrong = expected != actual
     precision = max([_precision(x) for x in (expected, *arguments)]) if _precision(expected) else 0.0
     if precision:
         wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-        a, b = expected.astype(wide), found.astype(wide)
+        a, b = expected.astype(wide), actual.astype(wide)
         finite = np.isfinite(a) & np.isfinite(b)
         wrong = ~finite & ~((a == b) | (np.isnan(a) & np.isnan(b)))
         if finite.any():
@@ -113,7 +113,7 @@ def _of_values(expected: Any, found: Any, arguments: list[Any]) -> tuple[str, bo
     first = tuple(int(i) for i in np.argwhere(wrong)[0])
     at = "" if at_one_place else f" at {list(first)}"
     share = "" if at_one_place else f" ({int(wrong.sum())} of {wrong.size} values differ)"
-    return f"it gives {found[first]!s}{at} there, and {expected[first]!s} in NumPy{share}", False
+    return f"it gives {actual[first]!s}{at} there, and {expected[first]!s} in NumPy{share}", False
 
 
 def _precision(x: Any) -> float:

@@ -92,9 +92,9 @@ class History:
 
     def __getitem__(self, footprint: Any) -> Timings:
         """The timings of a footprint, made where there are none."""
-        found = self.entries.get(footprint)
-        if found is not None:
-            return found
+        timings = self.entries.get(footprint)
+        if timings is not None:
+            return timings
         with self.lock:
             while len(self.entries) >= self.LIMIT:
                 del self.entries[next(iter(self.entries))]
