@@ -109,15 +109,11 @@ def _register_classes(names: list[str], before: list[Callable[[], Any]]) -> None
             owner = registry.framework(name)
         except FrameworkNotInstalledError:  # a package that is imported but does not work here has no arrays
             continue
-        for cls in _classes(owner):
-            if not owner.pickling.all_pickle:
+        for cls in owner.array_classes():
+            if not owner.all_pickle:
                 copyreg.pickle(cls, _written_for_pickle)
             for dispatch, answer in _tables:
                 dispatch.register(cls, answer)
-
-
-def _classes(owner: Framework) -> tuple[type, ...]:
-    return owner.pickling.classes() or owner.fast.types()
 
 
 def size(x: Any) -> int:
@@ -131,8 +127,7 @@ def size(x: Any) -> int:
     try:
         if owner is not None:
             owner.check(x)
-            held = owner.pickling.held_bytes(x)
-            return owner.nbytes(x) if held is None else held
+            return owner.held_bytes(x)
     except (ArrayNotSupportedError, DtypeNotSupportedError):
         pass  # sparse, nested, symbolic: no dense bytes to count
     return sys.getsizeof(x)
@@ -146,7 +141,7 @@ def token(x: Any) -> Any:
     try:
         if owner is not None:
             owner.check(x)
-            if not owner.pickling.is_plain(x):
+            if not owner.is_plain(x):
                 return normalize_object(x)
             place, grad = str(owner.device_of(x)), owner.requires_grad(x)
             return (owner.name, owner.dtype_name(x), owner.shape(x), place, grad, normalize_token(_bytes(x)))
@@ -170,7 +165,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
     owner = registry.find_owner(x)
     if owner is None:
         raise TypeError(f"an object of type {type(x).__name__} is no array")
-    if not owner.pickling.is_plain(x):
+    if not owner.is_plain(x):
         raise NotImplementedError(f"{type(x).__name__} is more than an array")
     return _write(x, owner)
 
@@ -197,7 +192,7 @@ def _write(x: Any, owner: Framework) -> tuple[dict[str, Any], list[Any]]:
 def _written_for_pickle(x: Any) -> tuple[Any, ...]:
     owner = registry.find_owner(x)
     try:
-        if owner is not None and not owner.pickling.pickles(x):
+        if owner is not None and not owner.pickles(x):
             return load, _write(x, owner)
     except NotImplementedError:
         pass

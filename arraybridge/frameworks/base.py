@@ -19,7 +19,7 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Dtyp
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.facts import Facts
-from arraybridge.frameworks.parts import Fast, Pickling, Pool, Streams
+from arraybridge.frameworks.parts import Fast, Pool, Streams
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device, above
 
@@ -44,9 +44,10 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        fast, streams, pool, pickling: its parts; those of parts.py where it has none.
+        fast, streams, pool: its parts; those of parts.py where it has none.
         autodiff: its derivatives, or None.
         conforms: whether `array_namespace` is the whole array API.
+        all_pickle: whether every array pickles by itself, and bit for bit; where not, `pickles` tells.
     """
 
     name: ClassVar[str]
@@ -58,12 +59,12 @@ class Framework(ABC):
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
     conforms: ClassVar[bool] = False
+    all_pickle: ClassVar[bool] = True
     dlpack_device: int | None = None
 
     fast: Fast = Fast()
     streams: Streams = Streams()
     pool: Pool = Pool()
-    pickling: Pickling = Pickling()
     autodiff: Autodiff = NOT_DIFFERENTIABLE
 
     def __repr__(self) -> str:
@@ -309,6 +310,28 @@ class Framework(ABC):
 
     def reshaped(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
+        return None
+
+    # -- between processes ------------------------------------------------------------------------
+
+    def array_classes(self) -> tuple[type, ...]:
+        """The classes of its arrays, or bases of them, for libraries that go by class."""
+        return self.fast.types()
+
+    def is_plain(self, x: Any) -> bool:
+        """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
+        return True
+
+    def pickles(self, x: Any) -> bool:
+        """Whether the array pickles by itself, and bit for bit."""
+        return self.all_pickle
+
+    def held_bytes(self, x: Any) -> int:
+        """Bytes of memory that the array keeps from others."""
+        return self.nbytes(x)
+
+    def reduced(self, x: Any) -> tuple[Any, ...] | None:
+        """What pickle is to write for another process, as ``__reduce__`` tells it; None for its own way."""
         return None
 
     # -- running functions ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 
 from arraybridge.types import Device
 
-__all__ = ["Fallback", "Fast", "Mark", "Pickling", "Pool", "Streams", "Usage"]
+__all__ = ["Fallback", "Fast", "Mark", "Pool", "Streams", "Usage"]
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error
@@ -228,30 +228,3 @@ class Pool:
             RuntimeError: it holds memory of its own already.
         """
         raise NotImplementedError(f"{type(self).__name__} takes memory from no other pool")
-
-
-class Pickling:
-    """How its arrays travel between processes, where pickle alone would not do."""
-
-    #: Whether every array pickles by itself, and bit for bit; where not, `pickles` tells.
-    all_pickle: ClassVar[bool] = True
-
-    def classes(self) -> tuple[type, ...]:
-        """The classes of its arrays, or bases of them, for libraries that go by class."""
-        return ()
-
-    def is_plain(self, x: Any) -> bool:
-        """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
-        return True
-
-    def pickles(self, x: Any) -> bool:
-        """Whether the array pickles by itself, and bit for bit."""
-        return self.all_pickle
-
-    def held_bytes(self, x: Any) -> int | None:
-        """Bytes of memory that the array keeps from others; None for those of its elements."""
-        return None
-
-    def reduced(self, x: Any) -> tuple[Any, ...] | None:
-        """What pickle is to write for another process, as ``__reduce__`` tells it; None for its own way."""
-        return None

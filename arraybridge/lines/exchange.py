@@ -126,7 +126,7 @@ class _Pickler(pickle.Pickler):
             self.segments.append(self._exchange.take(view.nbytes))
             np.copyto(_array(self.segments[-1], *layout), view)
             return _received, (owner.name, self.segments[-1].place.key, *layout)
-        reduced = owner.pickling.reduced(obj)
+        reduced = owner.reduced(obj)
         return NotImplemented if reduced is None else reduced
 
 
@@ -135,7 +135,7 @@ def _is_large(owner: Any, x: Any) -> bool:
         return x.nbytes > _LARGE and type(x) in NumpyFast.classes and not x.dtype.hasobject
     if not owner.has_host or owner.nbytes(x) <= _LARGE or owner.requires_grad(x):
         return False
-    plain = owner.pickling.is_plain(x) and not owner.pool.is_scattered(x) and not owner.must_copy(x)
+    plain = owner.is_plain(x) and not owner.pool.is_scattered(x) and not owner.must_copy(x)
     return bool(plain and owner.device_of(x).kind == "cpu")
 
 

@@ -32,7 +32,7 @@ from arraybridge.frameworks.jax.memory import (
     jax_device,
     local_devices,
 )
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling
+from arraybridge.frameworks.parts import Fallback, Fast
 from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
@@ -86,6 +86,7 @@ _OOM = re.compile(
 
 class JaxFramework(Framework):
     name = "jax"
+    all_pickle = False
     conforms = True
     alignment = hostmemory.ALIGNMENT
     mutable = False
@@ -96,7 +97,6 @@ class JaxFramework(Framework):
         self.dlpack_device = 2
         self.fast = JaxFast()
         self.pool = JaxPool()
-        self.pickling = JaxPickling()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
@@ -250,6 +250,23 @@ class JaxFramework(Framework):
         with _x64(True):
             return super().unstack(x)
 
+    # -- between processes ------------------------------------------------------------------------
+
+    def array_classes(self) -> tuple[type, ...]:
+        # jax.Array is an abstract class; its arrays are of another one, which has no public name.
+        return (jax.Array, *jax.Array.__subclasses__())
+
+    def is_plain(self, x: jax.Array) -> bool:
+        return not getattr(x, "weak_type", True) and len(x.devices()) == 1  # a key of jax.random has none
+
+    def pickles(self, x: jax.Array) -> bool:
+        # Its own pickle cuts 64 bits down to 32 where they are not enabled.
+        return hostmemory.name_of(x.dtype) not in _WIDE or bool(jax.config.jax_enable_x64)
+
+    def reduced(self, x: jax.Array) -> tuple[Any, ...] | None:
+        # Whether they are enabled where it is read is not known here.
+        return (_made_wide, x.__reduce__()[:2]) if hostmemory.name_of(x.dtype) in _WIDE else None
+
     # -- running functions ------------------------------------------------------------------------
 
     def array_namespace(self) -> Any:
@@ -345,25 +362,6 @@ class JaxFast(Fast):
             return import_capsule(capsule, cpu, None)
 
         return take
-
-
-class JaxPickling(Pickling):
-    all_pickle = False
-
-    def classes(self) -> tuple[type, ...]:
-        # jax.Array is an abstract class; its arrays are of another one, which has no public name.
-        return (jax.Array, *jax.Array.__subclasses__())
-
-    def is_plain(self, x: jax.Array) -> bool:
-        return not getattr(x, "weak_type", True) and len(x.devices()) == 1  # a key of jax.random has none
-
-    def pickles(self, x: jax.Array) -> bool:
-        # Its own pickle cuts 64 bits down to 32 where they are not enabled.
-        return hostmemory.name_of(x.dtype) not in _WIDE or bool(jax.config.jax_enable_x64)
-
-    def reduced(self, x: jax.Array) -> tuple[Any, ...] | None:
-        # Whether they are enabled where it is read is not known here.
-        return (_made_wide, x.__reduce__()[:2]) if hostmemory.name_of(x.dtype) in _WIDE else None
 
 
 def _made_wide(make: Callable[..., jax.Array], args: tuple[Any, ...]) -> jax.Array:

@@ -16,7 +16,7 @@ import numpy as np
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import Framework, extended, is_c_contiguous
-from arraybridge.frameworks.parts import Pickling, Pool
+from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
@@ -37,6 +37,7 @@ _MAP_FROM = 1 << 25
 
 class PyclesperantoFramework(Framework):
     name = "pyclesperanto"
+    all_pickle = False
     has_host = False
     dtypes = _DTYPES
     #: What its devices are called: with CUDA beneath, they are the cards that other frameworks count.
@@ -53,7 +54,6 @@ class PyclesperantoFramework(Framework):
         if self._main.has_cuda:
             self._kind, self.dlpack_device = "gpu", 2
         self.pool = PyclesperantoPool(self)
-        self.pickling = PyclesperantoPickling(self)
 
     def _packages(self) -> list[Package]:
         """The package that makes new arrays, and the other one if the process has imported it since."""
@@ -229,6 +229,11 @@ class PyclesperantoFramework(Framework):
     def unstack(self, x: Any) -> list[Any]:
         return self._package(x).unstack(x)
 
+    def array_classes(self) -> tuple[type, ...]:
+        # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
+        float32 = np.dtype("float32")
+        return tuple(type(p.empty((1,), float32, p.current_index())) for p in self._packages())
+
 
 class PyclesperantoPool(Pool):
     """Neither package keeps memory in a pool, so that there is no cache to free."""
@@ -255,15 +260,3 @@ class PyclesperantoPool(Pool):
     def oom_error(self) -> Exception:
         message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
         return RuntimeError(message)
-
-
-class PyclesperantoPickling(Pickling):
-    all_pickle = False
-
-    def __init__(self, owner: PyclesperantoFramework) -> None:
-        self._owner = owner
-
-    def classes(self) -> tuple[type, ...]:
-        # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
-        float32 = np.dtype("float32")
-        return tuple(type(p.empty((1,), float32, p.current_index())) for p in self._owner._packages())

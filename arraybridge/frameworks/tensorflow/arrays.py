@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling, Pool, Usage
+from arraybridge.frameworks.parts import Fallback, Fast, Pool, Usage
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
@@ -60,7 +60,6 @@ class TensorflowFramework(Framework):
         self.dlpack_device = 2 if tf.test.is_built_with_cuda() else None
         self.fast = TensorflowFast()
         self.pool = TensorflowPool()
-        self.pickling = TensorflowPickling()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
@@ -208,6 +207,14 @@ class TensorflowFramework(Framework):
     def unstack(self, x: Any) -> list[Any]:
         return list(tf.unstack(x)) if x.shape[0] else []
 
+    # -- between processes ------------------------------------------------------------------------
+
+    def array_classes(self) -> tuple[type, ...]:
+        return (tf.Tensor, tf.Variable)
+
+    def is_plain(self, x: Any) -> bool:
+        return not isinstance(x, tf.Variable)
+
     # -- running functions ------------------------------------------------------------------------
 
     def array_namespace(self) -> Any:
@@ -323,14 +330,6 @@ class TensorflowPool(Pool):
         message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
         error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
         return error
-
-
-class TensorflowPickling(Pickling):
-    def classes(self) -> tuple[type, ...]:
-        return (tf.Tensor, tf.Variable)
-
-    def is_plain(self, x: Any) -> bool:
-        return not isinstance(x, tf.Variable)
 
 
 def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:

@@ -20,7 +20,7 @@ from torch.utils import dlpack as torch_dlpack
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Pickling
+from arraybridge.frameworks.parts import Fallback, Fast
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, PLAIN
 from arraybridge.frameworks.torch.memory import TorchPool, torch_device
@@ -50,7 +50,6 @@ class TorchFramework(Framework):
         self.autodiff = torch_autodiff.AUTODIFF
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
         self.fast = TorchFast()
-        self.pickling = TorchPickling()
         self.pool = TorchPool()
         if self.dlpack_device is not None:
             self.streams = TorchStreams()
@@ -255,6 +254,29 @@ class TorchFramework(Framework):
             empty = torch.empty(0, dtype=DTYPES[dtype], device=memory.device)
             return empty.set_(memory.untyped_storage(), 0, shape)
 
+    # -- between processes ------------------------------------------------------------------------
+
+    def array_classes(self) -> tuple[type, ...]:
+        return (torch.Tensor,)
+
+    def is_plain(self, x: torch.Tensor) -> bool:
+        return type(x) is torch.Tensor and not x.__dict__
+
+    def held_bytes(self, x: torch.Tensor) -> int:
+        nbytes = min(x.nbytes, x.untyped_storage().nbytes())  # an expanded tensor repeats its elements
+        if x.requires_grad and x.is_leaf and x.grad is not None:
+            nbytes += x.grad.nbytes
+        return nbytes
+
+    def reduced(self, x: torch.Tensor) -> tuple[Any, ...] | None:
+        # Pickle takes the whole storage along, with each row the whole batch.
+        if not self.is_plain(x) or x.layout is not torch.strided or x.is_nested:
+            return None
+        if x.untyped_storage().nbytes() <= x.nbytes:
+            return None
+        alone = x.detach().clone().requires_grad_(x.requires_grad)
+        return alone.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
     # -- running functions ------------------------------------------------------------------------
 
     def array_namespace(self) -> Any:
@@ -388,26 +410,3 @@ class TorchFast(Fast):
             return tensor if tensor.ndim else tensor.clone()
 
         return copy_scalars if immutable else from_dlpack
-
-
-class TorchPickling(Pickling):
-    def classes(self) -> tuple[type, ...]:
-        return (torch.Tensor,)
-
-    def is_plain(self, x: torch.Tensor) -> bool:
-        return type(x) is torch.Tensor and not x.__dict__
-
-    def held_bytes(self, x: torch.Tensor) -> int:
-        nbytes = min(x.nbytes, x.untyped_storage().nbytes())  # an expanded tensor repeats its elements
-        if x.requires_grad and x.is_leaf and x.grad is not None:
-            nbytes += x.grad.nbytes
-        return nbytes
-
-    def reduced(self, x: torch.Tensor) -> tuple[Any, ...] | None:
-        # Pickle takes the whole storage along, with each row the whole batch.
-        if not self.is_plain(x) or x.layout is not torch.strided or x.is_nested:
-            return None
-        if x.untyped_storage().nbytes() <= x.nbytes:
-            return None
-        alone = x.detach().clone().requires_grad_(x.requires_grad)
-        return alone.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
