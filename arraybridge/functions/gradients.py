@@ -123,13 +123,9 @@ class Flow:
         )
 
     def _differentiated(self, call: Call, leaves: list[Any], caller: Framework) -> Any:
-        callee, enter, arrays = (
-            registry.framework(self.name),
-            _Entry(self.options),
-            picked(leaves, call.slots),
-        )
-        beside = [_is_array(x) for x in call.leaves]
-        autodiff = caller.autodiff
+        callee, autodiff = registry.framework(self.name), caller.autodiff
+        enter, beside = _Entry(self.options), [_is_array(x) for x in call.leaves]
+        arrays = picked(leaves, call.slots)
         active = [autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays]
         try:
             if self.options.strict:

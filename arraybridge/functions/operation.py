@@ -224,11 +224,9 @@ class Pullback(Operation):
         self, forward: Operation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
     ) -> None:
         self.forward, self.present, self.linear = forward, present, linear
-        self.callee, self.caller, self.enter, self.label = (
-            *(forward.callee, forward.caller),
-            *(forward.enter, forward.label),
-        )
-        self.context, self.settings, self.body = forward.context, forward.settings, self._run
+        self.callee, self.caller, self.enter = forward.callee, forward.caller, forward.enter
+        self.context, self.settings, self.label = forward.context, forward.settings, forward.label
+        self.body = self._run
         autodiff = self.caller.autodiff
         self.active = tuple(autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays)
 

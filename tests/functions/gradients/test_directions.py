@@ -252,34 +252,6 @@ def test_one_result_of_a_scan(jitted: bool, order: int, used: int) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_results_of_no_array_or_no_float(caller: str, callee: str) -> None:
-    f = flowing(callee, lambda x, flag: (x > 0.5, "word") if flag else 7)
-    x = array(caller, X)
-    if caller == "torch":
-        x.requires_grad_()
-        above, word = f(x, True)
-        assert not above.requires_grad
-        assert f(x, False) == 7
-    elif caller == "jax":
-        words = []
-
-        def total(x: Any) -> Any:
-            above, word = f(x, True)
-            words.append(word)
-            return x.sum(), above
-
-        _, above = jax.grad(total, has_aux=True)(x)
-        word = words[0]
-    else:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            above, word = f(x, True)
-        assert tape.gradient(tf.cast(above, tf.float32), x) is None
-    np.testing.assert_array_equal(np.asarray(above), X > 0.5)
-    assert word == "word"
-
-
 def test_three_frameworks_nested() -> None:
     inner = flowing("tensorflow", lambda x: tf.sin(x) * x)
     middle = flowing("jax", lambda x: jnp.exp(inner(x)) * x)
@@ -293,119 +265,6 @@ def test_three_frameworks_nested() -> None:
     outer = flowing("torch", lambda x: torch.sin(flowing("jax", lambda x: x**3)(x)))
     wanted = np.asarray(jax.grad(lambda x: jnp.sin(x**3).sum())(X))
     np.testing.assert_allclose(grad("jax", outer, X)[0], wanted, rtol=1e-5)
-
-
-def test_methods() -> None:
-    class Physics(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.tensor([2.0]))
-            self.factor = 3.0
-
-        @arraybridge.jax(grad="flow")
-        def law(self, x: Any, scale: Any) -> Any:
-            return jnp.sin(x) * scale * self.factor
-
-        def forward(self, x: Any) -> Any:
-            return self.law(x, self.scale)
-
-    model = Physics()
-    x = torch.from_numpy(X.copy()).requires_grad_()
-    model(x).sum().backward()
-    np.testing.assert_allclose(x.grad.numpy(), np.cos(X) * 6, rtol=1e-6)
-    np.testing.assert_allclose(model.scale.grad.numpy(), [(np.sin(X) * 3).sum()], rtol=1e-6)
-
-
-def test_a_method_of_a_keras_layer() -> None:
-    keras = tf.keras
-
-    class Layer(keras.layers.Layer):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = tf.Variable([2.0], trainable=True)
-
-        @arraybridge.torch(grad="flow")
-        def law(self, x: Any, scale: Any) -> Any:
-            return torch.sin(x) * scale
-
-        def call(self, x: Any) -> Any:
-            return self.law(x, self.scale)
-
-    layer = Layer()
-    x = tf.constant(X)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        total = tf.reduce_sum(layer.call(x))
-    gx, gs = tape.gradient(total, [x, layer.scale])
-    np.testing.assert_allclose(gx, np.cos(X) * 2, rtol=1e-6)
-    np.testing.assert_allclose(gs, [np.sin(X).sum()], rtol=1e-6)
-
-
-# -- arguments that are differentiated at one level and not at another --------------------------------------
-
-
-def of_three(a: Any, b: Any, c: Any, sin: Callable[..., Any]) -> Any:
-    return a**2 * b**3 * sin(c)
-
-
-THREE = {
-    "torch": arraybridge.torch(grad="flow")(lambda a, b, c: of_three(a, b, c, torch.sin)),
-    "tensorflow": arraybridge.tensorflow(grad="flow")(lambda a, b, c: of_three(a, b, c, tf.sin)),
-}
-AROUND: dict[str, Callable[..., Any]] = {
-    "eager": lambda f: f,
-    "jit": lambda f: jax.jit(f),
-    "checkpoint": lambda f: jax.checkpoint(f),
-    "vmap": lambda f: lambda *xs: jax.vmap(f)(*(x[None] for x in xs))[0],
-}
-
-
-@pytest.mark.parametrize("around", AROUND)
-@pytest.mark.parametrize("callee", ["torch", "tensorflow"])
-@pytest.mark.parametrize("order", [(0, 1), (1, 0), (2, 0, 1), (0, 2, 0)])
-def test_jax_differentiates_with_regard_to_one_argument_after_another(
-    around: str, callee: str, order: tuple[int, ...]
-) -> None:
-    values = tuple(map(jnp.float32, (1.5, 0.5, 0.3)))
-    found, wanted = THREE[callee], lambda a, b, c: of_three(a, b, c, jnp.sin)
-    for i in order:
-        found, wanted = jax.grad(found, i), jax.grad(wanted, i)
-    np.testing.assert_allclose(AROUND[around](found)(*values), wanted(*values), rtol=1e-5)
-
-
-def test_a_jacobian_of_a_gradient_in_jax() -> None:
-    a, b = jnp.array([2.0, 3.0]), jnp.array([5.0, 7.0])
-    product = arraybridge.torch(grad="flow")(lambda a, b: (a**2 * b**3).sum())
-    np.testing.assert_allclose(jax.jacrev(jax.grad(product))(a, b), np.diag(2 * np.asarray(b) ** 3))
-    across = jax.jacrev(jax.grad(product), 1)(a, b)
-    np.testing.assert_allclose(across, np.diag(6 * np.asarray(a * b**2)))
-
-
-def test_a_program_of_jax_that_is_differentiated_by_parts() -> None:
-    a, b = jnp.array([2.0, 3.0]), jnp.array([5.0, 7.0])
-    product = arraybridge.torch(grad="flow")(lambda a, b: (a**2 * b**3).sum())
-    by_a, by_b = 2 * np.asarray(a * b**3), 3 * np.asarray(a**2 * b**2)
-    traced = jax.make_jaxpr(product)(a, b)
-    programs: list[Callable[..., Any]] = [jax.jit(product)]
-    if jax.__version_info__ >= (0, 10):  # others assert that a rule always gives the same gradients
-        programs.append(lambda *xs: jax.core.eval_jaxpr(traced.jaxpr, traced.consts, *xs)[0])
-    for program in programs:
-        for i in (0, 1, 0):
-            np.testing.assert_allclose(jax.grad(program, i)(a, b), (by_a, by_b)[i])
-        # Both forwards are traced before either pullback.
-        both = jax.grad(lambda x, y, f=program: f(x, b) + f(a, y), (0, 1))
-        for found, wanted in zip(both(a, b), (by_a, by_b), strict=True):
-            np.testing.assert_allclose(found, wanted)
-
-
-@pytest.mark.parametrize("around", ["jit", "checkpoint"])
-@pytest.mark.parametrize("callee", ["torch", "tensorflow"])
-def test_a_result_used_by_jax_that_depends_on_one_argument_alone(around: str, callee: str) -> None:
-    sin = {"torch": torch, "tensorflow": tf}[callee].sin
-    apart = getattr(arraybridge, callee)(grad="flow")(lambda a, b: (sin(a), b**2))
-    found = jax.grad(lambda a, b: jax.grad(lambda a, b: apart(a, b)[0] * b, 1)(a, b))
-    given = jnp.float32(0.3), jnp.float32(2)
-    np.testing.assert_allclose(AROUND[around](found)(*given), np.cos(0.3), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
@@ -518,38 +377,6 @@ def test_third_order_of_a_callee_under_jit(caller: str) -> None:
     wanted = grad("jax", jitted, X, Y, order=3)
     for a, b in zip(grad(caller, in_jax(jitted), X, Y, order=3), wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_complex_numbers_of_second_order(caller: str, callee: str) -> None:
-    z = np.array([1 + 2j, -0.5 + 0.25j, 3 - 1j], np.complex64)
-    bodies: dict[str, Callable[[Any], Any]] = {name: lambda z: z * z * z for name in FRAMEWORKS}
-
-    def second(f: Callable[[Any], Any]) -> np.ndarray[Any, Any]:
-        if caller == "jax":
-
-            def squared(z: Any) -> Any:
-                g = jax.grad(lambda z: jnp.real(f(z) * (1 + 2j)).sum())(z)
-                return jnp.real(g * jnp.conj(g)).sum()
-
-            return np.asarray(jax.grad(squared)(jnp.asarray(z)))
-        if caller == "torch":
-            t = torch.from_numpy(z.copy()).requires_grad_()
-            (g,) = torch.autograd.grad((f(t) * (1 + 2j)).real.sum(), t, create_graph=True)
-            (h,) = torch.autograd.grad((g * g.conj()).real.sum(), t)
-            return h.resolve_conj().numpy()
-        v = tf.constant(z)
-        with tf.GradientTape() as outer:
-            outer.watch(v)
-            with tf.GradientTape() as tape:
-                tape.watch(v)
-                y = tf.reduce_sum(tf.math.real(f(v) * (1 + 2j)))
-            g = tape.gradient(y, v)
-            squared_sum = tf.reduce_sum(tf.math.real(g * tf.math.conj(g)))
-        return np.asarray(outer.gradient(squared_sum, v))
-
-    wanted = second(bodies[caller])  # the caller's own
-    np.testing.assert_allclose(second(flowing(callee, bodies[callee])), wanted, rtol=1e-5)
 
 
 def test_kinds_of_methods() -> None:

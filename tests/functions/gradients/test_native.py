@@ -19,7 +19,6 @@ from tests.functions.gradients.directions import (
     TO_TORCH,
     X,
     Y,
-    array,
     flowing,
     grad,
     in_jax,
@@ -192,17 +191,6 @@ def test_x64_holds_in_the_backward_in_whichever_thread(callee: str) -> None:
     np.testing.assert_allclose(x.grad.numpy(), np.cos(x0) * x0 + np.sin(x0), rtol=1e-14)
 
 
-@pytest.mark.filterwarnings("ignore:Explicitly requested dtype:UserWarning")  # of JAX itself
-def test_integers_of_64_bits_are_indices_as_ever() -> None:
-    index = torch.tensor([2, 0, 2])
-    for body in (lambda x, i: x[i] * 2, jax.jit(lambda x, i: x[i] * 2)):
-        x = tensor()
-        arraybridge.jax(grad="flow")(body)(x, index).sum().backward()
-        expected = np.zeros_like(X)
-        np.add.at(expected, index.numpy(), 2)
-        np.testing.assert_array_equal(x.grad.numpy(), expected)
-
-
 @pytest.mark.parametrize("callee", ["jax", "torch", "tensorflow"])
 def test_integer_and_boolean_arguments_get_none(callee: str) -> None:
     def body(x: Any, mask: Any, count: Any) -> Any:
@@ -314,33 +302,6 @@ def test_jit_vmap_scan_checkpoint(callee: str) -> None:
     )
 
 
-@pytest.mark.parametrize("callee", TO_JAX)
-@pytest.mark.parametrize("loop", ["map", "scan"])
-def test_a_loop_that_is_pulled_back_twice_and_then_differentiated(loop: str, callee: str) -> None:
-    """JAX adds up the cotangents of what the pullback keeps, of integers too, of which there are none."""
-
-    def gradient(f: Callable[[Any], Any]) -> Any:
-        def total(x: Any) -> Any:
-            if loop == "map":
-                return jax.lax.map(f, jnp.stack([x, x])).sum()
-            return jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0].sum()
-
-        def twice(x: Any) -> Any:
-            pull = jax.vjp(total, x)[1]
-            return (pull(1.0)[0] * pull(2.0)[0]).sum()
-
-        return jax.grad(twice)(jnp.asarray(X[0]))
-
-    np.testing.assert_allclose(gradient(CALLEES[callee]), gradient(lambda x: jnp.sin(x) * x), rtol=1e-4)
-
-
-def test_large_arrays_under_jit_do_not_wait_for_each_other() -> None:
-    f = CALLEES["torch"]
-    x = jnp.ones((1 << 22,), jnp.float32)
-    g = jax.jit(jax.grad(lambda x: (f(x) + f(x * 2)).sum()))
-    assert bool(jnp.all(jnp.isfinite(g(x))))
-
-
 def test_a_jitted_callee_is_compiled_once_for_each_structure() -> None:
     traced, pulled = [], []
 
@@ -392,18 +353,6 @@ def test_settings_of_jax_that_change_numbers_hold_where_it_runs_again(setting: s
     (first,) = torch.autograd.grad(y, x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     np.testing.assert_allclose(second.numpy(), wanted, rtol=1e-5)
-
-
-def test_what_torch_casts_by_itself_is_as_it_was_in_the_forward() -> None:
-    f = arraybridge.torch(grad="flow")(lambda x, y: (x @ y.T).float().sum())
-    x, y = jnp.asarray(X), jnp.asarray(X + 1)
-    wanted = np.asarray(y).sum(0)
-    _, pull = jax.vjp(f, x, y)
-    program = jax.jit(jax.grad(f))
-    program(x, y)
-    with torch.autocast("cpu", torch.bfloat16):
-        np.testing.assert_allclose(pull(jnp.float32(1))[0][0], wanted, rtol=1e-6)
-        np.testing.assert_allclose(program(x, y)[0], wanted, rtol=1e-6)
 
 
 def test_gradients_of_jax_are_where_its_arrays_are() -> None:
@@ -505,40 +454,6 @@ def test_a_number_beside_a_static_argument_compiles_nothing_anew(caller: str) ->
     assert not compiled
 
 
-@pytest.mark.parametrize("caller", ["jax", "tensorflow"])
-def test_settings_hold_in_the_backward_of_a_tape_and_of_a_pullback(caller: str) -> None:
-    from arraybridge.options import missing_gpu
-
-    seen: list[Any] = []
-
-    class Spy(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
-        @staticmethod
-        def forward(_: Any, x: Any) -> Any:
-            return x * 2
-
-        @staticmethod
-        def backward(_: Any, g: Any) -> Any:
-            seen.append((missing_gpu(), str(arraybridge.get_device())))
-            return g * 2
-
-    f = in_torch(lambda x: Spy.apply(x))
-    x = array(caller, X)
-    with arraybridge.settings(missing_gpu="host"), arraybridge.use_device("cpu"):
-        if caller == "jax":
-            y, pull = jax.vjp(f, x)
-        else:
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = f(x)
-    found: list[Any] = []
-    back = (lambda: pull(jnp.ones_like(y))[0]) if caller == "jax" else (lambda: tape.gradient(y, x))
-    thread = threading.Thread(target=lambda: found.append(np.asarray(back())))
-    thread.start()
-    thread.join()
-    np.testing.assert_array_equal(found[0], np.full_like(X, 2))
-    assert seen == [("host", "cpu")]
-
-
 @pytest.mark.parametrize("jitted", [False, True])
 def test_x64_holds_in_the_backward_of_a_tape(jitted: bool) -> None:
     body = jax.jit(lambda x: jnp.sin(x) * x) if jitted else (lambda x: jnp.sin(x) * x)
@@ -564,28 +479,6 @@ def test_vmap_of_one_argument_and_of_the_gradient(callee: str) -> None:
         gx, gy = run(jnp.asarray(X), jnp.asarray(Y[:, 0]))
         np.testing.assert_allclose(gx, np.cos(X) * Y[:, :1] ** 2, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(gy, (np.sin(X) * 2 * Y[:, :1]).T, rtol=1e-5, atol=1e-7)
-
-
-def test_many_threads_call_functions_of_tensorflow() -> None:
-    f = in_tf(lambda x: tf.sin(x) * x)
-    found: list[np.ndarray[Any, Any]] = []
-    start = threading.Barrier(6)
-
-    def work() -> None:
-        start.wait()
-        for _ in range(20):
-            x = tensor()
-            (f(x).sum() + f(x).sum()).backward()
-            found.append(x.grad.numpy())
-
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 120
-    for g in found:
-        np.testing.assert_allclose(g, 2 * (np.cos(X) * X + np.sin(X)), rtol=1e-5)
 
 
 @pytest.mark.parametrize("callee", CUBES)

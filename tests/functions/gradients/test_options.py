@@ -16,6 +16,7 @@ from tests.functions.gradients.directions import (
     SIN,
     X,
     flowing,
+    grad,
     in_jax,
     in_torch,
     slope,
@@ -180,6 +181,42 @@ def test_what_belongs_to_no_device_goes_where_the_rest_is() -> None:
     np.testing.assert_allclose(x.grad, np.cos(X) * np.arange(1, 5), rtol=1e-6)
 
 
-def test_jacrev_of_arrays_on_another_device() -> None:
-    x = jax.device_put(jnp.asarray(X[0]), jax.devices()[-1])
-    np.testing.assert_allclose(jax.jacrev(in_torch(torch.sin))(x), np.diag(np.cos(X[0])), rtol=1e-6)
+def test_a_worker_with_one_card_frees_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arraybridge import placement
+    from arraybridge.functions import gradients
+
+    asked: list[Any] = []
+
+    def recovery(fn: Any, *args: Any, gpu_id: Any, max_retries: int) -> Any:
+        asked.append((gpu_id, max_retries))
+        return fn(*args)
+
+    monkeypatch.setattr(placement, "only_card", 0)
+    monkeypatch.setattr(gradients, "run_with_oom_recovery", recovery)
+    f = arraybridge.jax(grad="flow", gpu_id=3, oom_recovery=True, max_retries=1)(lambda x: x * 2)
+    with arraybridge.settings(missing_gpu="host"), pytest.warns(arraybridge.MissingGpuWarning, match="gpu:0"):
+        f(torch.ones(2, requires_grad=True)).sum().backward()
+    assert asked == [(0, 1)]
+
+
+@pytest.mark.parametrize("caller", ["torch", "tensorflow"])
+def test_results_and_gradients_are_where_the_callers_arrays_are(caller: str) -> None:
+    def times(x: Any, w: Any) -> Any:
+        if not isinstance(w, jax.core.Tracer):
+            places.append(w.devices())
+        return x * w
+
+    places: list[Any] = []
+    f = arraybridge.jax(grad="flow", device="cpu:1")(times)
+    np.testing.assert_array_equal(grad(caller, lambda x: f(x, X), X)[0], X)
+    assert places == [{jax.devices()[1]}]
+
+
+@pytest.mark.parametrize("callee", ["torch", "tensorflow"])
+def test_a_second_device_of_jax_gets_its_gradients(callee: str) -> None:
+    device = jax.devices()[-1]
+    x = jax.device_put(jnp.asarray(X), device)
+    y, pull = jax.vjp(flowing(callee, lambda x: x * x), x)
+    (g,) = pull(y)
+    assert y.devices() == g.devices() == {device}
+    np.testing.assert_allclose(g, 2 * X**3, rtol=1e-6)
