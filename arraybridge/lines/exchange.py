@@ -44,8 +44,6 @@ class Exchange:
         self._mapped: dict[str, Segment] = {}
         self._unused: deque[str] = deque()
         self._dropped: list[str] = []
-        # What was sent last, for shared arrays in it: until the answer, they have not arrived.
-        self._sent: Any = None
 
     def dumps(self, x: Any) -> bytes:
         """The object as the other side's `loads` reads it; what cannot be pickled raises."""
@@ -59,12 +57,10 @@ class Exchange:
         self._lent.update((segment.place.key, segment) for segment in pickler.segments)
         self._new += pickler.segments
         places = [segment.place for segment in pickler.segments]
-        self._sent = x
         return pickle.dumps((unused, dropped, places)) + pickler.file.getvalue()
 
     def loads(self, data: bytes) -> Any:
         """The object that the other side has sent."""
-        self._sent = None
         file = io.BytesIO(data)
         unused, dropped, places = pickle.load(file)  # noqa: S301  # made by our own process
         while self._new:
@@ -73,7 +69,7 @@ class Exchange:
         while len(self._spare) > _SPARE:
             self._dropped.append(self._spare.pop(0).place.key)
         for key in dropped:
-            del self._mapped[key]
+            self._mapped.pop(key, None)  # it was never sent where what came with it could not be pickled
         leases = [_Lease(self._segment(place), self._unused) for place in places]
         result = pickle.load(file)  # noqa: S301
         del leases  # each lives as long as an array in it

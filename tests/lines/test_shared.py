@@ -20,6 +20,7 @@ import pytest
 
 import arraybridge
 from arraybridge import device_map, shared
+from arraybridge.lines.exchange import Exchange
 from arraybridge.memory import shared as room
 from tests.helpers import require, run_python
 from tests.lines import functions
@@ -290,10 +291,16 @@ def test_segments_are_used_again_and_results_that_are_kept_stay_as_they_are() ->
     assert descriptors() <= before + 1
 
 
-def test_an_item_that_does_not_pickle_beside_a_large_one() -> None:
-    items = [(np.zeros(LARGE, np.uint8), lambda: 1)]
-    with pytest.raises((AttributeError, pickle.PicklingError)):
-        list(device_map(functions.same, items, ["cpu"], processes=True))
+def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> None:
+    ours, theirs = Exchange(), Exchange()
+    large = [np.zeros(LARGE << i, np.uint8) for i in range(6)]
+    for _ in range(3):
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            ours.dumps((large, lambda: 1))
+        sizes = [len(x) for x in theirs.loads(ours.dumps(large))]
+        assert sizes == [len(x) for x in large]
+        assert ours.loads(theirs.dumps("more")) == "more"
+    assert len(ours._spare) <= 4
 
 
 def test_stages_in_processes() -> None:
