@@ -128,7 +128,7 @@ def test_pipelines_and_pools_are_loaded_when_asked_for() -> None:
 def test_a_plug_in_author_reads_the_core_in_one_screen() -> None:
     """What goes beyond stands in parts, each of them an object."""
     names = {name for name in (*dir(Framework), *Framework.__annotations__) if not name.startswith("_")}
-    assert len(names) <= 61, sorted(names)
+    assert len(names) <= 70, sorted(names)
     assert Framework.__abstractmethods__ == {"owns"}
 
 
