@@ -66,11 +66,11 @@ def unrecorded() -> Iterator[None]:
     from arraybridge.conversion.decide import Request, decide
     from arraybridge.functions import calls
 
-    def carefully(request: Request, form: object, who: object) -> Any:
-        return decide(request)[1]()
+    def untold(request: Request, listeners: object) -> Any:
+        return decide(request)()
 
     with (
-        patch.object(convert, "_carefully", carefully),
+        patch.object(convert, "_recorded", untold),
         patch.object(calls.trace, "span", lambda *_, **__: None),
         arraybridge.trace() as log,
     ):

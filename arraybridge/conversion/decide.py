@@ -297,11 +297,10 @@ class _Choice:
             return objection
         if not source.mutable and memory.ndim == 0:
             return self._scalar_objection()
-        if source.mutable:
-            writable = bool(memory.flags.writeable)
-        else:
-            writable = not hostmemory.is_lent(hostmemory.address(memory))
-        if not writable:
+        guarded = not memory.flags.writeable
+        if not source.mutable:  # to NumPy, all that it shows is read-only
+            guarded = hostmemory.is_lent(hostmemory.address(memory))
+        if guarded:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
             return f"it is read-only, and {target.name} could write to it"
         return ""

@@ -22,18 +22,7 @@ from arraybridge.types import above
 if TYPE_CHECKING:
     from arraybridge.timeline.hotspots import HotSpots
 
-__all__ = [
-    "Listeners",
-    "Span",
-    "TraceLog",
-    "everywhere",
-    "listeners",
-    "note",
-    "listen_in",
-    "open_logs",
-    "span",
-    "trace",
-]
+__all__ = ["Span", "TraceLog", "everywhere", "listen_in", "listeners", "note", "open_logs", "span", "trace"]
 
 _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "bytes", "time", "reason")
 
@@ -113,10 +102,10 @@ class TraceLog:
     def events(self) -> list[Event]:
         """All that happened, in the order in which it began."""
         with _adding:
-            kept = list(self._events)
+            recorded = list(self._events)
         # Made here, where somebody wants them, and not while the time runs that is measured.
         lines: dict[tuple[int, int], int] = {}
-        return sorted((self._made(one, lines) for one in kept), key=events.began)
+        return sorted((self._made(one, lines) for one in recorded), key=events.began)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -157,10 +146,10 @@ class TraceLog:
     def __getstate__(self) -> dict[str, Any]:
         """With lines in place of code, which cannot be pickled; and as it is now, since others may go on."""
         with _adding:
-            state, kept = self.__dict__.copy(), list(self._events)
+            state, recorded = self.__dict__.copy(), list(self._events)
             state["_memory"] = self._memory.copy()
         state["_events"] = deque(maxlen=self._limit)
-        for one in kept:
+        for one in recorded:
             file, _, _, library = at = one[_SITE]
             plain = file, None, events.line_of(at), library
             state["_events"].append((*one[:_SITE], plain, *one[_SITE + 1 :]))
@@ -258,11 +247,11 @@ class TraceLog:
 
     def _rows(self) -> list[tuple[str, ...]]:
         """A row for each conversion, and of very many for the first and the last twenty."""
-        records, gap = self.records, []
-        if len(records) > 2 * _SHOWN + 1:
-            gap = [(*("…",) * (len(_COLUMNS) - 1), f"({len(records) - 2 * _SHOWN:,} more)")]
-            return [*map(_row, records[:_SHOWN]), *gap, *map(_row, records[-_SHOWN:])]
-        return [*map(_row, records)]
+        records = self.records
+        if len(records) <= 2 * _SHOWN + 1:
+            return [*map(_row, records)]
+        gap = (*("…",) * (len(_COLUMNS) - 1), f"({len(records) - 2 * _SHOWN:,} more)")
+        return [*map(_row, records[:_SHOWN]), gap, *map(_row, records[-_SHOWN:])]
 
     def _summary(self) -> str:
         plural = "" if len(self) == 1 else "s"
@@ -309,8 +298,8 @@ _everywhere: list[TraceLog] = []
 open_logs: dict[int, Any] = {}
 
 
-def _listening(context_opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
-    return [one for one in context_opened if id(one) in open_logs]
+def _listening(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
+    return [one for one in opened if id(one) in open_logs]
 
 
 def listen_in(context: Context) -> None:
@@ -390,8 +379,8 @@ def _foreign_calls(log: TraceLog) -> Iterator[None]:
 
 
 def _hearing_foreign() -> list[TraceLog]:
-    who = listeners()
-    return [] if who is None else [log for log in who[0] if log.foreign]
+    logs, _ = listeners() or ((), nullcontext)
+    return [log for log in logs if log.foreign]
 
 
 @contextmanager
@@ -409,13 +398,11 @@ above["annotate"] = _annotating
 def listeners() -> Listeners | None:
     """Who listens in this thread or task; None where nobody does."""
     opened = _opened.get()
-    if not opened and not _everywhere:
-        return None
-    ours = _listening(opened)
-    logs = [one for one in ours if isinstance(one, TraceLog)]
-    annotations = [one for one in ours if not isinstance(one, TraceLog)]
+    ours = _listening(opened) if opened else []
     if not ours and not _everywhere:
         return None
+    logs = [one for one in ours if isinstance(one, TraceLog)]
+    annotations = [one for one in ours if not isinstance(one, TraceLog)]
     return (*logs, *_everywhere), annotations[-1] if annotations else nullcontext
 
 
