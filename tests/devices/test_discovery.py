@@ -55,10 +55,7 @@ def listed(monkeypatch: pytest.MonkeyPatch, *frameworks: Framework) -> list[Any]
 
 def test_the_host_of_numpy() -> None:
     (cpu,) = devices("numpy")
-    assert str(cpu) == "cpu"
-    assert cpu == "cpu"
-    assert cpu == Device("cpu")
-    assert isinstance(cpu, Device)
+    assert str(cpu) == cpu == Device("cpu") == "cpu"
     assert cpu.frameworks == ("numpy",)
     assert cpu.total is None or 0 < cpu.free < cpu.total
 

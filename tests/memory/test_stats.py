@@ -84,12 +84,8 @@ def test_fragmentation_is_what_is_reserved_and_not_used(
     assert (empty.reserved, empty.fragmentation) == (0, 0.0)
     unknown = Holding("gpu:0", "other processes", 5)
     assert (unknown.reserved, unknown.fragmentation) == (None, None)
-    lines = {line.split()[0]: line for line in str(stats).splitlines()}
-    assert lines["device"].endswith("fragmentation")
-    told = next(line for line in str(stats).splitlines() if line.split()[0] == "fake")
-    assert told.split() == ["fake", "100", "B", "300", "B", "500", "B", "75%"]
-    (held,) = (h for h in stats.to_dict()["devices"][1]["holdings"] if h["holder"] == "fake")
-    assert (held["reserved"], held["fragmentation"]) == (400, 0.75)
+    row = next(line for line in str(stats).splitlines() if line.split()[0] == "fake")
+    assert row.split() == ["fake", "100", "B", "300", "B", "500", "B", "75%"]
 
 
 def test_devices_and_readings_number_cards_alike(
@@ -103,16 +99,13 @@ def test_devices_and_readings_number_cards_alike(
 
 
 def test_utilization(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, None)
+    assert gpu_utilization() == ()
     plant(monkeypatch, FakeNvml(SLOW, FAST))
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     first, second = gpu_utilization()
     assert tuple(first) == ("gpu:0", "Card A", 80, 600, 1000, None)
     assert second.memory_used == 100
-
-
-@pytest.mark.usefixtures("no_nvml")
-def test_utilization_without_a_card() -> None:
-    assert gpu_utilization() == ()
 
 
 @pytest.mark.usefixtures("no_nvml", "fake")
@@ -171,10 +164,11 @@ def test_nothing_is_left_running() -> None:
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
-def test_a_record(tmp_path: Path, suffix: str) -> None:
+def test_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     file = tmp_path / f"memory{suffix}"
     with MemoryCollector(file, interval=0.02):
         time.sleep(0.1)
+    plant(monkeypatch, FakeNvml())
     with MemoryCollector(file, interval=60):
         pass
     text = file.read_text()
@@ -182,6 +176,7 @@ def test_a_record(tmp_path: Path, suffix: str) -> None:
         records: list[dict[str, Any]] = list(csv.DictReader(text.splitlines()))
     else:
         records = [json.loads(line) for line in text.splitlines()]
+    assert {str(r["load"]) for r in records if r["device"] == "gpu:0"} == {"80"}
     mine = [r for r in records if r["holder"] == "this process"]
     assert len(mine) >= 5
     assert all(int(r["used"]) > 0 and r["device"] == "cpu" for r in mine)
@@ -195,17 +190,3 @@ def test_bad_records(tmp_path: Path) -> None:
         MemoryCollector(tmp_path / "memory.csv", interval=0)
     with pytest.raises(FileNotFoundError), MemoryCollector(tmp_path / "missing" / "memory.csv"):
         pass
-
-
-def test_a_record_of_load_and_temperature(
-    fake: FakeFramework, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    plant(monkeypatch, FakeNvml())
-    loads = {card.device: (card.load, card.temperature) for card in gpu_utilization()}
-    assert loads["gpu:0"] != (None, None)
-    file = tmp_path / "memory.jsonl"
-    with MemoryCollector(file, interval=60):
-        pass
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    assert {(r["load"], r["temperature"]) for r in records if r["device"] == "gpu:0"} == {loads["gpu:0"]}
-    assert {(r["load"], r["temperature"]) for r in records if r["device"] == "cpu"} == {(None, None)}
