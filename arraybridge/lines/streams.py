@@ -82,7 +82,9 @@ class ThreadStreams:
         """Keep the input until the work that reads it is done; the marks behind which that is so."""
         marks = _readers(item)
         if marks:
-            self._held.keep(item, lambda: all(m.is_done() for m in marks), lambda: _wait_for(marks))
+            self._held.keep(
+                item, lambda: all(m.is_done() for m in marks), lambda: [m.synchronize() for m in marks]
+            )
         if self._held:
             self._held.release()
             self._held.settle(self._depth)
@@ -111,8 +113,3 @@ def _readers(tree: Any) -> list[Mark]:
             if reader is owner or reader.pool.is_started():
                 marks[reader.name, device] = reader.streams.mark(device)
     return [mark for mark in marks.values() if mark is not None]
-
-
-def _wait_for(marks: list[Mark]) -> None:
-    for mark in marks:
-        mark.synchronize()

@@ -25,43 +25,35 @@ def jax_devices() -> Any:
     return jax
 
 
-def test_a_decorated_function_runs_on_every_device(jax_devices: Any) -> None:
+@pytest.mark.parametrize("devices", ["all", FOUR])
+def test_a_decorated_function_runs_on_every_device(jax_devices: Any, devices: Any) -> None:
+    number = len(list(arraybridge.framework("jax").devices())) if devices == "all" else 4
+    meeting = threading.Barrier(number, timeout=20)
+
     @arraybridge.jax(output_type="numpy")
-    def where(x: Any) -> Any:
-        time.sleep(0.002)
+    def double(x: Any) -> Any:
         seen.append(str(arraybridge.device_of(x)))
+        meeting.wait()
         return x * 2
 
     seen: list[str] = []
-    items = [np.full(3, i, np.float32) for i in range(40)]
-    results = list(device_map(where, items, devices=FOUR))
-    np.testing.assert_array_equal(np.stack(results), np.stack(items) * 2)
-    assert set(seen) == {"cpu", "cpu:1", "cpu:2", "cpu:3"}
-
-
-def test_all_devices_are_those_of_the_functions_framework(jax_devices: Any) -> None:
-    @arraybridge.jax
-    def where(x: Any) -> Any:
-        time.sleep(0.002)
-        return x
-
-    results = list(device_map(where, [np.zeros(2, np.float32)] * 40))
-    expected = {str(d) for d in arraybridge.framework("jax").devices()}
-    gpus = {d for d in expected if d.startswith("gpu")}
-    assert {str(arraybridge.device_of(r)) for r in results} == (gpus or expected)
+    items = [np.full(3, i, np.float32) for i in range(5 * number)]
+    np.testing.assert_array_equal(np.stack(list(device_map(double, items, devices))), np.stack(items) * 2)
+    assert len(set(seen)) == number
+    assert devices == "all" or set(seen) == {"cpu", "cpu:1", "cpu:2", "cpu:3"}
 
 
 def test_a_plain_function_gets_arrays_on_its_device(jax_devices: Any) -> None:
-    jnp = jax_devices.numpy
+    meeting = threading.Barrier(3, timeout=20)
 
-    def where(item: dict[str, Any]) -> tuple[str, str]:
-        time.sleep(0.002)
-        return str(arraybridge.device_of(item["x"])), str(arraybridge.device_of(jnp.zeros(2)))
+    def places(item: dict[str, Any]) -> tuple[str, str]:
+        meeting.wait()
+        made = jax_devices.numpy.zeros(2)
+        return str(arraybridge.device_of(item["x"])), str(arraybridge.device_of(made))
 
     items = [{"x": arraybridge.to_jax(np.zeros(3, np.float32)), "name": "a"} for _ in range(24)]
-    results = list(device_map(where, items, devices=FOUR[1:]))
-    assert {a for a, _ in results} == {"cpu:1", "cpu:2", "cpu:3"}
-    assert all(a == b for a, b in results)  # what the function makes lies there, too
+    results = set(device_map(places, items, devices=FOUR[1:]))
+    assert results == {(f"cpu:{i}", f"cpu:{i}") for i in (1, 2, 3)}
 
 
 def test_a_scattered_array_is_gathered_on_the_device_that_takes_it(jax_devices: Any) -> None:
@@ -88,36 +80,28 @@ def test_a_function_with_a_device_of_its_own_keeps_it(jax_devices: Any) -> None:
 
 
 def test_outside_nothing_has_changed(jax_devices: Any) -> None:
-    @arraybridge.jax
-    def same(x: Any) -> Any:
-        return x
-
-    list(device_map(same, [np.zeros(2)], ["cpu:2"]))
-    assert str(arraybridge.device_of(same(np.zeros(2)))) == "cpu"
-    assert str(arraybridge.device_of(jax_devices.numpy.zeros(2))) == str(
-        arraybridge.framework("jax").devices()[0]
-        if len(arraybridge.framework("jax").devices()) == 4
-        else "gpu:0"
-    )
+    before = str(arraybridge.device_of(jax_devices.numpy.zeros(2))), str(arraybridge.get_device())
+    list(device_map(arraybridge.jax(functions.same), [np.zeros(2)], ["cpu:2"]))
+    assert (str(arraybridge.device_of(jax_devices.numpy.zeros(2))), str(arraybridge.get_device())) == before
 
 
 def test_opencl_devices() -> None:
     cle = require("pyclesperanto")
     if len(arraybridge.devices("pyclesperanto")) < 2:
         pytest.skip("POCL_DEVICES gives one device")
+    meeting = threading.Barrier(2, timeout=20)
 
-    @arraybridge.pyclesperanto
+    @arraybridge.pyclesperanto(output_type="numpy")
     def add(x: Any) -> Any:
-        time.sleep(0.002)
         seen.add(str(arraybridge.device_of(x)))
+        meeting.wait()
         return cle.add_image_and_scalar(x, scalar=1)
 
     seen: set[str] = set()
     items = [np.full((2, 3), i, np.float32) for i in range(12)]
-    results = list(device_map(add, items))
+    results = list(device_map(add, items, ["opencl:0", "opencl:1"]))
     assert seen == {"opencl:0", "opencl:1"}
-    for i, result in enumerate(results):
-        np.testing.assert_array_equal(arraybridge.to_numpy(result), items[i] + 1)
+    np.testing.assert_array_equal(np.stack(results), np.stack(items) + 1)
 
 
 # -- a model for each device -------------------------------------------------------------------------
@@ -187,16 +171,6 @@ def test_native_devices(jax_devices: Any) -> None:
     where = device_map(lambda x: str(arraybridge.get_device()), range(20), devices)
     assert set(where) <= {"cpu:1", "cpu:2"}
     assert list(device_map(abs, [-1], devices[1])) == [1]
-
-
-def test_per_device_threads_work_at_the_same_time() -> None:
-    barrier = threading.Barrier(4, timeout=10)
-
-    def meet(i: int) -> int:
-        barrier.wait()
-        return i
-
-    assert list(device_map(meet, range(8), "cpu", per_device=4)) == list(range(8))
 
 
 # -- what it refuses ---------------------------------------------------------------------------------

@@ -44,24 +44,24 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFrame
 
 @pytest.mark.usefixtures("no_real_card")
 def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: StreamFramework) -> None:
-    lane, item = ThreadStreams(2), CardArray(np.zeros(1))
+    streams, item = ThreadStreams(2), CardArray(np.zeros(1))
     for _ in range(2):
-        lane.hold(item)
+        streams.hold(item)
     assert not [e for e in framework.log if e[1] == "synchronize"]  # nobody waits for the card yet
-    lane.hold(item)
+    streams.hold(item)
     assert [n for _, what, n in framework.log if what == "synchronize"] == [1]  # for the oldest alone
-    assert len(lane._held) == 2
+    assert len(streams._held) == 2
     framework.is_done = True
-    lane.hold(item)
-    assert len(lane._held) == 0
+    streams.hold(item)
+    assert len(streams._held) == 0
 
 
 @pytest.mark.usefixtures("no_real_card")
 def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFramework) -> None:
-    lane = ThreadStreams(5)
+    streams = ThreadStreams(5)
     for _ in range(2):
-        lane.hold({"x": CardArray(np.zeros(1), 1)})
-    lane.close()
+        streams.hold({"x": CardArray(np.zeros(1), 1)})
+    streams.close()
     assert [n for _, what, n in framework.log if what == "synchronize"] == [1, 2]
 
 
