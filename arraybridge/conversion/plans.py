@@ -109,7 +109,7 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
     """The fast converter of the pair, where it looks at all on which this form depends; or None."""
     source, target = decision.source, decision.target
     # What it does not look at is the dtype, where the result should be, and whether a scalar is copied.
-    if request.dtype is not None or request.copy or (request.copy is False and not source.mutable):
+    if request.dtype is not None or request.copy or (request.copy is not None and not source.mutable):
         return None
     if request.device is not None and (source is target or Device.parse(request.device) != CPU):
         return None

@@ -292,6 +292,16 @@ def _compared(call: Callable[[Callable[..., Any]], Any]) -> tuple[Any, ...]:
     return (data.framework_of(result), data.dtype_name(result), tuple(result.shape), bits)
 
 
+@pytest.mark.parametrize("never", [False, np.False_])
+def test_what_must_not_be_copied_is_not_copied_by_a_plan(never: Any) -> None:
+    """A scalar of JAX is copied on its way to torch, unless ``copy=False``."""
+    jax = require("jax")
+    require("torch")
+    for x in (jax.numpy.arange(3.0), jax.numpy.float32(2)):
+        for _ in range(3):
+            assert convert_memory(x, "torch", copy=never).data_ptr() == x.unsafe_buffer_pointer()
+
+
 @pytest.mark.parametrize("call", [convert_memory, explain])
 def test_equal_dtypes_are_no_trap(call: Callable[..., Any]) -> None:
     """``tf.float32 == 1``, and both are equal keys."""
