@@ -219,7 +219,7 @@ def say(error: MemoryConversionError, place: str, cast: str) -> None:
 
 def first_array(args: Sequence[Any], kwargs: Kwargs) -> Any:
     """The first array among the arguments, in containers too; None where there is none."""
-    for value in (*args, *kwargs.values()):
+    for value in (*args, *kwargs.values()) if kwargs else args:
         kind = kinds.get(type(value)) or kind_of(value)
         if kind == ARRAY:
             return value

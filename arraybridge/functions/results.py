@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -26,75 +27,59 @@ __all__ = ["GiveBack", "check_result", "giving_back"]
 GiveBack = Callable[[Any, Args, Kwargs], Any]
 
 
-class _Way(NamedTuple):
-    """How arrays go back: to which framework, in which form of a conversion (None: in none that is planned).
-
-    ``change`` brings one array there, and ``deliver`` as well, but leaves its dtype.
-    """
-
-    target: str
-    form: Any
-    change: Change
-    deliver: Change
-
-
 def giving_back(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> GiveBack:
     """What converts the arrays of a result as the options say, and checks the contract."""
-    label, contract, dtypes = label_of(fn), options.contract, options.dtype_conversion
+    label, contract, wanted = label_of(fn), options.contract, options.dtype_conversion
     grad = "detach" if options.grad == "detach" else "error"
-    by_input = options.output_type == "input"
-    outgoing = _to_framework("numpy" if by_input else options.output_type, grad)
+    output, by_input = options.output_type, options.output_type == "input"
+    form, to_output = conversion("numpy" if by_input else output, grad)
 
-    def give_back(result: Any, args: Args, kwargs: Kwargs, way: _Way = outgoing) -> Any:
-        plan = None if open_logs else by_form.get(way.form, no_plans).get(type(result))
+    def give_back(
+        result: Any,
+        args: Args,
+        kwargs: Kwargs,
+        form: Any = form,
+        change: Change = to_output,
+        deliver: Change = to_output,
+        first: Any = None,
+    ) -> Any:
+        cls = type(result)
+        plan = None if open_logs else by_form.get(form, no_plans).get(cls)
         try:
             if plan is not None:
                 try:
                     result = plan(result)
                 except plans.declined:
-                    result = way.change(result)
-            elif (kind := kinds.get(type(result)) or kind_of(result)) == ARRAY:
-                result = _leaf(result, way)
+                    result = change(result)
+            elif (kind := kinds.get(cls) or kind_of(result)) == ARRAY:
+                result = _leaf(change, deliver, output, first, result)
             elif kind == TREE or isinstance(result, np.generic):
-                result = map_arrays(result, lambda x: _leaf(x, way), also=np.generic)
+                result = map_arrays(result, partial(_leaf, change, deliver, output, first), also=np.generic)
         except MemoryConversionError as error:
             say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise
         return result if contract is None else check_result(contract, result, label)
 
     def give_back_by_input(result: Any, args: Args, kwargs: Kwargs) -> Any:
-        first = first_array(args[skip:], kwargs)
-        way = _home(first, grad) if by_input and type(first) is not np.ndarray else outgoing
-        return give_back(result, args, kwargs, way if native else _in_dtype(way, dtypes, first))
+        first = first_array(args[skip:] if skip else args, kwargs)
+        if not by_input or type(first) is np.ndarray:
+            way, deliver = form, to_output
+        else:
+            way, deliver = None, _as_it_is if first is None else _homeward(first, grad)
+        if native:
+            return give_back(result, args, kwargs, way, deliver, deliver, first)
+        return give_back(result, args, kwargs, None, _recasting(deliver, wanted, first), deliver, first)
 
-    native = dtypes is DtypeConversion.NATIVE_OUTPUT
+    native = wanted is DtypeConversion.NATIVE_OUTPUT
     return give_back if native and not by_input else give_back_by_input
 
 
-def _leaf(x: Any, way: _Way) -> Any:
-    """An array, or one of NumPy's scalars, which goes as an array without axes where the target has those."""
-    if not isinstance(x, np.generic):
-        # A carrier that the function made stays one.
-        return x if not kinds.get(type(x)) and is_carrier(x) else way.change(x)
-    if way.target == "numpy" or not is_array(x):
-        return x
-    try:
-        registry.framework(way.target).supports("float32", ())
-    except ArrayNotSupportedError:
-        return x
-    return way.deliver(np.asarray(x))
+def _as_it_is(x: Any) -> Any:
+    return x
 
 
-def _to_framework(target: str, grad: Any) -> _Way:
-    """To a framework, wherever its arrays live."""
-    form, change = conversion(target, grad)
-    return _Way(target, form, change, change)
-
-
-def _home(first: Any, grad: Any) -> _Way:
-    """To the framework and the device of what the caller brought; nowhere, where that was no array."""
-    if first is None:
-        return _Way("numpy", None, lambda x: x, lambda x: x)
+def _homeward(first: Any, grad: Any) -> Change:
+    """What brings an array to the framework and the device of what the caller brought, and into its carrier."""
     source, origin = source_of(first)
 
     def change(x: Any) -> Any:
@@ -109,31 +94,47 @@ def _home(first: Any, grad: Any) -> _Way:
 
     carrier = None if kinds.get(type(first)) else carrier_of(first)
     if carrier is None:
-        return _Way(source.name, None, change, change)
+        return change
 
     def carried(x: Any) -> Any:
         array = change(x)
         return carrier.rebuild(first, array) if array.shape == source.shape(origin) else array
 
-    return _Way(source.name, None, carried, carried)
+    return carried
 
 
-def _in_dtype(way: _Way, wanted: DtypeConversion, first: Any) -> _Way:
-    """The same way, on which arrays get another dtype."""
+def _leaf(change: Change, deliver: Change, output: str, first: Any, x: Any) -> Any:
+    """An array, or one of NumPy's scalars: an array without axes elsewhere, where there are such arrays."""
+    if not isinstance(x, np.generic):
+        # A carrier that the function made stays one.
+        return x if not kinds.get(type(x)) and is_carrier(x) else change(x)
+    if output == "input":
+        output = "numpy" if first is None else source_of(first)[0].name
+    if output == "numpy" or not is_array(x):
+        return x
+    try:
+        registry.framework(output).supports("float32", ())
+    except ArrayNotSupportedError:  # it has no arrays without axes
+        return x
+    return deliver(np.asarray(x))
+
+
+def _recasting(deliver: Change, wanted: DtypeConversion, first: Any) -> Change:
+    """``deliver``, which also converts the dtype."""
     dtype = wanted.value
     if wanted is DtypeConversion.PRESERVE_INPUT:
         if first is None:
-            return way
+            return deliver
         source, array = source_of(first)
         dtype = source.dtype_name(array)
 
     def change(x: Any) -> Any:
         dtypes = source_of(x)[0].dtypes
         if dtypes is None or dtype in dtypes:
-            return way.deliver(convert_dtype(x, dtype))
-        return convert_dtype(way.deliver(x), dtype)  # its own framework has no such dtype
+            return deliver(convert_dtype(x, dtype))
+        return convert_dtype(deliver(x), dtype)  # its own framework has no such dtype
 
-    return way._replace(form=None, change=change)
+    return change
 
 
 def check_result(contract: Callable[[Any], Any] | None, result: Any, label: str) -> Any:
