@@ -79,7 +79,7 @@ def _as_it_is(x: Any) -> Any:
 
 
 def _homeward(first: Any, grad: Any) -> Change:
-    """What brings an array to the framework and the device of what the caller brought, and into its carrier."""
+    """What brings an array to the framework, the device and the carrier of what the caller brought."""
     source, origin = source_of(first)
 
     def change(x: Any) -> Any:
