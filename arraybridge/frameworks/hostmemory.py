@@ -30,6 +30,14 @@ _first_byte = ctypes.c_char.from_buffer
 
 # -- dtypes ------------------------------------------------------------------------------------------
 
+#: The dtypes of numbers that NumPy has itself.
+PLAIN = frozenset(
+    (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+
 # DLPack's numbers for dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (version 1.1).
 _DLPACK_CODES = {
     "bfloat16": 4,
@@ -43,9 +51,11 @@ _DLPACK_CODES = {
     "float8_e8m0fnu": 14,
 }
 _DLPACK_NAMES = {code: name for name, code in _DLPACK_CODES.items()}
+#: bfloat16 and the float8 types, for which DLPack has numbers.
+DLPACK = frozenset(_DLPACK_CODES)
 
 #: The dtypes that NumPy has through ``ml_dtypes``.
-EXTENDED = frozenset((*_DLPACK_CODES, "int4", "uint4", "int2", "uint2", "float4_e2m1fn"))
+EXTENDED = DLPACK | {"int4", "uint4", "int2", "uint2", "float4_e2m1fn"}
 
 
 def np_dtype(name: str) -> np.dtype[Any]:

@@ -21,13 +21,7 @@ _NUMBERS = frozenset("biufc")
 _C_CONTIGUOUS = 0x1
 _FLAGS = _C_CONTIGUOUS | 0x400
 # What every framework takes as it is; not complex128, of which torch minds the alignment.
-_PLAIN = frozenset(
-    np.dtype(name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64"),
-    )
-)
+_PLAIN = frozenset(map(np.dtype, hostmemory.PLAIN - {"complex128"}))
 
 
 class NumpyFramework(Framework):

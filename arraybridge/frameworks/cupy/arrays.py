@@ -31,12 +31,7 @@ class CupyFramework(Framework):
     name = "cupy"
     conforms = True
     has_host = False
-    dtypes = frozenset(
-        {
-            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-            *("float16", "float32", "float64", "complex64", "complex128"),
-        }
-    )
+    dtypes = hostmemory.PLAIN
 
     def __init__(self) -> None:
         self.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2

@@ -61,15 +61,8 @@ try:
 except (ImportError, AttributeError):
     _import_capsule = None
 
-_DTYPES = frozenset(
-    {
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64", "complex128", "bfloat16"),
-        *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
-        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "int4", "uint4"),
-    }
-)
 _PACKED = ("int4", "uint4")
+_DTYPES = hostmemory.PLAIN | hostmemory.DLPACK | {*_PACKED}
 _WIDE = ("int64", "uint64", "float64", "complex128")
 
 

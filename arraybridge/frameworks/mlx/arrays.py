@@ -17,12 +17,7 @@ from arraybridge.types import Device
 
 __all__ = ["MlxFramework"]
 
-_DTYPES = frozenset(
-    (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "bfloat16", "float32", "float64", "complex64"),
-    )
-)
+_DTYPES = hostmemory.PLAIN - {"complex128"} | {"bfloat16"}
 # Extents are 32-bit integers there.
 _MAX_EXTENT = 2**31 - 1
 

@@ -17,14 +17,8 @@ from arraybridge.types import Device
 
 __all__ = ["PaddleFramework"]
 
-_DTYPES = frozenset(
-    (
-        # No uint16: Paddle takes its numbers for bfloat16.
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64"),
-        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-        *("float8_e4m3fn", "float8_e5m2"),
-    )
-)
+# No uint16: Paddle takes its numbers for bfloat16.
+_DTYPES = hostmemory.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # It has these dtypes, and no more than a cast for them: no slice, no clone, no concat.
 _NO_KERNELS = frozenset(("uint32", "uint64"))
 # phi::DDim::kMaxRank.

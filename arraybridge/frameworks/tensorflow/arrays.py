@@ -20,18 +20,14 @@ from arraybridge.types import Device
 
 __all__ = ["TensorflowFramework"]
 
-_PLAIN = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-)
 # Float8 has neither DLPack nor a bitcast nor the buffer protocol here, and goes through NumPy (ml_dtypes).
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
-_DTYPES = frozenset((*_PLAIN, "bfloat16", *_FLOAT8))
+_DTYPES = hostmemory.PLAIN | {"bfloat16", *_FLOAT8}
 
 # DTypes are interned, and looking up an id is three times as fast as hashing a DType.
 # A DType that is not in here (string, resource and variant end the process in __dlpack__; quantized
 # ones call themselves int8) takes the careful path.
-_PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in _PLAIN}
+_PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in hostmemory.PLAIN}
 _DLPACK_IDS = {**_PLAIN_IDS, id(tf.bfloat16): "bfloat16"}
 del _DLPACK_IDS[id(tf.complex128)]  # torch minds its alignment
 

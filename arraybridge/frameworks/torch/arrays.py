@@ -22,7 +22,7 @@ from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast
 from arraybridge.frameworks.torch import gradients as torch_autodiff
-from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, PLAIN
+from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, REAL
 from arraybridge.frameworks.torch.memory import TorchPool, torch_device
 from arraybridge.frameworks.torch.streams import TorchStreams, from_interface, on_loan
 from arraybridge.types import Device
@@ -372,14 +372,14 @@ class TorchFast(Fast):
         return facts
 
     def view(self) -> Callable[[torch.Tensor], np.ndarray]:
-        to_numpy, plain = torch.Tensor.numpy, PLAIN
+        to_numpy, real = torch.Tensor.numpy, REAL
 
         def look(x: torch.Tensor) -> np.ndarray:
             # .numpy() refuses by itself what else needs care: other devices and layouts, and lazy bits; but
             # its errors cost as much as twenty calls, so complex and extended dtypes are sent away first.
             # A tensor that requires grad it refuses only while gradients are recorded; where there is no
             # memory (torch.func.functionalize) it reads whatever lies there.
-            if x.dtype not in plain or x.requires_grad or not x.data_ptr():
+            if x.dtype not in real or x.requires_grad or not x.data_ptr():
                 raise Fallback
             return to_numpy(x)
 
@@ -390,7 +390,7 @@ class TorchFast(Fast):
 
     def export(self, alignment: int) -> Callable[[torch.Tensor], Any]:
         mask = alignment - 1
-        to_numpy, plain = torch.Tensor.numpy, PLAIN
+        to_numpy, real = torch.Tensor.numpy, REAL
 
         def export(x: torch.Tensor) -> Any:  # as `view`, written out
             address = x.data_ptr()

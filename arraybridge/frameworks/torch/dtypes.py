@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from arraybridge.frameworks.hostmemory import EXTENDED
+from arraybridge.frameworks import hostmemory
 
-__all__ = ["CARRIERS", "DTYPES", "NAMES", "PLAIN"]
+__all__ = ["CARRIERS", "DTYPES", "NAMES", "REAL"]
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
+        *hostmemory.PLAIN,
         *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
     if hasattr(torch, name)  # float8_e8m0fnu came with torch 2.7
@@ -20,11 +19,11 @@ DTYPES: dict[str, torch.dtype] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 #: Real numbers of NumPy, which need no look at the tensor's bits.
-PLAIN = frozenset(dtype for name, dtype in DTYPES.items() if name not in EXTENDED and not dtype.is_complex)
+REAL = frozenset(DTYPES[name] for name in hostmemory.PLAIN if not name.startswith("complex"))
 
 #: As what the others travel: neither NumPy nor CUDA's array interface has a name for them.
 CARRIERS = {
     dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
     for name, dtype in DTYPES.items()
-    if name in EXTENDED
+    if name in hostmemory.EXTENDED
 }
