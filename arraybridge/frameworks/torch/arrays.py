@@ -394,7 +394,7 @@ class TorchFast(Fast):
 
         def export(x: torch.Tensor) -> Any:  # as `view`, written out
             address = x.data_ptr()
-            if address & mask or not address or x.dtype not in plain or x.requires_grad:
+            if address & mask or not address or x.dtype not in real or x.requires_grad:
                 raise Fallback
             return to_numpy(x).__dlpack__()
 
