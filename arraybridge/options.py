@@ -12,9 +12,7 @@ from arraybridge.errors import MissingGpuWarning, warn
 from arraybridge.types import above
 
 __all__ = [
-    "MissingGpu",
     "OneWarning",
-    "Profiler",
     "Settings",
     "after_one_warning",
     "already_told",

@@ -32,7 +32,6 @@ __all__ = [
     "TREE",
     "Structure",
     "arrays_of",
-    "endless",
     "flattened",
     "is_array",
     "is_carrier",
@@ -226,7 +225,7 @@ def _registered(tree: Any) -> _Node:
 # -- going through it ----------------------------------------------------------------------------------
 
 
-def endless() -> ValueError:
+def _endless() -> ValueError:
     """What to raise where a container contains itself."""
     return ValueError("a container contains itself, or is nested too deep to be looked through for arrays")
 
@@ -248,7 +247,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             else:
                 yield child
     except RecursionError:
-        raise endless() from None
+        raise _endless() from None
 
 
 def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
@@ -297,7 +296,7 @@ def map_arrays(
     try:
         return _mapped(tree, change, also, places)
     except RecursionError as error:
-        raise endless() from error
+        raise _endless() from error
     except (MemoryConversionError, ValueError) as error:
         if places:
             say(error, f"at {''.join(reversed(places))}")
