@@ -7,7 +7,7 @@ array goes, the lender's queue first waits for the borrower's. What was lent by 
 speak of (JAX, TensorFlow), or on another queue than the present one, is kept until the borrower's work is
 done.
 
-`Kept` does the keeping, here and for the threads of pipelines (lines/lanes.py).
+`Kept` does the keeping, here and for the threads of pipelines (lines/streams.py).
 """
 
 from __future__ import annotations
