@@ -44,3 +44,16 @@ def test_a_driver_of_the_machine_stays_the_one(tmp_path: Path) -> None:
     (tmp_path / "own.icd").write_text("libown.so", encoding="utf-8")
     _, driver, _ = run(tmp_path)
     assert driver == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the wheel is for Linux")
+def test_whoever_imports_pyclesperanto_first_is_told_what_to_do(tmp_path: Path) -> None:
+    require("pyclesperanto")
+    program = (
+        "import pyclesperanto, numpy as np, arraybridge as ab\n"
+        "try: ab.to_pyclesperanto(np.ones((2, 2), np.float32))\n"
+        "except ab.FrameworkNotInstalledError as error: print(error)"
+    )
+    env = {"OCL_ICD_FILENAMES": "", "OCL_ICD_VENDORS": str(tmp_path), "PYTHONWARNINGS": ""}
+    done = run_python("-c", program, env=env)
+    assert "import arraybridge before pyclesperanto" in done.stdout, done.stderr

@@ -44,8 +44,8 @@ class _Shared:
 def _no_device() -> FrameworkNotInstalledError:
     return FrameworkNotInstalledError(
         "pyclesperanto is installed, but finds no OpenCL device. Install your GPU's driver, or"
-        ' run pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew; convert'
-        " before you import pyclesperanto yourself, so that the PoCL wheel can be set up.",
+        ' run pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew;'
+        " import arraybridge before pyclesperanto, so that the PoCL wheel is found.",
         target_type="pyclesperanto",
         reason="no OpenCL device",
     )
