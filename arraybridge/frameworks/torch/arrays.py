@@ -401,12 +401,12 @@ class TorchFast(Fast):
         return export
 
     def adopt(self, immutable: bool) -> Callable[[Any], torch.Tensor]:
-        from_dlpack, lent = torch_dlpack.from_dlpack, hostmemory.lent
+        from_dlpack, lent, is_lent = torch_dlpack.from_dlpack, hostmemory.lent, hostmemory.is_lent
 
         def copy_scalars(capsule: Any) -> torch.Tensor:
-            if lent:  # it may be read-only memory, which has to be copied
-                raise Fallback
             tensor: torch.Tensor = from_dlpack(capsule)
+            if lent and is_lent(tensor.data_ptr()):  # read-only memory, which has to be copied
+                raise Fallback
             return tensor if tensor.ndim else tensor.clone()
 
         return copy_scalars if immutable else from_dlpack
