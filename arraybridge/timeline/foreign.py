@@ -337,7 +337,8 @@ def _attach(package: str) -> None:
 def _holders(owner: Any, name: str) -> Iterator[Any]:
     """What has a function of that name; of JAX's and TensorFlow's arrays the classes that they are of."""
     if isinstance(owner, type) and owner.__module__.startswith(("jax", "tensorflow")):
-        yield from (cls for cls in type.__subclasses__(owner) if name in vars(cls))
+        classes: list[type] = type.__subclasses__(owner)
+        yield from (cls for cls in classes if name in vars(cls))
     elif hasattr(owner, name):
         yield owner
 

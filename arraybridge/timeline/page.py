@@ -100,7 +100,8 @@ def _by_thread(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
 
 def _title(event: Event) -> str:
     words = [f"{event.kind} {event.name}", event.where, format_seconds(event.seconds)]
-    return ", ".join([*words, *filter(None, [event.nbytes and format_bytes(event.nbytes), event.reason])])
+    copied = format_bytes(event.nbytes) if event.nbytes else ""
+    return ", ".join(filter(None, [*words, copied, event.reason]))
 
 
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:
