@@ -30,8 +30,6 @@ from typing import Any, NamedTuple
 __all__ = [
     "Card",
     "Driver",
-    "Program",
-    "Reading",
     "cards",
     "driver",
     "free_memory",

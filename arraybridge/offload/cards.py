@@ -19,7 +19,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.frameworks.presence import is_imported
-from arraybridge.machine import cards
+from arraybridge.machine import cards, no_cards
 from arraybridge.trees import source_of
 from arraybridge.types import Cache, Device
 
@@ -102,7 +102,7 @@ class Cards:
             numbers = ", ".join(str(d) for d in devices if d.kind == "gpu")
             reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
         if not reasons:
-            return "this machine has no GPU, or no driver for one"
+            return f"there is no GPU here that a framework could use: {no_cards()}"
         return f"there is no {device} here: {'; '.join(reasons)}"
 
 
