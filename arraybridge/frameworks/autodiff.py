@@ -234,7 +234,11 @@ def merged(values: Sequence[Any], replaced: Sequence[bool], replacements: Sequen
 
 
 def overlaps(span: Span, spans: Sequence[Span]) -> bool:
-    return any(span[0] < end and start < span[1] for start, end in spans)
+    first, last = span
+    for start, end in spans:  # noqa: SIM110  # twice as fast as any()
+        if first < end and start < last:
+            return True
+    return False
 
 
 # -- refusals ------------------------------------------------------------------------------------------

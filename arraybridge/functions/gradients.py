@@ -89,11 +89,10 @@ class Flow:
         own, values = args[: self.skip], [*args[self.skip :], *kwargs.values()]
         leaves, structure = flattened(values)
         owners = list(map(_owner, leaves))
-        followed = {
-            owner.name
-            for x, owner in zip(leaves, owners, strict=True)
-            if owner is not None and owner.autodiff.follows(x)
-        }
+        tracked = [
+            owner is not None and owner.autodiff.follows(x) for x, owner in zip(leaves, owners, strict=True)
+        ]
+        followed = {owner.name for owner in picked(owners, tracked)}
         if not followed:
             return self.ordinary(args, kwargs)
         if followed == {self.name}:
@@ -104,29 +103,29 @@ class Flow:
         # The caller's arrays are arguments, integers too; those of others are constants.
         slots = [owner is caller for owner in owners]
         call = Call(self, own, structure, tuple(kwargs), leaves, slots)
+        active = [t and caller.autodiff.is_smooth(x) for x, t in zip(leaves, tracked, strict=True)]
+        active = picked(active, slots)
         step = trace.span("call", self.label) if trace.open_logs else None
         if step is None:
-            return self._recovering(call, leaves, caller)
+            return self._recovering(call, leaves, caller, active)
         with step:
-            result = self._recovering(call, leaves, caller)
+            result = self._recovering(call, leaves, caller, active)
             step.device = device_words(result)
             return result
 
-    def _recovering(self, call: Call, leaves: list[Any], caller: Framework) -> Any:
+    def _recovering(self, *call: Any) -> Any:
         options, gpu_id = self.options, card_meant(self.options.gpu_id)
         if options.oom_recovery is False:
-            return self._differentiated(call, leaves, caller)
+            return self._differentiated(*call)
         card = None if gpu_id == "auto" else gpu_id
-        retries = options.max_retries
         return run_with_oom_recovery(
-            self._differentiated, call, leaves, caller, max_retries=retries, gpu_id=card
+            self._differentiated, *call, max_retries=options.max_retries, gpu_id=card
         )
 
-    def _differentiated(self, call: Call, leaves: list[Any], caller: Framework) -> Any:
-        callee, autodiff = registry.framework(self.name), caller.autodiff
+    def _differentiated(self, call: Call, leaves: list[Any], caller: Framework, active: list[bool]) -> Any:
+        callee = registry.framework(self.name)
         enter, beside = _Entry(self.options), [_is_array(x) for x in call.leaves]
         arrays = picked(leaves, call.slots)
-        active = [autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays]
         try:
             if self.options.strict:
                 for x in filter(_is_array, leaves):
@@ -134,9 +133,10 @@ class Flow:
             constants = [_constant(x, enter) for x in picked(call.leaves, beside)]
             for x in constants:
                 callee.autodiff.admit(x, self.label)
-            call = call.with_leaves(merged(call.leaves, beside, constants))
+            if constants:
+                call = call.with_leaves(merged(call.leaves, beside, constants))
             operation = Operation(call, callee, caller, enter, active, self.label, constants)
-            results = autodiff.apply(operation, arrays)
+            results = caller.autodiff.apply(operation, arrays)
         except MemoryConversionError as error:
             if not str(error).startswith(f"{self.label}()"):
                 prefix(error, f"{self.label}()")

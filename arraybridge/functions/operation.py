@@ -78,9 +78,10 @@ class Operation:
         run = autodiff.linearise(self.body, self._entered(arrays), self.active, self.label)
         self._refuse_captured(run.linear.captured())
         self.outline = run.outline
-        # The backward reads the arrays beside the arguments, too.
-        spans = self._spans(arrays) + [self.callee.autodiff.span(x) for x in self.constants]
-        return self._left(run.results, [arrays[0]] * len(run.results), spans), run.linear
+        results = self._left(run.results, [arrays[0]] * len(run.results))
+        if self.caller.mutable:  # the backward reads the arguments, and the arrays beside them
+            self._part(results, self._spans(arrays) + [autodiff.span(x) for x in self.constants])
+        return results, run.linear
 
     def values(self, arrays: Sequence[Any]) -> list[Any]:
         """The results alone."""
@@ -170,11 +171,8 @@ class Operation:
             self.callee.autodiff.admit(x, self.label)
         return entered
 
-    def _left(self, results: Sequence[Any], likes: Sequence[Any], spans: list[Span]) -> list[Any]:
-        """The results as arrays of the caller, each in memory of its own and on the device of its like.
-
-        None stands for zeros.
-        """
+    def _left(self, results: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
+        """The results as arrays of the caller, each on the device of its like; None stands for zeros."""
         caller, arrays = self.caller, []
         for result, like in zip(results, likes, strict=True):
             if result is None:
@@ -185,11 +183,18 @@ class Operation:
             if caller.device_of(x) != home:
                 x = convert_memory(x, caller.name, grad="detach", device=home)
             caller.autodiff.admit(x, self.label)
-            if overlaps(caller.autodiff.span(x), spans):
-                x = caller.copy(x)
-            spans.append(caller.autodiff.span(x))
             arrays.append(x)
         return arrays
+
+    def _part(self, arrays: list[Any], spans: list[Span]) -> None:
+        """Copy those arrays that share memory with another one, or with what lies there."""
+        span_of = self.caller.autodiff.span
+        for i, x in enumerate(arrays):
+            span = span_of(x)
+            if overlaps(span, spans):
+                arrays[i] = self.caller.copy(x)
+                span = span_of(arrays[i])
+            spans.append(span)
 
     def _spans(self, arrays: Sequence[Any]) -> list[Span]:
         return [self.caller.autodiff.span(x) for x in arrays]
@@ -249,11 +254,14 @@ class Pullback(Operation):
         likes, spans = picked(arrays, self.forward.active), self._spans(arrays)
         linear, self.linear = self.linear, None  # which the caller's graph of the gradients would keep
         if linear is None or linear.spent:
-            return self._left(self._run(self._entered(arrays))[0], likes, spans)
-        # The caller may write to a gradient, and pull back again.
-        spans += [self.callee.autodiff.span(x) for x in linear.residuals() or ()]
-        cotangents = self._entered(arrays[len(self.forward.active) :])
-        return self._left(self._pulled(linear, cotangents), likes, spans)
+            gradients = self._left(self._run(self._entered(arrays))[0], likes)
+        else:
+            # The caller may write to a gradient, and pull back again.
+            spans += [self.callee.autodiff.span(x) for x in linear.residuals() or ()]
+            cotangents = self._entered(arrays[len(self.forward.active) :])
+            gradients = self._left(self._pulled(linear, cotangents), likes)
+        self._part(gradients, spans)
+        return gradients
 
     def _refuse_written(self) -> None:
         """Nothing: the function is asked when it runs again."""

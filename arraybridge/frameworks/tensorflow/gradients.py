@@ -27,7 +27,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
     def follows(self, x: Any) -> bool:
         if not isinstance(x, (tf.Tensor, tf.Variable)):
             return False  # several arrays in one, which no conversion takes
-        return not tf.executing_eagerly() or _tapes_following([_tensor(x)]) != 0
+        return _follows([_tensor(x)])
 
     def prepare(self, x: Any) -> Any:
         return _tensor(x)
@@ -77,12 +77,12 @@ class TensorflowAutodiff(autodiff.Autodiff):
     ) -> autodiff.Linearised:
         if len(set(map(id, arrays))) < len(arrays):
             arrays = [tf.identity(x) for x in arrays]  # a tape cannot tell two apart that are one object
-        inputs, inner = autodiff.picked(arrays, active), any(map(self.follows, arrays))
+        inputs, inner = autodiff.picked(arrays, active), _follows(arrays)
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             results, outline = body(arrays)
             results = [_tensor(y) for y in results]
-        captures = not inner and any(map(self.follows, results))
+        captures = not inner and _follows(results)
         return autodiff.Linearised(results, outline, _Tape(tape, results, inputs, captures))
 
     def foretell(self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str) -> autodiff.Foretold:
@@ -150,6 +150,10 @@ class _Tape(autodiff.Linear):
         if self.captures:
             return "a tensor that a tape follows and that is none of its arguments"
         return _captured(self.variables)
+
+
+def _follows(tensors: list[Any]) -> bool:
+    return not tf.executing_eagerly() or _tapes_following(tensors) != 0
 
 
 def _tensor(x: Any) -> tf.Tensor:

@@ -181,33 +181,6 @@ def test_complex_numbers_follow_the_callers_convention(caller: str, callee: str,
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_complex_results_and_second_order(caller: str, callee: str) -> None:
-    z = np.array([1 + 2j, -0.5 + 0.25j], np.complex64)
-    absolute = {
-        "torch": lambda z: (z * z.conj()).real,
-        "jax": lambda z: (z * z.conj()).real,
-        "tensorflow": lambda z: tf.math.real(z * tf.math.conj(z)),
-    }
-
-    def total(fn: Callable[..., Any], z: Any) -> Any:
-        return absolute[caller](fn(z))
-
-    cube = flowing(callee, lambda z: z * z * z)
-    found = grad(caller, lambda z: total(cube, z), z)[0]
-    wanted = grad(caller, lambda z: total(lambda z: z * z * z, z), z)[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    if caller == "torch":
-
-        def second(fn: Callable[..., Any]) -> np.ndarray:
-            t = torch.from_numpy(z.copy()).requires_grad_()
-            (g,) = torch.autograd.grad(total(fn, t).sum(), t, create_graph=True)
-            (h,) = torch.autograd.grad((g * g.conj()).real.sum(), t)
-            return h.resolve_conj().numpy()
-
-        np.testing.assert_allclose(second(cube), second(lambda z: z * z * z), rtol=1e-4)
-
-
-@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
 def test_an_argument_that_is_not_used_gets_zeros_or_none(caller: str, callee: str) -> None:
     f = flowing(callee, lambda x, unused: x * 2)
     if caller == "torch":
@@ -464,15 +437,11 @@ def gathers(x: Any) -> Any:
 
 
 def test_slices_and_variables_as_results() -> None:
-    f = in_tf(gathers)
-    x = torch.tensor(X, requires_grad=True)
+    f, two = in_tf(gathers), np.array([1.0, 2.0], np.float32)
+    x = torch.tensor(two, requires_grad=True)
     f(x).sum().backward()
     np.testing.assert_allclose(x.grad, [8, 0])  # of 4 x₀²
-    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(jnp.array(X)), [8, 0])
-    state = tf.Variable(X, trainable=False)
-    grad = jax.grad(lambda x: in_tf(lambda x: (x * 3, state.assign(x)))(x)[0].sum())
-    for run in (grad, jax.jit(grad)):
-        np.testing.assert_allclose(run(jnp.array(X)), [3, 3])
-    trainable = tf.Variable(X)
+    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(jnp.array(two)), [8, 0])
+    trainable = tf.Variable(two)
     with pytest.raises(GradientError, match=r"trainable tf\.Variable"):
-        in_tf(lambda x: (x * 3, trainable))(torch.tensor(X, requires_grad=True))
+        in_tf(lambda x: (x * 3, trainable))(x)

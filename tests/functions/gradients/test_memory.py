@@ -154,14 +154,6 @@ def test_writing_to_a_result_never_spoils_the_gradient(jitted: bool) -> None:
         assert noticed or np.allclose(x.grad.numpy(), np.exp(X), rtol=1e-6)
 
 
-def test_writing_to_a_result_that_nobody_reads_again_is_fine() -> None:
-    x = tensor()
-    y = arraybridge.jax(grad="flow")(jax.jit(lambda x: x * 3))(x)
-    y.add_(1).relu_()
-    y.sum().backward()
-    np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 3))
-
-
 def test_writing_to_numpy_beside_changes_nothing() -> None:
     beside = X.copy()
     for f in (
@@ -269,28 +261,6 @@ def test_no_gradient_shares_memory_in_any_direction(caller: str, callee: str, ki
         spans.append((start, start + size))
     for one, other in itertools.pairwise(sorted(spans)):
         assert one[1] <= other[0]
-
-
-def test_a_checkpoint_frees_what_a_function_of_tensorflow_keeps() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    inner: list[Any] = []
-
-    def body(x: Any) -> Any:
-        y = tf.exp(x)
-        inner.append(weakref.ref(y))
-        return tf.sin(y)
-
-    f = in_tf(body)
-    plain = f(tensor())
-    assert inner[0]() is not None  # the tape has it
-    y = checkpoint(f, tensor(), use_reentrant=False)
-    gc.collect()
-    assert inner[1]() is None
-    del plain
-    gc.collect()
-    assert inner[0]() is None
-    y.sum().backward()
 
 
 @pytest.mark.parametrize("caller", ["jax", "tensorflow"])

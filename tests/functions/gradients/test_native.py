@@ -355,31 +355,6 @@ def test_settings_of_jax_that_change_numbers_hold_where_it_runs_again(setting: s
     np.testing.assert_allclose(second.numpy(), wanted, rtol=1e-5)
 
 
-def test_gradients_of_jax_are_where_its_arrays_are() -> None:
-    f = arraybridge.torch(grad="flow")(lambda x: x**2)
-    device = jax.devices()[-1]
-    x = jax.device_put(jnp.array(X), device)
-    y, pull = jax.vjp(f, x)
-    assert y.devices() == pull(y)[0].devices() == {device}
-
-
-def test_static_arguments_of_jit() -> None:
-    from functools import partial
-
-    @arraybridge.jax(grad="flow")
-    @partial(jax.jit, static_argnames=("count", "mode"))
-    def power(x: Any, count: int, *, mode: str = "a") -> Any:
-        for _ in range(count):
-            x = x * x
-        return x if mode == "a" else -x
-
-    for count in (1, 2):
-        x = tensor()
-        power(x, count, mode="b").sum().backward()
-        n = 2**count
-        np.testing.assert_allclose(x.grad.numpy(), -n * X ** (n - 1), rtol=1e-5)
-
-
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
 def test_persistent_tapes_and_variables(callee: str) -> None:
     f = CALLEES[callee]
@@ -452,22 +427,6 @@ def test_a_number_beside_a_static_argument_compiles_nothing_anew(caller: str) ->
         np.testing.assert_allclose(found, rate * 3 * X**2, rtol=1e-5)
     counting = False
     assert not compiled
-
-
-@pytest.mark.parametrize("jitted", [False, True])
-def test_x64_holds_in_the_backward_of_a_tape(jitted: bool) -> None:
-    body = jax.jit(lambda x: jnp.sin(x) * x) if jitted else (lambda x: jnp.sin(x) * x)
-    x = tf.constant(X.astype(np.float64) / 3)
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(x)
-        with x64():
-            y = in_jax(body)(x)
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(tape.gradient(y, x)))
-    thread.start()
-    thread.join()
-    wanted = np.cos(X.astype(np.float64) / 3) * np.asarray(x) + np.sin(np.asarray(x))
-    np.testing.assert_allclose(found[0], wanted, rtol=1e-14)
 
 
 @pytest.mark.parametrize("callee", ["torch", "tensorflow"])

@@ -247,15 +247,6 @@ def test_two_frameworks_that_differentiate_are_refused_in_all_pairs(callee: str)
         grad(one, lambda x: grad(other, lambda y: f(x, y), Y)[0] * 0 + x, X)
 
 
-@pytest.mark.parametrize("name", ["complex128", "float64"])
-def test_64_bits_are_refused_while_x64_is_off_under_a_tape_too(name: str) -> None:
-    x = tf.constant(X.astype(name))
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        with pytest.raises(GradientError, match="enable_x64"):
-            in_jax(lambda x: x * 2)(x)
-
-
 @pytest.mark.parametrize("callee", ["torch", "tensorflow"])
 def test_what_is_captured_is_refused_under_jit(callee: str) -> None:
     w: Any = tf.Variable(X) if callee == "tensorflow" else tensor()
@@ -263,15 +254,6 @@ def test_what_is_captured_is_refused_under_jit(callee: str) -> None:
     for run in (jax.jit(jax.grad(lambda x: f(x).sum())), jax.grad(jax.jit(lambda x: f(x).sum()))):
         with pytest.raises((GradientError, ValueError, RuntimeError), match="functional_call"):
             jax.block_until_ready(run(jnp.asarray(X)))
-
-
-def test_an_asynchronous_generator_is_refused_at_decoration() -> None:
-    async def generator(x: Any) -> Any:
-        yield x
-
-    for name in FRAMEWORKS:
-        with pytest.raises(ValueError, match="plain functions"):
-            flowing(name, generator)
 
 
 @pytest.mark.parametrize("callee", CUBES)
