@@ -18,7 +18,7 @@ from arraybridge import (
     explain,
 )
 from tests import matrix_data
-from tests.helpers import require
+from tests.helpers import require, run_python
 
 TARGETS = ("numpy", "jax", "tensorflow")
 
@@ -122,6 +122,34 @@ def test_a_tensor_that_is_spread_over_processes_is_named() -> None:
     assert "DTensor" in message
     assert "to_local()" in message
     assert "full_tensor()" in message
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_real_tensor_where_only_fake_ones_may_be(target: str) -> None:
+    torch = require("torch")
+    require(target)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x = torch.ones(3)
+    with FakeTensorMode(), pytest.raises(MemoryConversionError, match="torch"):
+        convert_memory(x, target)
+
+
+def test_a_tensor_spread_over_processes_is_called_so() -> None:
+    require("torch")
+    done = run_python(
+        "-c",
+        "import torch.distributed as dist, torch, arraybridge\n"
+        "from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "x = distribute_tensor(torch.arange(6.0), init_device_mesh('cpu', (1,)), [Shard(0)])\n"
+        "try: arraybridge.to_numpy(x)\n"
+        "except arraybridge.MemoryConversionError as error: print(error)\n"
+        "dist.destroy_process_group()",
+    )
+    assert "DTensor" in done.stdout, done.stderr
+    assert "x.to_local()" in done.stdout
+    assert "x.full_tensor()" in done.stdout
 
 
 # ---- NumPy: whose memory it is ---------------------------------------------------------------------------
