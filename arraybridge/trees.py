@@ -80,7 +80,6 @@ def kind_of(value: Any) -> int:
 
 
 def _look(value: Any) -> int:
-    # torch.compile, should it trace this, cannot ask a tensor what it offers itself.
     if registry.find_owner(value) is not None:
         return ARRAY
     if carrier_of(value) is not None:
@@ -99,13 +98,6 @@ def _look_again(value: Any) -> int:
 def is_carrier(value: Any) -> bool:
     """Whether it counts as an array because it carries one; bytes do not."""
     return not isinstance(value, _BYTES) and carrier_of(value) is not None
-
-
-# A look at the first value of a type may import a framework, which torch.compile cannot trace. By this mark,
-# that of torch.compiler.assume_constant_result (which would import torch here), it calls it while it traces.
-_look._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_look_again._dynamo_marked_constant = True  # type: ignore[attr-defined]
-is_carrier._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _is_container(x: Any) -> bool:
