@@ -1,0 +1,53 @@
+"""The private interfaces of JAX that its room uses, by name, and the public ways taken without them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from tests.helpers import require
+
+
+def test_jax_imports_a_capsule_by_itself() -> None:
+    require("jax")
+    from jax._src.lib import _jax
+
+    assert callable(_jax.dlpack_managed_tensor_to_buffer)
+
+
+def test_jax_tells_whether_it_has_opened_its_devices() -> None:
+    jax = require("jax")
+    from jax._src import xla_bridge
+
+    jax.devices()
+    assert xla_bridge.backends_are_initialized() is True
+    assert arraybridge.framework("jax").pool.is_started()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "float32", "bool"])
+def test_without_the_first_the_public_import_shares_as_well(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require("jax")
+    from arraybridge.frameworks.jax import arrays as room
+
+    memory: Any = arraybridge.aligned((4, 3), dtype)
+    memory[...] = np.arange(12).reshape(4, 3)
+    monkeypatch.setattr(room, "_import_capsule", None)
+    framework = room.JaxFramework()
+    assert framework.fast.adopt(immutable=False) is None
+    shared = framework.from_host(memory, arraybridge.Device("cpu", 0))
+    assert shared.dtype == dtype
+    assert shared.unsafe_buffer_pointer() == memory.ctypes.data
+    np.testing.assert_array_equal(np.asarray(shared), memory)
+
+
+def test_without_the_second_jax_itself_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("jax")
+    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", None)
+    monkeypatch.delattr(sys.modules["jax._src"], "xla_bridge")
+    assert arraybridge.framework("jax").pool.is_started()
