@@ -128,7 +128,8 @@ def _described_card(
 
 def _check_same_card(card: machine.Card, framework: str, identity: str) -> None:
     """Refuse a number that means another card in this framework."""
-    if identity and identity not in (card.uuid, card.pci):
+    is_slice = card.uuid.startswith("MIG-")  # for which a framework may tell the identity of its card
+    if identity and not is_slice and identity not in (card.uuid, card.pci):
         raise DeviceMismatchError(
             f"gpu:{card.index} is {identity} for {framework}, but {card.uuid} at {card.pci} for the driver;"
             " set CUDA_VISIBLE_DEVICES before the first framework is imported, and leave it. Beside cards of"

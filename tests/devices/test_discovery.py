@@ -177,6 +177,13 @@ def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(info) == "no GPU; arrays live on the host"
 
 
+def test_a_slice_is_no_other_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A framework may tell the identity of the card that it is a part of."""
+    plant(monkeypatch, FakeNvml(("Card C", "GPU-cccc", 0x5E, ("MIG-1111",))))
+    found = {str(d): d for d in listed(monkeypatch, Cards({"gpu:0": "GPU-cccc"}))}
+    assert found["gpu:0"].identity == "MIG-1111"
+
+
 @pytest.mark.usefixtures("two_cards")
 def test_cards_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "loaded", lambda: [arraybridge.framework("numpy")])
