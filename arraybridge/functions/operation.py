@@ -95,7 +95,8 @@ class Operation:
         operation = self
         for state in states:
             operation = operation.replaying(state)
-        return operation._under_settings(operation._numbers, arrays)
+        numbers: list[np.ndarray] = operation._under_settings(operation._numbers, arrays)
+        return numbers
 
     def _numbers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         self._refuse_written()

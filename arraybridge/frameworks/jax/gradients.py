@@ -194,7 +194,7 @@ def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) ->
     leaves = [None if p else x for x, p in zip(call.leaves, passed, strict=True)]
     call = call.with_leaves(leaves)  # which keeps no array of this one
 
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]  # jax is Any here
     def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], _Static, Any]:
         return _vjp(lambda xs: call(xs, autodiff.merged(leaves, passed, values)), arrays, active)
 

@@ -184,7 +184,7 @@ def _refuse_drawing(program: Any, label: str) -> None:
         )
 
 
-@tf.custom_gradient
+@tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
 def _applied(*arrays: Any, operation: Operation) -> Any:
     results, linear = operation.linearise(arrays)
     shapes = [y.shape if AUTODIFF.is_smooth(y) else None for y in results]

@@ -23,7 +23,6 @@ __all__ = ["AUTODIFF"]
 # Two private names. Nothing public tells that a transform of torch.func follows a tensor, nor runs a function
 # on tensors without values that says what it did (torch.device("meta") does not hold for constants).
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
-_FakeTensorMode = FakeTensorMode
 
 
 class TorchAutodiff(autodiff.Autodiff):
@@ -124,7 +123,7 @@ class TorchAutodiff(autodiff.Autodiff):
             _set_random_state(now)
 
 
-class _Foretelling(_FakeTensorMode):  # type: ignore[misc]  # torch is Any here
+class _Foretelling(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
     """Runs a function on tensors without values, and sees whether it draws random numbers."""
 
     draws = False
@@ -255,7 +254,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 
 
 # torch asks for it at each call, and making it takes a third of one.
-_Applied.forward.__signature__ = inspect.signature(_Applied.forward)
+_Applied.forward.__signature__ = inspect.signature(_Applied.forward)  # type: ignore[attr-defined]
 
 
 def _holder(linear: autodiff.Linear | None, read: Sequence[torch.Tensor]) -> torch.Tensor:
