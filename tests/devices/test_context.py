@@ -40,33 +40,28 @@ def test_blocks_nest_and_restore(jax_devices: Any) -> None:
     assert str(get_device()) == "cpu:1"
 
 
-def test_a_thread_has_its_own(jax_devices: Any) -> None:
-    seen: dict[str, str] = {}
+def test_a_thread_and_a_task_have_their_own(jax_devices: Any) -> None:
+    seen: list[str] = []
 
-    def other() -> None:
-        seen["before"] = str(get_device())
-        set_device("cpu:3")
-        seen["after"] = str(get_device())
-
-    set_device("cpu:2")
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert seen["after"] == "cpu:3"
-    assert seen["before"] != "cpu:2"
-    assert str(get_device()) == "cpu:2"
-
-
-def test_a_task_has_its_own(jax_devices: Any) -> None:
     async def use(words: str) -> str:
         with use_device(words):
             await asyncio.sleep(0.01)
             return str(get_device())
 
-    async def main() -> list[str]:
-        return list(await asyncio.gather(*(use(f"cpu:{i}") for i in (1, 2, 3))))
+    async def tasks() -> None:
+        seen.extend(await asyncio.gather(*(use(f"cpu:{i}") for i in (1, 2, 3))))
 
-    assert asyncio.run(main()) == ["cpu:1", "cpu:2", "cpu:3"]
+    def other() -> None:
+        set_device("cpu:3")
+        asyncio.run(tasks())
+        seen.append(str(get_device()))
+
+    set_device("cpu:2")
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == ["cpu:1", "cpu:2", "cpu:3", "cpu:3"]
+    assert str(get_device()) == "cpu:2"
 
 
 @pytest.mark.parametrize("words", ["gpu:97", "cuda:97", "cpu:97", "opencl:97"])

@@ -165,18 +165,6 @@ def test_what_returns_nothing_stays_on_the_cpu(machine: Machine, clock: Clock) -
     assert set(seen) == {"numpy"}
 
 
-def test_an_object_that_nobody_can_look_into_keeps_it_on_the_cpu(machine: Machine, clock: Clock) -> None:
-    class Box:
-        def __init__(self, inside: Any) -> None:
-            self.inside = inside
-
-    run = offload(paying(clock, lambda x: Box(x + 1)), machine)
-    run(np.zeros(4))
-    with pytest.warns(RuntimeWarning, match="it gives a Box, in which nobody can look for arrays"):
-        run(np.zeros(4))
-    assert type(run(np.zeros(4)).inside) is np.ndarray
-
-
 def test_a_function_with_a_place_of_its_own_keeps_it(machine: Machine, clock: Clock) -> None:
     require("torch")
     run = offload(arraybridge.torch(output_type="input")(lambda x: x * 2), machine)
