@@ -13,6 +13,7 @@ never kept, and goes to `decide` each time.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from threading import Lock
 from typing import Any
 
 from arraybridge.conversion.decide import Decision, Request
@@ -27,7 +28,8 @@ __all__ = ["by_form", "form_of", "keep"]
 #: Form → type of the array → the plan, a function of the array.
 by_form: Cache[Hashable, dict[type, FastFunction]] = Cache()
 #: What a plan raises for an array that it cannot vouch for; the careful way says the last word, and in full.
-declined: tuple[type[Exception], ...] = (Fallback, KeyError, TypeError, MemoryConversionError)
+declined: tuple[type[Exception], ...] = (Fallback, KeyError, MemoryConversionError, *refusals())
+_declining = Lock()
 
 # Form and type of the array → facts → what was decided for them.
 _decided: Cache[tuple[Hashable, type], dict[Hashable, FastFunction]] = Cache()
@@ -49,7 +51,8 @@ def keep(form: tuple[Any, ...], request: Request, decision: Decision) -> None:
     source, target, cls = decision.source, decision.target, type(request.data)
     if request.data is not decision.data or request.gpu_id is not None:
         return  # an array of another library, which was opened first; or a card
-    declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
+    with _declining:
+        declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
     fast = _fast(request, decision)
     plain = request.dtype is None and request.device is None and request.grad == "error"
     try:
