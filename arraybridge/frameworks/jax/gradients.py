@@ -267,6 +267,8 @@ def _called_back(
     expected = [jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)) for s in shapes]
     # Where there is nothing to ask for, a program without the results need not run the function for it.
     asked = asked and bool(operation.draws)
+    if asked:  # the random numbers of a card count once it is in use
+        operation.enter(np.zeros(1, np.float32))
     random_state = operation.callee.autodiff.random_state
     first = [jax.ShapeDtypeStruct(random_state().shape, np.uint8)] if asked else []
 

@@ -139,15 +139,6 @@ def test_containers_keywords_several_results_integers_and_no_arrays(caller: str,
     assert all(root in (package, f"{package}lib") for root in seen[0])
 
 
-@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_numpy_beside_and_a_third_framework_are_inputs_like_others(caller: str, callee: str) -> None:
-    (third,) = set(FRAMEWORKS) - {caller, callee}
-    f = flowing(callee, WAVE[callee])
-    wanted = grad(callee, lambda x: WAVE[callee](x, array(callee, Y)), X)[0]
-    for beside in (Y, array(third, Y), array(callee, Y)):
-        np.testing.assert_array_equal(grad(caller, lambda x, y=beside: f(x, y), X)[0], wanted)
-
-
 @pytest.mark.parametrize("callee", ["torch", "tensorflow"])
 def test_a_python_float_of_jax_grad(callee: str) -> None:
     f = flowing(callee, lambda x: x * x * x)
@@ -377,27 +368,6 @@ def test_kinds_of_methods() -> None:
         np.testing.assert_allclose(grad("torch", method, X)[0], 6 * X, rtol=1e-6)
 
 
-@pytest.mark.parametrize("callee", ["torch", "jax"])
-def test_a_layer_of_keras_that_is_called(callee: str) -> None:
-    class Layer(tf.keras.layers.Layer):  # type: ignore[misc]
-        def build(self, shape: Any) -> None:
-            self.scale = self.add_weight(shape=(shape[-1],), initializer="ones")
-
-        def call(self, x: Any) -> Any:
-            return law(x, self.scale.value)
-
-    law = flowing(callee, lambda x, scale: SIN[callee](x) * scale * scale)
-    layer = Layer()
-    layer.build((None, 4))
-    x = tf.constant(X)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = tf.reduce_sum(layer(x))
-    gx, gw = tape.gradient(y, [x, layer.scale.value])
-    np.testing.assert_allclose(gx, np.cos(X), rtol=1e-6)
-    np.testing.assert_allclose(gw, 2 * np.sin(X).sum(0), rtol=1e-6)
-
-
 @pytest.mark.parametrize("names", list(itertools.permutations(FRAMEWORKS)))
 @pytest.mark.parametrize("order", [1, 2])
 def test_nested_in_every_order(names: tuple[str, str, str], order: int) -> None:
@@ -445,3 +415,30 @@ def test_slices_and_variables_as_results() -> None:
     trainable = tf.Variable(two)
     with pytest.raises(GradientError, match=r"trainable tf\.Variable"):
         in_tf(lambda x: (x * 3, trainable))(x)
+
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_complex_results_and_second_order(caller: str, callee: str) -> None:
+    z = np.array([1 + 2j, -0.5 + 0.25j], np.complex64)
+    absolute = {
+        "torch": lambda z: (z * z.conj()).real,
+        "jax": lambda z: (z * z.conj()).real,
+        "tensorflow": lambda z: tf.math.real(z * tf.math.conj(z)),
+    }
+
+    def total(fn: Callable[..., Any], z: Any) -> Any:
+        return absolute[caller](fn(z))
+
+    cube = flowing(callee, lambda z: z * z * z)
+    found = grad(caller, lambda z: total(cube, z), z)[0]
+    wanted = grad(caller, lambda z: total(lambda z: z * z * z, z), z)[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    if caller == "torch":
+
+        def second(fn: Callable[..., Any]) -> np.ndarray:
+            t = torch.from_numpy(z.copy()).requires_grad_()
+            (g,) = torch.autograd.grad(total(fn, t).sum(), t, create_graph=True)
+            (h,) = torch.autograd.grad((g * g.conj()).real.sum(), t)
+            return h.resolve_conj().numpy()
+
+        np.testing.assert_allclose(second(cube), second(lambda z: z * z * z), rtol=1e-4)

@@ -342,19 +342,6 @@ def test_a_static_number_of_any_size() -> None:
     np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
 
 
-@pytest.mark.parametrize("setting", ["threefry_partitionable", "default_prng_impl"])
-def test_settings_of_jax_that_change_numbers_hold_where_it_runs_again(setting: str) -> None:
-    def noisy(x: Any) -> Any:
-        return (x**3 * jax.random.uniform(jax.random.PRNGKey(0), x.shape)).sum()
-
-    f, x = arraybridge.jax(grad="flow")(noisy), tensor()
-    with getattr(jax, setting)(False if setting == "threefry_partitionable" else "rbg"):
-        y, wanted = f(x), 6 * X * np.asarray(jax.random.uniform(jax.random.PRNGKey(0), X.shape))
-    (first,) = torch.autograd.grad(y, x, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), x)
-    np.testing.assert_allclose(second.numpy(), wanted, rtol=1e-5)
-
-
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
 def test_persistent_tapes_and_variables(callee: str) -> None:
     f = CALLEES[callee]
@@ -390,27 +377,6 @@ def test_a_jacobian_by_a_tape(callee: str) -> None:
         y = CALLEES[callee](x)
     jacobian = tape.jacobian(y, x, experimental_use_pfor=False)
     np.testing.assert_allclose(jacobian, np.diag(slope()[0]), rtol=1e-5)
-
-
-def test_functional_call_trains_a_torch_network_from_jax() -> None:
-    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    parameters = {name: jnp.asarray(p.detach().numpy().copy()) for name, p in network.named_parameters()}
-
-    @arraybridge.torch(grad="flow")
-    def predict(parameters: Any, x: Any) -> Any:
-        return torch.func.functional_call(network, parameters, (x,))
-
-    def loss(parameters: Any) -> Any:
-        return (predict(parameters, X) ** 2).mean()
-
-    gradients = jax.grad(loss)(parameters)
-    native = (network(torch.from_numpy(X)) ** 2).mean()
-    native.backward()
-    for name, p in network.named_parameters():
-        np.testing.assert_allclose(np.asarray(gradients[name]), p.grad.numpy(), rtol=1e-5, atol=1e-7)
-    compiled = jax.jit(jax.grad(loss))(parameters)
-    for name in parameters:
-        np.testing.assert_array_equal(np.asarray(compiled[name]), np.asarray(gradients[name]))
 
 
 @pytest.mark.parametrize("caller", ["torch", "tensorflow"])
