@@ -30,21 +30,23 @@ class PeakRow(NamedTuple):
 
 
 class MemoryPeak:
-    """What a block of `memory_peak` used at most; ``rows`` and ``m["torch"]`` are there once it has ended."""
+    """What a block of `memory_peak` used at most so far: ``rows``, ``m["torch"]``."""
 
     def __init__(self) -> None:
-        self.rows: tuple[PeakRow, ...] = ()
-        self._before: dict[tuple[str, str], int] = {}
-        self._most: dict[tuple[str, str], int] = {}
+        self._rows: dict[tuple[str, str], PeakRow] = {}
         # Peaks counted by a framework that cannot start anew: only a larger one than this is of the block.
         self._stale: dict[tuple[str, str], int] = {}
-        self._lock = threading.Lock()
+
+    @property
+    def rows(self) -> tuple[PeakRow, ...]:
+        """One for each device and holder."""
+        return tuple(self._rows.values())
 
     def __getitem__(self, holder: str) -> PeakRow:
         """The row of a framework (of its first card), or of ``"this process"``: the host's memory.
 
         Raises:
-            KeyError: it has none; the block has not ended, or it holds nothing that it counts.
+            KeyError: it has none: it holds nothing that it counts.
         """
         for row in self.rows:
             if row.holder == holder:
@@ -64,33 +66,21 @@ class MemoryPeak:
         ]
 
     def _start(self) -> None:
-        for row in holdings():
-            if row.used is not None:
-                self._before[row[:2]] = self._most[row[:2]] = row.used
-                if row.peak is not None:
-                    self._stale[row[:2]] = row.peak
+        for device, holder, used, _, peak in holdings():
+            if used is not None:
+                self._rows[device, holder] = PeakRow(device, holder, used, used)
+                self._stale[device, holder] = -1 if peak is None else peak
         for one in loaded():
-            pool = one.pool
-            for usage in pool.usage():
-                if pool.reset_peak(usage.device):
+            for usage in one.pool.usage():
+                if one.pool.reset_peak(usage.device):
                     self._stale.pop((str(usage.device), one.name), None)
 
     def _look(self) -> None:
-        rows = holdings()
-        with self._lock:
-            for row in rows:
-                if row.used is None:
-                    continue
-                key = row[:2]
-                counted = row.peak if row.peak is not None and row.peak > self._stale.get(key, -1) else 0
-                self._most[key] = max(self._most.get(key, 0), row.used, counted)
-
-    def _end(self) -> None:
-        self._look()
-        self.rows = tuple(
-            PeakRow(device, holder, self._before.get((device, holder), 0), most)
-            for (device, holder), most in self._most.items()
-        )
+        for device, holder, used, _, peak in holdings():
+            if used is not None:
+                counted = peak if peak is not None and peak > self._stale.get((device, holder), -1) else 0
+                row = self._rows.get((device, holder), PeakRow(device, holder, 0, 0))
+                self._rows[device, holder] = row._replace(peak=max(row.peak, used, counted))
 
 
 _open_peaks: list[MemoryPeak] = []
@@ -106,7 +96,7 @@ def memory_peak() -> Iterator[MemoryPeak]:
     process ever reached, are looked at every two milliseconds.
 
     Yields:
-        The measurement; its rows are there once the block has ended.
+        The measurement, which is complete once the block has ended.
 
     >>> with memory_peak() as m:
     ...     pass
@@ -118,7 +108,8 @@ def memory_peak() -> Iterator[MemoryPeak]:
 
     def watch() -> None:
         while not ended.wait(0.002):
-            measured._look()
+            with _peaks_lock:
+                measured._look()
 
     with _peaks_lock:
         for outer in _open_peaks:  # keep what they have seen: the counters start anew
@@ -134,4 +125,4 @@ def memory_peak() -> Iterator[MemoryPeak]:
         watcher.join()
         with _peaks_lock:
             _open_peaks.remove(measured)
-            measured._end()
+            measured._look()
