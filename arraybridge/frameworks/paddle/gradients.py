@@ -56,9 +56,8 @@ class PaddleAutodiff(autodiff.Autodiff):
     def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearise(arrays)
         # Paddle looks whether a tensor was written to for its own operations alone.
-        for y in operation.read_again(results, linear):
-            i = next(i for i, x in enumerate(results) if x is y)
-            results[i] = y.clone()
+        read_again = set(map(id, operation.read_again(results, linear)))
+        results = [y.clone() if id(y) in read_again else y for y in results]
         smooth = [self.is_smooth(y) for y in results]
         if not any(operation.active) or not any(smooth):
             return results
@@ -195,21 +194,14 @@ class _Call:
         `paddle.grad` for some of a PyLayer's arguments fails, since the layer is not told for which; the
         gradient of `paddle.concat` is.
         """
-        return [
-            self.arrays[group[0]]
-            if len(group) == 1
-            else paddle.concat([self.arrays[i].reshape([-1]) for i in group])
-            for group in self.groups.values()
-        ]
+        return self.joined(dict(enumerate(self.arrays)))
 
-    def anchored(self, gradients: dict[int, Any]) -> tuple[Any, ...]:
-        """Gradients for the arguments as gradients for the anchors."""
-        return tuple(
-            gradients[group[0]]
-            if len(group) == 1
-            else paddle.concat([gradients[i].reshape([-1]) for i in group])
-            for group in self.groups.values()
-        )
+    def joined(self, arrays: dict[int, Any]) -> list[Any]:
+        """The arrays of the arguments that get gradients, or their gradients, by their dtype."""
+        return [
+            arrays[i] if not more else paddle.concat([arrays[j].reshape([-1]) for j in (i, *more)])
+            for i, *more in self.groups.values()
+        ]
 
 
 def _once(call: weakref.ref[_Call], label: str) -> Callable[[Any], None]:
@@ -246,21 +238,15 @@ class _Applied(PyLayer):  # type: ignore[misc]  # paddle is Any here
         call = ctx.call
         operation, arrays, order = call.operation, call.arrays, iter(cotangents)
         if call.versions != [x.inplace_version for x in arrays]:
-            raise GradientError(
-                f"{operation.label}(): an argument has been modified by an inplace operation since;"
-                " write to a copy, x.clone()",
-                source_type="paddle",
-                reason="an argument was written to before the backward",
-            )
+            raise autodiff.writes_to_argument(operation.label)
         present = [next(order) if s else None for s in call.smooth]
         if all(c is None for c in present):
             return (None,) * len(call.groups)
         pullback, operands = operation.pullback(arrays, present, call.linear)
         with _backward(outer=True):
             gradients = AUTODIFF.apply(pullback, operands)
-        return call.anchored(
-            dict(zip([i for i, a in enumerate(operation.active) if a], gradients, strict=True))
-        )
+        places = [i for i, a in enumerate(operation.active) if a]
+        return tuple(call.joined(dict(zip(places, gradients, strict=True))))
 
 
 AUTODIFF = PaddleAutodiff()
