@@ -106,15 +106,15 @@ def _described(
             if one.pool.is_started():  # what has not opened its cards has not counted them
                 _check_same_card(card, one.name, one.pool.card_of(seen)[1])
         return _described_card(place, card, frameworks, memory)
-    told = [one.pool.card_of(seen) for one, seen in owners]
-    name = next((name for name, _, _ in told if name), "")
-    identity = next((identity for _, identity, _ in told if identity), "")
-    total = next((total for _, _, total in told if total), None)
+    descriptions = [one.pool.card_of(seen) for one, seen in owners]
+    name = next((name for name, _, _ in descriptions if name), "")
+    identity = next((identity for _, identity, _ in descriptions if identity), "")
+    total = next((total for _, _, total in descriptions if total), None)
     for card in machine.cards():  # an OpenCL device that is one of them
         if identity == card.pci:
             return _described_card(place, card, frameworks, memory)
-    here = memory.get("cpu" if device.kind == "cpu" else str(device))
-    total, free = (total, None) if here is None else (total or here.total, here.free)
+    reading = memory.get("cpu" if device.kind == "cpu" else str(device))
+    total, free = (total, None) if reading is None else (total or reading.total, reading.free)
     pci = identity if ":" in identity else ""
     return FoundDevice(*place, name, frameworks, total, free, None, identity, pci)
 
@@ -139,27 +139,27 @@ def _check_same_card(card: machine.Card, framework: str, identity: str) -> None:
         )
 
 
-def find_device(wanted: Device) -> Device:
-    """``wanted``, if a framework has it: one that is loaded, or else one that is installed.
+def find_device(device: Device) -> Device:
+    """``device``, if a framework has it: one that is loaded, or else one that is installed.
 
     Under ``settings(missing_gpu="host")`` the CPU stands in for a GPU, with a warning.
 
     Raises:
         DeviceNotFoundError: none has it; the message lists the devices that are there.
     """
-    if wanted == CPU or any(wanted in visible_devices(one) for one in loaded()):
-        return wanted
+    if device == CPU or any(device in visible_devices(one) for one in loaded()):
+        return device
     usable = devices("all")
-    if wanted in usable:
-        return wanted
-    if wanted.kind != "cpu" and missing_gpu() == "host":
-        warn_of_missing_gpu(f"{wanted} is missing, so the CPU is used")
+    if device in usable:
+        return device
+    if device.kind != "cpu" and missing_gpu() == "host":
+        warn_of_missing_gpu(f"{device} is missing, so the CPU is used")
         return CPU
     have = ", ".join(str(d) for d in usable)
-    advice = "" if wanted.kind == "cpu" else " (gpu_available() says whether there is one at all)"
+    advice = "" if device.kind == "cpu" else " (gpu_available() says whether there is one at all)"
     raise DeviceNotFoundError(
-        f"no installed framework has a device {wanted} here; there are {have}{advice}.",
-        reason=f"there is no device {wanted}",
+        f"no installed framework has a device {device} here; there are {have}{advice}.",
+        reason=f"there is no device {device}",
     )
 
 
