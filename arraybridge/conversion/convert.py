@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
@@ -337,6 +338,23 @@ def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **optio
 
     with OneWarning():
         return map_arrays(tree, convert, say=note_on)
+
+
+def _name_options(*functions: Any) -> None:
+    """Let `help` and editors show the options by name, which ``**options`` keeps cheap to pass on."""
+    options = {"copy": None, "dtype": None, "grad": "error", "device": None}
+    for function in functions:
+        shown = inspect.signature(function)
+        own = [p for p in shown.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        first = {"target": None} if "target" not in shown.parameters else {}
+        named = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for name, default in {**first, **options}.items()
+        ]
+        function.__signature__ = shown.replace(parameters=[*own, *named])
+
+
+_name_options(convert_memory, explain, convert_tree)
 
 
 def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:

@@ -499,3 +499,15 @@ def test_short_forms(source: str, target: str) -> None:
     assert data.dtype_name(short(array, dtype="uint8")) == "uint8"
     if target != "pyclesperanto":
         assert device_of(short(array, device="cpu")) == "cpu"
+
+
+@pytest.mark.parametrize(
+    "function", [arraybridge.convert_memory, arraybridge.explain, arraybridge.convert_tree]
+)
+def test_help_shows_the_options(function: Any) -> None:
+    """As the documentation names them, whatever the functions take at run time."""
+    parameters = inspect.signature(function).parameters
+    options = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert {"copy": None, "dtype": None, "grad": "error", "device": None}.items() <= options.items()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cpoy'"):
+        function(np.zeros(1), "torch", cpoy=True)
