@@ -31,8 +31,13 @@ __all__ = [
     "Linearised",
     "Shape",
     "Span",
+    "forward_mode",
+    "merged",
+    "not_foretold",
+    "overlaps",
+    "picked",
+    "writes_to_argument",
 ]
-__all__ += ["forward_mode", "merged", "not_foretold", "overlaps", "picked", "writes_to_argument"]
 
 #: A function from a flat list of the callee's arrays to another one, and to the outline of what it returned.
 Body = Callable[[list[Any]], tuple[list[Any], Any]]
