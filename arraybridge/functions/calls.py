@@ -68,8 +68,8 @@ class DecoratedCall:
         """The same for a coroutine function."""
         span = trace.span("call", self.label, annotate=False) if open_logs else None
         with nullcontext() if span is None else span:
-            brought, named, _ = self.bring(args, kwargs)
-            return self.give_back(await self.fn(*brought, **named), args, kwargs)
+            positional, named, _ = self.bring(args, kwargs)
+            return self.give_back(await self.fn(*positional, **named), args, kwargs)
 
 
 def as_declared(fn: Callable[..., Any], contract: Callable[[Any], Any] | None) -> Parts:
@@ -100,33 +100,33 @@ def in_framework(fn: Callable[..., Any], options: DecoratorOptions) -> Parts:
     if options.oom_recovery:
         run = _recovering(run, skip, options)
     give_back = giving_back(fn, skip, options)
-    return bring, run, give_back, _tracing(fn, options, run, give_back)
+    return bring, run, give_back, _tracing(fn, skip, options, run, give_back)
 
 
 # -- the function --------------------------------------------------------------------------------------
 
 
 def _running(fn: Callable[..., Any], skip: int, options: DecoratorOptions, bring: Bring) -> Run:
-    """What calls the function with arguments that were brought, on its own stream and device."""
+    """What calls the function with arguments that were positional, on its own stream and device."""
     body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
     placed, streams = options.device is not None or options.gpu_id is not None, options.stream
     framework: Framework | None = None
 
     def run(args: Args, kwargs: Kwargs) -> Any:
         nonlocal framework
-        brought, named, array = bring(args, kwargs)
+        positional, named, array = bring(args, kwargs)
         if array is not None:
             if framework is None:
                 framework = registry.framework(options.framework)
             if streams and framework.streams.has_queues:
-                # `brought` lives until the stream of the caller waits for this one.
+                # `positional` lives until the stream of the caller waits for this one.
                 with framework.streams.stream(framework.device_of(array)):
-                    result = body(*brought, **named)
+                    result = body(*positional, **named)
                 return handed_over(result, framework)
         elif placed:
             with _selected(options):
-                return body(*brought, **named)
-        return body(*brought, **named)
+                return body(*positional, **named)
+        return body(*positional, **named)
 
     return run
 
@@ -174,15 +174,18 @@ def _recovering(run: Run, skip: int, options: DecoratorOptions) -> Run:
     return recover
 
 
-def _tracing(fn: Callable[..., Any], options: DecoratorOptions, run: Run, give_back: GiveBack) -> Run:
+def _tracing(
+    fn: Callable[..., Any], skip: int, options: DecoratorOptions, run: Run, give_back: GiveBack
+) -> Run:
     """What torch.compile traces: one graph where the function takes and returns tensors that stay."""
 
-    def whole(args: Args, kwargs: Kwargs) -> Any:
+    def outside(args: Args, kwargs: Kwargs) -> Any:
         return give_back(run(args, kwargs), args, kwargs)
 
     def traced(args: Args, kwargs: Kwargs) -> Any:
-        if not plain or busy_workers or not stays_traced((args, kwargs), options.device, options.gpu_id):
-            return untraced(whole, args, kwargs)
+        arguments = (args[skip:], kwargs)
+        if not plain or busy_workers or not stays_traced(arguments, options.device, options.gpu_id):
+            return untraced(outside, args, kwargs)
         result = fn(*args, **kwargs)
         return result if stays_traced(result) else untraced(give_back, result, args, kwargs)
 

@@ -31,7 +31,8 @@ def stays_traced(value: Any, device: Device | None = None, gpu_id: GpuId = None)
     if isinstance(value, (dict, list, tuple)):
         children = value.values() if isinstance(value, dict) else value
         return all(stays_traced(child, device, gpu_id) for child in children)
-    return value is None or isinstance(value, (bool, int, float, complex, str, torch.nn.Module))
+    plain = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.nn.Module)
+    return isinstance(value, plain)
 
 
 def untraced(call: Callable[..., Any], *args: Any) -> Any:

@@ -29,7 +29,7 @@ GiveBack = Callable[[Any, Args, Kwargs], Any]
 
 def giving_back(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> GiveBack:
     """What converts the arrays of a result as the options say, and checks the contract."""
-    label, contract, wanted = label_of(fn), options.contract, options.dtype_conversion
+    label, contract, dtype_conversion = label_of(fn), options.contract, options.dtype_conversion
     grad = "detach" if options.grad == "detach" else "error"
     output, by_input = options.output_type, options.output_type == "input"
     form, to_output = conversion("numpy" if by_input else output, grad)
@@ -68,9 +68,11 @@ def giving_back(fn: Callable[..., Any], skip: int, options: DecoratorOptions) ->
             way, deliver = None, _as_it_is if first is None else _homeward(first, grad)
         if native:
             return give_back(result, args, kwargs, way, deliver, deliver, first)
-        return give_back(result, args, kwargs, None, _recasting(deliver, wanted, first), deliver, first)
+        return give_back(
+            result, args, kwargs, None, _recasting(deliver, dtype_conversion, first), deliver, first
+        )
 
-    native = wanted is DtypeConversion.NATIVE_OUTPUT
+    native = dtype_conversion is DtypeConversion.NATIVE_OUTPUT
     return give_back if native and not by_input else give_back_by_input
 
 
@@ -119,10 +121,10 @@ def _leaf(change: Change, deliver: Change, output: str, first: Any, x: Any) -> A
     return deliver(np.asarray(x))
 
 
-def _recasting(deliver: Change, wanted: DtypeConversion, first: Any) -> Change:
+def _recasting(deliver: Change, dtype_conversion: DtypeConversion, first: Any) -> Change:
     """``deliver``, which also converts the dtype."""
-    dtype = wanted.value
-    if wanted is DtypeConversion.PRESERVE_INPUT:
+    dtype = dtype_conversion.value
+    if dtype_conversion is DtypeConversion.PRESERVE_INPUT:
         if first is None:
             return deliver
         source, array = source_of(first)

@@ -71,6 +71,19 @@ def test_torch_compile_around_a_torch_function_makes_one_graph(options: Any) -> 
     assert torch.allclose(weights.grad, 2 * torch.cos(torch.ones(3)))
 
 
+def test_torch_compile_leaves_self_alone() -> None:
+    torch = require("torch")
+
+    class Filter:
+        @arraybridge.torch(device="cpu")
+        def run(self, x: Any, dtype: Any) -> Any:
+            return x.to(dtype) * 2
+
+    double = Filter()
+    run = compiled(lambda x: double.run(x, torch.float64) + 1, fullgraph=True)
+    assert run(torch.ones(2)).tolist() == [3.0, 3.0]
+
+
 def test_torch_compile_comes_before_all_else() -> None:
     """What the library learns at first sight of a type, it may have to learn while torch traces."""
     require("torch")
