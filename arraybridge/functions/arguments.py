@@ -86,7 +86,8 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
         with OneWarning():
             return bring(args, kwargs, _to_freest(options) if options.gpu_id == "auto" else entering)
 
-    return bring if options.gpu_id is None and options.device is None else bring_there
+    may_miss = options.gpu_id is not None or (options.device is not None and options.device.kind != "cpu")
+    return bring_there if may_miss else bring
 
 
 def _entering(options: DecoratorOptions) -> tuple[Any, Change]:
