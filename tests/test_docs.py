@@ -24,8 +24,8 @@ NEEDS = {
     "gradients": ("torch", "jax", "tensorflow"),
     "kernels": ("torch", "jax", "pyclesperanto", "numba", "pyopencl"),
     "memory": ("torch",),
+    "quickstart": ("torch", "jax"),
     "timeline": ("tensorflow", "torch", "skimage"),
-    "training": ("torch",),
 }
 
 
