@@ -51,19 +51,23 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
     """What converts the arguments but the first ``skip``, self. The caller's own stay as they came."""
     label, strict = label_of(fn), options.strict
     cast = rf'Pass dtype= to the decorator to ask for a cast: @{options.framework}(dtype="\1")\2'
-    form, entering = _entering(options)
+    form, entering, in_worker = _entering(options)
 
     def bring(args: Args, kwargs: Kwargs, enter: Change = entering) -> tuple[Sequence[Any], Kwargs, Any]:
-        by_type = no_plans if open_logs or busy_workers else by_form.get(form, no_plans)
+        by_type = no_plans if open_logs else by_form.get(form, no_plans)
+        if busy_workers:
+            by_type, enter = no_plans, in_worker or enter
         values: list[Any] = [*args[:skip]] if skip else []
         array = word = None
-        named = kwargs
+        named, unplanned = kwargs, bool(kwargs)
         try:
             for value in args[skip:] if skip else args:
                 plan = by_type.get(type(value))
                 if plan is None:
-                    new = map_arrays(value, enter)
+                    new, unplanned = map_arrays(value, enter), True
                 else:
+                    if strict:
+                        check_source(value, options)
                     try:
                         array = new = plan(value)
                     except plans.declined:
@@ -78,7 +82,7 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
             raise
         if array is None:
             array = first_array(values[skip:], named)
-        if array is None or strict:
+        if array is None or (strict and unplanned):
             _refuse_tables(fn, args, kwargs, skip)
         return values, named, array
 
@@ -90,8 +94,8 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
     return bring_there if may_miss else bring
 
 
-def _entering(options: DecoratorOptions) -> tuple[Any, Change]:
-    """What brings one array to the framework, and the form of its plans, or None."""
+def _entering(options: DecoratorOptions) -> tuple[Any, Change, Change | None]:
+    """The form of the plans or None, what brings one array to the framework, and what does in a worker."""
     name = options.framework
     device = None if options.device is None else str(options.device)
     form, convert = conversion(name, _grad(options), device, options.dtype)
@@ -107,16 +111,20 @@ def _entering(options: DecoratorOptions) -> tuple[Any, Change]:
 
     def to_worker(x: Any) -> Any:
         # A worker of `device_map` has a device, for functions that name none.
-        return convert(x, device=worker_device.get()) if busy_workers and name != "numpy" else convert(x)
+        return convert(x, device=worker_device.get())
 
-    def declared(x: Any) -> Any:
-        check_source(x, options)
-        return enter(x)
+    def declared(enter: Change) -> Change:
+        def checked(x: Any) -> Any:
+            check_source(x, options)
+            return enter(x)
 
-    enter = to_worker if options.gpu_id is None and device is None else to_device
-    return (
-        None if options.strict or options.gpu_id is not None else form
-    ), declared if options.strict else enter
+        return checked if options.strict else enter
+
+    if options.gpu_id is not None:
+        return None, declared(to_device), None
+    if device is not None:
+        return form, declared(to_device), None
+    return form, declared(convert), None if name == "numpy" else declared(to_worker)
 
 
 def _grad(options: DecoratorOptions) -> Any:

@@ -107,9 +107,10 @@ def _homeward(first: Any, grad: Any) -> Change:
 
 def _leaf(change: Change, deliver: Change, output: str, first: Any, x: Any) -> Any:
     """An array, or one of NumPy's scalars: an array without axes elsewhere, where there are such arrays."""
+    if kinds.get(type(x)) == ARRAY:
+        return change(x)
     if not isinstance(x, np.generic):
-        # A carrier that the function made stays one.
-        return x if not kinds.get(type(x)) and is_carrier(x) else change(x)
+        return x if is_carrier(x) else change(x)  # a carrier that the function made stays one
     if output == "input":
         output = "numpy" if first is None else source_of(first)[0].name
     if output == "numpy" or not is_array(x):
