@@ -188,9 +188,9 @@ def _nvml() -> tuple[ModuleType | None, str]:
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError_LibraryNotFound:
-        return None, "there is no NVIDIA driver"
     except pynvml.NVMLError as error:
+        if getattr(error, "value", None) == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            return None, "there is no NVIDIA driver"
         return None, f"the NVIDIA driver does not answer: {error}"
     return pynvml, ""
 

@@ -164,7 +164,7 @@ def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"
     try:
-        index = -1 if isinstance(gpu_id, bool) else operator.index(gpu_id)
+        index = -1 if isinstance(gpu_id, (bool, str)) else operator.index(gpu_id)
     except TypeError:
         index = -1
     if index >= 0:

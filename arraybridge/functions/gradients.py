@@ -182,7 +182,8 @@ class _Entry:
 
     def __init__(self, options: DecoratorOptions) -> None:
         self.name = options.framework
-        self.gpu_id, self.device = card_meant(options.gpu_id), options.device
+        self.gpu_id: Any = card_meant(options.gpu_id)
+        self.device = options.device
         if busy_workers and self.gpu_id is None and self.device is None:
             # Of a worker of `device_map`, which may have ended when the backward runs.
             self.device = worker_device.get()

@@ -61,6 +61,7 @@ class PipelineReport(Table):
             share = min(100.0, 100 * busy / (self.seconds or 1.0))
             times = map(format_seconds, (busy, *waits))
             rows.append((name, device, str(items), *times, f"{share:.0f} %"))
+        items = self.stages[-1].items if self.stages else 0
         done = f"{items} item{'' if items == 1 else 's'} in {format_seconds(self.seconds)}"
         return head, rows, head[2:], f"{done}; bottleneck: {self.bottleneck}"
 

@@ -223,7 +223,7 @@ def _plain(result: Any) -> Any:
     if isinstance(result, SharedArray) and result._segment is None:
         return result.view(np.ndarray)
     if type(result) in (list, tuple) and any(isinstance(x, SharedArray) for x in result):
-        return type(result)(map(_plain, result))
+        return type(result)([_plain(x) for x in result])
     return result
 
 

@@ -291,7 +291,7 @@ class MemoryCollector:
             if self._path.suffix == ".jsonl":
                 file.writelines(json.dumps(record) + "\n" for record in records(stats))
                 return
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             if not file.tell():
                 writer.writeheader()
             writer.writerows(records(stats))

@@ -159,6 +159,7 @@ def site(foreign: str = "") -> Site | None:
             the user's code, the call was a step of a conversion of ours, and there is no line.
     """
     frame: FrameType | None = currentframe()
+    outermost: Any = frame
     own_file, library = __file__, ""
     while frame is not None:
         file = frame.f_code.co_filename
@@ -173,8 +174,8 @@ def site(foreign: str = "") -> Site | None:
             return _cell(file), frame.f_code, frame.f_lasti, library
         elif owner != _PYTHON:
             library = library or owner
-        code, at, frame = frame.f_code, frame.f_lasti, frame.f_back
-    return handed_out.get() or (code.co_filename, code, at, library)
+        outermost, frame = frame, frame.f_back
+    return handed_out.get() or (outermost.f_code.co_filename, outermost.f_code, outermost.f_lasti, library)
 
 
 def as_own(folder: str) -> None:

@@ -135,12 +135,13 @@ class _Tape(autodiff.Linear):
     their memory again, nobody could know.
     """
 
-    def __init__(self, tape: tf.GradientTape, outputs: list[Any], inputs: list[Any], captures: bool) -> None:
+    def __init__(self, tape: Any, outputs: list[Any], inputs: list[Any], captures: bool) -> None:
         self.tape, self.outputs, self.inputs = tape, outputs, inputs
         self.variables, self.captures = tape.watched_variables(), captures
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
-        tape, outputs, inputs = self.tape, self.outputs, self.inputs
+        tape: Any = self.tape
+        outputs, inputs = self.outputs, self.inputs
         self.tape, self.outputs, self.inputs, self.spent = None, [], [], True
         pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if c is not None]
         gradients = tape.gradient([y for y, _ in pairs], inputs, output_gradients=[c for _, c in pairs])
