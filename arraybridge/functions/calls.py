@@ -16,7 +16,7 @@ from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
-from arraybridge.functions.arguments import Args, Bring, Kwargs, bringing, named_device
+from arraybridge.functions.arguments import Args, Bring, Kwargs, bringing, first_array, named_device
 from arraybridge.functions.compiling import being_compiled, stays_traced, untraced
 from arraybridge.functions.options import DecoratorOptions, checked_options
 from arraybridge.functions.results import GiveBack, check_result, giving_back
@@ -120,7 +120,8 @@ def _running(fn: Callable[..., Any], skip: int, options: DecoratorOptions, bring
                 framework = registry.framework(options.framework)
             if streams and framework.streams.has_queues:
                 # `positional` lives until the stream of the caller waits for this one.
-                with framework.streams.stream(framework.device_of(array)):
+                first = first_array(positional[skip:], named)
+                with framework.streams.stream(framework.device_of(first)):
                     result = body(*positional, **named)
                 return handed_over(result, framework)
         elif placed:
