@@ -78,13 +78,9 @@ def test_the_index_for_tools_has_every_page_by_its_title() -> None:
     pages = {
         page.stem: page.read_text(encoding="utf-8") for page in DOCS.glob("*.md") if page.stem != "index"
     }
-    assert set(there) == {*pages, "gallery/index"}
+    assert set(there) == {*pages, "changelog", "gallery/index"}
     for stem, text in pages.items():
-        title = (
-            "Changelog"
-            if stem == "changelog"
-            else text.partition("\n")[0].removeprefix("# ").replace("`", "")
-        )
+        title = text.partition("\n")[0].removeprefix("# ").replace("`", "")
         assert f"[{title}]({stem}.html)" in index
 
 
