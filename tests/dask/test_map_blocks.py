@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,20 +25,11 @@ from arraybridge import (
     convert_memory,
 )
 from arraybridge.dask import BlockError, from_dask, map_blocks, map_overlap, to_dask
-from arraybridge.dask import blocks as blocks_of
 from tests.dask import functions
 from tests.dask.functions import FRAMEWORKS, IMAGE, check_equal, computed, numbers
 from tests.helpers import require
 
 # -- with a margin -----------------------------------------------------------------------------------
-
-
-def test_filter_by_hand() -> None:
-    require("torch")
-    x = to_dask(np.array([[1, 2], [3, 4]]), chunks=1)
-    # Reflected: 1 1 2 2 / 1 1 2 2 / 3 3 4 4 / 3 3 4 4.
-    found = map_overlap(functions.sum_of_nine, x, depth=1, boundary="reflect")
-    check_equal(computed(found), np.array([[16 + 1 * 2, 21], [24, 27]]))
 
 
 @pytest.mark.parametrize("depth", [(2, 1), {0: 2, 1: 1}])
@@ -57,47 +47,6 @@ def test_depth_and_boundary_for_each_axis(depth: Any) -> None:
     found = computed(map_overlap(opposite, to_dask(whole, (4, 3)), depth=depth, boundary=boundary))
     check_equal(found, np.roll(np.pad(whole, ((0, 0), (0, 1)), constant_values=-1), (2, -1), (0, 1))[:, :6])
     assert shapes == [(4 + 2 * 2, 3 + 2 * 1)] * 4
-
-
-def test_depth_on_one_side() -> None:
-    @arraybridge.numpy
-    def differences(x: Any) -> Any:
-        return np.diff(x, prepend=0)
-
-    x = to_dask(np.array([1, 4, 9, 16, 25]), chunks=2)
-    found = map_overlap(differences, x, depth={0: (1, 0)}, boundary="none")
-    check_equal(computed(found), np.array([1, 3, 5, 7, 9]))
-
-
-def test_chunks_smaller_than_the_margin() -> None:
-    """Dask merges them; where it may not, it says so."""
-
-    @arraybridge.numpy
-    def three_before(x: Any) -> Any:
-        return np.roll(x, 3)
-
-    whole = np.arange(10)
-    x = to_dask(whole, chunks=2)
-    found = map_overlap(three_before, x, depth=3, boundary="periodic")
-    check_equal(computed(found), np.roll(whole, 3))
-    with pytest.raises(ValueError, match="allow_rechunk=True"):
-        map_overlap(three_before, x, depth=3, boundary="periodic", allow_rechunk=False)
-
-
-def test_margins_of_several_arrays() -> None:
-    @arraybridge.numpy
-    def neighbour_and_other(x: Any, y: Any) -> Any:
-        return np.roll(x, -1) + y
-
-    x, y = np.array([1, 2, 3, 4]), np.array([10, 20, 30, 40])
-    found = map_overlap(neighbour_and_other, to_dask(x, 2), to_dask(y, 2), depth=1, boundary="periodic")
-    check_equal(computed(found), np.array([12, 23, 34, 41]))
-
-
-def test_margins_are_kept_where_asked() -> None:
-    x = to_dask(np.array([1, 2, 3, 4]), chunks=2)
-    kept = map_overlap(lambda b: b, x, depth=1, boundary="reflect", trim=False)
-    check_equal(kept.compute(scheduler="synchronous"), np.array([1, 1, 2, 3, 2, 3, 4, 4]))
 
 
 # -- the function waits ------------------------------------------------------------------------------
@@ -152,41 +101,6 @@ def test_dtypes() -> None:
         check_equal(computed(array), expected)
 
 
-def test_dtypes_of_the_decorator() -> None:
-    require("torch")
-    x = to_dask(np.array([0, 1, 2, 3], np.int16), chunks=2)
-
-    def halved(conversion: DtypeConversion) -> Any:
-        return arraybridge.torch(dtype_conversion=conversion)(lambda b: b.double() / 2)
-
-    fixed = map_blocks(halved(DtypeConversion.FLOAT32), x)
-    assert fixed.dtype == np.float32
-    check_equal(computed(fixed), np.array([0, 0.5, 1, 1.5], np.float32))
-    # Floating → integer fills the range of the dtype, block by block.
-    kept = map_blocks(halved(DtypeConversion.PRESERVE_INPUT), x)
-    assert kept.dtype == np.int16
-    check_equal(computed(kept), np.array([-32768, 32767] * 2, np.int16))
-    stretched = map_blocks(halved(DtypeConversion.UINT8), x)
-    assert stretched.dtype == np.uint8
-    check_equal(computed(stretched), np.array([0, 255] * 2, np.uint8))
-    overlapping = map_overlap(halved(DtypeConversion.FLOAT32), x, depth=1, boundary="reflect")
-    check_equal(computed(overlapping), np.array([0, 0.5, 1, 1.5], np.float32))
-
-
-def test_the_decorators_dtype_is_seen_through_a_partial() -> None:
-    require("torch")
-    fn = arraybridge.torch(dtype_conversion=DtypeConversion.FLOAT32)(lambda b, k: b * k)
-    array = map_blocks(functools.partial(fn, k=3), numbers())
-    assert array.dtype == np.float32
-    check_equal(computed(array), (np.arange(12.0).reshape(3, 4) * 3).astype(np.float32))
-
-
-def test_several_arrays_of_other_numbers_of_blocks() -> None:
-    x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((2, 1, 1),))
-    with pytest.raises(ValueError, match="chunks"):
-        map_blocks(lambda a, b: a + b.mean(), x, y).compute(scheduler="synchronous")
-
-
 @pytest.mark.parametrize("decorated", [False, True])
 def test_blocks_without_axes(decorated: bool) -> None:
     """NumPy makes scalars of them."""
@@ -196,10 +110,20 @@ def test_blocks_without_axes(decorated: bool) -> None:
     check_equal(np.asarray(computed(found)), np.array(6.0))
 
 
-def test_a_sum_of_numpy_is_a_block_without_axes() -> None:
-    x = numbers().rechunk((3, 4))
-    found = map_blocks(arraybridge.numpy(lambda b: b.sum()), x, drop_axis=(0, 1))
-    check_equal(np.asarray(computed(found)), np.array(66.0))
+def test_dtypes_of_the_decorator() -> None:
+    require("torch")
+    x = to_dask(np.array([0, 1, 2, 3], np.int16), chunks=2)
+    # Floating → integer fills the range of the dtype, block by block.
+    for conversion, values, dtype in (
+        (DtypeConversion.FLOAT32, [0, 0.5, 1, 1.5], np.float32),
+        (DtypeConversion.PRESERVE_INPUT, [-32768, 32767] * 2, np.int16),
+        (DtypeConversion.UINT8, [0, 255] * 2, np.uint8),
+    ):
+        halved = arraybridge.torch(dtype_conversion=conversion)(lambda b: b.double() / 2)
+        for fn in (halved, functools.partial(halved)):
+            array = map_blocks(fn, x)
+            assert array.dtype == dtype
+            check_equal(computed(array), np.array(values, dtype))
 
 
 def test_byte_order_is_no_other_dtype() -> None:
@@ -212,25 +136,49 @@ def test_byte_order_is_no_other_dtype() -> None:
 
 
 def test_names() -> None:
-    """Of the graph: the function's unless told, the same for the same call, and another for another one."""
+    """Of the graph: the function's by default, the same for the same call, and another for another one."""
     require("torch")
     x = numbers()
     plain = map_blocks(functions.twice, x)
     assert plain.name.startswith("twice-")
-    assert plain.name == map_blocks(functions.twice, x).name
-    others = [
-        map_blocks(functions.one_row, x),
-        map_blocks(functions.twice, x, dtype="float32"),
-        map_blocks(functions.twice, x + 1),
-        map_overlap(functions.twice, x, depth=1, boundary="reflect"),
-    ]
-    assert len({plain.name, *(other.name for other in others)}) == 5
-    assert map_blocks(functions.twice, x, name="mine").name == "mine"
-    assert map_blocks(functions.twice, x, token="mine").name.startswith("mine-")  # noqa: S106
+    assert plain.name == map_blocks(functions.twice, x).name != map_blocks(functions.twice, x + 1).name
     assert map_blocks(functions.one_row, x, name="mine", chunks=((1, 1), (2, 2))).name == "mine"
+    assert map_blocks(functions.twice, x, token="mine").name.startswith("mine-")  # noqa: S106
+    whole = np.arange(6.0)
+    assert to_dask(whole, 3).name == to_dask(convert_memory(whole, "torch"), 3).name
+    assert to_dask(whole, 3).name not in (to_dask(whole, 6).name, to_dask(whole + 1, 3).name)
+    assert to_dask(whole, 3, name="mine").name == "mine"
 
 
 # -- bad input ---------------------------------------------------------------------------------------
+
+
+async def coroutine(b: Any) -> Any:
+    return b
+
+
+def generator(b: Any) -> Iterator[Any]:
+    yield b
+
+
+@pytest.mark.parametrize("function", [map_blocks, functools.partial(map_overlap, depth=1)])
+def test_what_is_no_function_or_no_dask_array(function: Any) -> None:
+    require("torch")
+    with pytest.raises(TypeError, match=r"a Dask array second.*ndarray.*to_dask\(x, chunks\)"):
+        function(functions.twice, np.zeros(3))
+    with pytest.raises(TypeError, match=r"a Dask array second.*list$"):
+        function(functions.twice, [1, 2])
+    with pytest.raises(TypeError, match=r"\(\) takes a function first, and .* cannot be called"):
+        function("twice", numbers())
+    for fn in (coroutine, generator):
+        decorated = [arraybridge.torch(fn)] if fn is coroutine else []  # generators cannot be decorated
+        for culprit in (fn, functools.partial(fn), *decorated):
+            with pytest.raises(TypeError, match=f"{fn.__name__} is a coroutine or generator"):
+                function(culprit, numbers())
+    with pytest.raises(UnknownArrayError, match="list is no array"):
+        function(functions.twice, numbers(), meta=[1])
+    with pytest.raises(TypeError, match="chunks of a Dask array are of numpy or cupy"):
+        function(functions.twice, numbers(), meta=convert_memory(np.empty(0), "torch"))
 
 
 def test_a_filter_keeps_its_shape() -> None:
@@ -267,53 +215,6 @@ def test_arrays_of_objects(function: Any) -> None:
     assert found.tolist() == [1, None, "x"]
 
 
-def test_an_array_of_objects_is_seen_through_a_partial() -> None:
-    require("torch")
-    x = da.from_array(np.array([1, None, "x"], object), chunks=2)
-    with pytest.raises(DtypeNotSupportedError, match="astype"):
-        map_blocks(functools.partial(functions.twice), x)
-
-
-def test_what_is_no_dask_array() -> None:
-    require("torch")
-    for function in (map_blocks, functools.partial(map_overlap, depth=1)):
-        with pytest.raises(TypeError, match=r"a Dask array second.*ndarray.*to_dask\(x, chunks\)"):
-            function(functions.twice, np.zeros(3))
-        for other in ([1, 2], None, 3.0, dask.delayed(np.zeros(3))):
-            with pytest.raises(TypeError, match=f"a Dask array second.*{type(other).__name__}$"):
-                function(functions.twice, other)
-
-
-async def coroutine(b: Any) -> Any:
-    return b
-
-
-def generator(b: Any) -> Iterator[Any]:
-    yield b
-
-
-async def asynchronous_generator(b: Any) -> Any:
-    yield b
-
-
-def test_what_is_no_plain_function() -> None:
-    require("torch")
-    for function in (map_blocks, functools.partial(map_overlap, depth=1)):
-        for thing in (3, "twice", None, np.zeros(3)):
-            with pytest.raises(TypeError, match=r"\(\) takes a function first, and .* cannot be called"):
-                function(thing, numbers())
-        for thing in (coroutine, generator, asynchronous_generator):
-            decorated = [arraybridge.torch(thing)] if thing is coroutine else []  # others cannot be decorated
-            for fn in (thing, functools.partial(thing), *decorated):
-                with pytest.raises(TypeError, match=f"{thing.__name__} is a coroutine or generator"):
-                    function(fn, numbers())
-
-
-def test_a_meta_that_is_no_array() -> None:
-    with pytest.raises(UnknownArrayError, match="list is no array"):
-        map_blocks(functions.twice, numbers(), meta=[1])
-
-
 # -- in and out --------------------------------------------------------------------------------------
 
 
@@ -333,15 +234,23 @@ def test_there_and_back(name: str) -> None:
     check_equal(other, IMAGE.astype("float64") + 1)
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
-@pytest.mark.parametrize("shape", [(), (0, 4), (1,)])
-def test_there_and_back_without_axes_or_elements(name: str, shape: tuple[int, ...]) -> None:
-    require(name)
-    values = np.full(shape, 2.5, np.float32)
-    array = to_dask(convert_memory(values, name))
-    assert array.shape == shape
-    with dask.config.set(scheduler="synchronous"):
-        check_equal(convert_memory(from_dask(array, name), "numpy"), values)
+def test_without_axes_or_elements() -> None:
+    """What Dask computes of an array without axes is a scalar of NumPy, and no array."""
+    require("torch")
+    for shape in ((), (0, 4), (1,)):
+        values = np.full(shape, 2.5, np.float32)
+        with dask.config.set(scheduler="synchronous"):
+            back = from_dask(to_dask(convert_memory(values, "torch")), "torch")
+        assert arraybridge.detect_memory_type(back) == "torch"
+        check_equal(convert_memory(back, "numpy"), values)
+
+
+def test_later_writes_change_nothing() -> None:
+    for chunks in (3, 6):
+        x = np.arange(6.0)
+        array = to_dask(x, chunks)
+        x[:] = -1
+        check_equal(computed(array), np.arange(6.0))
 
 
 def test_there_and_back_in_bfloat16() -> None:
@@ -353,31 +262,6 @@ def test_there_and_back_in_bfloat16() -> None:
     with dask.config.set(scheduler="synchronous"):
         assert torch.equal(from_dask(array, "torch"), x)
         assert torch.equal(from_dask(map_blocks(functions.twice, array), "torch"), x * 2)
-
-
-@pytest.mark.parametrize("chunks", [3, 6])
-def test_later_writes_change_nothing(chunks: int) -> None:
-    torch = require("torch")
-    for x in (np.arange(6.0), torch.arange(6.0, dtype=torch.float64)):
-        array = to_dask(x, chunks)
-        x[:] = -1
-        check_equal(computed(array), np.arange(6.0))
-
-
-def test_names_of_arrays() -> None:
-    torch = require("torch")
-    x = np.arange(6.0)
-    assert to_dask(x, 3).name == to_dask(torch.arange(6.0, dtype=torch.float64), 3).name
-    assert to_dask(x, 3).name != to_dask(x + 1, 3).name
-    assert to_dask(x, 3, name="mine").name == "mine"
-
-
-def test_a_result_without_axes_leaves() -> None:
-    """What Dask computes of it is a scalar of NumPy, and no array."""
-    require("torch")
-    with dask.config.set(scheduler="synchronous"):
-        total = from_dask(numbers().sum(), "torch")
-    assert (total.ndim, total.item(), str(total.dtype)) == (0, 66, "torch.float64")
 
 
 def test_what_cannot_enter() -> None:
@@ -407,22 +291,7 @@ def test_what_cannot_leave() -> None:
         from_dask(numbers(), "torch", 99)
 
 
-def test_chunks_are_of_numpy_or_cupy() -> None:
-    torch = require("torch")
-    with pytest.raises(TypeError, match="chunks of a Dask array are of numpy or cupy"):
-        map_blocks(functions.twice, numbers(), meta=torch.empty(0))
-
-
 # -- what belongs together ---------------------------------------------------------------------------
-
-
-def test_one_array_cut_in_two_ways_is_two_arrays() -> None:
-    x = np.arange(4.0)
-    halves, whole = to_dask(x, 2), to_dask(x, 4)
-    assert halves.name != whole.name
-    check_equal(
-        computed(map_blocks(lambda a, b: a + b[: a.size], halves, whole)), np.array([0.0, 2.0, 2.0, 4.0])
-    )
 
 
 def test_an_array_of_one_chunk_is_handed_over_whole() -> None:
@@ -477,15 +346,3 @@ def test_a_function_that_cannot_travel_runs_on_threads() -> None:
             return block + 1
 
     check_equal(computed(map_blocks(guarded, numbers())), np.arange(12.0).reshape(3, 4) + 1)
-
-
-def test_functions_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker keeps what it has opened, but not for ever."""
-    monkeypatch.setattr(blocks_of, "_MAX_BYTES", 100_000)
-    monkeypatch.setattr(blocks_of, "_functions", {})
-    for number in range(5):
-        held = np.full(5_000, float(number))  # 40 kB
-        block, _ = blocks_of._declared("map_blocks", lambda b, h=held: b + h[0], (numbers(),), None, None)
-        again = pickle.loads(pickle.dumps(block))
-        check_equal(again(np.zeros(2)), np.full(2, float(number)))
-    assert len(blocks_of._functions) == 2
