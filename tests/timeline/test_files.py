@@ -140,15 +140,6 @@ def test_counters(tmp_path: Path) -> None:
     assert min(memory) > 1 << 20
 
 
-def test_the_moments_of_a_recovery(tmp_path: Path) -> None:
-    require("torch")
-    events = read(a_run(), tmp_path)
-    moments = [e for e in events if e["ph"] == "i"]
-    assert [e["name"] for e in moments] == ["retry", "split"]
-    assert all("test_files.py" in e["args"]["where"] for e in moments)
-    assert "ran out of memory" in moments[0]["args"]["reason"]
-
-
 def test_tasks_of_one_thread_get_tracks_beside_one_another(tmp_path: Path) -> None:
     """Two that overlap, by hand."""
     from arraybridge.timeline.save import document

@@ -45,6 +45,10 @@ def unaligned() -> np.ndarray[Any, Any]:
     return arraybridge.aligned((512 * 512 + 1,), "float32")[1:]
 
 
+def doubles() -> np.ndarray[Any, Any]:
+    return aligned("float64")
+
+
 def heard(call: Callable[[], Any]) -> list[Event]:
     """The foreign events of a call."""
     with trace(foreign=True) as log:
@@ -52,145 +56,54 @@ def heard(call: Callable[[], Any]) -> list[Event]:
     return [event for event in log.events if event.kind == "foreign"]
 
 
-NP_ASARRAY = lambda x: np.asarray(x)  # noqa: E731  # its line is that of the call
+def of_torch() -> Any:
+    return torch.ones(512, 512)
 
-# The call by name, its argument, the call, frameworks, bytes copied, part of the reason and of the advice.
-ROWS: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str, int, str, str]] = [
-    ("torch.from_numpy", aligned, lambda x: torch.from_numpy(x), "numpy-torch", 0, "same memory", ""),
-    ("torch.as_tensor", aligned, lambda x: torch.as_tensor(x), "numpy-torch", 0, "same memory", ""),
-    ("torch.asarray", aligned, lambda x: torch.asarray(x), "numpy-torch", 0, "same memory", ""),
+
+def of_jax() -> Any:
+    return jnp.ones((512, 512))
+
+
+def of_tensorflow() -> Any:
+    return tf.ones((512, 512))
+
+
+# The call by name, its argument, the call, and the frameworks.
+SHARED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str]] = [
+    ("torch.from_numpy", aligned, lambda x: torch.from_numpy(x), "numpy-torch"),
+    ("torch.as_tensor", aligned, lambda x: torch.as_tensor(x), "numpy-torch"),
+    ("torch.asarray", aligned, lambda x: torch.asarray(x), "numpy-torch"),
+    ("torch.from_dlpack", aligned, lambda x: torch.from_dlpack(x), "numpy-torch"),
+    ("torch.utils.dlpack.from_dlpack", of_jax, lambda x: torch.utils.dlpack.from_dlpack(x), "jax-torch"),
+    ("Tensor.numpy", of_torch, lambda x: x.numpy(), "torch-numpy"),
+    ("np.asarray", of_torch, lambda x: np.asarray(x), "torch-numpy"),
+    ("np.asarray", of_jax, lambda x: np.asarray(x), "jax-numpy"),
+    ("np.asarray", of_tensorflow, lambda x: np.asarray(x), "tensorflow-numpy"),
+    ("np.from_dlpack", of_torch, lambda x: np.from_dlpack(x), "torch-numpy"),
+    ("jnp.from_dlpack", of_torch, lambda x: jnp.from_dlpack(x), "torch-jax"),
+    ("jax.dlpack.from_dlpack", of_torch, lambda x: jax.dlpack.from_dlpack(x), "torch-jax"),
+]
+COPY = "could be shared"
+# Besides, a part of the reason, and of the advice.
+COPIED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str, str, str]] = [
+    ("torch.tensor", aligned, lambda x: torch.tensor(x), "numpy-torch", COPY, "torch.from_numpy(x)"),
+    ("Tensor.to", of_torch, lambda x: x.to(torch.int32), "torch-torch", "a cast to int32", "in that dtype"),
+    ("np.array", of_jax, lambda x: np.array(x), "jax-numpy", COPY, "np.asarray(x)"),
+    ("jnp.asarray", aligned, lambda x: jnp.asarray(x), "numpy-jax", COPY, "arraybridge.to_jax(x) shares it"),
+    ("jnp.asarray", unaligned, lambda x: jnp.asarray(x), "numpy-jax", "not aligned to 64", "aligned(shape"),
+    ("jnp.array", doubles, lambda x: jnp.array(x), "numpy-jax", "narrowed from float64", "keeps all bits"),
+    ("jax.device_put", unaligned, lambda x: jax.device_put(x), "numpy-jax", "not aligned", "aligned(shape"),
+    ("tf.constant", aligned, lambda x: tf.constant(x), "numpy-tensorflow", COPY, "to_tensorflow(x)"),
     (
-        "torch.tensor",
-        aligned,
-        lambda x: torch.tensor(x),
-        "numpy-torch",
-        MIB,
-        "could be shared",
-        "torch.from_numpy(x)",
-    ),
-    ("torch.from_dlpack", aligned, lambda x: torch.from_dlpack(x), "numpy-torch", 0, "same memory", ""),
-    (
-        "torch.utils.dlpack.from_dlpack",
-        lambda: jnp.ones((512, 512)),
-        lambda x: torch.utils.dlpack.from_dlpack(x),
-        "jax-torch",
-        0,
-        "same memory",
-        "",
-    ),
-    ("Tensor.numpy", lambda: torch.ones(512, 512), lambda x: x.numpy(), "torch-numpy", 0, "same memory", ""),
-    (
-        "Tensor.to",
-        lambda: torch.ones(512, 512),
-        lambda x: x.to(torch.float64),
-        "torch-torch",
-        2 * MIB,
-        "a cast to float64",
-        "make the array in that dtype",
-    ),
-    ("np.asarray", lambda: torch.ones(512, 512), NP_ASARRAY, "torch-numpy", 0, "same memory", ""),
-    ("np.asarray", lambda: jnp.ones((512, 512)), NP_ASARRAY, "jax-numpy", 0, "same memory", ""),
-    (
-        "np.array",
-        lambda: jnp.ones((512, 512)),
-        lambda x: np.array(x),
-        "jax-numpy",
-        MIB,
-        "could be shared",
-        "np.asarray(x)",
-    ),
-    ("np.asarray", lambda: tf.ones((512, 512)), NP_ASARRAY, "tensorflow-numpy", 0, "same memory", ""),
-    (
-        "np.from_dlpack",
-        lambda: torch.ones(512, 512),
-        lambda x: np.from_dlpack(x),
-        "torch-numpy",
-        0,
-        "same memory",
-        "",
+        *("tf.convert_to_tensor", aligned, lambda x: tf.convert_to_tensor(x)),
+        *("numpy-tensorflow", COPY, "to_tensorflow(x)"),
     ),
     (
-        "jnp.asarray",
-        aligned,
-        lambda x: jnp.asarray(x),
-        "numpy-jax",
-        MIB,
-        "could be shared",
-        "arraybridge.to_jax(x) shares it",
-    ),
-    (
-        "jnp.asarray",
-        unaligned,
-        lambda x: jnp.asarray(x),
-        "numpy-jax",
-        MIB,
-        "not aligned to 64",
-        "aligned(shape, dtype)",
-    ),
-    (
-        "jnp.array",
-        lambda: aligned("float64"),
-        lambda x: jnp.array(x),
-        "numpy-jax",
-        MIB,
-        "narrowed from float64 to float32",
-        "keeps all bits",
-    ),
-    (
-        "jnp.from_dlpack",
-        lambda: torch.ones(512, 512),
-        lambda x: jnp.from_dlpack(x),
-        "torch-jax",
-        0,
-        "same memory",
-        "",
-    ),
-    (
-        "jax.dlpack.from_dlpack",
-        lambda: torch.ones(512, 512),
-        lambda x: jax.dlpack.from_dlpack(x),
-        "torch-jax",
-        0,
-        "same memory",
-        "",
-    ),
-    (
-        "jax.device_put",
-        unaligned,
-        lambda x: jax.device_put(x),
-        "numpy-jax",
-        MIB,
-        "not aligned",
-        "aligned(shape, dtype)",
-    ),
-    (
-        "tf.constant",
-        aligned,
-        lambda x: tf.constant(x),
-        "numpy-tensorflow",
-        MIB,
-        "could be shared",
-        "to_tensorflow(x)",
-    ),
-    (
-        "tf.convert_to_tensor",
-        aligned,
-        lambda x: tf.convert_to_tensor(x),
-        "numpy-tensorflow",
-        MIB,
-        "could be shared",
-        "to_tensorflow(x)",
-    ),
-    (
-        "tf.Tensor.numpy",
-        lambda: tf.ones((512, 512)),
-        lambda x: x.numpy(),
-        "tensorflow-numpy",
-        MIB,
-        "could be shared",
-        "np.asarray(memoryview(x))",
+        *("tf.Tensor.numpy", of_tensorflow, lambda x: x.numpy()),
+        *("tensorflow-numpy", COPY, "np.asarray(memoryview(x))"),
     ),
 ]
+ROWS = [(*row, 0, "same memory", "") for row in SHARED] + [(*row[:4], MIB, *row[4:]) for row in COPIED]
 
 
 @pytest.mark.parametrize(
@@ -287,21 +200,12 @@ def test_a_decorated_function_is_told_from_the_calls_in_it() -> None:
 
 def every_call() -> dict[str, Any]:
     """The functions as programs find them."""
+    holders = {
+        torch: "from_numpy tensor as_tensor", torch.Tensor: "numpy to cpu", np: "asarray array from_dlpack",
+        jnp: "asarray array", jax: "device_put", tf: "constant convert_to_tensor",
+    }  # fmt: skip
     return {
-        "torch.from_numpy": torch.from_numpy,
-        "torch.tensor": torch.tensor,
-        "torch.as_tensor": torch.as_tensor,
-        "Tensor.numpy": torch.Tensor.numpy,
-        "Tensor.to": torch.Tensor.to,
-        "Tensor.cpu": torch.Tensor.cpu,
-        "np.asarray": np.asarray,
-        "np.array": np.array,
-        "np.from_dlpack": np.from_dlpack,
-        "jnp.asarray": jnp.asarray,
-        "jnp.array": jnp.array,
-        "jax.device_put": jax.device_put,
-        "tf.constant": tf.constant,
-        "tf.convert_to_tensor": tf.convert_to_tensor,
+        f"{holder.__name__}.{n}": getattr(holder, n) for holder in holders for n in holders[holder].split()
     }
 
 
@@ -326,7 +230,7 @@ def test_traces_that_end_in_another_order() -> None:
     second.__exit__(None, None, None)
     assert len(log_2.events) == 1
     assert not log_1.events
-    assert every_call()["np.asarray"] is np.asarray
+    assert every_call()["numpy.asarray"] is np.asarray
 
 
 def test_the_wrapped_are_what_they_stand_for() -> None:
@@ -339,35 +243,20 @@ def test_the_wrapped_are_what_they_stand_for() -> None:
             assert {original: 1}[call] == 1, name
             assert call.__name__ == original.__name__, name
             assert call.__doc__ == original.__doc__, name
-        assert inspect.signature(jnp.asarray) == inspect.signature(originals["jnp.asarray"])
-        assert pickle.loads(pickle.dumps(np.asarray)) == originals["np.asarray"]
+        assert inspect.signature(jnp.asarray) == inspect.signature(originals["jax.numpy.asarray"])
+        assert pickle.loads(pickle.dumps(np.asarray)) == originals["numpy.asarray"]
         assert copy.copy(torch.tensor) == originals["torch.tensor"]
         kept = np.asarray
     assert kept([1, 2]).tolist() == [1, 2], "one that was kept goes on working"
 
 
+# fmt: off
 ARGUMENTS: list[Any] = [
-    np.arange(6.0).reshape(2, 3),
-    np.arange(6)[::-1],
-    np.array(2.5),
-    np.zeros((0, 3)),
-    np.ones(3, ">f4"),
-    np.ma.masked_array([1.0, 2.0], [True, False]),
-    np.array(["a"]),
-    np.array([None]),
-    np.float32(3),
-    [1, 2],
-    (1.5,),
-    3,
-    True,
-    None,
-    "word",
-    b"bytes",
-    {"a": 1},
-    range(3),
-    object(),
-    slice(2),
+    np.arange(6.0).reshape(2, 3), np.arange(6)[::-1], np.array(2.5), np.zeros((0, 3)), np.ones(3, ">f4"),
+    np.ma.masked_array([1.0, 2.0], [True, False]), np.array(["a"]), np.array([None]), np.float32(3),
+    [1, 2], (1.5,), 3, True, None, "word", b"bytes", {"a": 1}, range(3), object(), slice(2),
 ]
+# fmt: on
 CALLS: dict[str, list[Callable[..., Any]]] = {
     "torch": [
         lambda x, **k: torch.from_numpy(x, **k),
