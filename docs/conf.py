@@ -102,7 +102,7 @@ sphinx_gallery_conf = {
 
 def _names_left(page: str) -> str:
     """A directive for each public name that the page does not have yet, so that none is missing."""
-    there = set(re.findall(r"(?:auto\w+|py:data):: ([\w.]+)", page))
+    there = set(re.findall(r"(?:auto\w+|py:\w+):: ([\w.]+)", page))
     lines = []
     for name in arraybridge.__all__:
         if name in there:
