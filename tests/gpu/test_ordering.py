@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import Pipeline, device_map
+from arraybridge import Pipeline, device_map, prefetch
 from arraybridge.frameworks import loans
 from arraybridge.frameworks.base import CPU
 from arraybridge.types import Device
@@ -26,6 +26,7 @@ from tests.helpers import EMULATED, needs_kernels_of, require
 pytestmark = pytest.mark.gpu
 
 N = 1 << 12
+GPU = Device("gpu", 0)
 
 
 cupy: Any = None  # imported with the first test, and not where the tests are collected
@@ -163,6 +164,51 @@ def test_threads_with_streams_of_their_own() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(work, range(4)))
+
+
+def late_on_card(framework: str) -> Any:
+    """Threes of that framework, which wait in its current stream."""
+    return late(3) if framework == "cupy" else torch_late(3)
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_a_queue_waits_for_the_default_stream_by_its_handle(name: str) -> None:
+    """The usual case: nobody has chosen a stream, and the handle is 0."""
+    require(name)
+    queues = arraybridge.framework(name).streams
+    x = late_on_card(name)
+    assert queues.handle(GPU) == 0
+    with own_stream(name):
+        queues.wait_for(GPU, 0)
+        assert is_all(x, 3)
+
+
+@needs_two_cards
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_a_handle_and_a_mark_are_of_the_card_that_is_asked_for(name: str) -> None:
+    require(name)
+    queues = arraybridge.framework(name).streams
+    other = Device("gpu", 1)
+    with own_stream(name), arraybridge.framework(name).selected(other), own_stream(name, 1) as there:
+        expected = there.ptr if name == "cupy" else there.cuda_stream
+        x = late(3) if name == "cupy" else torch_late(3, 1)
+        with arraybridge.framework(name).selected(GPU):
+            assert queues.handle(other) == expected != queues.handle(GPU)
+            mark = queues.mark(other)
+        assert mark is not None
+        with own_stream(name, 1):
+            mark.wait()
+            assert is_all(x, 3)
+
+
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_what_is_settled_is_there_for_every_stream(name: str) -> None:
+    require(name)
+    with own_stream(name):
+        x = late_on_card(name)
+        arraybridge.framework(name).settle(x)
+        with own_stream(name):
+            assert is_all(x, 3)
 
 
 # -- sources that go early --------------------------------------------------------------------------------
@@ -304,10 +350,10 @@ def test_a_result_is_read_before_its_functions_stream_uses_it_again(shape: str) 
 # -- memory that is lent to another framework ---------------------------------------------------------------
 
 
-def torch_late(value: float) -> Any:
+def torch_late(value: float, card: int = 0) -> Any:
     """As `late`, of torch; a copy from locked memory and a fill need no kernel of machine code."""
     torch = require("torch")
-    x = torch.empty(N, device="cuda:0")
+    x = torch.empty(N, device=f"cuda:{card}")
     x.copy_(torch.full((N,), float(value)).pin_memory(), non_blocking=True)
     return x
 
@@ -356,8 +402,9 @@ def test_what_was_lent_is_read_before_its_owner_uses_it_again(target: str, how: 
             # Where it is copied at once, the owner's memory may go to the copy.
             assert again or how == "copied"
             # The owner's queue first: what it writes now must come after what was read.
-            torch.cuda.current_stream(0).synchronize()
-            mine.synchronize()
+            queues = [mine, torch.cuda.current_stream(0)]
+            for queue in reversed(queues) if target == "cupy" else queues:
+                queue.synchronize()
             assert is_all(z, value)
 
 
@@ -480,15 +527,15 @@ def test_what_a_framework_without_queues_lends_is_kept_until_it_was_read(target:
 
 
 @contextmanager
-def own_stream(framework: str) -> Iterator[Any]:
-    """A new stream of the first card, the framework's current one inside."""
+def own_stream(framework: str, card: int = 0) -> Iterator[Any]:
+    """A new stream of the card, CuPy's current one, and the framework's current stream inside."""
     if framework == "cupy":
         with cupy.cuda.Stream(non_blocking=True) as stream:
             yield stream
     else:
         torch = require("torch")
-        with torch.cuda.stream(torch.cuda.Stream(0)):
-            yield torch.cuda.current_stream(0)
+        with torch.cuda.stream(torch.cuda.Stream(card)):
+            yield torch.cuda.current_stream(card)
 
 
 def test_what_another_thread_made_is_torchs_again_only_once_this_one_has_read_it() -> None:
@@ -506,6 +553,7 @@ def test_what_another_thread_made_is_torchs_again_only_once_this_one_has_read_it
         y = queues.take_over(x)
         z = y.clone()
         del x, y
+    torch.cuda.default_stream(0).synchronize()  # nobody reads it there
     with torch.cuda.stream(made):
         again = torch_overwrite(address)
         assert not (again and EMULATED in ("lazy", "guarded")), "nothing was read as yet"
@@ -625,7 +673,35 @@ def test_foreign_arrays_stay_on_the_card_where_they_are(target: str, protocol: t
     assert cupy.cuda.Device().id == 0
 
 
-# -- device_map and Pipeline ------------------------------------------------------------------------------
+# -- prefetch, device_map and Pipeline --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["prefetch", "Pipeline"])
+def test_what_a_thread_reads_is_kept_until_it_was_read(how: str) -> None:
+    """The source makes the item on a stream of its own, where its memory is used again at once."""
+    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
+    made = cupy.cuda.Stream(non_blocking=True)
+    addresses: list[int] = []
+
+    def items() -> Iterator[Any]:
+        with made:
+            x = late(3)
+        cupy.cuda.get_current_stream().wait_event(made.record())
+        addresses.append(int(x.data.ptr))
+        yield x
+
+    if how == "prefetch":
+        (y,) = prefetch(items(), "cupy", 0, dtype="float64")
+    else:
+        (y,) = Pipeline(lambda x: x.astype("float64")).map(items())
+    for thread in threading.enumerate():
+        if thread.name.startswith("arraybridge-"):
+            thread.join(60)
+    gc.collect()
+    with made:
+        assert overwrite(addresses[0]), "the memory was not given to the next array: this shows nothing"
+    made.synchronize()
+    assert is_all(y, 3)
 
 
 @pytest.mark.parametrize("per_device", [1, 4])
@@ -687,3 +763,17 @@ def test_a_pipeline_of_plain_functions_frees_nothing_early() -> None:
     for i, y in enumerate(Pipeline(double, shift, double).map(items)):
         assert is_all(y, 2 * (2 * i + 1)), i
         overwrite(0)
+
+
+def test_a_stage_that_enters_a_stream_is_back_on_its_own_behind_it() -> None:
+    other = cupy.cuda.Stream(non_blocking=True)
+
+    def stage(x: Any) -> Any:
+        y = late(1) + x
+        with other:
+            cupy.cuda.get_current_stream()
+        return y
+
+    side()
+    for i, y in enumerate(Pipeline(stage).map(late(i) for i in range(4))):
+        assert is_all(y, i + 1)
