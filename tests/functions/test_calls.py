@@ -109,6 +109,7 @@ def test_a_warm_call_gives_what_a_cold_one_gives(framework: str, options: str) -
 
 @pytest.mark.parametrize("options", ["plain", "strict", "recovery", "split", "device", "detach", "dtype"])
 def test_warm_calls_decide_nothing_and_enter_few_functions(options: str) -> None:
+    require("torch")
     importlib.import_module("torch._dynamo")  # any optimiser loads it
     fn = arraybridge.torch(**{"output_type": "numpy", **OPTIONS[options]})(lambda x: x)
     x = np.ones(4, np.float32)
