@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge.testing import sample
-from arraybridge.testing.samples import DTYPES, LAYOUTS
+from arraybridge.testing.promises import DTYPES, LAYOUTS
 from tests.helpers import require
 
 MODULES = {"mlx": "mlx.core"}

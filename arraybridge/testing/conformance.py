@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge import show
 from arraybridge.errors import MemoryConversionError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.show import Table
 from arraybridge.testing.promises import PROMISES, BrokenPromiseError, Case, Subject
 from arraybridge.types import FrameworkLike
 
 __all__ = ["FrameworkCheckError", "Report", "Verdict", "check_framework"]
-
-_HEAD = ("promise", "cases", "failed", "first failure")
 
 
 class FrameworkCheckError(AssertionError):
     """A framework breaks a promise; the message is the report."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What came out for one promise.
 
     Attributes:
@@ -46,7 +42,7 @@ class Verdict:
     repeat: str = ""
 
 
-class Report:
+class Report(Table):
     """What `check_framework` found; prints as a table, and is true where nothing failed.
 
     Attributes:
@@ -59,20 +55,20 @@ class Report:
         self.verdicts = verdicts
 
     @property
+    def broken(self) -> list[str]:
+        """Names of the promises that are not kept."""
+        return [verdict.promise for verdict in self.verdicts if verdict.failed]
+
+    @property
     def ok(self) -> bool:
         """Whether every promise is kept."""
         return not self.broken
-
-    @property
-    def broken(self) -> list[str]:
-        """Names of the promises that are not kept."""
-        return [one.promise for one in self.verdicts if one.failed]
 
     def __bool__(self) -> bool:
         return self.ok
 
     def __repr__(self) -> str:
-        return f"<Report on {self.framework!r}: {self._summary()}>"
+        return f"<Report on {self._summary()}>"
 
     def raise_if_broken(self) -> None:
         """Raise what is broken, for a test.
@@ -84,22 +80,17 @@ class Report:
             raise FrameworkCheckError(f"\n{self}")
 
     def _summary(self) -> str:
-        cases = sum(one.cases for one in self.verdicts)
-        kept = len(self.verdicts) - len(self.broken)
-        return f"{kept} of {len(self.verdicts)} promises kept, {cases} cases"
+        cases = sum(verdict.cases for verdict in self.verdicts)
+        passed = len(self.verdicts) - len(self.broken)
+        return f"{self.framework}: {passed} of {len(self.verdicts)} promises kept, {cases} cases"
 
-    def _rows(self) -> list[tuple[str, str, str, str]]:
-        return [
-            (one.promise, str(one.cases), str(one.failed), f"{one.first}\n{one.repeat}" if one.failed else "")
-            for one in self.verdicts
+    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]:
+        head = ("promise", "cases", "failed", "first failure")
+        rows = [
+            (v.promise, str(v.cases), str(v.failed), f"{v.first}\n{v.repeat}" if v.failed else "")
+            for v in self.verdicts
         ]
-
-    def __str__(self) -> str:
-        table = show.text_table(_HEAD, self._rows(), right=("cases", "failed"), rule=True)
-        return f"{table}\n{self.framework}: {self._summary()}"
-
-    def _repr_html_(self) -> str:
-        return show.html_table(_HEAD, self._rows(), caption=f"{self.framework}: {self._summary()}")
+        return head, rows, head[1:3], self._summary()
 
 
 def check_framework(
@@ -129,30 +120,24 @@ def check_framework(
     >>> check_framework("numpy", only="dtypes").ok
     True
     """
-    chosen = _promises(only)
+    names = list(PROMISES) if only is None else [only] if isinstance(only, str) else list(only)
+    for name in names:
+        if name not in PROMISES:
+            promises = ", ".join(PROMISES)
+            raise ValueError(f"{name!r} is no promise{nearest(name, PROMISES)}; they are {promises}")
     one = registry.framework(framework) if isinstance(framework, str) else framework
     before = registry.instances().get(one.name)
     if before is not one:
         registry.register(one)
     try:
         subject = Subject(one, make)
-        verdicts = [_judge(name, PROMISES[name](subject), PROMISES[name].__doc__ or "") for name in chosen]
+        verdicts = [_judge(name, PROMISES[name](subject), PROMISES[name].__doc__ or "") for name in names]
     finally:
         if before is None:
             registry.unregister(one.name)
         elif before is not one:
             registry.register(before)
     return Report(one.name, verdicts)
-
-
-def _promises(only: str | Iterable[str] | None) -> list[str]:
-    chosen = list(PROMISES) if only is None else [only] if isinstance(only, str) else list(only)
-    for name in chosen:
-        if name not in PROMISES:
-            raise ValueError(
-                f"{name!r} is no promise{nearest(name, PROMISES)}; they are {', '.join(PROMISES)}"
-            )
-    return chosen
 
 
 def _judge(name: str, cases: Iterator[Case], about: str) -> Verdict:
