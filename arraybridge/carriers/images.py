@@ -83,7 +83,7 @@ class Pillow(Carrier):
     def rebuild(self, x: Any, array: Any) -> Any:
         pillow = sys.modules["PIL.Image"]
         pixel = np.asarray(pillow.new(x.mode, (1, 1)))
-        if array.dtype != pixel.dtype:
+        if array.dtype.newbyteorder("=") != pixel.dtype.newbyteorder("="):  # mode I;16B is big-endian
             try:
                 like = pillow.fromarray(array)
             except (TypeError, ValueError):  # no mode of this dtype
@@ -91,6 +91,6 @@ class Pillow(Carrier):
         elif x.mode == "1":
             like = pillow.fromarray(array)
         else:  # by the mode of the picture: CMYK looks like RGBA
-            like = pillow.frombytes(x.mode, x.size, np.ascontiguousarray(array).tobytes())
+            like = pillow.frombytes(x.mode, x.size, array.astype(pixel.dtype, copy=False).tobytes())
         like.info = x.info.copy()
         return like

@@ -272,7 +272,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
         a NumPy array, C-contiguous and aligned for every framework.
 
     Raises:
-        ArrayNotSupportedError: it would hold Python objects.
+        ArrayNotSupportedError: it would hold Python objects, or it is masked.
         OSError: the system has no room for it; a note says what to do.
         as `convert_memory`: ``x`` is no array.
 
@@ -286,6 +286,8 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     """
     has_values = not isinstance(x, (tuple, list, int, np.integer))
     source = convert_memory(x, "numpy", dtype=dtype) if has_values else np.empty(0, dtype)
+    if isinstance(source, np.ma.MaskedArray):
+        raise ArrayNotSupportedError("shared memory has no place for a mask; pass x.filled(value)")
     if source.dtype.hasobject:
         raise ArrayNotSupportedError("objects of Python cannot lie in memory that processes share")
     shape = source.shape if has_values else tuple(np.atleast_1d(x).tolist())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, update_wrapper
 from inspect import currentframe
 from threading import RLock, current_thread, get_ident, local
@@ -116,6 +117,9 @@ _patches: list[tuple[str, Any, str, _Call, bool]] = []
 # Types of which no framework is the owner.
 _no_arrays: set[type] = set()
 _is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
+# A private name of torch, though its guide to subclasses shows one like it: nothing public looks at a tensor
+# unseen by `__torch_function__` of its class and by function modes, which belong to the program.
+_unseen: Callable[[], AbstractContextManager[Any]] = nullcontext
 _compiles = False
 #: The logs that hear of foreign calls in this thread.
 _listening: Callable[[], Sequence[Any]] = tuple
@@ -158,7 +162,9 @@ class _Call:
         pairs = (
             list(zip(leaves_of(x), leaves_of(result), strict=False)) if self._takes_trees else [(x, result)]
         )
-        conversions = [c for pair in pairs if (c := _conversion(self._name, caller.partition(".")[0], *pair))]
+        package = caller.partition(".")[0]
+        with _unseen():
+            conversions = [c for pair in pairs if (c := _conversion(self._name, package, *pair))]
         thread = current_thread()
         for conversion in conversions:
             # The leaves of a tree share the time of their call.
@@ -315,7 +321,7 @@ def _detach(package: str) -> None:
 
 
 def _attach(package: str) -> None:
-    global _is_compiling
+    global _is_compiling, _unseen
     if package == "numpy" and _compiles:
         return
     for path in _CALLS[package].split():
@@ -331,7 +337,9 @@ def _attach(package: str) -> None:
             setattr(holder, name, call)
             _patches.append((package, holder, name, call, own))
     if package == "torch":
-        _is_compiling = sys.modules["torch"].compiler.is_compiling
+        torch = sys.modules["torch"]
+        _is_compiling = torch.compiler.is_compiling
+        _unseen = getattr(getattr(torch, "_C", None), "DisableTorchFunction", nullcontext)
 
 
 def _holders(owner: Any, name: str) -> Iterator[Any]:

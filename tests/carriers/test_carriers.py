@@ -288,6 +288,12 @@ def test_pictures_come_back_in_their_mode(mode: str) -> None:
     assert result.tobytes() == x.tobytes()
 
 
+def test_a_big_endian_picture_keeps_its_mode() -> None:
+    x = pillow.frombytes("I;16B", (2, 1), bytes([1, 2, 3, 4]))
+    result = ab.torch(output_type="input")(lambda tensor: tensor.clone())(x)
+    assert (result.mode, result.tobytes()) == ("I;16B", bytes([1, 2, 3, 4]))
+
+
 def test_files_and_buffers_come_back_as_numpy(tmp_path: Path) -> None:
     for x in (zarr_array(), dataset(tmp_path), memoryview(VALUES)):
         assert equal(doubled(x), VALUES * 2)

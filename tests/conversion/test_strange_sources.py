@@ -424,3 +424,10 @@ def test_scalars_of_numpy_are_arrays_without_axes(target: str, scalar: np.generi
         assert not explain(scalar, target).shares_memory
         with pytest.raises(CopyRequiredError):
             convert_memory(scalar, target, copy=False)
+
+
+def test_the_copy_of_a_variable_is_no_part_of_it() -> None:
+    require("torch")
+    variable = require("tensorflow").Variable([1.0, 2.0])
+    arraybridge.to_torch(convert_memory(variable, "tensorflow", copy=True))[0] = 9
+    assert variable.numpy().tolist() == [1.0, 2.0]

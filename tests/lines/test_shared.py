@@ -191,6 +191,11 @@ def test_another_machine_another_file_another_user(monkeypatch: pytest.MonkeyPat
         room.open_segment(place)
 
 
+def test_a_mask_is_refused() -> None:
+    with pytest.raises(arraybridge.ArrayNotSupportedError, match=r"x\.filled\(value\)"):
+        shared(np.ma.masked_array([1, 2], [True, False]))
+
+
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise OSError(28, "No space left on device")

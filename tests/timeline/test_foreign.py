@@ -335,6 +335,29 @@ def test_autograd_and_subclasses() -> None:
             x.numpy()
 
 
+def test_a_program_that_listens_to_torch_hears_its_own_calls_alone() -> None:
+    heard: list[str] = []
+
+    class Tensor(torch.Tensor):  # type: ignore[misc]
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(func.__name__)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    class Mode(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    x, plain = torch.ones(2).as_subclass(Tensor), torch.ones(2)
+    with trace(foreign=True) as log:
+        x.to(torch.float64)
+        with Mode():
+            plain.numpy()
+    assert heard == ["to", "numpy"]
+    assert len(log.events) == 2
+
+
 def test_other_threads() -> None:
     logs: list[int] = []
 

@@ -166,7 +166,7 @@ class TensorflowFramework(Framework):
     def copy(self, x: Any) -> Any:
         self.check(x)
         if isinstance(x, tf.Variable):
-            return tf.Variable(x)
+            return tf.Variable(self.copy(x.value()))  # that of a variable itself shares until one is written
         if self.device_of(x).kind == "cpu":
             return super().copy(x)
         return tf.raw_ops.DeepCopy(x=x)  # tf.identity may hand back the same buffer
