@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import skimage
 
-import arraybridge
+import arraybridge as ab
 
 tissue = (
     skimage.data.immunohistochemistry()
@@ -30,13 +30,13 @@ print(tissue.shape, tissue.dtype)
 # for it.
 
 
-@arraybridge.numpy
+@ab.numpy
 def nuclei(image):
     """How much haematoxylin is in each pixel: (h, w, 3) uint8 to (h, w)."""
     return skimage.color.rgb2hed(image)[..., 0].astype(np.float32)
 
 
-@arraybridge.pyclesperanto
+@ab.pyclesperanto
 def band_pass(image):
     """Keep what is about as large as a nucleus, and drop the background."""
     import pyclesperanto as cle
@@ -46,7 +46,7 @@ def band_pass(image):
     )
 
 
-@arraybridge.torch(output_type="numpy")
+@ab.torch(output_type="numpy")
 def sharpened(image):
     """Add what a 3 × 3 mean takes away."""
     import torch
@@ -60,7 +60,7 @@ def sharpened(image):
 # Call them one after the other, and let a trace tell how the picture travelled: uint8
 # in NumPy, through OpenCL memory, into torch, and back.
 
-with arraybridge.trace() as log:
+with ab.trace() as log:
     stain = nuclei(tissue)
     blobs = band_pass(stain)
     result = sharpened(blobs)
@@ -80,7 +80,7 @@ outlined = skimage.segmentation.mark_boundaries(tissue, labels, color=(1, 1, 0))
 pictures = {
     "tissue": (tissue, None),
     "haematoxylin (scikit-image)": (stain, "magma"),
-    "band-pass (pyclesperanto)": (arraybridge.to_numpy(blobs), "magma"),
+    "band-pass (pyclesperanto)": (ab.to_numpy(blobs), "magma"),
     "nuclei found (torch, NumPy)": (outlined, None),
 }
 for axis, (title, (picture, colours)) in zip(axes.flat, pictures.items(), strict=True):

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import skimage
 
-import arraybridge
+import arraybridge as ab
 from arraybridge.dask import map_blocks
 
 temporary = tempfile.TemporaryDirectory()
@@ -41,7 +41,7 @@ print(len(paths), "images")
 # than all their neighbours.
 
 
-@arraybridge.torch
+@ab.torch
 def count_nuclei(images):
     """(n, 256, 256, 3) uint8 to (n,) int64."""
     import torch

@@ -16,7 +16,7 @@ import numpy as np
 import skimage
 import torch
 
-import arraybridge
+import arraybridge as ab
 
 sharp = skimage.util.img_as_float32(skimage.data.camera()[60:188, 170:298])
 rng = np.random.default_rng(0)
@@ -37,7 +37,7 @@ frequency = jnp.fft.fftfreq(128)
 radius = frequency[:, None] ** 2 + frequency[None, :] ** 2
 
 
-@arraybridge.jax(grad="flow")
+@ab.jax(grad="flow")
 @jax.jit
 def wiener(image, width, noise):
     transfer = jnp.exp(-2 * (jnp.pi * width) ** 2 * radius)  # of a Gaussian

@@ -19,10 +19,10 @@ os.environ.setdefault("POCL_DEVICES", "pthread pthread")
 import matplotlib.pyplot as plt
 import skimage
 
-import arraybridge
+import arraybridge as ab
 from arraybridge.testing import inject_oom
 
-print(arraybridge.devices("pyclesperanto"))
+print(ab.devices("pyclesperanto"))
 
 # %%
 # Stage one finds seeds
@@ -31,10 +31,10 @@ print(arraybridge.devices("pyclesperanto"))
 # them for the next image.
 
 coins = skimage.util.img_as_float32(skimage.data.coins())
-pool = arraybridge.BufferPool(max_bytes=512 << 20)
+pool = ab.BufferPool(max_bytes=512 << 20)
 
 
-@arraybridge.torch(output_type="numpy")
+@ab.torch(output_type="numpy")
 def detect(image):
     """Where a coin may be: (h, w) float32 in 0 … 1."""
     import torch
@@ -62,12 +62,12 @@ score = detect(coins)
 # it was. On a card that is torch's and CuPy's cached blocks too; ``free_memory("torch",
 # 0)`` asks one framework, for one card.
 
-freed = [arraybridge.free_memory(), arraybridge.free_memory()]
+freed = [ab.free_memory(), ab.free_memory()]
 print(f"given back: {freed[0] / 2**20:.0f} MiB; a second time: {freed[1]} bytes")
 assert freed[0] >= 32 * coins.nbytes
 
 
-@arraybridge.pyclesperanto(gpu_id=1, output_type="numpy")
+@ab.pyclesperanto(gpu_id=1, output_type="numpy")
 def segment(score):
     """Numbered objects, on the second device."""
     import pyclesperanto as cle
@@ -91,7 +91,7 @@ print(f"{labels.max():.0f} objects")
 detect(coins)  # the pool is full again
 
 
-@arraybridge.torch(output_type="numpy", oom_recovery=True)
+@ab.torch(output_type="numpy", oom_recovery=True)
 def edges(image):
     import torch
 
@@ -103,7 +103,7 @@ def edges(image):
 with inject_oom("torch", count=1) as rehearsal:
     outline = edges(coins)
 print("attempts:", len(rehearsal.attempts))
-print("idle in the pool now:", arraybridge.free_memory(), "bytes")
+print("idle in the pool now:", ab.free_memory(), "bytes")
 
 # %%
 # The result

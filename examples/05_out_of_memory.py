@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import skimage
 
-import arraybridge
+import arraybridge as ab
 from arraybridge.testing import inject_oom
 
 camera = skimage.util.img_as_float32(skimage.data.camera())
@@ -22,7 +22,7 @@ images = np.stack([np.roll(camera, 5 * i, axis=1) for i in range(48)])[:, ::4, :
 print(images.shape)
 
 
-@arraybridge.torch(output_type="input", oom_recovery="split")
+@ab.torch(output_type="input", oom_recovery="split")
 def widened(images):
     """The brightest of 25 neighbours of each pixel. (n, h, w)"""
     import torch

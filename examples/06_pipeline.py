@@ -16,13 +16,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 import skimage
 
-import arraybridge
+import arraybridge as ab
 
 photograph = skimage.util.img_as_float32(skimage.data.camera())
 images = [np.roll(photograph, 16 * i, axis=1) for i in range(12)]
 
 
-@arraybridge.torch
+@ab.torch
 def denoise(image):
     """The median of each pixel and its eight neighbours."""
     import torch
@@ -31,7 +31,7 @@ def denoise(image):
     return padded.unfold(2, 3, 1).unfold(3, 3, 1).flatten(4).median(dim=4).values[0, 0]
 
 
-@arraybridge.jax
+@ab.jax
 def edges(image):
     """How steep the picture is at each pixel."""
     import jax.numpy as jnp
@@ -40,7 +40,7 @@ def edges(image):
     return jnp.hypot(dy, dx)
 
 
-@arraybridge.numpy
+@ab.numpy
 def measure(image):
     """How much of the picture is edge, by a threshold of its own."""
     return (image > skimage.filters.threshold_li(image)).mean()
@@ -52,7 +52,7 @@ def measure(image):
 
 one_by_one = [measure(edges(denoise(image))) for image in images]
 
-pipeline = arraybridge.Pipeline(denoise, edges, measure)
+pipeline = ab.Pipeline(denoise, edges, measure)
 results = list(pipeline.map(images))
 assert results == one_by_one  # in order, and the same
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
 
-import arraybridge
+import arraybridge as ab
 
 rng = np.random.default_rng(0)
 rate = 16_000
@@ -42,7 +42,7 @@ def windows(signal):
     return signal[starts[:, None] + jnp.arange(512)]
 
 
-@arraybridge.jax(output_type="input")
+@ab.jax(output_type="input")
 @jax.jit
 def gated(signal, floor):
     spectrum = jnp.fft.rfft(windows(signal) * window)
@@ -71,7 +71,7 @@ def noise_ratio(signal):
 before, after = noise_ratio(recording), noise_ratio(cleaned)
 print(f"signal to noise: {before:.1f} dB before, {after:.1f} dB after")
 assert after > before + 5
-print(arraybridge.benchmark(gated, recording, 14.0, runs=20))
+print(ab.benchmark(gated, recording, 14.0, runs=20))
 
 # %%
 # As a picture

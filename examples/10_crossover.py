@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import scipy.ndimage
 
-import arraybridge
+import arraybridge as ab
 
 disc = [(y, x) for y in range(-2, 3) for x in range(-2, 3) if y * y + x * x <= 4]
 footprint = np.zeros((5, 5), bool)
@@ -28,17 +28,17 @@ def on_cpu(image):
     return scipy.ndimage.median_filter(image, footprint=footprint, mode="nearest")
 
 
-@arraybridge.pyclesperanto(output_type="input")
+@ab.pyclesperanto(output_type="input")
 def on_opencl(image):
     import pyclesperanto as cle
 
     return cle.median(image, radius_x=2, radius_y=2, connectivity="sphere")
 
 
-@arraybridge.gpu
+@ab.gpu
 def with_gpu(image):
     """The inner part. On a card CuPy, torch or JAX runs it, without one NumPy."""
-    xp = arraybridge.array_namespace(image)
+    xp = ab.array_namespace(image)
     h, w = image.shape
     shifted = xp.stack([image[2 + y : h - 2 + y, 2 + x : w - 2 + x] for y, x in disc])
     return xp.sort(shifted, axis=0)[6]
@@ -61,7 +61,7 @@ for side in sides:
     assert np.array_equal(on_cpu(image), on_opencl(image))  # the very same values
     assert np.array_equal(on_cpu(image)[2:-2, 2:-2], with_gpu(image))
     for name, function in functions.items():
-        seconds[name].append(arraybridge.benchmark(function, image, seconds=0.2).median)
+        seconds[name].append(ab.benchmark(function, image, seconds=0.2).median)
 
 for name, times in seconds.items():
     print(f"{name:22}", *(f"{t * 1e3:9.2f} ms" for t in times))
@@ -84,7 +84,7 @@ pairs = zip(
 )
 faster = [side for side, cpu, opencl in pairs if opencl < cpu]
 print("Sides at which OpenCL is faster than SciPy here:", faster or "none")
-print("The devices:", *arraybridge.devices(), arraybridge.device_info(), sep="\n")
+print("The devices:", *ab.devices(), ab.device_info(), sep="\n")
 plt.show()
 
 # %%
