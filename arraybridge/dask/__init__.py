@@ -43,21 +43,11 @@ __all__ = [
 ]
 
 # Loaded when first asked for: Dask itself loads `arrays`, by its entry point, and needs no more.
-_MODULES = {
-    "BlockError": "blocks",
-    "cluster": "workers",
-    "prepare": "workers",
-    "from_dask": "blocks",
-    "to_dask": "blocks",
-    "map_blocks": "blocks",
-    "map_overlap": "blocks",
-    "recoveries": "workers",
-    "WorkerSetup": "workers",
-}
+_WORKERS = ("cluster", "prepare", "recoveries", "WorkerSetup")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in (*__all__, *_WORKERS):
         raise AttributeError(f"module 'arraybridge.dask' has no attribute {name!r}")
     try:
         for package in ("cloudpickle", "dask.array", "distributed"):
@@ -68,5 +58,5 @@ def __getattr__(name: str) -> Any:
             ' cloudpickle, or pip install ".[dask]" in a checkout of arraybridge.',
             reason=str(error),
         ) from error
-    importlib.import_module("arraybridge.dask.workers")  # teaches Dask the arrays
-    return getattr(importlib.import_module(f"arraybridge.dask.{_MODULES[name]}"), name)
+    workers = importlib.import_module("arraybridge.dask.workers")  # teaches Dask the arrays
+    return getattr(workers if name in _WORKERS else importlib.import_module("arraybridge.dask.blocks"), name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import itertools
 import math
 import threading
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any, Literal
 
 import cloudpickle
@@ -53,7 +53,7 @@ class Block:
         self, fn: Callable[..., Any], dtype: np.dtype[Any], target: str | None, expected: str = ""
     ) -> None:
         self._fn: Callable[..., Any] | None = fn
-        self._carried: tuple[str, bytes] | None = None
+        self._carried = b""
         self.name = name_of(fn)
         self.dtype = dtype
         #: Where the dtype comes from, in words.
@@ -86,15 +86,13 @@ class Block:
         return (normalize_token(self._function()), str(self.dtype), self.target, self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._carried is None:
-            carried = cloudpickle.dumps(self._fn)
-            self._carried = hashlib.blake2b(carried, digest_size=16).hexdigest(), carried
+        self._carried = self._carried or cloudpickle.dumps(self._fn)
         return {**self.__dict__, "_fn": None}
 
     def _function(self) -> Callable[..., Any]:
-        if self._fn is None and self._carried is not None:
-            self._fn = _opened(*self._carried)
-        assert self._fn is not None  # noqa: S101
+        if self._fn is None:
+            with _opening:
+                self._fn = _opened(self._carried)
         return self._fn
 
     def __call__(self, *blocks: Any, **kwargs: Any) -> Any:
@@ -122,17 +120,15 @@ class Block:
                 f" ({self.expected}): pass dtype={str(result.dtype)!r}, or have the function cast its result",
                 target_type=target,
             )
-        if self.shape != "declared":
-            expected = blocks[0].shape
-            trimmed = self.shape == "trimmed" and len(result.shape) == len(expected)
-            if result.shape != expected and not (
-                trimmed and all(n <= m for n, m in zip(result.shape, expected, strict=True))
-            ):
-                raise BlockError(
-                    f"{self.name}() returned a block of shape {result.shape} for one of shape {expected}: say"
-                    " what it does to the shape, with chunks=, drop_axis= or new_axis=",
-                    target_type=target,
-                )
+        shape, expected = result.shape, blocks[0].shape
+        trimmed = self.shape == "trimmed" and len(shape) == len(expected)
+        fits = all(n <= m for n, m in zip(shape, expected, strict=True)) if trimmed else shape == expected
+        if self.shape != "declared" and not fits:
+            raise BlockError(
+                f"{self.name}() returned a block of shape {shape} for one of shape {expected}: say what it"
+                " does to the shape, with chunks=, drop_axis= or new_axis=",
+                target_type=target,
+            )
         return result
 
 
@@ -143,29 +139,17 @@ def _has_parameter(fn: Callable[..., Any], name: str) -> bool:
         return False
 
 
-#: Bytes of the functions that are kept open, with what they carry; the oldest ones go.
-_MAX_BYTES = 256 << 20
-_functions: dict[str, tuple[Callable[..., Any], int]] = {}
-_functions_lock = threading.RLock()  # a function may carry another one
+_opening = threading.RLock()  # a function may carry another one
 
 
-def _opened(digest: str, carried: bytes) -> Callable[..., Any]:
-    with _functions_lock:
-        opened = _functions.get(digest)
-        if opened is None:
-            opened = _functions[digest] = _unpickled(carried), len(carried)
-            while sum(size for _, size in _functions.values()) > _MAX_BYTES and len(_functions) > 1:
-                del _functions[next(iter(_functions))]
-        return opened[0]
-
-
-def _unpickled(carried: bytes) -> Callable[..., Any]:
+@lru_cache(maxsize=64)
+def _opened(carried: bytes) -> Callable[..., Any]:
+    """The function of these bytes, which stays open for the next block."""
     try:
         fn: Callable[..., Any] = cloudpickle.loads(carried)
     except ModuleNotFoundError as error:
         # A function that mentions its framework brings the import along.
-        root = (error.name or "").partition(".")[0]
-        names = registry.roots().get(root, ())
+        names = registry.roots().get((error.name or "").partition(".")[0], ())
         if not names:
             raise
         raise FrameworkNotInstalledError(
@@ -395,14 +379,11 @@ def _same(mine: tuple[float, ...], its: tuple[float, ...]) -> bool:
 
 def _are_cut_alike(arrays: list[Any]) -> bool:
     """Whether a block of the first array tells the shape of the result's."""
-    first, *others = arrays
-    return all(
-        other.ndim <= first.ndim
-        and all(
-            _same(mine, its) or its == (1,)
-            for mine, its in zip(reversed(first.chunks), reversed(other.chunks), strict=False)
-        )
-        for other in others
+    first, *more = arrays
+    return all(array.ndim <= first.ndim for array in more) and all(
+        _same(mine, its) or its == (1,)
+        for array in more
+        for mine, its in zip(reversed(first.chunks), reversed(array.chunks), strict=False)
     )
 
 

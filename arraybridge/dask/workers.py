@@ -19,7 +19,7 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.memory import cleanup, recovery
 
-__all__ = ["WorkerSetup", "cluster", "on_this_worker", "prepare", "prepared", "recoveries"]
+__all__ = ["WorkerSetup", "cluster", "on_this_worker", "prepare", "recoveries"]
 
 
 class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
@@ -130,19 +130,15 @@ def _cuda_cluster(environment: dict[str, str], plugins: list[Any], **options: An
         """Its own environment and plugins take the place of ours, so that ours are added to each worker's."""
 
         def new_worker_spec(self) -> dict[Any, Any]:
-            return prepared(super().new_worker_spec(), environment, plugins)
+            spec: dict[Any, Any] = super().new_worker_spec()
+            for worker in spec.values():
+                options = worker["options"]
+                options["env"] = {**environment, **options.get("env", {})}
+                options["plugins"] = [*options.get("plugins", ()), *plugins]
+            return spec
 
     Cluster.__name__ = LocalCUDACluster.__name__
     return Cluster(**options)
-
-
-def prepared(spec: dict[Any, Any], environment: Mapping[str, str], plugins: list[Any]) -> dict[Any, Any]:
-    """The specification of workers with this environment, where it says nothing itself, and more plugins."""
-    for worker in spec.values():
-        options = worker["options"]
-        options["env"] = {**environment, **options.get("env", {})}
-        options["plugins"] = [*options.get("plugins", ()), *plugins]
-    return spec
 
 
 def prepare(client: Any, *, share_memory: bool = False, own_card: bool | None = None) -> None:
@@ -164,18 +160,12 @@ def prepare(client: Any, *, share_memory: bool = False, own_card: bool | None = 
 # -- what they tell ------------------------------------------------------------------------------------
 
 
-def _this_worker() -> Any:
-    """The Dask worker on which this runs, or None."""
-    try:
-        return get_worker()
-    except ValueError:  # what it raises outside a worker
-        return None
-
-
 def on_this_worker() -> str:
     """Which worker this is, in words for an error; ``""`` outside of one."""
-    worker = _this_worker()
-    return "" if worker is None else f" on worker {worker.address}"
+    try:
+        return f" on worker {get_worker().address}"
+    except ValueError:  # what it raises outside a worker
+        return ""
 
 
 _counts = {"retry": 0, "split": 0}
@@ -188,7 +178,7 @@ def _note(step: str, message: str) -> None:
     if step in _counts:
         with _counts_lock:
             _counts[step] += 1
-    if _this_worker() is not None:
+    if on_this_worker():
         _log.info(message)
 
 
