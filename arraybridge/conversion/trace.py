@@ -171,11 +171,13 @@ class TraceLog:
             self._read_memory()
 
     def _read_memory(self) -> None:
-        from arraybridge.timeline.readings import memory
+        from arraybridge.frameworks.holdings import THIS_PROCESS, holdings
 
         self._read = now = time.perf_counter()
-        for device, nbytes in memory():
-            self._memory.append((now - self._opened, device, nbytes))
+        for row in holdings():
+            if row.used is not None:
+                device = row.device if row.holder == THIS_PROCESS else f"{row.device} {row.holder}"
+                self._memory.append((now - self._opened, device, row.used))
 
     # -- telling ----------------------------------------------------------------------------------
 

@@ -94,13 +94,8 @@ class HotSpots(Sequence[HotSpot]):
         }
 
     def _cells(self, spot: HotSpot) -> tuple[str, ...]:
-        return (
-            spot.where,
-            format_bytes(spot.nbytes),
-            format_seconds(spot.seconds),
-            str(spot.count),
-            spot.what,
-        )
+        copied, seconds = format_bytes(spot.nbytes), format_seconds(spot.seconds)
+        return spot.where, copied, seconds, str(spot.count), spot.what
 
     def summary(self) -> str:
         """One line: bytes, time, and what is left out."""
@@ -145,15 +140,9 @@ def _shortened(where: str, width: int) -> str:
 
 def _wrapped(words: str, mark: str, width: int) -> list[str]:
     """The words after a mark, in lines that are set in below it; no word is broken."""
-    indent = " " * max(4, len(mark))
-    return textwrap.wrap(
-        words,
-        width,
-        initial_indent=mark,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    wrapper = textwrap.TextWrapper(width, mark, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * max(4, len(mark))
+    return wrapper.wrap(words)
 
 
 def hotspots(
@@ -166,14 +155,10 @@ def hotspots(
     for event in events:
         if event.kind in (*CONVERSIONS, *_STEPS) and (libraries or not event.library):
             lines[event.file, event.line].append(event)
-    spots = sorted((_spot(of_line) for of_line in lines.values()), key=_heat)
+    spots = sorted(map(_spot, lines.values()), key=lambda spot: (-spot.nbytes, -spot.seconds))
     return HotSpots(
         spots[:top], sum(s.nbytes for s in spots), sum(s.seconds for s in spots), len(spots), dropped
     )
-
-
-def _heat(spot: HotSpot) -> tuple[float, ...]:
-    return (-spot.nbytes, -spot.seconds)
 
 
 def _spot(events: list[Event]) -> HotSpot:

@@ -134,15 +134,8 @@ class _Tracks:
         """The events that name the groups and the tracks."""
         groups = [("process_name", _THREADS, 0, "threads"), ("process_name", _DEVICES, 0, "devices")]
         tracks = [("thread_name", *track) for track in self._named]
+        common = {"ph": "M", "cat": "__metadata", "ts": 0}
         return [
-            {
-                "name": what,
-                "ph": "M",
-                "cat": "__metadata",
-                "pid": group,
-                "tid": track,
-                "ts": 0,
-                "args": {"name": name},
-            }
+            {**common, "name": what, "pid": group, "tid": track, "args": {"name": name}}
             for what, group, track, name in (*groups, *tracks)
         ]
