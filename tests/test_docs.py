@@ -22,7 +22,7 @@ NEEDS = {
     "decorators": ("torch", "jax", "pyclesperanto"),
     "devices": ("jax",),
     "gradients": ("torch", "jax", "tensorflow"),
-    "kernels": ("torch", "jax", "pyclesperanto", "numba", "pyopencl"),
+    "kernels": ("torch", "jax", "pyclesperanto", "numba"),
     "memory": ("torch",),
     "quickstart": ("torch", "jax"),
     "timeline": ("tensorflow", "torch", "skimage"),
