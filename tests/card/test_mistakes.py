@@ -36,6 +36,7 @@ CUPY, TORCH, LINES = "frameworks.cupy", "frameworks.torch", "lines.streams.Threa
 BY_HANDLE = ordering.test_a_queue_waits_for_the_default_stream_by_its_handle
 OF_ITS_CARD = ordering.test_a_handle_and_a_mark_are_of_the_card_that_is_asked_for
 SETTLED = ordering.test_what_is_settled_is_there_for_every_stream
+REFILLED = ordering.test_a_source_of_prefetch_fills_one_buffer_again_and_again
 THREAD_READS = ordering.test_what_a_thread_reads_is_kept_until_it_was_read
 FUNCTION_MADE = ordering.test_a_result_is_read_before_its_functions_stream_uses_it_again
 THREAD_MADE = ordering.test_what_another_thread_made_is_torchs_again_only_once_this_one_has_read_it
@@ -143,6 +144,7 @@ def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> Mark
     ordering.test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again,
     "to_gpu",
 )
+@mistake(f"{CUPY}.arrays.CupyFramework.to_device", REFILLED, "to the other card")
 def a_source_is_used_again_before_it_was_copied(_: Function, self: Any, x: Any, device: Device) -> Any:
     ready = cupy.cuda.get_current_stream().record()
     with self.selected(device):

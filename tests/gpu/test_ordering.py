@@ -704,6 +704,32 @@ def test_what_a_thread_reads_is_kept_until_it_was_read(how: str) -> None:
     assert is_all(y, 3)
 
 
+@needs_two_cards
+@pytest.mark.parametrize("how", ["cast", "to the other card", "from torch"])
+def test_a_source_of_prefetch_fills_one_buffer_again_and_again(how: str) -> None:
+    """As promised where the conversion copies: what is filled in waits until the item before was read."""
+    name = "torch" if how == "from torch" else "cupy"
+    require(name)
+    options: dict[str, dict[str, Any]] = {
+        "cast": {"gpu_id": 0, "dtype": "float64"},
+        "to the other card": {"gpu_id": 1},
+        "from torch": {"gpu_id": 0, "copy": True},
+    }
+
+    def items() -> Iterator[Any]:
+        with own_stream(name):
+            buffer = arraybridge.framework(name).empty((N,), "float32", GPU)
+            for value in range(4):
+                if name == "torch":
+                    buffer.fill_(float(value))
+                else:
+                    buffer.fill(value)
+                yield buffer
+
+    results = list(prefetch(items(), "cupy", depth=9, **options[how]))
+    assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 4
+
+
 @pytest.mark.parametrize("per_device", [1, 4])
 def test_results_of_device_map_are_computed(per_device: int) -> None:
     square = arraybridge.cupy(lambda x: (late(0) + x) * x)
