@@ -124,16 +124,9 @@ POINTWISE = {
 
 def blockwise(fn: Any, image: np.ndarray, chunks: tuple[tuple[int, ...], ...]) -> np.ndarray:
     """The plain call of ``fn`` on each chunk of a 2-D image, put together by hand."""
-    rows, row = [], 0
-    for height in chunks[0]:
-        parts, column = [], 0
-        for width in chunks[1]:
-            part = np.ascontiguousarray(image[row : row + height, column : column + width])
-            parts.append(convert_memory(fn(part), "numpy"))
-            column += width
-        rows.append(np.concatenate(parts, axis=1))
-        row += height
-    return np.concatenate(rows)
+    rows, columns = (np.cumsum(sizes)[:-1] for sizes in chunks)
+    parts = [np.split(row, columns, axis=1) for row in np.split(image, rows)]
+    return np.block([[convert_memory(fn(part.copy()), "numpy") for part in row] for row in parts])
 
 
 # -- filters with a margin ------------------------------------------------------------------------------
@@ -299,8 +292,8 @@ def computed(array: Any, scheduler: Any = "synchronous") -> np.ndarray:
     return result
 
 
-def check_equal(found: np.ndarray, expected: np.ndarray) -> None:
-    np.testing.assert_array_equal(found, expected, strict=True)
+def check_equal(result: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(result, expected, strict=True)
 
 
 def built(framework: str, layout: str, dtype: str) -> data.Source:

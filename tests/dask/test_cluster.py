@@ -73,8 +73,8 @@ def test_a_worker_without_the_framework() -> None:
         with pytest.raises(FrameworkNotInstalledError, match="tensorflow>="):
             map_blocks(functions.tensorflow_raised, eight_rows()).compute(scheduler=client)
         # The worker goes on with what it has.
-        found = map_blocks(functions.numpy_raised, eight_rows()).compute(scheduler=client)
-        np.testing.assert_array_equal(found, np.maximum(np.arange(16), 9).reshape(8, 2))
+        result = map_blocks(functions.numpy_raised, eight_rows()).compute(scheduler=client)
+        np.testing.assert_array_equal(result, np.maximum(np.arange(16), 9).reshape(8, 2))
 
 
 # -- a worker dies -----------------------------------------------------------------------------------
@@ -86,12 +86,12 @@ def test_a_worker_that_dies_is_replaced_and_its_work_done_again(tmp_path: Path) 
     image = to_dask(IMAGE, (3, 5))
     with workers(2) as client:
         before = set(client.run(functions.process).values())
-        found = map_blocks(functions.dies_once, image, marker=str(marker)).compute(scheduler=client)
+        result = map_blocks(functions.dies_once, image, marker=str(marker)).compute(scheduler=client)
         client.wait_for_workers(2, timeout=60)
         after = set(client.run(functions.process).values())
     assert marker.exists()
     assert len(before - after) == 1
-    np.testing.assert_array_equal(found, IMAGE * 2, strict=True)
+    np.testing.assert_array_equal(result, IMAGE * 2, strict=True)
 
 
 # -- the scheduler -----------------------------------------------------------------------------------
@@ -134,11 +134,11 @@ def test_workers_are_prepared_before_a_framework_is_there(monkeypatch: pytest.Mo
         assert set(client.nthreads().values()) == {1}
         loaded = client.run(functions.loaded, "torch", "jax", "tensorflow", "pyclesperanto")
         assert list(loaded.values()) == [[], []]
-        for found in client.run(functions.environment).values():
-            assert found["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
-            assert found["XLA_CLIENT_MEM_FRACTION"] == "0.25"
-            assert found["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
-            assert found["OF_THE_CALLER"] == "1"
+        for result in client.run(functions.environment).values():
+            assert result["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
+            assert result["XLA_CLIENT_MEM_FRACTION"] == "0.25"
+            assert result["TF_FORCE_GPU_ALLOW_GROWTH"] == "false"
+            assert result["OF_THE_CALLER"] == "1"
         assert set(client.run(functions.only_card).values()) == {None}
         # The plugin has been there: the workers know our arrays.
         assert client.run(functions.loaded, "arraybridge.dask.workers")
@@ -208,9 +208,9 @@ def test_where_there_are_cards_each_has_a_worker(monkeypatch: pytest.MonkeyPatch
         }  # fmt: skip
         with Client(started, set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
-            found = list(client.run(functions.environment).values())
-            assert {one["CUDA_VISIBLE_DEVICES"] for one in found} == {"0", "1"}
-            for one in found:
+            result = list(client.run(functions.environment).values())
+            assert {one["CUDA_VISIBLE_DEVICES"] for one in result} == {"0", "1"}
+            for one in result:
                 assert COEXISTENCE.items() <= one.items()
                 assert (one["XLA_CLIENT_MEM_FRACTION"], one["OF_THE_CALLER"]) == ("0.5", "1")
             assert set(client.run(functions.only_card).values()) == {0}
@@ -268,8 +268,8 @@ def test_every_number_means_the_card_of_the_worker() -> None:
     with workers(1, env={"POCL_DEVICES": "pthread pthread"}) as client:
 
         def number(fn: Callable[..., Any]) -> float:
-            found = map_blocks(fn, eight_rows()).compute(scheduler=client)
-            (only,) = set(found.ravel().tolist())
+            result = map_blocks(fn, eight_rows()).compute(scheduler=client)
+            (only,) = set(result.ravel().tolist())
             return float(only)
 
         assert number(functions.number_of_second) == 1
@@ -284,8 +284,8 @@ def test_a_cluster_that_was_started_otherwise() -> None:
     """map_blocks needs no plugin; one that is registered twice is there once."""
     require("torch")
     with LocalCluster(n_workers=1, **QUIET) as started, Client(started, set_as_default=False) as client:
-        found = map_blocks(functions.twice, eight_rows()).compute(scheduler=client)
-        np.testing.assert_array_equal(found, np.arange(0, 32, 2, np.float32).reshape(8, 2), strict=True)
+        result = map_blocks(functions.twice, eight_rows()).compute(scheduler=client)
+        np.testing.assert_array_equal(result, np.arange(0, 32, 2, np.float32).reshape(8, 2), strict=True)
         for _ in range(2):
             client.register_plugin(WorkerSetup())
         assert list(client.run(functions.plugins).values()) == [["arraybridge"]]

@@ -44,8 +44,8 @@ def test_depth_and_boundary_for_each_axis(depth: Any) -> None:
 
     whole = np.arange(48).reshape(8, 6)
     boundary = {0: "periodic", 1: -1}
-    found = computed(map_overlap(opposite, to_dask(whole, (4, 3)), depth=depth, boundary=boundary))
-    check_equal(found, np.roll(np.pad(whole, ((0, 0), (0, 1)), constant_values=-1), (2, -1), (0, 1))[:, :6])
+    result = computed(map_overlap(opposite, to_dask(whole, (4, 3)), depth=depth, boundary=boundary))
+    check_equal(result, np.roll(np.pad(whole, ((0, 0), (0, 1)), constant_values=-1), (2, -1), (0, 1))[:, :6])
     assert shapes == [(4 + 2 * 2, 3 + 2 * 1)] * 4
 
 
@@ -106,8 +106,8 @@ def test_blocks_without_axes(decorated: bool) -> None:
     """NumPy makes scalars of them."""
     fn = lambda b: b * 2  # noqa: E731
     x = to_dask(np.array(3.0), chunks=())
-    found = map_blocks(arraybridge.numpy(fn) if decorated else fn, x)
-    check_equal(np.asarray(computed(found)), np.array(6.0))
+    result = map_blocks(arraybridge.numpy(fn) if decorated else fn, x)
+    check_equal(np.asarray(computed(result)), np.array(6.0))
 
 
 def test_dtypes_of_the_decorator() -> None:
@@ -131,8 +131,8 @@ def test_byte_order_is_no_other_dtype() -> None:
     require("torch")
     whole = np.arange(12, dtype=">f4").reshape(3, 4)
     for fn in (functions.twice, arraybridge.numpy(lambda b: b * 2)):
-        found = map_blocks(fn, to_dask(whole, (2, 2))).compute(scheduler="synchronous")
-        np.testing.assert_array_equal(found, np.arange(0, 24, 2).reshape(3, 4))
+        result = map_blocks(fn, to_dask(whole, (2, 2))).compute(scheduler="synchronous")
+        np.testing.assert_array_equal(result, np.arange(0, 24, 2).reshape(3, 4))
 
 
 def test_names() -> None:
@@ -194,8 +194,8 @@ def test_margins_of_chunks_whose_sizes_nobody_knows() -> None:
         with pytest.raises(ValueError, match=r"not known.*compute_chunk_sizes\(\)"):
             map_overlap(functions.twice, *arrays, depth=1, boundary="reflect")
     with dask.config.set(scheduler="synchronous"):
-        found = computed(map_overlap(functions.twice, rows.compute_chunk_sizes(), depth=1, boundary=0))
-    check_equal(found, np.arange(8, 24, 2.0).reshape(2, 4))
+        result = computed(map_overlap(functions.twice, rows.compute_chunk_sizes(), depth=1, boundary=0))
+    check_equal(result, np.arange(8, 24, 2.0).reshape(2, 4))
 
 
 @pytest.mark.parametrize("function", [map_blocks, functools.partial(map_overlap, depth=1)])
@@ -211,8 +211,8 @@ def test_arrays_of_objects(function: Any) -> None:
         assert caught.value.target_type == "torch"
         assert caught.value.source_type == "numpy"
     # In NumPy they have a place.
-    found = computed(map_blocks(arraybridge.numpy(lambda b: b[:]), x))
-    assert found.tolist() == [1, None, "x"]
+    result = computed(map_blocks(arraybridge.numpy(lambda b: b[:]), x))
+    assert result.tolist() == [1, None, "x"]
 
 
 # -- in and out --------------------------------------------------------------------------------------
@@ -314,15 +314,15 @@ def test_every_two_arrays_have_to_meet() -> None:
     with pytest.raises(ValueError, match="do not meet"):
         map_overlap(lambda a, b: a + b.mean(), u, v, depth=0, align_arrays=False)
     # By default Dask cuts them alike.
-    found = map_overlap(lambda a, b: a + b, u, v, depth=0)
-    check_equal(computed(found), np.arange(0.0, 8.0, 2.0))
+    result = map_overlap(lambda a, b: a + b, u, v, depth=0)
+    check_equal(computed(result), np.arange(0.0, 8.0, 2.0))
 
 
 def test_margins_of_another_array() -> None:
     """Each with its own depth; the result is of the shape that the array with the margin to cut off has."""
     a, b = to_dask(np.arange(3.0), 1), to_dask(np.arange(3.0) * 10, 1)
-    found = map_overlap(lambda x, y: x + y[1:-1], a, b, depth=[0, 1], boundary="reflect")
-    check_equal(computed(found), np.array([0.0, 11.0, 22.0]))
+    result = map_overlap(lambda x, y: x + y[1:-1], a, b, depth=[0, 1], boundary="reflect")
+    check_equal(computed(result), np.array([0.0, 11.0, 22.0]))
     with pytest.raises(BlockError):
         map_overlap(lambda x, y: x + y, a, b, depth=[0, 1], boundary="reflect").compute(
             scheduler="synchronous"

@@ -112,8 +112,8 @@ def sums_of_nine(padded: np.ndarray) -> np.ndarray:
 def test_filter_across_chunks(boundary: Any, scheduler: Any) -> None:
     require("torch")
     whole = np.arange(130, dtype=np.int64).reshape(13, 10) ** 2
-    found = map_overlap(functions.sum_of_nine, to_dask(whole, CHUNKS), depth=1, boundary=boundary)
-    check_equal(computed(found, scheduler), sums_of_nine(np.pad(whole, 1, **BOUNDARIES[boundary])))
+    result = map_overlap(functions.sum_of_nine, to_dask(whole, CHUNKS), depth=1, boundary=boundary)
+    check_equal(computed(result, scheduler), sums_of_nine(np.pad(whole, 1, **BOUNDARIES[boundary])))
 
 
 def test_changed_shapes(scheduler: Any) -> None:
@@ -193,9 +193,9 @@ def test_several_arrays_are_broadcast(scheduler: Any) -> None:
 def test_several_arrays_of_equally_many_blocks_of_other_sizes(scheduler: Any) -> None:
     """They meet by their numbers, as in Dask."""
     x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((3, 1),))
-    found = map_blocks(lambda a, b: a + b.mean(), x, y)
-    assert found.chunks == ((2, 2),)
-    check_equal(computed(found, scheduler), np.array([1.0, 2.0, 5.0, 6.0]))
+    result = map_blocks(lambda a, b: a + b.mean(), x, y)
+    assert result.chunks == ((2, 2),)
+    check_equal(computed(result, scheduler), np.array([1.0, 2.0, 5.0, 6.0]))
     other = map_blocks(lambda a, b: b + a.sum(), x, y, chunks=y.chunks)
     check_equal(computed(other, scheduler), np.array([1.0, 2.0, 3.0, 8.0]))
     with pytest.raises(BlockError, match=r"shape \([31],\), and its declared chunks say \(2,\)"):
@@ -294,9 +294,9 @@ def inner(b: Any) -> Any:
 def test_a_filter_that_cuts_its_margins_off_itself(scheduler: Any) -> None:
     x, whole = to_dask(np.arange(10.0), 4), np.arange(10.0)
     for fn in (inner, arraybridge.numpy(inner)):
-        found = map_overlap(fn, x, depth=1, boundary="reflect", trim=False)
-        assert found.chunks == ((4, 4, 2),)
-        check_equal(computed(found, scheduler), whole)
+        result = map_overlap(fn, x, depth=1, boundary="reflect", trim=False)
+        assert result.chunks == ((4, 4, 2),)
+        check_equal(computed(result, scheduler), whole)
     narrow = {"depth": 1, "boundary": "reflect", "trim": False, "name": "mine"}
     halves = map_overlap(lambda b: b[1:-1:2], x, chunks=((2, 2, 1),), **narrow)
     assert halves.name == "mine"
@@ -389,10 +389,10 @@ def test_a_block_that_does_not_fit_is_split_on_the_worker(two_workers: Client) -
     before = two_workers.run(functions.begin_rehearsal, 2)
     here = recoveries()
     try:
-        found = map_blocks(functions.plus_one, to_dask(whole, (8, 2))).compute(scheduler=two_workers)
+        result = map_blocks(functions.plus_one, to_dask(whole, (8, 2))).compute(scheduler=two_workers)
     finally:
         two_workers.run(functions.end_rehearsal)
-    np.testing.assert_array_equal(found, whole + 1, strict=True)
+    np.testing.assert_array_equal(result, whole + 1, strict=True)
     after = two_workers.run(recoveries)
     gained = {step: sum(after[w][step] - before[w][step] for w in after) for step in ("retry", "split")}
     # Each of the four blocks: 8 rows, 8 again, then 4, then 2 and 2 and 2 and 2.
@@ -421,6 +421,6 @@ def test_jax_compiles_once_in_a_worker(two_workers: Client) -> None:
     two_workers.run(functions.forget_traces)
     whole = np.arange(40, dtype=np.float32)
     for _ in range(2):
-        found = map_blocks(tripled, to_dask(whole, 2)).compute(scheduler=two_workers)
-        np.testing.assert_array_equal(found, whole * 3, strict=True)
+        result = map_blocks(tripled, to_dask(whole, 2)).compute(scheduler=two_workers)
+        np.testing.assert_array_equal(result, whole * 3, strict=True)
     assert set(two_workers.run(functions.number_of_traces).values()) == {1}
