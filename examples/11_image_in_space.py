@@ -75,10 +75,10 @@ print(ab.explain(scan, "torch"))
 # %%
 # The pictures
 # ------------
-# A section from front to back, true to scale.
+# A section from front to back, true to scale. The origin is the centre of a voxel.
 
 figure, axes = plt.subplots(2, 1, figsize=(4.8, 8.4), layout="constrained")
-left, _, bottom = scan.GetOrigin()
+left, _, bottom = (o - s / 2 for o, s in zip(scan.GetOrigin(), spacing, strict=True))
 width, _, height = (n * s for n, s in zip(scan.GetSize(), spacing, strict=True))
 extent = (left, left + width, bottom, bottom + height)
 for axis, (title, image) in zip(
