@@ -381,8 +381,8 @@ def _foreign_calls(log: TraceLog) -> Iterator[None]:
 
 
 def _hearing_foreign() -> list[TraceLog]:
-    logs, _ = listeners() or ((), nullcontext)
-    return [log for log in logs if log.foreign]
+    listening = (*_opened.get(), *_everywhere)
+    return [log for log in listening if isinstance(log, TraceLog) and log.foreign and id(log) in open_logs]
 
 
 @contextmanager

@@ -148,26 +148,27 @@ _cells: dict[str, str] = {}
 _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-input", "<doctest")
 
 
-def site(foreign: str = "") -> Site | None:
+def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | None:
     """The line of the user's own code in which this thread is: the innermost one that is no library's.
 
     Frameworks and Python's own library are looked through. Where none of the user's code is on the stack, it
     is where the work was handed out to this thread, and where that is not known the outermost line.
 
     Args:
-        foreign: the file of ours that stands for a framework's call. Where another one of ours comes before
-            the user's code, the call was a step of a conversion of ours, and there is no line.
+        frame: where to begin; None: here.
+        foreign: the frame has called a framework. Where one of ours comes first, the call was a
+            step of ours, and there is no line.
     """
-    frame: FrameType | None = currentframe()
+    frame = frame or currentframe()
     outermost: Any = frame
-    own_file, library = __file__, ""
+    library = ""
     while frame is not None:
         file = frame.f_code.co_filename
         owner = _owners.get(file)
         if owner is None:
             owner = _owner(file)
         if owner == _OURS:
-            if foreign and file not in (foreign, own_file):
+            if foreign:
                 return None
             library = ""  # what stands between two frames of ours was called by us
         elif owner == _USERS:

@@ -20,7 +20,7 @@ import numpy as np
 
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import Framework, is_c_contiguous
+from arraybridge.frameworks.base import is_c_contiguous
 from arraybridge.timeline import events
 from arraybridge.trees import leaves_of
 
@@ -114,8 +114,6 @@ _thread = _Thread()
 _lock = RLock()
 _open_traces = 0
 _patches: list[tuple[str, Any, str, _Call, bool]] = []
-# Types of which no framework is the owner.
-_no_arrays: set[type] = set()
 _is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
 # A private name of torch, though its guide to subclasses shows one like it: nothing public looks at a tensor
 # unseen by `__torch_function__` of its class and by function modes, which belong to the program.
@@ -140,8 +138,8 @@ class _Call:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (args and type(args[0]) in self._plain) or _thread.busy or _is_compiling():
             return self._run(*args, **kwargs)
-        x = args[0] if args else next((v for v in kwargs.values() if _owner(v)), None)
-        logs = _listening() if self._takes_trees or _owner(x) is not None else ()
+        x = args[0] if args else next((v for v in kwargs.values() if registry.find_owner(v)), None)
+        logs = _listening() if self._takes_trees or registry.find_owner(x) else ()
         if not logs:
             return self._run(*args, **kwargs)
         _thread.busy = True
@@ -155,22 +153,22 @@ class _Call:
         return result
 
     def _tell(self, logs: Sequence[Any], x: Any, result: Any, began: float, seconds: float) -> None:
-        at = events.site(foreign=__file__)
+        frame: Any = currentframe()
+        frame = frame.f_back.f_back  # that of whoever called the framework
+        at = events.site(frame, foreign=True)
         if at is None:  # a step of a conversion of ours
             return
-        caller = _caller()
-        pairs = (
-            list(zip(leaves_of(x), leaves_of(result), strict=False)) if self._takes_trees else [(x, result)]
-        )
-        package = caller.partition(".")[0]
+        pairs = [(x, result)]
+        if self._takes_trees:
+            pairs = [*zip(leaves_of(x), leaves_of(result), strict=False)]
+        caller = frame.f_globals.get("__name__", "").partition(".")[0]
+        thread = current_thread().name
         with _unseen():
-            conversions = [c for pair in pairs if (c := _conversion(self._name, package, *pair))]
-        thread = current_thread()
+            conversions = [c for pair in pairs if (c := _conversion(self._name, caller, *pair))]
         for conversion in conversions:
             # The leaves of a tree share the time of their call.
-            took = seconds / len(conversions)
             for log in logs:
-                log._add((None, began, took, thread.name, get_ident(), at, conversion))
+                log._add((None, began, seconds / len(conversions), thread, get_ident(), at, conversion))
 
     def __get__(self, x: Any, cls: Any = None) -> Any:
         return self if x is None else MethodType(self, x)
@@ -218,40 +216,25 @@ class _Compiler(_Call):
                     _attach("torch")
 
 
-def _caller() -> str:
-    """The module that called the framework."""
-    frame = currentframe()
-    while frame is not None and frame.f_globals is globals():
-        frame = frame.f_back
-    return "" if frame is None else str(frame.f_globals.get("__name__", ""))
-
-
-def _owner(x: Any) -> Framework | None:
-    if type(x) in _no_arrays:
-        return None
-    owner = registry.find_owner(x)
-    if owner is None:
-        _no_arrays.add(type(x))
-    return owner
-
-
 def _conversion(call: str, caller: str, x: Any, y: Any) -> Conversion | None:
     """What a call did; None where it was no conversion, or one that a framework made for itself."""
-    source, target = _owner(x), _owner(y)
+    source, target = registry.find_owner(x), registry.find_owner(y)
     if source is None or target is None or y is x:
         return None
     if caller in _own_callers(source.name, target.name):
         return None  # as torch casts to print
     try:
-        source.check(x)  # which refuses what is traced
-        target.check(y)
+        if source.name != "numpy":
+            source.check(x)  # which refuses what is traced; then its result is traced, too
         before, after = source.device_of(x), target.device_of(y)
         was, now = source.dtype_name(x), target.dtype_name(y)
-        if source is target and before == after and was == now:
+        together, nbytes, at, result_at = before == after, target.nbytes(y), 0, 0
+        if source is target and together and was == now:
             return None
-        nbytes = target.nbytes(y)
-        shares = before == after and _same_memory(source, x, target, y, nbytes)
-        off = _address(source, x) % (target.alignment or 1) if before == after and not shares else 0
+        if together:
+            at, result_at = _address(source.name, x), _address(target.name, y)
+        shares = together and (not nbytes or at == result_at != 0)
+        off = 0 if shares else at % (target.alignment or 1)
     except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
         return None  # an array of another kind: a trace must not fail what it sees
     return Conversion(
@@ -261,6 +244,10 @@ def _conversion(call: str, caller: str, x: Any, y: Any) -> Conversion | None:
     )  # fmt: skip
 
 
+def _address(name: str, x: Any) -> int:
+    return (_ADDRESS[name](x) or 0) if name in _ADDRESS else 0
+
+
 @cache
 def _own_callers(source: str, target: str) -> frozenset[str]:
     """Packages whose own calls are nobody's. NumPy reads the arrays of others for the user, too."""
@@ -268,31 +255,16 @@ def _own_callers(source: str, target: str) -> frozenset[str]:
     return frozenset(packages if source == "numpy" else packages - {"numpy"})
 
 
-def _address(framework: Framework, x: Any) -> int:
-    find = _ADDRESS.get(framework.name)
-    return (find(x) or 0) if find is not None else 0
-
-
-def _same_memory(source: Framework, x: Any, target: Framework, y: Any, nbytes: int) -> bool:
-    address = _address(source, x)
-    return not nbytes or (address != 0 and address == _address(target, y))
-
-
 # -- in and out ----------------------------------------------------------------------------------------
 
 
 def hear(listening: Callable[[], Sequence[Any]]) -> None:
-    """Wrap the calls, for one more trace.
-
-    Args:
-        listening: gives the logs that hear of foreign calls in the thread that asks.
-    """
+    """Wrap the calls, for one more trace; ``listening`` gives the logs that hear of them in a thread."""
     global _open_traces, _listening, _compiles
     with _lock:
         _listening = listening
         _open_traces += 1
         if _open_traces == 1:
-            _no_arrays.clear()
             _compiles = _COMPILER in sys.modules
             for package in _CALLS:
                 spec = getattr(sys.modules.get(package), "__spec__", None)

@@ -154,15 +154,20 @@ def test_an_xarray_of_other_frameworks() -> None:
     assert explain(x, "torch").shares_memory
 
 
-def test_files_are_not_read_to_explain(tmp_path: Path) -> None:
-    class Watched(zarr.Array):  # type: ignore[misc]
-        def __getitem__(self, key: Any) -> Any:
-            raise AssertionError("it was read")
+def test_files_are_not_read_to_explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self: Any, key: Any) -> Any:
+        raise AssertionError("it was read")
 
-    x = zarr_array()
-    route = explain(x, "torch")
-    assert "because it is read from a zarr array" in str(route)
-    assert "because it is read from an h5py dataset" in str(explain(dataset(tmp_path), "torch"))
+    files = zarr_array(), dataset(tmp_path)
+    with monkeypatch.context() as patch:
+        for cls in (zarr.Array, h5py.Dataset):
+            patch.setattr(cls, "__getitem__", read)
+        routes = [explain(file, "torch") for file in files]
+        with pytest.raises((AssertionError, MemoryConversionError), match="it was read"):
+            convert_memory(files[0], "torch")
+    assert "because it is read from a zarr array" in str(routes[0])
+    assert "because it is read from an h5py dataset" in str(routes[1])
+    assert [route.nbytes for route in routes] == [VALUES.nbytes] * 2
 
 
 def test_trees_and_bytes_in_them() -> None:

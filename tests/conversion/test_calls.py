@@ -509,5 +509,5 @@ def test_help_shows_the_options(function: Any) -> None:
     parameters = inspect.signature(function).parameters
     options = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
     assert {"copy": None, "dtype": None, "grad": "error", "device": None}.items() <= options.items()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'cpoy'"):
-        function(np.zeros(1), "torch", cpoy=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'copied'"):
+        function(np.zeros(1), "torch", copied=True)
