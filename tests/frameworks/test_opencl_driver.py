@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ import pytest
 
 from tests.helpers import require, run_python
 
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("pyclesperanto") is None,
+    reason="pyclesperanto is not installed, and its older kin finds it",
+)
 PROGRAM = """
 import json, os, sys
 import arraybridge

@@ -222,11 +222,12 @@ def _applied(
 
 def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: Any) -> tuple[Any, Any]:
     operation.differentiated = True
-    states, arrays = [x.value for x in primals], [x.value for x in operands]
+    # A number of Python stays one here before JAX 0.8.
+    states, arrays = [x.value for x in primals], [_array(x.value) for x in operands]
     if _are_traced(arrays):
         results, first = _applied(operation, True, states, *arrays)
         return (results, first if asked else states), (arrays, first, _Static(None))
-    results, linear = operation.linearise(list(map(_array, arrays)))
+    results, linear = operation.linearise(arrays)
     return (results, states), (arrays, states, _Static(linear))
 
 
