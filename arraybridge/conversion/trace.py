@@ -129,7 +129,7 @@ class TraceLog:
             )
         elif len(facts) == 1:
             (call,) = facts
-            kind, name, device, steps, array = "foreign", call.call, call.device, call.steps, call.array
+            kind, name, device, steps, array = "foreign", call.call, str(call.device), call.steps, call.array
             nbytes, reason, source, target = call.copied, call.reason(), call.source, call.target
         else:
             kind, name, device, nbytes, reason, item, flow = facts

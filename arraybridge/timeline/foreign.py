@@ -23,6 +23,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import is_c_contiguous
 from arraybridge.timeline import events
 from arraybridge.trees import leaves_of
+from arraybridge.types import Device
 
 __all__ = ["Conversion", "hear", "let_go"]
 
@@ -70,8 +71,8 @@ class Conversion(NamedTuple):
     target: str
     source_dtype: str
     target_dtype: str
-    source_device: str
-    device: str
+    source_device: Device
+    device: Device
     nbytes: int
     shares: bool
     #: Address of the source modulo the alignment that the target needs; 0 where it does not count.
@@ -238,7 +239,7 @@ def _conversion(call: str, caller: str, x: Any, y: Any) -> Conversion | None:
     except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
         return None  # an array of another kind: a trace must not fail what it sees
     return Conversion(
-        call, source.name, target.name, was, now, str(before), str(after), nbytes, shares, off,
+        call, source.name, target.name, was, now, before, after, nbytes, shares, off,
         source.name != "numpy" or x.flags.writeable, None if shares else events.steps(source, x),
         None if shares else events.same_array(x),
     )  # fmt: skip
