@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import arraybridge
+from arraybridge.carriers import carrier
 from arraybridge.frameworks import registry
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -130,11 +131,12 @@ def run_script(
 
 @contextmanager
 def registry_kept() -> Iterator[None]:
-    """Forget afterwards which frameworks were registered inside."""
-    before = registry.instances()
+    """Forget afterwards which frameworks and carriers were registered inside."""
+    before, carriers = registry.instances(), carrier._registered.copy()
     try:
         yield
     finally:
+        carrier._registered[:] = carriers
         for name, one in registry.instances().items():
             if name not in before:
                 registry.unregister(name)

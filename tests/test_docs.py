@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arraybridge import machine
-from tests.helpers import require
+from tests.helpers import registry_kept, require
 
 DOCS = Path(__file__).parent.parent / "docs"
 # The wheel's tests have no pages beside them.
@@ -47,5 +47,6 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
     document = sybil.Sybil(parsers=[PythonCodeBlockParser()]).parse(page)
     examples = list(document.examples())
     assert examples or "```python" not in page.read_text(encoding="utf-8")
-    for example in examples:
-        example.evaluate()
+    with registry_kept():
+        for example in examples:
+            example.evaluate()
