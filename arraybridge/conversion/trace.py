@@ -128,7 +128,7 @@ class TraceLog:
                 route.target,
             )
         elif len(facts) == 1:
-            (call,) = facts
+            call = _foreign().Conversion(*facts[0])
             kind, name, device, steps, array = "foreign", call.call, str(call.device), call.steps, call.array
             nbytes, reason, source, target = call.copied, call.reason(), call.source, call.target
         else:
@@ -365,19 +365,24 @@ def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[Trac
         _everywhere.remove(log)
 
 
+def _foreign() -> Any:
+    """The room for the frameworks' own calls, which few logs hear of."""
+    from arraybridge.timeline import foreign
+
+    return foreign
+
+
 @contextmanager
 def _foreign_calls(log: TraceLog) -> Iterator[None]:
     """Let a log hear of the frameworks' own calls, if it wants to."""
     if not log.foreign:
         yield
         return
-    from arraybridge.timeline import foreign
-
-    foreign.hear(_hearing_foreign)
+    _foreign().hear(_hearing_foreign)
     try:
         yield
     finally:
-        foreign.let_go()
+        _foreign().let_go()
 
 
 def _hearing_foreign() -> list[TraceLog]:

@@ -165,7 +165,7 @@ class _Call:
         caller = frame.f_globals.get("__name__", "").partition(".")[0]
         thread = current_thread().name
         with _unseen():
-            conversions = [c for pair in pairs if (c := _conversion(self._name, caller, *pair))]
+            conversions = [c for pair in pairs if (c := _facts(self._name, caller, *pair))]
         for conversion in conversions:
             # The leaves of a tree share the time of their call.
             for log in logs:
@@ -217,8 +217,8 @@ class _Compiler(_Call):
                     _attach("torch")
 
 
-def _conversion(call: str, caller: str, x: Any, y: Any) -> Conversion | None:
-    """What a call did; None where it was no conversion, or one that a framework made for itself."""
+def _facts(call: str, caller: str, x: Any, y: Any) -> tuple[Any, ...] | None:
+    """What a `Conversion` is made of; None where it was none, or one that a framework made for itself."""
     source, target = registry.find_owner(x), registry.find_owner(y)
     if source is None or target is None or y is x:
         return None
@@ -229,7 +229,8 @@ def _conversion(call: str, caller: str, x: Any, y: Any) -> Conversion | None:
             source.check(x)  # which refuses what is traced; then its result is traced, too
         before, after = source.device_of(x), target.device_of(y)
         was, now = source.dtype_name(x), target.dtype_name(y)
-        together, nbytes, at, result_at = before == after, target.nbytes(y), 0, 0
+        together = before is after or before == after
+        nbytes, at, result_at = target.nbytes(y), 0, 0
         if source is target and together and was == now:
             return None
         if together:
@@ -238,7 +239,7 @@ def _conversion(call: str, caller: str, x: Any, y: Any) -> Conversion | None:
         off = 0 if shares else at % (target.alignment or 1)
     except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
         return None  # an array of another kind: a trace must not fail what it sees
-    return Conversion(
+    return (
         call, source.name, target.name, was, now, before, after, nbytes, shares, off,
         source.name != "numpy" or x.flags.writeable, None if shares else events.steps(source, x),
         None if shares else events.same_array(x),
