@@ -1,0 +1,47 @@
+"""CuPy's and torch's own calls to a card and back, as a trace sees them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from arraybridge import trace
+from tests.helpers import require
+
+pytestmark = pytest.mark.gpu
+MIB = 1 << 20
+
+
+def test_cupys_own_calls() -> None:
+    cupy = require("cupy")
+    x = np.ones((512, 512), np.float32)
+    get = cupy.ndarray.get
+    with trace(foreign=True) as log:
+        y = cupy.asarray(x)
+        cupy.asnumpy(y)
+        y.get()
+        cupy.array(x)
+        cupy.asarray(y)
+    names = ["cupy.asarray", "cupy.asnumpy", "cupy.ndarray.get", "cupy.array"]
+    assert [(e.name, e.nbytes, e.file) for e in log.events] == [(name, MIB, __file__) for name in names]
+    assert [e.device for e in log.events] == ["gpu:0", "cpu", "cpu", "gpu:0"]
+    assert {e.reason for e in log.events} == {
+        "gpu:0 is another device than cpu",
+        "cpu is another device than gpu:0",
+    }
+    assert cupy.ndarray.get is get
+
+
+def test_torchs_own_calls() -> None:
+    torch = require("torch")
+    x = torch.ones(512, 512)
+    with trace(foreign=True) as log:
+        y = x.cuda()
+        y.cpu()
+        y.to("cpu")
+        y.cuda()
+    assert [(e.name, e.nbytes) for e in log.events] == [
+        ("Tensor.cuda", MIB),
+        ("Tensor.cpu", MIB),
+        ("Tensor.to", MIB),
+    ]
