@@ -6,12 +6,13 @@ A page is one file that needs no network, fits a phone of 400 pixels, and follow
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from arraybridge.show import Cell, html_table
 
-__all__ = ["COLOURS", "figure", "page", "save_figure", "sortable_table", "tag"]
+__all__ = ["COLOURS", "PICTURE", "page", "picture", "sortable_table", "tag"]
 
 #: What is drawn → its colour, the same in every picture and on every page. Copies are red.
 COLOURS = {
@@ -28,6 +29,16 @@ COLOURS = {
     "retry": "#f58518",
     "split": "#f58518",
     "grow": "#f58518",
+}
+
+_INK = "#76808d"
+
+#: Settings of matplotlib for all pictures: transparent, with strokes that show on white and on black.
+PICTURE = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
 }
 
 _STYLE = """
@@ -174,25 +185,24 @@ def sortable_table(
     )
 
 
-def figure(width: float, height: float) -> tuple[Any, Any]:
+@contextmanager
+def picture(width: float, height: float, path: str | os.PathLike[str] | None) -> Iterator[tuple[Any, Any]]:
     """A figure of matplotlib's and its axes, in inches, in the style of this house; opens no window.
+
+    It is written at the end, if there is a path, whose suffix says the form.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("pictures need matplotlib; run pip install matplotlib") from error
-    drawing = Figure(figsize=(width, height), layout="constrained")
-    axes = drawing.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=8)
-    return drawing, axes
-
-
-def save_figure(drawing: Any, path: str | os.PathLike[str] | None) -> Any:
-    """Write a figure, if there is a path; the suffix says the form. Gives the figure back."""
-    if path is not None:
-        drawing.savefig(path, dpi=150)
-    return drawing
+    with rc_context(PICTURE):
+        drawing = Figure(figsize=(width, height), layout="constrained")
+        axes = drawing.subplots()
+        axes.tick_params(labelsize=8)
+        yield drawing, axes
+        if path is not None:
+            drawing.savefig(path, dpi=150)

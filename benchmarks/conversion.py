@@ -42,6 +42,7 @@ from benchmarks.timing import (  # noqa: E402
     calls_per_batch,
     in_turn,
     machine,
+    pyplot,
     versions,
 )
 
@@ -573,10 +574,7 @@ def show_targets(report: Json) -> None:
 
 def plot(result: Json, path: Path) -> None:
     """Bars of raw, ours and peer for each pair, one panel for each size, on a logarithmic axis."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = pyplot()
 
     ours = f"arraybridge {result['arraybridge'].get('ours', '')}, this library"
     styles = {
@@ -618,7 +616,6 @@ def plot(result: Json, path: Path) -> None:
         panel.set_title(f"float32, {size}")
         panel.grid(axis="x", which="major", alpha=0.35)
         panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
     panels[-1].set_xlabel("time a call, logarithmic")
     panels[0].set_yticks(range(len(PAIRS)), [f"{source} \N{RIGHTWARDS ARROW} {to}" for source, to in PAIRS])
     panels[0].set_ylim(len(PAIRS) - 0.45, -0.55)
@@ -626,7 +623,7 @@ def plot(result: Json, path: Path) -> None:
     ticks = {0.1: "0.1 µs", 1: "1 µs", 10: "10 µs", 100: "100 µs", 1000: "1 ms"}
     panels[0].set_xticks(list(ticks), list(ticks.values()))
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=1, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=1)
     if "peer_over_ours" in result["rows"][0]:
         note = "at the peer's bar: its time over ours, and where it copies instead of sharing memory"
         figure.supxlabel(note, fontsize=9)

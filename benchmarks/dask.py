@@ -45,7 +45,7 @@ from distributed.utils import nbytes  # noqa: E402
 import arraybridge  # noqa: E402
 from arraybridge import convert_memory  # noqa: E402
 from arraybridge.dask import cluster, map_blocks  # noqa: E402
-from benchmarks.timing import in_turn, machine, versions  # noqa: E402
+from benchmarks.timing import in_turn, machine, pyplot, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SECTIONS = ("overhead", "throughput", "memory", "compile", "graph")
@@ -452,10 +452,7 @@ def targets(report: Json) -> list[tuple[str, float, float, bool]]:
 
 def draw(report: Json, path: Path) -> None:
     """Overhead in its parts, speed-up against workers, and memory against time, of what there is."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = pyplot()
 
     figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 13), layout="constrained")
     colours = {"scheduling": "#e08a2e", "conversion": "#9aa5b1", "added": "#1f77b4"}
@@ -472,16 +469,14 @@ def draw(report: Json, path: Path) -> None:
             us = np.array([row["over_plain_us"][part]["median"] for row in rows])
             top.bar(names, us, bottom=base, color=colour, label=labels[part])
             base += np.maximum(us, 0)
-        top.axhline(100, color="black", linewidth=1, linestyle=":", label="100 µs")
+        top.axhline(100, color="0.5", linewidth=1, linestyle=":", label="100 µs")
         top.set_ylabel("µs a block over the plain function")
         top.set_title(f"Overhead, {BLOCKS} blocks of 8 × 8, one thread", fontsize=11)
         top.set_ylim(top=1.45 * max(100, base.max()))
         top.legend(frameon=False, fontsize=9)
     if "throughput" in report:
         cores = report["throughput"]["machine"]["cores"]
-        middle.plot(
-            WORKERS, [min(n, cores) for n in WORKERS], ":", color="black", label=f"{cores} cores allow"
-        )
+        middle.plot(WORKERS, [min(n, cores) for n in WORKERS], ":", color="0.5", label=f"{cores} cores allow")
         for (name, row), colour in zip(
             report["throughput"]["results"]["filters"].items(), ("#1f77b4", "#e08a2e"), strict=True
         ):
@@ -522,7 +517,6 @@ def draw(report: Json, path: Path) -> None:
     for panel in (top, middle, bottom):
         panel.grid(alpha=0.35)
         panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -33,7 +33,7 @@ import numpy as np  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, versions  # noqa: E402
+from benchmarks.timing import Summary, batch_ns, calls_per_batch, machine, pyplot, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
@@ -184,13 +184,13 @@ def show(rows: Json) -> None:
 
 def plot(rows: Json, path: Path) -> None:
     """One bar for each decorator, and the growth with the number of leaves."""
-    import matplotlib.pyplot as plt
+    plt = pyplot()
 
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 9), layout="constrained")
     names = [name for name in rows if name != "plain call" and not name.startswith("list")]
     colours = ["#e08a2e" if n.startswith("peer") else "#9aa5b1" if "." in n else "#1f77b4" for n in names]
     top.barh(names, [rows[name]["over_plain_us"] for name in names], color=colours)
-    top.axvline(TARGET, color="black", linewidth=1, linestyle=":")
+    top.axvline(TARGET, color="0.5", linewidth=1, linestyle=":")
     top.invert_yaxis()
     top.set_xlabel("µs over the plain call, one array in place (dotted: the limit)")
     bottom.loglog(LEAVES, [rows[f"list of {n}"]["over_plain_us"] for n in LEAVES], "o-", color="#1f77b4")
@@ -199,7 +199,6 @@ def plot(rows: Json, path: Path) -> None:
     for panel in (top, bottom):
         panel.grid(axis="x", alpha=0.35)
         panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
     bottom.grid(axis="y", alpha=0.35)
     figure.savefig(path, dpi=130)
     plt.close(figure)

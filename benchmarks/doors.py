@@ -36,7 +36,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 from benchmarks.conversion import DISTRIBUTIONS, peer_folder  # noqa: E402
-from benchmarks.timing import aligned, batch_ns, calls_per_batch, machine, versions  # noqa: E402
+from benchmarks.timing import aligned, batch_ns, calls_per_batch, machine, pyplot, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 ELEMENTS = 16
@@ -315,7 +315,7 @@ def show(doors: Json, sizes: Json) -> None:
 
 def plot(doors: Json, path: Path) -> None:
     """A bar for each door, and where it should end."""
-    import matplotlib.pyplot as plt
+    plt = pyplot()
 
     results = doors["results"]
     names = list(results)
@@ -325,13 +325,12 @@ def plot(doors: Json, path: Path) -> None:
     axis.barh(
         names, over, color=["#1f77b4" if a <= b else "#c44e52" for a, b in zip(over, most, strict=True)]
     )
-    axis.plot(most, range(len(names)), "|", color="black", markersize=16, label="at most")
+    axis.plot(most, range(len(names)), "|", color="0.5", markersize=16, label="at most")
     axis.invert_yaxis()
     axis.tick_params(labelsize=11)
     axis.set_xlabel(f"over the plain calls, in empty Python calls of {doors['unit_ns']:.0f} ns", fontsize=12)
     axis.grid(axis="x", alpha=0.35)
     axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=11)
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -117,3 +117,16 @@ def versions(*names: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot, which opens no window and draws in the style of the documentation."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from arraybridge import pages  # not at the top: in some processes the peer has that name
+
+    plt.rcParams.update(pages.PICTURE)
+    return plt

@@ -12,6 +12,7 @@ import re
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 # The programs of the gallery run in this process. They are shown two OpenCL devices, in PoCL of the wheel.
 os.environ.setdefault("POCL_DEVICES", "pthread pthread")
@@ -24,6 +25,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 
 import arraybridge  # noqa: E402
+from arraybridge import pages  # noqa: E402
 
 # It calls Sphinx by a name that a later Sphinx will drop, and says so a hundred times.
 warnings.filterwarnings("ignore", category=PendingDeprecationWarning, module=r"sphinx_autodoc_typehints\.")
@@ -82,6 +84,14 @@ copybutton_prompt_is_regexp = True
 
 # -- the gallery ---------------------------------------------------------------------------------------
 
+
+def _picture_style(_: dict[str, Any], __: str) -> None:
+    """Draw the pictures of the gallery as all others, in settings that each program finds anew."""
+    import matplotlib as mpl
+
+    mpl.rcParams.update(pages.PICTURE)
+
+
 # A program runs again when its text has changed; to run all of them, delete docs/gallery/. The titles in a
 # picture are its alternative text.
 sphinx_gallery_conf = {
@@ -94,6 +104,7 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "show_signature": False,
     "image_srcset": ["2x"],
+    "reset_modules": ("matplotlib", _picture_style),
 }
 
 

@@ -54,11 +54,19 @@ def markdown(names: tuple[str, ...] = FRAMEWORKS) -> str:
     return "\n".join(lines)
 
 
-# Of the picture: where the cells begin, how large they are, and the colour of each kind. It has a ground of
-# its own, so that it looks the same on light pages and on dark ones.
+# Of the picture: where the cells begin, how large they are, and the colour of each kind. It follows the
+# reader's choice of light or dark.
 _LEFT, _TOP, _WIDTH, _HEIGHT = 112, 60, 63, 34
 _FONT = 'font-family="Helvetica, Arial, sans-serif" font-size="13" text-anchor="middle"'
-_COLOURS = {"shared": "#b7e4c7", "one copy": "#ffe0a3", "two copies": "#ffc09f", "–": "#e9ecef"}
+_CLASSES = {"shared": "shared", "one copy": "one", "two copies": "two", "–": "same"}
+_STYLE = """<style>
+.ground { fill: #ffffff; } text { fill: #1c2733; } .note { fill: #5c636a; }
+.shared { fill: #b7e4c7; } .one { fill: #ffe0a3; } .two { fill: #ffc09f; } .same { fill: #e9ecef; }
+@media (prefers-color-scheme: dark) {
+.ground { fill: #14181e; } text { fill: #e4e9f0; } .note { fill: #9aa7b8; }
+.shared { fill: #1d5236; } .one { fill: #5c4813; } .two { fill: #6e3520; } .same { fill: #262d36; }
+}
+</style>"""
 
 
 def _label(name: str) -> list[str]:
@@ -72,8 +80,9 @@ def picture(names: tuple[str, ...] = FRAMEWORKS) -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" {_FONT}>',
         "<title>Which pairs of frameworks share memory, which copy</title>",
-        f'<rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>',
-        f'<text x="{_LEFT - 8}" y="{_TOP - 12}" text-anchor="end" fill="#5c636a">from \\ to</text>',
+        _STYLE,
+        f'<rect class="ground" width="{width}" height="{height}" rx="8"/>',
+        f'<text x="{_LEFT - 8}" y="{_TOP - 12}" text-anchor="end" class="note">from \\ to</text>',
     ]
     for i, name in enumerate(names):
         middle = _LEFT + _WIDTH * i + _WIDTH // 2
@@ -92,14 +101,14 @@ def picture(names: tuple[str, ...] = FRAMEWORKS) -> str:
             x = _LEFT + _WIDTH * column
             lines.append(
                 f'<rect x="{x + 1}" y="{y + 1}" width="{_WIDTH - 2}" height="{_HEIGHT - 2}" rx="4"'
-                f' fill="{_COLOURS[kind]}"/>'
+                f' class="{_CLASSES[kind]}"/>'
             )
             word = kind.replace("one copy", "1 copy").replace("two copies", "2 copies")
             star = "*" if words != kind else card
             lines.append(f'<text x="{x + _WIDTH // 2}" y="{y + 22}">{word}{star}</text>')
     note = "* on the card; CuPy has no host arrays"
     place = f'x="{width - 8}" y="{height - 12}" text-anchor="end"'
-    lines.append(f'<text {place} fill="#5c636a">{note}</text>')
+    lines.append(f'<text {place} class="note">{note}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 

@@ -315,27 +315,26 @@ def _heat_map(result: Json, path: Path) -> None:
     """The times as colours on a logarithmic scale, with how each pair travels written in."""
     labels = result["places"]
     count = len(labels)
-    drawing, axes = pages.figure(2.6 + 1.25 * count, 1.9 + 0.95 * count)
     logs = np.array([math.log10(cell["seconds"] or math.nan) for cell in result["cells"]])
     # At least a decade, so that times which hardly differ don't get opposite colours.
     low = float(np.nanmin(logs, initial=0.0))
     high = max(float(np.nanmax(logs, initial=low)), low + 1)
     colours = importlib.import_module("matplotlib").colormaps["YlOrRd"].with_extremes(bad="#d9d9d9")
-    image = axes.imshow(logs.reshape(count, count), cmap=colours, vmin=low, vmax=high, aspect="auto")
-    for i, cell in enumerate(result["cells"]):
-        lines = [cell["kind"], cell["method"] or "", format_seconds(cell["seconds"])]
-        words = "\n".join(filter(None, lines[:1] + lines[1 + (cell["kind"] == "same") :]))
-        colour = "white" if (logs[i] - low) / (high - low) > 0.62 else "black"
-        axes.text(i % count, i // count, words, ha="center", va="center", fontsize=8, color=colour)
-    axes.set_xticks(range(count), labels, rotation=0 if count < 8 else 30)
-    axes.set_yticks(range(count), labels)
-    axes.xaxis.tick_top()
-    axes.set(xlabel="to", ylabel="from")
-    axes.xaxis.set_label_position("top")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    bar = drawing.colorbar(image, ax=axes, shrink=0.8, label="time a conversion")
-    bar.set_ticks(range(math.ceil(low), math.floor(high) + 1))
-    bar.set_ticklabels([format_seconds(10.0**tick) for tick in bar.get_ticks()])
-    drawing.suptitle(f"{result['dtype']}, {format_bytes(result['nbytes'])}", fontsize=11)
-    pages.save_figure(drawing, path)
+    with pages.picture(2.6 + 1.25 * count, 1.9 + 0.95 * count, path) as (drawing, axes):
+        image = axes.imshow(logs.reshape(count, count), cmap=colours, vmin=low, vmax=high, aspect="auto")
+        for i, cell in enumerate(result["cells"]):
+            lines = [cell["kind"], cell["method"] or "", format_seconds(cell["seconds"])]
+            words = "\n".join(filter(None, lines[:1] + lines[1 + (cell["kind"] == "same") :]))
+            colour = "white" if (logs[i] - low) / (high - low) > 0.62 else "black"
+            axes.text(i % count, i // count, words, ha="center", va="center", fontsize=8, color=colour)
+        axes.set_xticks(range(count), labels, rotation=0 if count < 8 else 30)
+        axes.set_yticks(range(count), labels)
+        axes.xaxis.tick_top()
+        axes.set(xlabel="to", ylabel="from")
+        axes.xaxis.set_label_position("top")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        bar = drawing.colorbar(image, ax=axes, shrink=0.8, label="time a conversion")
+        bar.set_ticks(range(math.ceil(low), math.floor(high) + 1))
+        bar.set_ticklabels([format_seconds(10.0**tick) for tick in bar.get_ticks()])
+        drawing.suptitle(f"{result['dtype']}, {format_bytes(result['nbytes'])}", fontsize=11)

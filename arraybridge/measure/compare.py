@@ -106,19 +106,20 @@ class SizeComparison(Table):
 
     def plot(self, file: str | os.PathLike[str]) -> None:
         """Draw time against size by matplotlib, in the form that the suffix says: ``.png``, ``.svg``, …."""
-        drawing, axes = pages.figure(9, 5.5)
         rows = self.as_dicts()
-        for i, name in enumerate(self.names()):
-            for place, style in (("cpu", "--o"), ("gpu", "-o")):
-                points = sorted((r["elements"], r[place]) for r in rows if r["function"] == name and r[place])
-                if points:
-                    axes.plot(*zip(*points, strict=True), style, color=f"C{i}", label=f"{name}, {place}")
-            if size := self.crossover(name):
-                axes.axvline(size, color=f"C{i}", linewidth=0.8, linestyle=":")
-        axes.set(xscale="log", yscale="log", xlabel="elements", ylabel="seconds")
-        axes.set_title(self._table()[3], size=9, wrap=True)
-        axes.legend(fontsize=8)
-        pages.save_figure(drawing, file)
+        with pages.picture(9, 5.5, file) as (_, axes):
+            for i, name in enumerate(self.names()):
+                for place, style in (("cpu", "--o"), ("gpu", "-o")):
+                    points = sorted(
+                        (r["elements"], r[place]) for r in rows if r["function"] == name and r[place]
+                    )
+                    if points:
+                        axes.plot(*zip(*points, strict=True), style, color=f"C{i}", label=f"{name}, {place}")
+                if size := self.crossover(name):
+                    axes.axvline(size, color=f"C{i}", linewidth=0.8, linestyle=":")
+            axes.set(xscale="log", yscale="log", xlabel="elements", ylabel="seconds")
+            axes.set_title(self._table()[3], size=9, wrap=True)
+            axes.legend(fontsize=8)
 
 
 def _matmul(x: Any) -> Any:

@@ -107,26 +107,24 @@ def _title(event: Event) -> str:
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:
     """Draw events in the order of their start; see `TraceLog.plot`."""
     rows = _by_thread(events)
-    figure, axes = pages.figure(10, 1.6 + 0.5 * max(1, len(rows)))
-    kinds: dict[str, Any] = {}
-    for row, (_, of_thread) in enumerate(rows):
-        for event in of_thread:
-            colour, height = COLOURS[event.colour], _HEIGHTS.get(event.kind, 0.5)
-            if event.seconds:
-                bar = [(event.start, event.seconds)]
-                # With an edge, the shortest can be seen too.
-                kinds[event.colour] = axes.broken_barh(
-                    bar, (row - height / 2, height), color=colour, linewidth=0.8
-                )
-            else:
-                (kinds[event.colour],) = axes.plot([event.start], [row], "|", color=colour, markersize=16)
-    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
-    axes.set_xlabel("seconds")
-    copied = sum(event.nbytes for event in events if event.kind in CONVERSIONS)
-    axes.set_title(f"{len(events)} events, {format_bytes(copied)} copied", size=10)
-    if kinds:
-        figure.legend(
-            kinds.values(), kinds, loc="outside lower center", fontsize=8, ncols=len(kinds), frameon=False
-        )
-    return pages.save_figure(figure, path)
+    with pages.picture(10, 1.6 + 0.5 * max(1, len(rows)), path) as (figure, axes):
+        kinds: dict[str, Any] = {}
+        for row, (_, of_thread) in enumerate(rows):
+            for event in of_thread:
+                colour, height = COLOURS[event.colour], _HEIGHTS.get(event.kind, 0.5)
+                if event.seconds:
+                    bar = [(event.start, event.seconds)]
+                    # With an edge, the shortest can be seen too.
+                    kinds[event.colour] = axes.broken_barh(
+                        bar, (row - height / 2, height), color=colour, linewidth=0.8
+                    )
+                else:
+                    (kinds[event.colour],) = axes.plot([event.start], [row], "|", color=colour, markersize=16)
+        axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+        axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+        axes.set_xlabel("seconds")
+        copied = sum(event.nbytes for event in events if event.kind in CONVERSIONS)
+        axes.set_title(f"{len(events)} events, {format_bytes(copied)} copied", size=10)
+        if kinds:
+            figure.legend(kinds.values(), kinds, loc="outside lower center", fontsize=8, ncols=len(kinds))
+    return figure
