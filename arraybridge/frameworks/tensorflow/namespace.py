@@ -1,15 +1,18 @@
 """The array API over TensorFlow: `tf.experimental.numpy`, and by their names of today what that lacks.
 
-This module is the namespace; what it does not define is looked up there.
+This module is the namespace; what it does not define is looked up there. What has a derivative is made of
+TensorFlow's own functions; the rest is NumPy's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce, wraps
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
+import array_api_compat.numpy as _numpy
 import numpy as np
 import tensorflow as tf
 
@@ -71,87 +74,39 @@ def copysign(x1: Any, x2: Any, /) -> Any:
     return tf.where(_np.signbit(x1) == _np.signbit(x2), x1, -x1)
 
 
-_KINDS = {
-    "bool": "b",
-    "signed integer": "i",
-    "unsigned integer": "u",
-    "integral": "iu",
-    "real floating": "f",
-    "complex floating": "c",
-    "numeric": "iufc",
-}
+def _dtype(x: Any) -> Any:
+    """NumPy's dtype of an array, or of a dtype of TensorFlow's namespace; words are words."""
+    if isinstance(x, str):
+        return x
+    return np.dtype(tf.as_dtype(x.dtype if isinstance(x, tf.Tensor) else x).as_numpy_dtype)
 
 
 def isdtype(dtype: Any, kind: Any) -> Any:
     """Whether the dtype is of a kind (in words), is another dtype, or any of a tuple of these."""
-    dtype, kinds = tf.as_dtype(dtype), kind if isinstance(kind, tuple) else (kind,)
-    code = "f" if dtype.is_floating else np.dtype(dtype.as_numpy_dtype).kind
-    return any(code in _KINDS[one] if isinstance(one, str) else dtype == tf.as_dtype(one) for one in kinds)
+    return _numpy.isdtype(_dtype(dtype), tuple(map(_dtype, kind if isinstance(kind, tuple) else (kind,))))
 
 
 def can_cast(from_: Any, to: Any, /) -> Any:
     """Whether every value of the one dtype (or array) has its place in the other."""
-    of_array = from_.dtype if isinstance(from_, tf.Tensor) else from_
-    return np.can_cast(tf.as_dtype(of_array).as_numpy_dtype, tf.as_dtype(to).as_numpy_dtype)
+    return _numpy.can_cast(_dtype(from_), _dtype(to))
 
 
-class UniqueAll(NamedTuple):
-    """What `unique_all` gives: the elements, where each comes first, which each was, and how often."""
+def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """NumPy's function for one that TensorFlow lacks and that has no derivative."""
 
-    values: Any
-    indices: Any
-    inverse_indices: Any
-    counts: Any
+    @wraps(fn)
+    def run(*args: Any, **options: Any) -> Any:
+        result = fn(*map(np.asarray, args), **options)
+        if isinstance(result, tuple):
+            return type(result)(*map(tf.convert_to_tensor, result))
+        return tf.convert_to_tensor(result)
 
-
-class UniqueCounts(NamedTuple):
-    """What `unique_counts` gives."""
-
-    values: Any
-    counts: Any
+    return run
 
 
-class UniqueInverse(NamedTuple):
-    """What `unique_inverse` gives."""
-
-    values: Any
-    inverse_indices: Any
-
-
-def unique_all(x: Any, /) -> UniqueAll:
-    """The elements, each once and in order, with where each comes first, which each was, and how often."""
-    flat = tf.reshape(x, [-1])
-    if flat.dtype == tf.bool:  # which TensorFlow sorts as numbers alone
-        unique = unique_all(tf.reshape(tf.cast(flat, tf.uint8), x.shape))
-        return unique._replace(values=tf.cast(unique.values, tf.bool))
-    order = tf.cast(tf.argsort(flat, stable=True), tf.int64)
-    values, places, counts = tf.unique_with_counts(tf.gather(flat, order), tf.int64)
-    inverse = tf.reshape(tf.gather(places, tf.argsort(order)), x.shape)
-    return UniqueAll(values, tf.gather(order, tf.cumsum(counts, exclusive=True)), inverse, counts)
-
-
-def unique_counts(x: Any, /) -> Any:
-    """The elements, each once and in order, and how often."""
-    unique = unique_all(x)
-    return UniqueCounts(unique.values, unique.counts)
-
-
-def unique_inverse(x: Any, /) -> Any:
-    """The elements, each once and in order, and which of them each was."""
-    unique = unique_all(x)
-    return UniqueInverse(unique.values, unique.inverse_indices)
-
-
-def unique_values(x: Any, /) -> Any:
-    """The elements, each once, in order."""
-    return unique_all(x).values
-
-
-def searchsorted(x1: Any, x2: Any, /, *, side: Any = "left", sorter: Any = None) -> Any:
-    """Where in the sorted ``x1`` each element of ``x2`` would be put in."""
-    ordered = x1 if sorter is None else tf.gather(x1, sorter)
-    places = tf.searchsorted(ordered, tf.reshape(x2, [-1]), side, tf.int64)
-    return tf.reshape(places, x2.shape)
+unique_all, unique_counts = _by_way_of_numpy(_numpy.unique_all), _by_way_of_numpy(_numpy.unique_counts)
+unique_inverse = _by_way_of_numpy(_numpy.unique_inverse)
+unique_values, searchsorted = _by_way_of_numpy(_numpy.unique_values), _by_way_of_numpy(_numpy.searchsorted)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
@@ -184,13 +139,12 @@ def _cumulative(op: Any, start: int, x: Any, axis: int | None, dtype: Any, inclu
         axis = 0
     if dtype is None:
         dtype = x.dtype
-        if dtype == tf.bool or dtype.is_integer:
+        if not (dtype.is_floating or dtype.is_complex):
             dtype = tf.uint64 if dtype.is_unsigned else tf.int64
     result = op(tf.cast(x, dtype), axis=axis)
     if include_initial:
-        axis %= len(x.shape)
-        shape = [1 if i == axis else n for i, n in enumerate(result.shape)]
-        result = tf.concat([tf.fill(shape, tf.cast(start, dtype)), result], axis)
+        before = [[int(i == axis % len(x.shape)), 0] for i in range(len(x.shape))]
+        result = tf.pad(result, before, constant_values=tf.cast(start, dtype))
     return result
 
 
@@ -208,8 +162,6 @@ def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: Any = False, ord: flo
         return tf.reduce_min(size, axis, keepdims)
     if ord == 0:
         return tf.reduce_sum(tf.cast(size != 0, size.dtype), axis, keepdims)
-    if ord == 1:
-        return tf.reduce_sum(size, axis, keepdims)
     if ord == 2:
         return tf.sqrt(tf.reduce_sum(size * size, axis, keepdims))
     return tf.reduce_sum(size**ord, axis, keepdims) ** (1 / ord)
@@ -217,7 +169,7 @@ def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: Any = False, ord: flo
 
 def _matrix_norm(x: Any, /, *, keepdims: Any = False, ord: Any = "fro") -> Any:  # noqa: A002
     """The norm of the matrices in the last two axes: ``"fro"``, 1 or inf."""
-    return tf.norm(x, ord="fro" if ord == "fro" else ord, axis=(-2, -1), keepdims=keepdims)
+    return tf.norm(x, ord, axis=(-2, -1), keepdims=keepdims)
 
 
 def _svd(x: Any, /, *, full_matrices: Any = True) -> tuple[Any, Any, Any]:
@@ -228,37 +180,23 @@ def _svd(x: Any, /, *, full_matrices: Any = True) -> tuple[Any, Any, Any]:
 
 def _matrix_power(x: Any, n: int, /) -> Any:
     """The product of ``n`` times the square matrices in the last two axes; of their inverses below 0."""
-    power, x, n = (
-        tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype),
-        tf.linalg.inv(x) if n < 0 else x,
-        abs(n),
-    )
-    while n:
-        power, x, n = power @ x if n % 2 else power, x @ x, n // 2
-    return power
+    factors = [tf.linalg.inv(x) if n < 0 else x] * abs(n)
+    return reduce(tf.matmul, factors, tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype))
 
 
 def __array_namespace_info__() -> Any:  # noqa: N807  # the standard's name
     """What the standard asks of a namespace: devices, dtypes and what it can do."""
-    names = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-    floats = ("float32", "float64", "complex64", "complex128")
-    every: dict[str, Any] = {name: getattr(tf, name) for name in (*names, *floats)}
-    real = _np.zeros(()).dtype
-    defaults = {
-        "real floating": real,
-        "complex floating": tf.complex64 if real == tf.float32 else tf.complex128,
-        "integral": tf.int64,
-        "indexing": tf.int64,
-    }
-
-    def default_dtypes(*, device: Any = None) -> dict[str, Any]:
-        return defaults
+    of_numpy = _numpy.__array_namespace_info__()
 
     def dtypes(*, device: Any = None, kind: Any = None) -> dict[str, Any]:
-        return {name: dtype for name, dtype in every.items() if kind is None or isdtype(dtype, kind)}
+        return {name: tf.as_dtype(dtype) for name, dtype in of_numpy.dtypes(kind=kind).items()}
+
+    def default_dtypes(*, device: Any = None) -> dict[str, Any]:
+        numbers = {"real floating": 0.0, "complex floating": 0j, "integral": 0, "indexing": np.int64(0)}
+        return {kind: _np.asarray(number).dtype for kind, number in numbers.items()}
 
     return SimpleNamespace(
-        capabilities=lambda: {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 254},
+        capabilities=lambda: {**of_numpy.capabilities(), "max dimensions": 254},
         default_device=lambda: "CPU:0",
         devices=lambda: [native.name for native in tf.config.list_logical_devices()],
         default_dtypes=default_dtypes,
