@@ -12,7 +12,6 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 # The programs of the gallery run in this process. They are shown two OpenCL devices, in PoCL of the wheel.
 os.environ.setdefault("POCL_DEVICES", "pthread pthread")
@@ -23,6 +22,8 @@ from sphinx.application import Sphinx  # noqa: E402
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
+
+import matplotlib as mpl  # noqa: E402
 
 import arraybridge  # noqa: E402
 from arraybridge import pages  # noqa: E402
@@ -84,13 +85,8 @@ copybutton_prompt_is_regexp = True
 
 # -- the gallery ---------------------------------------------------------------------------------------
 
-
-def _picture_style(_: dict[str, Any], __: str) -> None:
-    """Draw the pictures of the gallery as all others, in settings that each program finds anew."""
-    import matplotlib as mpl
-
-    mpl.rcParams.update(pages.PICTURE)
-
+# Pictures of the gallery look as all others.
+mpl.rcParams.update(pages.PICTURE)
 
 # A program runs again when its text has changed; to run all of them, delete docs/gallery/. The titles in a
 # picture are its alternative text.
@@ -104,7 +100,7 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "show_signature": False,
     "image_srcset": ["2x"],
-    "reset_modules": ("matplotlib", _picture_style),
+    "reset_modules": (),  # which would take the style away
 }
 
 
