@@ -10,6 +10,7 @@ import ctypes
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -432,6 +433,47 @@ def build(framework: str, layout: str, dtype: str) -> Source:
     return Source(array, values.tobytes(), values.shape, flip)
 
 
+def without_values(source: str) -> dict[str, Any]:
+    """Arrays whose elements are no numbers, or that have no dense, concrete ones."""
+    if source == "numpy":
+        return {
+            "masked": np.ma.masked_array(np.arange(3, dtype=np.float32), [True, False, False]),
+            "object": np.array([1, "a", None], object),
+            "string": np.array(["a", "bc"]),
+            "bytes": np.array([b"a", b"bc"]),
+            "datetime": np.array(["2020-01-01"], "datetime64[D]"),
+            "timedelta": np.array([1, 2], "timedelta64[s]"),
+            "structured": np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
+            "void": np.zeros(2, "V3"),
+            "longdouble": np.zeros(2, np.longdouble),
+        }
+    if source == "jax":
+        import jax
+
+        return {"key": jax.random.key(0)}
+    if source == "tensorflow":
+        import tensorflow as tf
+
+        return {
+            "sparse": tf.sparse.from_dense([[1.0, 0.0]]),
+            "ragged": tf.ragged.constant([[1], [2, 3]]),
+            "string": tf.constant("a"),
+        }
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces beta and deprecated layouts
+        return {
+            "sparse COO": torch.eye(3).to_sparse(),
+            "sparse CSR": torch.eye(3).to_sparse_csr(),
+            "quantized": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
+            "meta": torch.ones(3, device="meta"),
+            "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "mkldnn": torch.ones(3, 3).to_mkldnn(),
+            "uint4": torch.zeros(4, dtype=torch.uint8).view(torch.uint4),
+        }
+
+
 # ---- reading arrays, each with its framework's own calls -------------------------------------------------
 
 
@@ -492,7 +534,8 @@ def address(array: Any) -> int | None:
             import tensorflow as tf
 
             # _numpy() is a view for every dtype, but not of a scalar; reshape() keeps the memory.
-            viewed = (array if array.ndim else tf.reshape(array, (1,)))._numpy()
+            tensor = tf.convert_to_tensor(array)  # of a variable
+            viewed = (tensor if tensor.ndim else tf.reshape(tensor, (1,)))._numpy()
             return int(viewed.__array_interface__["data"][0])
         case _:
             return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import subprocess
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -283,43 +282,6 @@ def test_negative_and_conjugate_bits(target: str) -> None:
             convert_memory(lazy, target, copy=False)
 
 
-def without_values(source: str) -> dict[str, Any]:
-    """Arrays whose elements are no numbers, or that have no dense, concrete ones."""
-    if source == "numpy":
-        return {
-            "masked": np.ma.masked_array(np.arange(3, dtype=np.float32), [True, False, False]),
-            "object": np.array([1, "a", None], object),
-            "string": np.array(["a", "bc"]),
-            "bytes": np.array([b"a", b"bc"]),
-            "datetime": np.array(["2020-01-01"], "datetime64[D]"),
-            "timedelta": np.array([1, 2], "timedelta64[s]"),
-            "structured": np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]),
-            "void": np.zeros(2, "V3"),
-            "longdouble": np.zeros(2, np.longdouble),
-        }
-    if source == "jax":
-        return {"key": require("jax").random.key(0)}
-    if source == "tensorflow":
-        tf = require("tensorflow")
-        return {
-            "sparse": tf.sparse.from_dense([[1.0, 0.0]]),
-            "ragged": tf.ragged.constant([[1], [2, 3]]),
-            "string": tf.constant("a"),
-        }
-    torch = require("torch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch announces beta and deprecated layouts
-        return {
-            "sparse COO": torch.eye(3).to_sparse(),
-            "sparse CSR": torch.eye(3).to_sparse_csr(),
-            "quantized": torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
-            "meta": torch.ones(3, device="meta"),
-            "nested": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-            "mkldnn": torch.ones(3, 3).to_mkldnn(),
-            "uint4": torch.zeros(4, dtype=torch.uint8).view(torch.uint4),
-        }
-
-
 @pytest.mark.parametrize("target", [*HOST, "pyclesperanto"])
 @pytest.mark.parametrize("source", HOST)
 def test_what_has_no_plain_values_is_refused(source: str, target: str) -> None:
@@ -327,7 +289,7 @@ def test_what_has_no_plain_values_is_refused(source: str, target: str) -> None:
     require(target)
     if source == target:
         return  # the very object: tests/conversion/test_plans.py
-    for what, array in without_values(source).items():
+    for what, array in data.without_values(source).items():
         if what == "longdouble" and target == "numpy":
             continue
         for options in ({}, {"copy": True}, {"copy": False}):

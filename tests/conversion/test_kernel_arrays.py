@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +9,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from tests.helpers import require
-
-SCRIPT = Path(__file__).parent / "scripts" / "numba_simulator.py"
+from tests.helpers import require, run_python
 
 
 @pytest.fixture
@@ -50,11 +45,32 @@ def test_arrays_of_pyopencl_enter_pyclesperanto_and_decorated_functions(on_openc
     np.testing.assert_array_equal(arraybridge.numpy(lambda a: a["x"] + 1)({"x": on_opencl(x)}), x + 1)
 
 
-def test_arrays_of_numbas_simulator_are_sources() -> None:
+SIMULATED = """
+import numpy as np
+from numba import cuda
+import arraybridge
+
+@cuda.jit
+def add_one(x):
+    i = cuda.grid(1)
+    if i < x.size:
+        x[i] += 1
+
+there = cuda.to_device(np.arange(4, dtype=np.float32))
+add_one[1, 4](there)
+x = arraybridge.convert_memory(there, "numpy")
+there[0] = 99  # what came is a copy
+doubled = arraybridge.numpy(lambda y: y * 2)(there)
+print(x.tolist(), x.dtype, doubled.tolist(), arraybridge.explain(there, "numpy").shares_memory)
+try: arraybridge.convert_memory(there, "numpy", copy=False)
+except arraybridge.CopyRequiredError: print("refused")
+"""
+
+
+def test_arrays_of_numbas_simulator_are_sources(tmp_path: Path) -> None:
     pytest.importorskip("numba")
-    env = {**os.environ, "PYTHONPATH": str(Path(arraybridge.__file__).parent.parent)}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120, check=False, env=env
-    )
+    script = tmp_path / "simulated.py"  # numba reads the kernel's source
+    script.write_text(SIMULATED, encoding="utf-8")
+    done = run_python(str(script), env={"NUMBA_ENABLE_CUDASIM": "1"})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[1.0, 2.0, 3.0, 4.0] float32 [198.0, 4.0, 6.0, 8.0] False\nrefused\n"

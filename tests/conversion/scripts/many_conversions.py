@@ -7,6 +7,7 @@ import gc
 import json
 import sys
 import threading
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,55 +20,46 @@ from arraybridge.types import Cache
 frameworks = ("numpy", *sys.argv[1:])
 values = np.arange(16384, dtype=np.float32).reshape(2, 64, 128)  # 64 KiB: a leak of 1 in 100 is 6 MiB
 layouts: list[Any] = [
-    *(
-        values,
-        values[::-1],
-        values[:, ::2],
-        values.T,
-        values.astype(">f4"),
-        np.broadcast_to(values[0], (2, 64, 128)),
-    ),
-    *(values.astype(np.float64), values[:0], values.astype(bool), np.ma.masked_array(values), np.array(1.0)),
-    *(np.array(["a", "b"]), [1, 2], None),
+    *(values, values[::-1], values[:, ::2], values.T, values[:0], np.broadcast_to(values[0], (2, 64, 128))),
+    *(values.astype(dtype) for dtype in (">f4", "f8", "bool")),
+    *(np.ma.masked_array(values), np.array(1.0), np.array(["a", "b"]), [1, 2], None),
 ]
 options: list[dict[str, Any]] = [
     *({}, {"copy": True}, {"copy": False}, {"dtype": "float32"}, {"gpu_id": 99}, {"dtype": "nonsense"}),
     *({"gpu_id": -1}, {"device": "nowhere"}),
 ]
+done = failed = 0
 
 
-def rounds(least: int) -> tuple[int, int]:
-    """Convert at least so many times; how many were done, and how many of them failed."""
+def attempt(x: Any, target: str, **option: Any) -> Any:
+    """Convert it, or return it as it is."""
+    global done, failed
+    done += 1
+    try:
+        return arraybridge.convert_memory(x, target, **option)
+    except (arraybridge.MemoryConversionError, ValueError):
+        failed += 1
+        return x
+
+
+def rounds(least: int) -> None:
+    """Convert at least so many times."""
+    global done, failed
     done = failed = 0
     while done < least:
-        for layout in layouts:
-            for source in frameworks:
-                try:
-                    array = arraybridge.convert_memory(layout, source)
-                except arraybridge.MemoryConversionError:
-                    failed += 1
-                    array = layout
-                done += 1
-                for target in frameworks:
-                    for option in options:
-                        try:
-                            arraybridge.convert_memory(array, target, **option)
-                        except (arraybridge.MemoryConversionError, ValueError):
-                            failed += 1
-                        done += 1
-                # A class of its own for each array, as in code that makes classes in a loop.
-                fleeting = type("Fleeting", (np.ndarray,), {})
-                arraybridge.convert_memory(values.view(fleeting), "numpy")
+        for layout, source in product(layouts, frameworks):
+            array = attempt(layout, source)
+            for target, option in product(frameworks, options):
+                attempt(array, target, **option)
+            # A class of its own for each array, as in code that makes classes in a loop.
+            arraybridge.convert_memory(values.view(type("Fleeting", (np.ndarray,), {})), "numpy")
         with arraybridge.trace():
             arraybridge.convert_memory(values, "numpy", copy=True)
-    return done, failed
-
-
-process = psutil.Process()
 
 
 def held() -> dict[str, int]:
     gc.collect()
+    process = psutil.Process()
     return {
         "rss": process.memory_info().rss,
         "files": process.num_fds(),
@@ -78,13 +70,9 @@ def held() -> dict[str, int]:
 
 rounds(6_000)
 before = held()
-done, failed = rounds(10_000)
+rounds(10_000)
 after = held()
 memos = [one for one in gc.get_objects() if type(one) is Cache]
-report = {
-    "done": done,
-    "failed": failed,
-    "types": max(len(known) for known in (*memos, *plans.by_form.values())),
-    "grown": {name: after[name] - before[name] for name in before},
-}
-print(json.dumps(report))
+grown = {name: after[name] - before[name] for name in before}
+types = max(len(known) for known in (*memos, *plans.by_form.values()))
+print(json.dumps({"done": done, "failed": failed, "types": types, "grown": grown}))
