@@ -6,7 +6,6 @@ arrays of either are welcome as sources, and new arrays belong to the one that t
 
 from __future__ import annotations
 
-import ctypes
 import math
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +19,7 @@ from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
-from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, OPEN, PACKAGES, Package, opened, selected
+from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, PACKAGES, Package, opened, selected
 from arraybridge.machine import cards
 from arraybridge.types import Device
 
@@ -29,10 +28,6 @@ __all__ = ["PyclesperantoFramework"]
 # The kernels know these and no others: push() turns float64 into float32, int64 into int32, bool into
 # uint8 and complex64 into its real part, and the prototype turns everything into float32.
 _DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "uint32"})
-
-# On a CPU device, from this size on it pays to map the buffer and write into it: what PoCL allocates is
-# touched page by page otherwise, which takes five times as long as the copy.
-_MAP_FROM = 1 << 25
 
 
 class PyclesperantoFramework(Framework):
@@ -57,8 +52,7 @@ class PyclesperantoFramework(Framework):
 
     def _packages(self) -> list[Package]:
         """The package that makes new arrays, and the other one if the process has imported it since."""
-        second = (name for name in PACKAGES if is_imported(name) and OPEN.get(name) is not self._main)
-        return [self._main, *map(opened, second)]
+        return list(dict.fromkeys((self._main, *map(opened, filter(is_imported, PACKAGES)))))
 
     def _package(self, x: Any) -> Package:
         return next(p for p in self._packages() if p.owns(x))
@@ -72,32 +66,15 @@ class PyclesperantoFramework(Framework):
     def device_of(self, x: Any) -> Device:
         return Device(self._kind, self._package(x).index_of(x))
 
-    def must_copy(self, x: Any) -> str:
-        return "it is an image, and no buffer" if getattr(x, "mtype", "buffer") != "buffer" else ""
-
-    def address(self, x: Any) -> int:
-        return ctypes.c_void_p.from_address(hostmemory.tensor_of(x.__dlpack__())).value or 0
-
     # -- host memory ------------------------------------------------------------------------------
 
     def to_host(self, x: Any) -> np.ndarray:
-        package = self._package(x)
-        if self.nbytes(x) >= _MAP_FROM and package.is_cpu(package.index_of(x)):
-            mapping = package.map(x, write=False)
-            if mapping is not None:
-                with mapping as memory:
-                    return hostmemory.fresh(memory)
-        return package.read(x)
+        return self._package(x).read(x)
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        result = self._main.empty(view.shape, view.dtype.newbyteorder("="), device.index)
-        if view.nbytes >= _MAP_FROM and self._main.is_cpu(device.index):
-            mapping = self._main.map(result, write=True)
-            if mapping is not None:
-                with mapping as memory:
-                    hostmemory.copy_into(memory, view)
-                return result
-        self._main.write(result, np.ascontiguousarray(view, dtype=view.dtype.newbyteorder("=")))
+        values = np.ascontiguousarray(view, dtype=view.dtype.newbyteorder("="))
+        result = self._main.empty(view.shape, values.dtype, device.index)
+        self._main.write(result, values)
         return result
 
     # -- devices ----------------------------------------------------------------------------------
@@ -109,28 +86,26 @@ class PyclesperantoFramework(Framework):
         if self._kind == "gpu":
             return Device("gpu", index)
         order = self._in_cuda_order()
-        if index < len(order) and order[index] is None:
+        place = order[index] if index < len(order) else index
+        if place is None:
             raise DeviceNotFoundError(
                 f"pyclesperanto has OpenCL GPUs here, but CUDA's card {index} ({cards()[index].name}) is"
                 " not among them; pass one of them in words, as device='opencl:0'",
                 target_type=self.name,
                 reason=f"no OpenCL device is card {index}",
             )
-        place = order[index] if index < len(order) else None
-        return Device("opencl", index if place is None else place)
+        return Device("opencl", place)
 
     def _in_cuda_order(self) -> list[int | None]:
         """The number of the OpenCL device that is each card of CUDA (None: none is), and after them the rest.
 
-        Empty where nothing can be compared; then the devices count in their own order.
+        Where nothing can be compared, the devices in their own order.
         """
-        names = self._main.device_names()
-        gpus = [i for i in range(len(names)) if not self._main.is_cpu(i)]
-        addresses = {address: i for i in gpus if (address := self._address(i))}
-        if not addresses or not cards():
-            return []
-        order = [addresses.get(card.pci) for card in cards()]
-        return [*order, *(i for i in range(len(names)) if i not in order)]
+        places = range(len(self._main.device_names()))
+        addresses = {self._address(i): i for i in places if not self._main.is_cpu(i)}
+        addresses.pop("", None)
+        order = [addresses.get(card.pci) for card in cards()] if addresses else []
+        return [*order, *(i for i in places if i not in order)]
 
     def _address(self, index: int) -> str:
         """PCI address of an OpenCL device, or ``""``; pyopencl tells it where it sees the same devices."""
@@ -223,8 +198,7 @@ class PyclesperantoFramework(Framework):
         return selected(self._main, device.index)
 
     def stack(self, planes: list[Any]) -> Any:
-        package = self._package(planes[0])
-        return package.stack(planes) if all(map(package.owns, planes)) else super().stack(planes)
+        return self._package(planes[0]).stack(planes)
 
     def unstack(self, x: Any) -> list[Any]:
         return self._package(x).unstack(x)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks.facts import BUILT_IN
-from arraybridge.frameworks.presence import can_find
-from arraybridge.frameworks.pyclesperanto import opencl
 
-__all__ = ["MAX_RANK", "OPEN", "PACKAGES", "Package", "opened", "selected"]
+__all__ = ["MAX_RANK", "PACKAGES", "Package", "opened", "selected"]
 
 PACKAGES = BUILT_IN["pyclesperanto"].packages
 MAX_RANK = 3
@@ -102,40 +101,34 @@ class _Modern(_Shared):
     def select(self, index: int) -> None:
         self._cle.select_device(*self._places[index])
 
-    def map(self, x: Any, write: bool) -> AbstractContextManager[np.ndarray] | None:
-        """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
-        if x.mtype != "buffer" or self.has_cuda or not can_find("pyopencl"):
-            return None
-        if not write:
-            self.wait(x)
-        return opencl.map_capsule(x, write)
-
     # A region is copied byte for byte. The kernels behind indexing, paste() and copy_slice() compute in
     # float32, in which an int32 loses its last digits.
 
-    def _copied(self, x: Any, start: list[int], result: Any, place: list[int], shape: list[int]) -> Any:
-        """``result``, with the region of ``x`` that begins at ``start`` from ``place`` on."""
-        starts, places = ((*[0] * (MAX_RANK - len(at)), *at) for at in (start, place))
-        x.copy(result, starts, places, (*[1] * (MAX_RANK - len(shape)), *shape))
+    def _region(self, x: Any, start: Sequence[int], extents: Sequence[int], shape: Sequence[int]) -> Any:
+        """The elements of ``x`` from ``start`` on, so many along each axis, as an array of that shape."""
+        result = self.empty(tuple(shape), np.dtype(x.dtype), self.index_of(x))
+        x.copy(result, _of_three(start, 0), _of_three((), 0), _of_three(extents, 1))
         return result
-
-    def stack(self, planes: list[Any]) -> Any:
-        x, shape = planes[0], list(planes[0].shape)
-        result = self.empty((len(planes), *shape), np.dtype(x.dtype), self.index_of(x))
-        for i, plane in enumerate(planes):
-            self._copied(plane, [], result, [i, *[0] * len(shape)], shape)
-        return result
-
-    def unstack(self, x: Any) -> list[Any]:
-        shape = list(x.shape[1:])
-        planes = (self.empty(tuple(shape), np.dtype(x.dtype), self.index_of(x)) for _ in range(x.shape[0]))
-        return [self._copied(x, [i, *[0] * len(shape)], plane, [], shape) for i, plane in enumerate(planes)]
 
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
-        shape, origin, axis = list(x.shape), [0] * len(x.shape), axis % len(x.shape)
-        shape[axis], origin[axis] = len(range(*slice(start, stop).indices(shape[axis]))), start
-        result = self.empty(tuple(shape), np.dtype(x.dtype), self.index_of(x))
-        return self._copied(x, origin, result, [], shape)
+        origin, extents, axis = [0] * len(x.shape), list(x.shape), axis % len(x.shape)
+        origin[axis], extents[axis] = start, len(range(*slice(start, stop).indices(extents[axis])))
+        return self._region(x, origin, extents, extents)
+
+    def unstack(self, x: Any) -> list[Any]:
+        zeros, plane = [0] * (len(x.shape) - 1), x.shape[1:]
+        return [self._region(x, (i, *zeros), (1, *plane), plane) for i in range(x.shape[0])]
+
+    def stack(self, planes: list[Any]) -> Any:
+        shape, zeros = planes[0].shape, [0] * len(planes[0].shape)
+        result = self.empty((len(planes), *shape), np.dtype(planes[0].dtype), self.index_of(planes[0]))
+        for i, plane in enumerate(planes):
+            plane.copy(result, _of_three((), 0), _of_three((i, *zeros), 0), _of_three(shape, 1))
+        return result
+
+
+def _of_three(numbers: Sequence[int], fill: int) -> tuple[int, ...]:
+    return (*[fill] * (MAX_RANK - len(numbers)), *numbers)
 
 
 class _Prototype(_Shared):
@@ -206,15 +199,13 @@ class _Prototype(_Shared):
         rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
         return self._made(self.read(x)[rows], x)
 
-    def map(self, x: Any, write: bool) -> AbstractContextManager[np.ndarray] | None:
-        """The array's memory on a CPU device, mapped into this process; None where that cannot be."""
-        if not x.flags.c_contiguous:
-            return None
-        return opencl.map_buffer(x.base_data, x.queue, x.offset, tuple(x.shape), x.dtype, write)
-
 
 Package = _Modern | _Prototype
-OPEN: dict[str, Package] = {}
+
+
+@cache
+def opened(name: str) -> Package:
+    return _Modern() if name == "pyclesperanto" else _Prototype()
 
 
 @contextmanager
@@ -226,10 +217,3 @@ def selected(package: Package, index: int) -> Iterator[None]:
         yield
     finally:
         package.select(previous)
-
-
-def opened(name: str) -> Package:
-    if name not in OPEN:
-        # Of two threads that open it at once, both get the first.
-        OPEN.setdefault(name, _Modern() if name == "pyclesperanto" else _Prototype())
-    return OPEN[name]
