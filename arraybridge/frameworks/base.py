@@ -268,21 +268,30 @@ class Framework(ABC):
 
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
         """``x[start:stop]`` along ``axis`` (a view where the framework has views)."""
-        return x[(slice(None),) * (axis % len(self.shape(x))) + (slice(start, stop),)]
+        with self.beside(x):
+            return x[(slice(None),) * (axis % len(self.shape(x))) + (slice(start, stop),)]
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         """The arrays, all on one device, joined along ``axis`` in a new one."""
-        host = np.concatenate([self.to_host(part) for part in parts], axis)
-        return self.from_host(host, self.device_of(parts[0]))
+        return self._joined("concat", np.concatenate, parts, axis)
 
     def stack(self, planes: list[Any]) -> Any:
         """Arrays of one shape and dtype, of one device, along a new first axis."""
-        host = np.stack([self.to_host(plane) for plane in planes])
-        return self.from_host(hostmemory.fresh(host), self.device_of(planes[0]))
+        return self._joined("stack", np.stack, planes, 0)
+
+    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
+        """By the function of that name in the array API; through the host where there is none."""
+        namespace = self.array_namespace()
+        if namespace is None:
+            host = on_host([self.to_host(x) for x in arrays], axis)
+            return self.from_host(hostmemory.fresh(host), self.device_of(arrays[0]))
+        with self.beside(arrays[0]):
+            return getattr(namespace, name)(arrays, axis=axis)
 
     def unstack(self, x: Any) -> list[Any]:
         """The arrays along the first axis (views where the framework has views)."""
-        return [x[i] for i in range(self.shape(x)[0])]
+        with self.beside(x):
+            return [x[i] for i in range(self.shape(x)[0])]
 
     def room(self, part: Any, axis: int, rows: int) -> Any:
         """Memory for an array like ``part`` with so many rows along ``axis``, for `write` and `filled`.
@@ -294,7 +303,8 @@ class Framework(ABC):
     def write(self, room: Any, part: Any, axis: int, start: int) -> None:
         """Copy ``part`` into what `room` gave, from row ``start`` on."""
         stop = start + self.shape(part)[axis]
-        self.part(room, axis, start, stop)[...] = part
+        with self.beside(room):
+            self.part(room, axis, start, stop)[...] = part
 
     def filled(self, room: Any, device: Device) -> Any:
         """The array of what `room` gave, all its rows written."""
@@ -307,6 +317,10 @@ class Framework(ABC):
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         """A context in which ``device`` is this framework's current one, for this thread."""
         return nullcontext()
+
+    def beside(self, x: Any) -> AbstractContextManager[Any]:
+        """A context in which the framework's own functions work on ``x``, and keep 64-bit dtypes."""
+        return self.wide()
 
     def reshaped(self, memory: Any, shape: tuple[int, ...], dtype: str) -> Any:
         """An array of that shape and dtype over the first bytes of a packed one; None without such views."""

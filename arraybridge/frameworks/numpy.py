@@ -81,18 +81,14 @@ class NumpyFramework(Framework):
     # -- memory -----------------------------------------------------------------------------------
 
     def concatenate(self, parts: list[Any], axis: int) -> Any:
-        # np.concatenate drops masks and the class of a recarray, and makes dtypes native and compact.
-        dtype, cls = parts[0].dtype, type(parts[0])
-        plain = dtype.isnative and dtype.names is None
-        if isinstance(parts[0], np.ma.MaskedArray):
-            data = self.concatenate([np.ma.getdata(part) for part in parts], axis)
-            mask: Any = np.ma.nomask
-            if any(part.mask is not np.ma.nomask for part in parts):
-                mask = np.concatenate([np.ma.getmaskarray(part) for part in parts], axis)
-            masked = np.ma.MaskedArray(data, mask, fill_value=parts[0].fill_value)
-            return masked if cls is np.ma.MaskedArray else masked.view(cls)
-        joined = np.concatenate(parts, axis) if plain else np.concatenate(parts, axis, dtype=dtype)
-        return joined.view(cls) if isinstance(parts[0], np.recarray) else joined
+        first = parts[0]
+        if isinstance(first, np.ma.MaskedArray):
+            masked = np.ma.concatenate(parts, axis).astype(first.dtype)  # np.concatenate drops masks
+            masked.fill_value = first.fill_value
+            return masked.view(type(first))
+        # Both make dtypes native; np.concatenate makes them compact, too, and drops the class of a recarray.
+        joined = np.concatenate(parts, axis, dtype=first.dtype)
+        return joined.view(type(first)) if isinstance(first, np.recarray) else joined
 
     def room(self, part: np.ndarray, axis: int, rows: int) -> np.ndarray | None:
         # A subclass may hold more than its values, as a mask.

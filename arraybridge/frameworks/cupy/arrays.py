@@ -155,21 +155,9 @@ class CupyFramework(Framework):
         ours = type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
         return ours and isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
 
-    def part(self, x: cupy.ndarray, axis: int, start: int, stop: int) -> cupy.ndarray:
-        with on_card(x.device.id):
-            return super().part(x, axis, start, stop)
-
-    def concatenate(self, parts: list[cupy.ndarray], axis: int) -> cupy.ndarray:
-        with on_card(parts[0].device.id):
-            return cupy.concatenate(parts, axis)
-
     def room(self, part: cupy.ndarray, axis: int, rows: int) -> cupy.ndarray:
         with on_card(part.device.id):
             return cupy.empty(extended(part.shape, axis, rows), part.dtype)
-
-    def write(self, room: cupy.ndarray, part: cupy.ndarray, axis: int, start: int) -> None:
-        with on_card(part.device.id):
-            super().write(room, part, axis, start)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> cupy.ndarray:
         with on_card(device.index):
@@ -178,9 +166,8 @@ class CupyFramework(Framework):
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return on_card(device.index)
 
-    def stack(self, planes: list[cupy.ndarray]) -> cupy.ndarray:
-        with on_card(planes[0].device.id):
-            return cupy.stack(planes)
+    def beside(self, x: cupy.ndarray) -> AbstractContextManager[Any]:
+        return on_card(x.device.id)
 
     def reshaped(self, memory: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
         with on_card(memory.device.id):

@@ -220,28 +220,15 @@ class JaxFramework(Framework):
         # XlaRuntimeError, its older name, is the same class in every release that is supported.
         return isinstance(error, jax.errors.JaxRuntimeError) and _OOM.match(str(error)) is not None
 
-    def part(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
-        with _x64(True):
-            return super().part(x, axis, start, stop)
-
     def concatenate(self, parts: list[jax.Array], axis: int) -> jax.Array:
         dtype = parts[0].dtype
         if dtype.name.startswith("float8"):  # of which XLA joins the numbers, and makes one NaN of all NaNs
             bits = [jax.lax.bitcast_convert_type(part, jnp.uint8) for part in parts]
             return jax.lax.bitcast_convert_type(jnp.concatenate(bits, axis), dtype)
-        with _x64(True):
-            return jnp.concatenate(parts, axis)
+        return super().concatenate(parts, axis)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return jax.default_device(jax_device(device))
-
-    def stack(self, planes: list[jax.Array]) -> jax.Array:
-        with _x64(True):
-            return jnp.stack(planes)
-
-    def unstack(self, x: jax.Array) -> list[jax.Array]:
-        with _x64(True):
-            return super().unstack(x)
 
     # -- between processes ------------------------------------------------------------------------
 

@@ -200,9 +200,6 @@ class TensorflowFramework(Framework):
         with tf.device(planes[0].device):
             return tf.stack(planes)
 
-    def unstack(self, x: Any) -> list[Any]:
-        return list(tf.unstack(x)) if x.shape[0] else []
-
     # -- between processes ------------------------------------------------------------------------
 
     def array_classes(self) -> tuple[type, ...]:

@@ -220,9 +220,6 @@ class TorchFramework(Framework):
             return True
         return isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
 
-    def concatenate(self, parts: list[torch.Tensor], axis: int) -> torch.Tensor:
-        return torch.cat(parts, axis)
-
     def room(self, part: torch.Tensor, axis: int, rows: int) -> torch.Tensor | None:
         plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized
         if not plain or part.is_nested or part.requires_grad:
@@ -239,12 +236,6 @@ class TorchFramework(Framework):
         if torch.version.cuda or torch.version.hip:
             return torch.cuda.device(device.index)
         return torch.accelerator.device_index(device.index)  # torch 2.8
-
-    def stack(self, planes: list[torch.Tensor]) -> torch.Tensor:
-        return torch.stack(planes)
-
-    def unstack(self, x: torch.Tensor) -> list[torch.Tensor]:
-        return list(x.unbind())
 
     def reshaped(self, memory: torch.Tensor, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
         # No view to autograd: what is done to one is nothing to the other.
