@@ -323,7 +323,7 @@ class _Choice:
         if self.source_device.kind != "cpu":
             ends = f"{source.name} on {self.source_device} and {self.target.name} on {self.device}"
             reason = f"{ends} share no memory"
-            return lambda x: source.to_host(source.resolve(x)), 1, reason
+            return source.to_host, 1, reason
         if self.must_copy:
             return source.to_host, 1, self.must_copy
         return source.host_view, 0, ""
@@ -350,7 +350,7 @@ class _Choice:
         objection = self._card_objection(shape)
 
         def adopt(x: Any) -> Any:
-            packed = source.copy(source.resolve(x)) if objection else x
+            packed = source.copy(x) if objection else x
             return target.adopt(packed, source, source_device)
 
         if source_device != device:

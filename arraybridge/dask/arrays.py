@@ -127,7 +127,7 @@ def size(x: Any) -> int:
     try:
         if owner is not None:
             owner.check(x)
-            return owner.held_bytes(x)
+            return owner.nbytes(x)
     except (ArrayNotSupportedError, DtypeNotSupportedError):
         pass  # sparse, nested, symbolic: no dense bytes to count
     return sys.getsizeof(x)
@@ -192,7 +192,7 @@ def _write(x: Any, owner: Framework) -> tuple[dict[str, Any], list[Any]]:
 def _written_for_pickle(x: Any) -> tuple[Any, ...]:
     owner = registry.find_owner(x)
     try:
-        if owner is not None and not owner.pickles(x):
+        if owner is not None and owner.is_plain(x):
             return load, _write(x, owner)
     except NotImplementedError:
         pass

@@ -47,7 +47,7 @@ class Framework(ABC):
         fast, streams, pool: its parts; those of parts.py where it has none.
         autodiff: its derivatives, or None.
         conforms: whether `array_namespace` is the whole array API.
-        all_pickle: whether every array pickles by itself, and bit for bit; where not, `pickles` tells.
+        all_pickle: whether every array pickles by itself, and bit for bit.
     """
 
     name: ClassVar[str]
@@ -108,12 +108,8 @@ class Framework(ABC):
         return CPU
 
     def must_copy(self, x: Any) -> str:
-        """Why the values cannot be looked at where they lie, or ``""``; `to_host` and `resolve` copy."""
+        """Why the values cannot be looked at where they lie, or ``""``; `to_host` and `copy` copy them."""
         return ""
-
-    def resolve(self, x: Any) -> Any:
-        """``x`` with the bytes in memory that are its values; `must_copy` has said why they were not."""
-        return x
 
     def requires_grad(self, x: Any) -> bool:
         return False
@@ -336,30 +332,11 @@ class Framework(ABC):
         """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
         return True
 
-    def pickles(self, x: Any) -> bool:
-        """Whether the array pickles by itself, and bit for bit."""
-        return self.all_pickle
-
-    def held_bytes(self, x: Any) -> int:
-        """Bytes of memory that the array keeps from others."""
-        return self.nbytes(x)
-
-    def reduced(self, x: Any) -> tuple[Any, ...] | None:
-        """What pickle is to write for another process, as ``__reduce__`` tells it; None for its own way."""
-        return None
-
     # -- running functions ------------------------------------------------------------------------
 
     def array_namespace(self) -> Any:
         """The module of the Python array API for its arrays; None where there is none."""
         return None
-
-    def extent(self, x: Any) -> tuple[int, int]:
-        """The smallest and the largest of integers or booleans (at least one), exactly."""
-        xp = self.array_namespace()
-        if "bool" in str(x.dtype):
-            return int(bool(xp.all(x))), int(bool(xp.any(x)))
-        return int(xp.min(x)), int(xp.max(x))
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
         """What this thread has set for itself alone, as a context for another thread that works for it."""

@@ -162,7 +162,8 @@ def _integer_to_integer(owner: Framework, x: Any, dtype: str) -> Any:
     lo, hi = _limits(dtype)
     least, most = _limits(owner.dtype_name(x))
     if 0 not in owner.shape(x) and (least < lo or most > hi):
-        smallest, largest = owner.extent(x)
+        values = convert_memory(x, "numpy")  # torch has no min and max of the wider unsigned integers
+        smallest, largest = int(values.min()), int(values.max())
         if smallest < lo or largest > hi:
             raise _refuse(
                 owner,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.numpy import NumpyFast
 from arraybridge.lines.gradients import refuse_graphs
@@ -115,21 +116,27 @@ class _Pickler(pickle.Pickler):
         if owner is None:
             return NotImplemented
         refuse_graphs(obj)
-        if _is_large(owner, obj):
+        if not _is_sent_by_value(owner, obj):
+            return NotImplemented
+        try:
             view = convert_memory(obj, "numpy")
+        except (ArrayNotSupportedError, DtypeNotSupportedError):  # sparse, of strings, …
+            return NotImplemented
+        if view.nbytes > _LARGE:
             order = "F" if view.flags.f_contiguous and not view.flags.c_contiguous else "C"
             layout = view.shape, view.dtype, order
             self.segments.append(self._exchange.take(view.nbytes))
             np.copyto(_array(self.segments[-1], *layout), view)
             return _received, (owner.name, self.segments[-1].place.key, *layout)
-        reduced = owner.reduced(obj)
-        return NotImplemented if reduced is None else reduced
+        # By NumPy's pickle: JAX's cuts 64 bits down to 32, and torch's takes a slice's whole storage along.
+        return NotImplemented if isinstance(obj, np.ndarray) else (_converted, (view, owner.name))
 
 
-def _is_large(owner: Any, x: Any) -> bool:
+def _is_sent_by_value(owner: Any, x: Any) -> bool:
+    """Whether the values are all that there is to send, and lie on the host."""
     if isinstance(x, np.ndarray):
-        return x.nbytes > _LARGE and type(x) in NumpyFast.classes and not x.dtype.hasobject
-    if not owner.has_host or owner.nbytes(x) <= _LARGE or owner.requires_grad(x):
+        return type(x) in NumpyFast.classes and not x.dtype.hasobject
+    if not owner.has_host or owner.requires_grad(x):
         return False
     plain = owner.is_plain(x) and not owner.pool.is_scattered(x) and not owner.must_copy(x)
     return bool(plain and owner.device_of(x).kind == "cpu")
@@ -141,4 +148,8 @@ def _array(memory: Any, shape: Any, dtype: Any, order: Any) -> np.ndarray:
 
 def _received(name: str, key: str, *layout: Any) -> Any:
     array = _array(_leases[key], *layout)
-    return array if name == "numpy" else convert_memory(array, name, device="cpu")
+    return array if name == "numpy" else _converted(array, name)
+
+
+def _converted(array: Any, name: str) -> Any:
+    return convert_memory(array, name, device="cpu")

@@ -63,7 +63,6 @@ except (ImportError, AttributeError):
 
 _PACKED = ("int4", "uint4")
 _DTYPES = hostmemory.PLAIN | hostmemory.DLPACK | {*_PACKED}
-_WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 # A kernel's shared memory is exhausted by the kernel's own size, and no cache brings it back. CUDA's
@@ -79,7 +78,7 @@ _OOM = re.compile(
 
 class JaxFramework(Framework):
     name = "jax"
-    all_pickle = False
+    all_pickle = False  # 64 bits are cut down to 32 where they are not enabled
     conforms = True
     alignment = hostmemory.ALIGNMENT
     mutable = False
@@ -239,14 +238,6 @@ class JaxFramework(Framework):
     def is_plain(self, x: jax.Array) -> bool:
         return not getattr(x, "weak_type", True) and len(x.devices()) == 1  # a key of jax.random has none
 
-    def pickles(self, x: jax.Array) -> bool:
-        # Its own pickle cuts 64 bits down to 32 where they are not enabled.
-        return hostmemory.name_of(x.dtype) not in _WIDE or bool(jax.config.jax_enable_x64)
-
-    def reduced(self, x: jax.Array) -> tuple[Any, ...] | None:
-        # Whether they are enabled where it is read is not known here.
-        return (_made_wide, x.__reduce__()[:2]) if hostmemory.name_of(x.dtype) in _WIDE else None
-
     # -- running functions ------------------------------------------------------------------------
 
     def array_namespace(self) -> Any:
@@ -342,11 +333,6 @@ class JaxFast(Fast):
             return import_capsule(capsule, cpu, None)
 
         return take
-
-
-def _made_wide(make: Callable[..., jax.Array], args: tuple[Any, ...]) -> jax.Array:
-    with _x64(True):
-        return make(*args)
 
 
 def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:

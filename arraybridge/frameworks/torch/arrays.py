@@ -7,7 +7,6 @@ frameworks at once, in `arraybridge.conversion.decide` (``_objection``).
 from __future__ import annotations
 
 import inspect
-import pickle
 import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -100,9 +99,6 @@ class TorchFramework(Framework):
         # Conjugation and negation are put off as bits of the tensor.
         return "its conj or neg bit is set" if x.is_conj() or x.is_neg() else ""
 
-    def resolve(self, x: torch.Tensor) -> torch.Tensor:
-        return x.resolve_conj().resolve_neg()
-
     def requires_grad(self, x: torch.Tensor) -> bool:
         return x.requires_grad
 
@@ -120,11 +116,10 @@ class TorchFramework(Framework):
         return x.view(carrier).numpy().view(hostmemory.np_dtype(NAMES[x.dtype]))
 
     def to_host(self, x: torch.Tensor) -> np.ndarray:
-        if not x.is_cpu:
-            return self.host_view(x.cpu())
         if x.is_conj() or x.is_neg():
-            return self.host_view(x.resolve_conj().resolve_neg())
-        return super().to_host(x)
+            x = self.copy(x)
+            return self.host_view(x) if x.is_cpu else self.to_host(x)
+        return super().to_host(x) if x.is_cpu else self.host_view(x.cpu())
 
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device.kind != "cpu":
@@ -201,6 +196,8 @@ class TorchFramework(Framework):
             raise refuse(self, "a tensor whose storage was resized to nothing", "make a new tensor")
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_conj() or x.is_neg():
+            return x.resolve_conj().resolve_neg().contiguous()
         strided = x.layout is torch.strided and not x.is_nested
         plain = not x.requires_grad and not x.is_quantized
         if strided and plain and x.itemsize == 1 and x.dtype not in NAMES:
@@ -247,26 +244,8 @@ class TorchFramework(Framework):
 
     # -- between processes ------------------------------------------------------------------------
 
-    def array_classes(self) -> tuple[type, ...]:
-        return (torch.Tensor,)
-
     def is_plain(self, x: torch.Tensor) -> bool:
         return type(x) is torch.Tensor and not x.__dict__
-
-    def held_bytes(self, x: torch.Tensor) -> int:
-        nbytes = min(x.nbytes, x.untyped_storage().nbytes())  # an expanded tensor repeats its elements
-        if x.requires_grad and x.is_leaf and x.grad is not None:
-            nbytes += x.grad.nbytes
-        return nbytes
-
-    def reduced(self, x: torch.Tensor) -> tuple[Any, ...] | None:
-        # Pickle takes the whole storage along, with each row the whole batch.
-        if not self.is_plain(x) or x.layout is not torch.strided or x.is_nested:
-            return None
-        if x.untyped_storage().nbytes() <= x.nbytes:
-            return None
-        alone = x.detach().clone().requires_grad_(x.requires_grad)
-        return alone.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
     # -- running functions ------------------------------------------------------------------------
 
@@ -299,15 +278,6 @@ class TorchFramework(Framework):
         reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
         takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
         return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
-
-    def extent(self, x: torch.Tensor) -> tuple[int, int]:
-        # torch has no min and max of the wider unsigned integers: the next wider one holds the first two.
-        if x.dtype in (torch.uint16, torch.uint32):
-            return super().extent(x.to(torch.int64))
-        if x.dtype == torch.uint64:
-            view = x.cpu().numpy()
-            return int(view.min()), int(view.max())
-        return super().extent(x)
 
 
 def _has_memory(x: torch.Tensor) -> bool:
