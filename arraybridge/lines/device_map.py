@@ -56,7 +56,7 @@ def device_map(
         ordered: give the results in the order of the items; False: as they are ready.
         progress: show a progress bar on the standard error stream.
         processes: a spawned process in place of each thread, for functions that hold Python's lock. Function,
-            items and results must pickle; what is larger than 1 MiB goes by shared memory, and what is on a
+            items and results must pickle; what is larger than 128 KiB goes by shared memory, and what is on a
             card by way of the host. A script must keep its own start under ``if __name__ == "__main__":``.
         setup: is called once in each worker, on its device, which `get_device` tells there; what it returns
             is handed to ``fn`` before the item: a model, of which each device has one.

@@ -1,7 +1,7 @@
 """What two processes send each other: large arrays by memory that both map, and that is used again.
 
 Fresh pages cost several times what copying into them does. So the process that makes a segment keeps it, the
-other one keeps its mapping, and says with its next message which segments nobody uses there any more.
+other one keeps its mapping, and the segment itself says whether anybody uses it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import weakref
-from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,9 @@ from arraybridge.memory.shared import Place, Segment, SharedArray, make_segment,
 
 __all__ = ["Exchange"]
 
-# Bytes from which on an array goes by shared memory, and segments that are kept for arrays to come.
-_LARGE, _SPARE = 1 << 20, 4
+# Bytes from which on an array goes by shared memory, where a pipe becomes slow, and messages for which a
+# segment is kept that none of them uses.
+_LARGE, _KEPT = 1 << 17, 8
 
 
 class Exchange:
@@ -37,41 +37,33 @@ class Exchange:
     """
 
     def __init__(self) -> None:
-        # Segments of our own: spare, in use on the other side, and of these the ones sent last.
-        self._spare: list[Segment] = []
-        self._lent: dict[str, Segment] = {}
-        self._new: list[Segment] = []
-        # Those of the other side, and the keys of those that nobody uses here any more.
+        #: Segments made here, each with the number of the last message that it went with.
+        self.segments: dict[Segment, int] = {}
         self._mapped: dict[str, Segment] = {}
-        self._unused: deque[str] = deque()
-        self._dropped: list[str] = []
+        self._messages = 0
 
     def dumps(self, x: Any) -> bytes:
         """The object as the other side's `loads` reads it; what cannot be pickled raises."""
-        pickler = _Pickler(self)
+        self._messages += 1
+        for segment, last in list(self.segments.items()):
+            if segment.state.value != Segment.ON_ITS_WAY:
+                segment.hide()  # the other side has mapped it, so that its descriptor can go
+            if segment.state.value == Segment.FREE and last < self._messages - _KEPT:
+                segment.state.value = Segment.DROPPED
+                del self.segments[segment]
+        pickler = _Pickler([one for one in self.segments if one.state.value == Segment.FREE])
         with ExitStack() as undone:
-            undone.callback(lambda: self._spare.extend(pickler.segments))
+            undone.callback(_free, pickler.used)
             pickler.dump(x)
             undone.pop_all()
-        unused = [self._unused.popleft() for _ in range(len(self._unused))]
-        dropped, self._dropped = self._dropped, []
-        self._lent.update((segment.place.key, segment) for segment in pickler.segments)
-        self._new += pickler.segments
-        places = [segment.place for segment in pickler.segments]
-        return pickle.dumps((unused, dropped, places)) + pickler.file.getvalue()
+        self.segments.update(dict.fromkeys(pickler.used, self._messages))
+        return pickle.dumps([segment.place for segment in pickler.used]) + pickler.file.getvalue()
 
     def loads(self, data: bytes) -> Any:
         """The object that the other side has sent."""
         file = io.BytesIO(data)
-        unused, dropped, places = pickle.load(file)  # noqa: S301  # made by our own process
-        while self._new:
-            self._new.pop().hide()  # the other side has mapped it by now, so that its descriptor can go
-        self._spare += [self._lent.pop(key) for key in unused]
-        while len(self._spare) > _SPARE:
-            self._dropped.append(self._spare.pop(0).place.key)
-        for key in dropped:
-            self._mapped.pop(key, None)  # it was never sent where what came with it could not be pickled
-        leases = [_Lease(self._segment(place), self._unused) for place in places]
+        self._mapped = {k: one for k, one in self._mapped.items() if one.state.value != Segment.DROPPED}
+        leases = [_Lease(self._segment(place)) for place in pickle.load(file)]  # noqa: S301  # our own process
         result = pickle.load(file)  # noqa: S301
         del leases  # each lives as long as an array in it
         return result
@@ -81,22 +73,14 @@ class Exchange:
             self._mapped[place.key] = open_segment(place)
         return self._mapped[place.key]
 
-    def take(self, nbytes: int) -> Segment:
-        """A segment for an array to send."""
-        fitting = [segment for segment in self._spare if nbytes <= segment.place.size <= 4 * nbytes]
-        if not fitting:
-            return make_segment(1 << (nbytes - 1).bit_length())  # pages are had when they are written to
-        segment = min(fitting, key=lambda one: one.place.size)
-        self._spare.remove(segment)
-        return segment
-
 
 class _Lease:
     """A segment of the other side, in use here as long as this object lives."""
 
-    def __init__(self, segment: Segment, unused: deque[str]) -> None:
-        self.segment, self.__array_interface__ = segment, segment.__array_interface__
-        weakref.finalize(self, unused.append, segment.place.key).atexit = False
+    def __init__(self, segment: Segment) -> None:
+        segment.state.value = Segment.ARRIVED
+        self.__array_interface__ = segment.__array_interface__
+        weakref.finalize(self, _free, [segment]).atexit = False
         _leases[segment.place.key] = self
 
 
@@ -104,12 +88,19 @@ class _Lease:
 _leases: weakref.WeakValueDictionary[str, _Lease] = weakref.WeakValueDictionary()
 
 
+def _free(segments: list[Segment]) -> None:
+    for segment in segments:
+        segment.state.value = Segment.FREE
+
+
 class _Pickler(pickle.Pickler):
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, spare: list[Segment]) -> None:
         self.file = io.BytesIO()
         super().__init__(self.file, pickle.HIGHEST_PROTOCOL)
-        self.segments: list[Segment] = []
-        self._exchange = exchange
+        self.used: list[Segment] = []
+        self._spare: dict[int, list[Segment]] = {}
+        for segment in spare:
+            self._spare.setdefault(segment.place.size, []).append(segment)
 
     def reducer_override(self, obj: Any) -> Any:
         owner = None if isinstance(obj, (type, SharedArray)) else registry.find_owner(obj)
@@ -123,13 +114,20 @@ class _Pickler(pickle.Pickler):
         except (ArrayNotSupportedError, DtypeNotSupportedError):  # sparse, of strings, …
             return NotImplemented
         if view.nbytes > _LARGE:
-            order = "F" if view.flags.f_contiguous and not view.flags.c_contiguous else "C"
-            layout = view.shape, view.dtype, order
-            self.segments.append(self._exchange.take(view.nbytes))
-            np.copyto(_array(self.segments[-1], *layout), view)
-            return _received, (owner.name, self.segments[-1].place.key, *layout)
+            with suppress(OSError):  # where the system has no more segments, it goes by the pipe
+                return self._in_segment(owner.name, view)
         # By NumPy's pickle: JAX's cuts 64 bits down to 32, and torch's takes a slice's whole storage along.
         return NotImplemented if isinstance(obj, np.ndarray) else (_converted, (view, owner.name))
+
+    def _in_segment(self, name: str, view: np.ndarray) -> tuple[Any, ...]:
+        order = "F" if view.flags.f_contiguous and not view.flags.c_contiguous else "C"
+        size = 1 << (Segment.HEAD + view.nbytes - 1).bit_length()  # pages are had when they are written to
+        spare = self._spare.get(size)
+        segment = spare.pop() if spare else make_segment(size)
+        segment.state.value = Segment.ON_ITS_WAY
+        self.used.append(segment)
+        np.copyto(_array(segment, view.shape, view.dtype, order), view)
+        return _received, (name, segment.place.key, view.flags.writeable, view.shape, view.dtype, order)
 
 
 def _is_sent_by_value(owner: Any, x: Any) -> bool:
@@ -143,13 +141,20 @@ def _is_sent_by_value(owner: Any, x: Any) -> bool:
 
 
 def _array(memory: Any, shape: Any, dtype: Any, order: Any) -> np.ndarray:
-    return np.ndarray(shape, dtype, np.asarray(memory), order=order)
+    return np.ndarray(shape, dtype, np.asarray(memory), Segment.HEAD, order=order)
 
 
-def _received(name: str, key: str, *layout: Any) -> Any:
+def _received(name: str, key: str, writeable: bool, *layout: Any) -> Any:
     array = _array(_leases[key], *layout)
+<<<<<<< HEAD
     return array if name == "numpy" else _converted(array, name)
 
 
 def _converted(array: Any, name: str) -> Any:
     return convert_memory(array, name, device="cpu")
+=======
+    if name != "numpy":
+        return convert_memory(array, name, device="cpu")
+    array.flags.writeable = writeable
+    return array
+>>>>>>> a149c9d (A shared segment says itself whether it is in use; results of a pool's worker go on, read-only stays so)

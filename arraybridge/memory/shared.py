@@ -13,10 +13,14 @@ import multiprocessing
 import os
 import socket
 import sys
+import time
 import weakref
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cache, partial
 from math import prod
 from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -55,22 +59,21 @@ class Place(NamedTuple):
 class Segment:
     """Memory that other processes can map, in this one as long as somebody refers to it; bytes to NumPy.
 
-    After ``hide()`` no other process can open it any more.
+    After ``hide()`` no other process can open it any more. ``state.value`` is the same in all of them.
     """
+
+    # Bytes in front of what the segment is for. The first of them is the state.
+    HEAD = 64
+    ON_ITS_WAY, ARRIVED, FREE, DROPPED = range(4)
 
     def __init__(self, place: Place, address: int, unmap: Callable[[], Any], hide: Callable[[], Any]) -> None:
         self.place, self.address = place, address
         data = {"data": (address, False), "shape": (place.size,), "typestr": "|u1", "version": 3}
         self.__array_interface__: dict[str, Any] = data
+        self.state = ctypes.c_ubyte.from_address(address)
         unmapping, self.hide = weakref.finalize(self, unmap), weakref.finalize(self, hide)
         unmapping.atexit, self.hide.atexit = False, not _ANONYMOUS
         _segments[place.key] = self
-
-    def array(self, offset: int, shape: Any, strides: Any, dtype: Any) -> SharedArray:
-        """An array in the segment."""
-        array = np.ndarray.__new__(SharedArray, shape, dtype, np.asarray(self), offset, strides)
-        array._segment = self
-        return array
 
 
 # Key → the segment that is mapped here.
@@ -86,16 +89,17 @@ def make_segment(size: int) -> Segment:
     try:
         return _make_anonymous(size) if _ANONYMOUS else _make_named(size)
     except OSError as error:
-        advice = (
-            "let go of shared arrays, raise the limit of descriptors (ulimit -n), of which each array takes"
+        note_on(
+            error,
+            f"{size} bytes of shared memory cannot be had. Let go of shared arrays, raise the limit of"
+            " descriptors (ulimit -n), of which an array takes one where it was made, or enlarge /dev/shm"
+            " (docker run --shm-size=2g), whichever is short",
         )
-        advice += " one in the process that made it, or enlarge /dev/shm (docker run --shm-size=2g)"
-        note_on(error, f"{size} bytes of shared memory cannot be had: {advice}, whichever is short")
         raise
 
 
-def open_segment(place: Place) -> Segment:
-    """The segment that lies there, mapped into this process too.
+def open_segment(place: Place, keep: bool = False) -> Segment:
+    """The segment that lies there, mapped here too; with ``keep`` others may open it here from now on.
 
     Raises:
         SharedMemoryGoneError: it is not there any more, on another machine, or another user's.
@@ -107,10 +111,10 @@ def open_segment(place: Place) -> Segment:
     reason = "it is on another machine; send x.view(numpy.ndarray), whose bytes travel"
     try:
         if place.machine == _MACHINE:
-            return _open_anonymous(place) if _ANONYMOUS else _open_named(place)
+            return _open_anonymous(place, keep) if _ANONYMOUS else _open_named(place)
     except PermissionError as error:
         cause, reason = error, "that process belongs to another user"
-    except OSError as error:
+    except (FileNotFoundError, ProcessLookupError) as error:
         cause, reason = error, "that process has ended, or let go of the array; keep it until it has arrived"
     raise SharedMemoryGoneError(
         f"the shared memory of process {place.process} cannot be mapped: {reason}", reason=reason
@@ -131,62 +135,75 @@ if _ANONYMOUS:
     _system.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
-def _map(place: Place, descriptor: int, hide: Callable[[], Any]) -> Segment:
-    access = mmap.PROT_READ | mmap.PROT_WRITE
-    address = _system.mmap(None, place.size, access, mmap.MAP_SHARED, descriptor, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return Segment(place, address, lambda: _system.munmap(address, place.size), hide)
-
-
 def _make_anonymous(size: int) -> Segment:
     key = f"arraybridge-{uuid4().hex}"
     descriptor = os.memfd_create(key)
     try:
         os.ftruncate(descriptor, size)
-        place = Place(_MACHINE, os.getpid(), descriptor, key, size)
-        return _map(place, descriptor, lambda: os.close(descriptor))
-    except OSError:
-        os.close(descriptor)
-        raise
-
-
-def _open_anonymous(place: Place) -> Segment:
-    descriptor = os.open(f"/proc/{place.process}/fd/{place.descriptor}", os.O_RDWR)
-    try:
-        if place.key not in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
-            raise FileNotFoundError("the number is that of another file by now")
-        return _map(place, descriptor, lambda: None)
+        return _open_anonymous(Place(_MACHINE, os.getpid(), descriptor, key, size), keep=True)
     finally:
         os.close(descriptor)
 
 
+def _open_anonymous(place: Place, keep: bool) -> Segment:
+    descriptor = os.open(f"/proc/{place.process}/fd/{place.descriptor}", os.O_RDWR)
+    with ExitStack() as opened:
+        opened.callback(os.close, descriptor)
+        if place.key not in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            raise FileNotFoundError("the number is that of another file by now")
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _system.mmap(None, place.size, access, mmap.MAP_SHARED, descriptor, 0)
+        if address == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        kept = opened.pop_all() if keep else ExitStack()
+    here = place._replace(process=os.getpid(), descriptor=descriptor) if keep else place
+    return Segment(here, address, partial(_system.munmap, address, place.size), kept.close)
+
+
 def _make_named(size: int) -> Segment:
-    memory = SharedMemory(create=True, size=size)
-    place = Place(_MACHINE, os.getpid(), -1, memory.name, size)
-    return Segment(place, _address(memory.buf), memory.close, memory.unlink)
+    memory, process = SharedMemory(create=True, size=size), os.getpid()
+    hide = lambda: os.getpid() == process and memory.unlink()  # noqa: E731  # a fork leaves the name alone
+    return _named(Place(_MACHINE, process, -1, memory.name, size), memory, hide)
 
 
 def _open_named(place: Place) -> Segment:
     # Before 3.13 the tracker of each family of processes removes the name when that family ends: too early
     # for those who would open it later, and of no matter to those who have mapped it.
-    if sys.version_info >= (3, 13):
-        memory = SharedMemory(place.key, track=False)
-    else:
-        memory = SharedMemory(place.key)
-    return Segment(place, _address(memory.buf), memory.close, lambda: None)
+    options: Any = {"track": False} if sys.version_info >= (3, 13) else {}
+    return _named(place, SharedMemory(place.key, **options), lambda: None)
 
 
-def _address(buffer: Any) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+def _named(place: Place, memory: SharedMemory, hide: Callable[[], Any]) -> Segment:
+    buffer: Any = memory.buf
+    return Segment(place, ctypes.addressof(ctypes.c_char.from_buffer(buffer)), memory.close, hide)
 
 
 # -- arrays ------------------------------------------------------------------------------------------
 
-# In front of an array, and its first byte is 1 once it has arrived somewhere.
-_HEAD = 64
-# What a worker of a pool has sent and nobody has read: there it is gone as soon as it is sent.
-_sent: list[SharedArray] = []
+# What a worker of a pool has made and sent, and nobody has read: there it is gone as soon as it is sent.
+_sent: list[Segment] = []
+
+
+def _hand_over(segment: Segment) -> None:
+    segment.state.value = Segment.ON_ITS_WAY
+    _sent[:] = [segment, *_unread()]
+    _stay_until_read(os.getpid())
+
+
+def _unread() -> list[Segment]:
+    return [segment for segment in _sent if segment.state.value == Segment.ON_ITS_WAY]
+
+
+@cache
+def _stay_until_read(process: int) -> None:
+    """Let this process of a pool, which may end after any task, wait a while for its readers."""
+
+    def wait() -> None:
+        until = time.monotonic() + 5
+        while _unread() and time.monotonic() < until:
+            time.sleep(0.001)
+
+    Finalize(None, wait, exitpriority=0)
 
 
 class SharedArray(np.ndarray):
@@ -209,13 +226,28 @@ class SharedArray(np.ndarray):
         return _plain(super().__array_function__(function, types, args, kwargs))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._segment is None:
+        segment = self._segment
+        if segment is None:
             return self.view(np.ndarray).__reduce_ex__(protocol)
-        if multiprocessing.parent_process() is not None:
-            np.asarray(self._segment)[0] = 0
-            _sent[:] = [self, *(x for x in _sent if x._segment and not np.asarray(x._segment)[0])]
-        layout = _start(self) - self._segment.address, self.shape, self.strides, self.dtype
-        return _arrived, (self._segment.place, layout)
+        handed_over = multiprocessing.parent_process() is not None and segment.place.process == os.getpid()
+        if handed_over:
+            _hand_over(segment)
+        layout = _start(self) - segment.address, self.shape, self.strides, self.dtype
+        return _arrived, (segment.place, handed_over, self.flags.writeable, *layout)
+
+
+def _arrived(place: tuple[Any, ...], handed_over: bool, writeable: bool, *layout: Any) -> SharedArray:
+    segment = open_segment(Place(*place), keep=handed_over)
+    segment.state.value = Segment.ARRIVED
+    array = _array(segment, *layout)
+    array.flags.writeable = writeable
+    return array
+
+
+def _array(segment: Segment, offset: int, shape: Any, strides: Any, dtype: Any) -> SharedArray:
+    array = np.ndarray.__new__(SharedArray, shape, dtype, np.asarray(segment), offset, strides)
+    array._segment = segment
+    return array
 
 
 def _plain(result: Any) -> Any:
@@ -229,11 +261,7 @@ def _plain(result: Any) -> Any:
 
 def _plain_method(name: str) -> Any:
     method = getattr(np.ndarray, name)
-
-    def call(self: SharedArray, *args: Any, **options: Any) -> Any:
-        return _plain(method(self, *args, **options))
-
-    return call
+    return lambda self, *args, **options: _plain(method(self, *args, **options))
 
 
 # What may copy and does not pass by __array_wrap__.
@@ -249,12 +277,6 @@ NumpyFast.classes.append(SharedArray)
 def _start(array: np.ndarray) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _arrived(place: tuple[Any, ...], layout: tuple[Any, ...]) -> SharedArray:
-    segment = open_segment(Place(*place))
-    np.asarray(segment)[0] = 1
-    return segment.array(*layout)
 
 
 def shared(x: Any, dtype: Any = None) -> np.ndarray:
@@ -291,8 +313,9 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     if source.dtype.hasobject:
         raise ArrayNotSupportedError("objects of Python cannot lie in memory that processes share")
     shape = source.shape if has_values else tuple(np.atleast_1d(x).tolist())
-    segment = make_segment(_HEAD + prod(shape) * source.itemsize)
-    array = segment.array(_HEAD, shape, None, source.dtype)
+    array = _array(
+        make_segment(Segment.HEAD + prod(shape) * source.itemsize), Segment.HEAD, shape, None, source.dtype
+    )
     if has_values:
         array[...] = source
     return array

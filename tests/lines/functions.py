@@ -77,6 +77,13 @@ def filled(x: Any) -> Any:
     return x
 
 
+def scribbled(x: Any) -> Any:
+    """Its argument, which is written to, and what it was."""
+    before = x.ravel()[0]
+    x[...] = 7
+    return x, before
+
+
 def make_shared(value: int) -> Any:
     return arraybridge.shared(np.full(3, value))
 
@@ -111,6 +118,23 @@ class StubbornError(Exception):
         if self.late:
             return fail_elsewhere, (os.getpid(), self.error)
         raise self.error("not pickled")
+
+
+class Unwelcome:
+    """Comes back nowhere."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return raise_it, ((KeyError, ("unwelcome",)),)
+
+
+class Raising:
+    """A function that raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_: Any) -> Any:
+        raise self.error
 
 
 def make_homebound(error: type[Exception]) -> Homebound:

@@ -18,15 +18,23 @@ def main(method: str) -> None:
     with context.Pool(2) as pool:
         pool.starmap(fill, [(x[i], i) for i in range(4)])
     assert x.sum(1).tolist() == [0, 1000, 2000, 3000]
-    print("Pool")
-    with ProcessPoolExecutor(2, context) as executor:
+    print("Pool", flush=True)
+    with context.Pool(2, maxtasksperchild=1) as pool:
+        made = pool.map_async(make_shared, range(4), chunksize=1).get(60)
+    assert [one.tolist() for one in made] == [[i, i, i] for i in range(4)]
+    print("short-lived", flush=True)
+    with ProcessPoolExecutor(1, context) as executor, ProcessPoolExecutor(1, context) as second:
         results = list(executor.map(filled, [x[:2], x[2:].T]))
         assert x.sum() == 4000
         assert all(np.shares_memory(result, x) for result in results)
-        print("executor")
+        print("executor", flush=True)
         made = list(executor.map(make_shared, range(6)))
         assert [one.tolist() for one in made] == [[i, i, i] for i in range(6)]
-        print("result")
+        print("result", flush=True)
+        onwards = second.submit(filled, made[0]).result()
+        assert made[0].tolist() == [1, 1, 1]
+        assert np.shares_memory(onwards, made[0])
+        print("onwards", flush=True)
     process = context.Process(target=fill, args=(x[::-1], 9))
     process.start()
     process.join()

@@ -1,0 +1,190 @@
+"""Large arrays on their way to the processes of device_map and Pipeline, by memory that is used again."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import device_map, shared
+from arraybridge.lines.exchange import Exchange
+from tests.helpers import require, run_python
+from tests.lines import functions
+from tests.memory.test_shared import descriptors, linux
+
+LARGE = (1 << 20) + 8
+
+
+def run(fn: Any, items: Any) -> Iterator[Any]:
+    return device_map(fn, items, ["cpu"], processes=True)
+
+
+def full(count: int) -> Iterator[np.ndarray]:
+    return (np.full(LARGE, i % 100, np.uint8) for i in range(count))
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_large_arrays_travel_both_ways(name: str) -> None:
+    require(name)
+    values = np.arange(LARGE // 4, dtype=np.float32)
+    item = {"x": [arraybridge.convert_memory(values, name)], "n": 3, "small": np.arange(3)}
+    for result in run(functions.same, [item] * 3):
+        assert arraybridge.detect_memory_type(result["x"][0]) == name
+        np.testing.assert_array_equal(arraybridge.to_numpy(result["x"][0]), values)
+        assert (result["n"], result["small"].tolist()) == (3, [0, 1, 2])
+
+
+def test_orders_dtypes_flags_and_what_does_not_go_by_shared_memory() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    base = np.arange(2 * LARGE // 8, dtype=np.int64).reshape(2, -1)
+    frozen = base.copy()
+    frozen.flags.writeable = False
+    masked = np.ma.masked_greater(base, 5)
+    items = [base, base.T, base[:, ::-1], base[:, 3:], base.astype(">i8"), base.astype(object)[:1], masked]
+    items += [base.view("M8[s]"), base.astype(ml_dtypes.bfloat16), frozen, base[:, :0], np.array(3.0)]
+    items.append(np.zeros(LARGE, [("a", "i4"), ("b", "f8")]))
+    for item, result in zip(items, run(functions.same, items), strict=True):
+        assert (type(result), result.dtype, result.flags.f_contiguous, result.flags.writeable) == (
+            *(type(item), item.dtype),
+            *(item.flags.f_contiguous, item.flags.writeable),
+        )
+        np.testing.assert_array_equal(result, item)
+    (twice,) = run(functions.same, [[base, base]])
+    assert twice[0] is twice[1]
+
+
+def test_an_item_that_is_shared_is_the_same_memory() -> None:
+    x = shared(np.zeros((3, LARGE // 8)))
+    results = list(run(functions.filled, [x[i] for i in range(3)]))
+    assert x[:, 0].tolist() == [1, 1, 1]
+    assert all(np.shares_memory(result, x) for result in results)
+    made = list(run(functions.make_shared, [1, 2]))
+    assert [result.tolist() for result in made] == [[1, 1, 1], [2, 2, 2]]
+
+
+def test_what_a_process_writes_to_its_item_stays_there() -> None:
+    items = list(full(6))
+    results = list(run(functions.scribbled, items))
+    assert [int(before) for _, before in results] == [int(item[0]) for item in items] == [*range(6)]
+    assert all((result == 7).all() for result, _ in results)
+
+
+@linux
+def test_segments_are_used_again_and_results_that_are_kept_stay_as_they_are() -> None:
+    kept, seen = [], set()
+    before = descriptors()
+    for i, result in enumerate(run(functions.same, full(300))):
+        assert (result[0], result[-1]) == (i % 100, i % 100)
+        seen.add(result.ctypes.data)
+        if i % 50 == 0:
+            kept.append(result)
+        assert descriptors() - before < 20
+        del result
+    assert len(seen) < 30
+    assert [x[5] for x in kept] == [0, 50, 0, 50, 0, 50]
+    gc.collect()
+    assert descriptors() <= before + 1
+
+
+def test_many_arrays_in_an_item_use_the_same_segments_from_item_to_item() -> None:
+    ours, theirs = Exchange(), Exchange()
+    item = [np.full(LARGE, i, np.uint8) for i in range(12)]
+    for _ in range(3):
+        assert [int(x[-1]) for x in theirs.loads(ours.dumps(item))] == [*range(12)]
+        assert ours.loads(theirs.dumps("more")) == "more"
+        assert len(ours.segments) == 12
+    for _ in range(20):  # none of them is in use any more
+        theirs.loads(ours.dumps("small"))
+    assert not ours.segments
+    assert theirs.loads(ours.dumps(1)) == 1
+
+
+def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> None:
+    ours, theirs = Exchange(), Exchange()
+    large = [np.zeros(LARGE << i, np.uint8) for i in range(6)]
+    for _ in range(3):
+        with pytest.raises((AttributeError, pickle.PicklingError)):
+            ours.dumps((large, lambda: 1))
+        assert [len(x) for x in theirs.loads(ours.dumps(large))] == [len(x) for x in large]
+        with pytest.raises(KeyError):  # half of it has arrived
+            theirs.loads(ours.dumps((large, functions.Unwelcome(), large)))
+    assert len(ours.segments) == 6
+
+
+def test_several_at_one_time() -> None:
+    def in_a_thread(k: int) -> list[tuple[int, np.ndarray]]:
+        return [(i, x) for i, x in enumerate(run(functions.same, full(30))) if i % 7 == k]
+
+    with ThreadPoolExecutor(3) as pool:
+        kept = [pair for pairs in pool.map(in_a_thread, range(3)) for pair in pairs]
+    assert all((x == i).all() for i, x in kept)
+
+
+@linux
+def test_few_descriptors() -> None:
+    """Where the system has no more of them, arrays go by the pipe."""
+    done = run_python("-W", "ignore", "-m", "tests.lines.few_descriptors")
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_stages_in_processes() -> None:
+    pipeline = arraybridge.Pipeline(functions.square, functions.with_process, processes=True)
+    x = np.arange(LARGE, dtype=np.float64)
+    results = list(pipeline.map([x, x + 1]))
+    np.testing.assert_array_equal(results[1][0], (x + 1) ** 2)
+    assert os.getpid() not in {pid for _, pid in results}
+    np.testing.assert_array_equal(arraybridge.Pipeline(functions.square, processes=True)(x), x**2)
+
+
+# -- ends --------------------------------------------------------------------------------------------
+
+
+@linux
+@pytest.mark.parametrize("victim", ["worker", "parent"])
+def test_a_kill_in_the_midst_of_a_transfer_leaves_nothing(victim: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.lines.killed", victim]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdout is not None
+        worker = int(process.stdout.readline())
+        os.kill(worker if victim == "worker" else process.pid, signal.SIGKILL)
+        said = process.stdout.read()
+        process.wait(60)
+    if victim == "worker":
+        assert said.split() == ["ProcessDiedError", "exit", "code", "-9", "threads", "0", "maps", "0"]
+    until = time.monotonic() + 60
+    while Path(f"/proc/{worker}/stat").exists() and " Z " not in Path(f"/proc/{worker}/stat").read_text():
+        assert time.monotonic() < until, "the worker lives on"
+        time.sleep(0.01)
+    assert not list(tmp_path.iterdir())
+
+
+@linux
+@pytest.mark.slow
+def test_ten_thousand_items_leave_memory_and_descriptors_as_they_were() -> None:
+    def memory() -> int:
+        status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return sum(int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon", "RssShmem")))
+
+    results = run(functions.same, full(10_000))
+    for _ in range(100):
+        next(results)
+    before, opened = memory(), descriptors()
+    for i, result in enumerate(results, 100):
+        assert result[i] == i % 100
+        del result
+        if i == 9000:
+            assert memory() < before + (32 << 20)
+            assert descriptors() <= opened

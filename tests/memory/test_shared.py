@@ -1,0 +1,231 @@
+"""Memory that processes share: what travels by its place, and what is left of it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import shared
+from arraybridge.memory import shared as room
+from tests.helpers import require, run_python
+from tests.lines import functions
+
+LINUX = sys.platform == "linux"
+linux = pytest.mark.skipif(not LINUX, reason="descriptors are counted in /proc")
+
+
+@pytest.fixture(params=["anonymous", "named"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The way of Linux, and the one of other systems."""
+    if request.param == "anonymous" and not LINUX:
+        pytest.skip("needs Linux")
+    monkeypatch.setattr(room, "_ANONYMOUS", request.param == "anonymous")
+    return str(request.param)
+
+
+def in_another_process(x: Any, code: str) -> str:
+    """What the code prints of ``x``, which arrives there by pickle."""
+    script = f"import pickle, sys\nx = pickle.load(sys.stdin.buffer)\n{code}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=pickle.dumps(x), capture_output=True, check=False, timeout=120
+    )
+    return (done.stdout + done.stderr).decode().strip()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# -- the array ---------------------------------------------------------------------------------------
+
+
+def test_values_shape_dtype_and_alignment() -> None:
+    source = np.arange(12, dtype=">i4").reshape(3, 4).T
+    x = shared(source)
+    assert (x.shape, x.dtype, x.flags.c_contiguous, x.flags.writeable) == ((4, 3), source.dtype, True, True)
+    np.testing.assert_array_equal(x, source)
+    assert x.ctypes.data % 64 == 0
+    empty = shared((2, 3), "uint8")
+    assert (empty.shape, empty.dtype) == ((2, 3), np.dtype("uint8"))
+    assert shared(5).shape == (5,)
+    assert shared((0, 3)).shape == shared(np.zeros((0, 3))).shape == (0, 3)
+    assert shared(np.float64(2)) == 2
+    for bad in (np.array([object()]), [[1, 2], [3]], "word"):
+        with pytest.raises((TypeError, ValueError)):
+            shared(bad)
+    with pytest.raises(arraybridge.ArrayNotSupportedError, match=r"x\.filled\(value\)"):
+        shared(np.ma.masked_array([1, 2], [True, False]))
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
+def test_frameworks_share_it(name: str) -> None:
+    require(name)
+    x = shared(arraybridge.convert_memory(np.arange(6, dtype=np.float32), name))
+    y = arraybridge.convert_memory(x, name)
+    assert arraybridge.explain(x, name).shares_memory
+    x[2] = 9
+    assert arraybridge.to_numpy(y).tolist() == [0, 1, 9, 3, 4, 5]
+    assert in_another_process(x, "x[0] = 7") == ""
+    assert arraybridge.to_numpy(y)[0] == 7
+
+
+def read_only(x: np.ndarray) -> np.ndarray:
+    view = x[1:]
+    view.flags.writeable = False
+    return view
+
+
+VIEWS: dict[str, Any] = {
+    "whole": lambda x: x,
+    "slice": lambda x: x[1:, 2],
+    "transpose": lambda x: x.T,
+    "reversed": lambda x: x[::-1, ::-2],
+    "broadcast": lambda x: np.broadcast_to(x, (2, 3, 4), subok=True),
+    "other dtype": lambda x: x.view("uint8"),
+    "reshaped": lambda x: x.reshape(2, 6),
+    "function": lambda x: np.split(np.moveaxis(x, 0, 1), 2)[1],
+    "0-d": lambda x: x[1, 2, ...],
+    "read-only": read_only,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@pytest.mark.usefixtures("way")
+def test_views_travel_by_their_place(view: Any) -> None:
+    x = shared(np.arange(12.0).reshape(3, 4))
+    seen = view(x)
+    data = pickle.dumps(seen)
+    back, again = pickle.loads(data), pickle.loads(data)
+    assert len(data) < 1000
+    np.testing.assert_array_equal(back, seen)
+    assert (back.strides, back.flags.writeable) == (seen.strides, seen.flags.writeable)
+    assert np.shares_memory(back, x)
+    assert np.shares_memory(again, x)
+
+
+COMPUTED: dict[str, Any] = {
+    "ufunc": lambda x: x + 1,
+    "reduction": lambda x: x.mean(0),
+    "copy": lambda x: x.copy(),
+    "copy.copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "cast": lambda x: x.astype("f4"),
+    "fancy": lambda x: x[[0, 1]],
+    "mask": lambda x: x[x > 3],
+    "concatenate": lambda x: np.concatenate([x, x]),
+    "sort": lambda x: np.sort(x),
+    "flatten": lambda x: x.flatten(),
+    "transposed and flat": lambda x: x.T.reshape(-1),
+    "matmul": lambda x: x @ x.T,
+}
+
+
+@pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
+def test_what_numpy_computes_is_an_ordinary_array(compute: Any) -> None:
+    plain = np.arange(12.0).reshape(3, 4)
+    x = shared(plain)
+    assert type(compute(x)) is np.ndarray
+    assert not np.shares_memory(compute(x), x)
+    np.testing.assert_array_equal(compute(x), compute(plain))
+    assert isinstance(x.sum(), float)
+    x += 1
+    assert np.shares_memory(pickle.loads(pickle.dumps(x)), x)
+
+
+# -- between processes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_pools_of_python_and_a_process_that_writes(method: Any) -> None:
+    """Also: results go on to another pool when their maker has let go, and makers end after each task."""
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system has no {method}")
+    x = shared(np.zeros((4, 1000)))
+    done = run_python("-W", "ignore", "-m", "tests.memory.pools", method)
+    words = ["Pool", "short-lived", "executor", "result", "onwards", "Process"]
+    assert done.stdout.split() == words, done.stderr
+    assert in_another_process(x[1], "x[:] = 5") == ""
+    assert x.sum(1).tolist() == [0, 5000, 0, 0]
+
+
+def test_joblib() -> None:
+    joblib = pytest.importorskip("joblib")
+    x = shared(np.zeros((4, 200_000)))  # above the bytes from which joblib writes files
+    joblib.Parallel(n_jobs=2)(joblib.delayed(functions.fill)(x[i], i) for i in range(4))
+    assert x[:, ::1000].sum(1).tolist() == [0, 200, 400, 600]
+
+
+def test_dask() -> None:
+    pytest.importorskip("distributed")
+    done = run_python("-W", "ignore", "-m", "tests.memory.dask_workers", timeout=200)
+    assert done.stdout.splitlines() == ["place True", "written 1000.0", "disk [1.0, 1.0, 1.0]"], done.stderr
+
+
+@pytest.mark.usefixtures("way")
+def test_memory_that_went() -> None:
+    x = shared(np.ones(10))
+    data = pickle.dumps(x)
+    place = x._segment.place  # type: ignore[attr-defined]
+    del x
+    gc.collect()
+    with pytest.raises(room.SharedMemoryGoneError, match="keep it until it has arrived"):
+        pickle.loads(data)
+    if place.descriptor < 0:
+        with pytest.raises(FileNotFoundError):
+            SharedMemory(place.key)
+
+
+@linux
+def test_another_machine_another_file_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = room.make_segment(100)
+    other = room.make_segment(100)
+    place = segment.place._replace(key="arraybridge-other")
+    for changed, words in (
+        (place._replace(machine="of somebody else"), "another machine"),
+        (place._replace(descriptor=other.place.descriptor), "let go of the array"),
+        (place._replace(process=2**22 + 1), "has ended"),
+    ):
+        with pytest.raises(room.SharedMemoryGoneError, match=words) as caught:
+            room.open_segment(changed)
+        assert isinstance(caught.value, arraybridge.MemoryConversionError)
+    for error, expected, words in (
+        (PermissionError(13, "no"), room.SharedMemoryGoneError, "another user"),
+        (OSError(24, "Too many open files"), OSError, "Too many open files"),
+    ):
+        monkeypatch.setattr(room.os, "open", functions.Raising(error))
+        with pytest.raises(expected, match=words):
+            room.open_segment(place)
+
+
+def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_make_anonymous", "_make_named"):
+        monkeypatch.setattr(room, name, functions.Raising(OSError(28, "No space left on device")))
+    with pytest.raises(OSError, match="No space") as caught:
+        shared((3,))
+    assert "ulimit -n" in caught.value.__notes__[0]
+    assert "--shm-size" in caught.value.__notes__[0]
+
+
+@linux
+def test_a_hundred_segments_take_a_descriptor_each_where_they_were_made_and_none_elsewhere() -> None:
+    gc.collect()
+    before = descriptors()
+    arrays = [shared((1000,)) for _ in range(100)]
+    assert descriptors() - before == 100, "one each"
+    count = "len(os.listdir('/proc/self/fd'))"
+    told = in_another_process(arrays, f"import os; n = {count}; print(len(x), n < 20)")
+    assert told == "100 True"
+    arrays.clear()
+    gc.collect()
+    assert descriptors() == before
