@@ -109,25 +109,24 @@ class _Pickler(pickle.Pickler):
         refuse_graphs(obj)
         if not _is_sent_by_value(owner, obj):
             return NotImplemented
-        try:
-            view = convert_memory(obj, "numpy")
-        except (ArrayNotSupportedError, DtypeNotSupportedError):  # sparse, of strings, …
-            return NotImplemented
-        if view.nbytes > _LARGE:
+        if isinstance(obj, np.ndarray):
             with suppress(OSError):  # where the system has no more segments, it goes by the pipe
-                return self._in_segment(owner.name, view)
-        # By NumPy's pickle: JAX's cuts 64 bits down to 32, and torch's takes a slice's whole storage along.
-        return NotImplemented if isinstance(obj, np.ndarray) else (_converted, (view, owner.name))
+                return self._in_segment(obj) if obj.nbytes > _LARGE else NotImplemented
+            return NotImplemented
+        # As a NumPy array: JAX's pickle cuts 64 bits down to 32, torch's takes a slice's whole storage along.
+        with suppress(ArrayNotSupportedError, DtypeNotSupportedError):  # sparse, of strings, …
+            return _converted, (convert_memory(obj, "numpy"), owner.name)
+        return NotImplemented
 
-    def _in_segment(self, name: str, view: np.ndarray) -> tuple[Any, ...]:
-        order = "F" if view.flags.f_contiguous and not view.flags.c_contiguous else "C"
-        size = 1 << (Segment.HEAD + view.nbytes - 1).bit_length()  # pages are had when they are written to
+    def _in_segment(self, x: np.ndarray) -> tuple[Any, ...]:
+        order: Any = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
+        size = 1 << (Segment.HEAD + x.nbytes - 1).bit_length()  # pages are had when they are written to
         spare = self._spare.get(size)
         segment = spare.pop() if spare else make_segment(size)
         segment.state.value = Segment.ON_ITS_WAY
         self.used.append(segment)
-        np.copyto(_array(segment, view.shape, view.dtype, order), view)
-        return _received, (name, segment.place.key, view.flags.writeable, view.shape, view.dtype, order)
+        np.copyto(_array(segment, x.shape, x.dtype, order), x)
+        return _received, (segment.place.key, x.flags.writeable, x.shape, x.dtype, order)
 
 
 def _is_sent_by_value(owner: Any, x: Any) -> bool:
@@ -144,17 +143,11 @@ def _array(memory: Any, shape: Any, dtype: Any, order: Any) -> np.ndarray:
     return np.ndarray(shape, dtype, np.asarray(memory), Segment.HEAD, order=order)
 
 
-def _received(name: str, key: str, writeable: bool, *layout: Any) -> Any:
+def _received(key: str, writeable: bool, *layout: Any) -> np.ndarray:
     array = _array(_leases[key], *layout)
-<<<<<<< HEAD
-    return array if name == "numpy" else _converted(array, name)
-
-
-def _converted(array: Any, name: str) -> Any:
-    return convert_memory(array, name, device="cpu")
-=======
-    if name != "numpy":
-        return convert_memory(array, name, device="cpu")
     array.flags.writeable = writeable
     return array
->>>>>>> a149c9d (A shared segment says itself whether it is in use; results of a pool's worker go on, read-only stays so)
+
+
+def _converted(array: np.ndarray, name: str) -> Any:
+    return convert_memory(array, name, device="cpu")
