@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from arraybridge.errors import (
@@ -38,12 +40,6 @@ __all__ = [
     "usable",
 ]
 
-# Root module of an array's class → the frameworks to ask, so that a look at an object imports nothing.
-_ROOTS: dict[str, tuple[str, ...]] = {}
-for _facts in BUILT_IN.values():
-    for _root in _facts.modules:
-        _ROOTS[_root] = (*_ROOTS.get(_root, ()), _facts.name)
-
 _instances: dict[str, Framework] = {}
 # Frameworks that did not load. Who names one has it tried again; who looks at all passes it over.
 _failed: set[str] = set()
@@ -75,9 +71,7 @@ def register(framework: Framework) -> Framework:
             f" modules = ({name!r},)"
         )
     _instances[name] = framework
-    for root in {module.partition(".")[0] for module in modules}:
-        _ROOTS[root] = tuple(dict.fromkeys((*_ROOTS.get(root, ()), name)))
-    empty_caches()
+    _forget()
     return framework
 
 
@@ -89,12 +83,12 @@ def unregister(name: str) -> None:
     """
     if _instances.pop(name, None) is None:
         raise UnknownFrameworkError(f"no framework {name!r} is registered")
-    built_in = BUILT_IN[name].modules if name in BUILT_IN else ()
-    for root, names in roots().items():
-        if name in names and root not in built_in:
-            _ROOTS[root] = tuple(one for one in names if one != name)
-            if not _ROOTS[root]:
-                del _ROOTS[root]
+    _forget()
+
+
+def _forget() -> None:
+    """What was known of types, devices and calls, as far as it rests on which frameworks there are."""
+    roots.cache_clear()
     empty_caches()
 
 
@@ -103,9 +97,14 @@ def instances() -> dict[str, Framework]:
     return dict(_instances)
 
 
+@cache
 def roots() -> dict[str, tuple[str, ...]]:
-    """Root module of the arrays' classes → the frameworks of which they may be."""
-    return _ROOTS.copy()
+    """Root module of the arrays' classes → the frameworks to ask, so that a look at an object imports none."""
+    names: dict[str, tuple[str, ...]] = {}
+    for one in (*BUILT_IN.values(), *map(_facts_of, _instances.values())):
+        for root in (module.partition(".")[0] for module in one.modules):
+            names[root] = tuple(dict.fromkeys((*names.get(root, ()), one.name)))
+    return names
 
 
 # -- by name -------------------------------------------------------------------------------------------
@@ -207,11 +206,6 @@ def is_installed(name: str) -> bool:
     return any(can_find(package) for package in BUILT_IN[name].packages)
 
 
-def usable(name: str) -> Framework | None:
-    """That framework, or None where it is not installed or does not work here."""
-    return _tried(name) if is_installed(name) else None
-
-
 def loaded(name: str | None = None) -> list[Framework]:
     """The frameworks that this process has imported, or that one of them; imports none.
 
@@ -219,14 +213,14 @@ def loaded(name: str | None = None) -> list[Framework]:
     """
     names = framework_names() if name is None else [name]
     candidates = [
-        _instances.get(one) or (_tried(one) if any(map(is_imported, BUILT_IN[one].packages)) else None)
+        _instances.get(one) or (usable(one) if any(map(is_imported, BUILT_IN[one].packages)) else None)
         for one in names
         if one in _instances or one in BUILT_IN
     ]
     return [one for one in candidates if one is not None]
 
 
-def _tried(name: str) -> Framework | None:
+def usable(name: str) -> Framework | None:
     """That framework, None where it does not load; tried once, since a failing import may take seconds."""
     if name in _instances:
         return _instances[name]
@@ -236,7 +230,7 @@ def _tried(name: str) -> Framework | None:
         return framework(name)
     except FrameworkNotInstalledError as error:
         _failed.add(name)
-        if name not in BUILT_IN and error.__cause__ is not None:  # a broken plug-in, which nobody has named
+        if name in plugins() and error.__cause__ is not None:  # a broken plug-in, which nobody has named
             warn(f"the framework {error}", RuntimeWarning)
         return None
 
@@ -249,21 +243,18 @@ def find_owner(x: Any) -> Framework | None:
     cls = type(x)
     owner = _owners.get(cls)
     if owner is None:
-        owner = _owner_by_root(x, cls)
+        owner = next((one for one in _candidates(cls) if one.owns(x)), None)
         if owner is not None:
             _owners.keep(cls, owner)
     return owner
 
 
-def _owner_by_root(x: Any, cls: type) -> Framework | None:
+def _candidates(cls: type) -> Iterator[Framework]:
+    """The frameworks whose array an object of that class may be."""
     for root in _roots_of(cls):
-        if root not in _ROOTS and root != "builtins":
+        if root not in roots() and root != "builtins":
             _load_plugins(root)
-        for name in _ROOTS.get(root, ()):
-            candidate = framework(name)
-            if candidate.owns(x):
-                return candidate
-    return None
+        yield from map(framework, roots().get(root, ()))
 
 
 def _roots_of(cls: type) -> dict[str, None]:
@@ -274,7 +265,7 @@ def _load_plugins(root: str) -> None:
     """Load the plug-ins that may own arrays of that root module: it has their name, or they are imported."""
     for name, point in plugins().items():
         if name not in _instances and (name == root or is_imported(package_of(point))):
-            _tried(name)
+            usable(name)
 
 
 def unknown_array(x: Any) -> UnknownArrayError:
@@ -304,11 +295,9 @@ def _native_device(device: Device, name: FrameworkLike) -> Any:
 
 def _read_device(x: Any) -> Device | None:
     """The device that the object of a framework stands for; None for what is none. Imports no framework."""
-    for name in _ROOTS.get(type(x).__module__.partition(".")[0], ()):
-        device = framework(name).pool.read_device(x)
-        if device is not None:
-            return device
-    return None
+    names = roots().get(type(x).__module__.partition(".")[0], ())
+    readings = (framework(name).pool.read_device(x) for name in names)
+    return next((device for device in readings if device is not None), None)
 
 
 above["native device"] = _native_device
