@@ -292,10 +292,7 @@ def detect_memory_type(x: Any) -> str:
         return find_source(x)[0].name
     if not foreign.is_foreign_array(x):
         raise registry.unknown_array(x)
-    if foreign.offers(x, "__dlpack_device__"):
-        return "cupy" if int(x.__dlpack_device__()[0]) in (2, 13) else "numpy"
-    on_card = foreign.offers(x, "__cuda_array_interface__") and not foreign.offers(x, "__array_interface__")
-    return "cupy" if on_card else "numpy"
+    return "cupy" if foreign.is_on_card(x) else "numpy"
 
 
 def device_of(x: Any) -> Device:
@@ -342,16 +339,12 @@ def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **optio
 
 def _name_options(*functions: Any) -> None:
     """Let `help` and editors show the options by name, which ``**options`` keeps cheap to pass on."""
-    options = {"copy": None, "dtype": None, "grad": "error", "device": None}
+    options = [p for p in inspect.signature(_request).parameters.values() if p.kind is p.KEYWORD_ONLY]
     for function in functions:
         shown = inspect.signature(function)
-        own = [p for p in shown.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        first = {"target": None} if "target" not in shown.parameters else {}
-        named = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-            for name, default in {**first, **options}.items()
-        ]
-        function.__signature__ = shown.replace(parameters=[*own, *named])
+        own = {name: p for name, p in shown.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        named = [option for option in options if option.name not in own]
+        function.__signature__ = shown.replace(parameters=[*own.values(), *named])
 
 
 _name_options(convert_memory, explain, convert_tree)

@@ -78,9 +78,6 @@ class TraceLog:
         self._limit = limit
         #: What was recorded of each, with its start as `time.perf_counter` had it.
         self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
-        #: Those of the events that are conversions, as they were when somebody asked last.
-        self._records: list[Route] = []
-        self._added = self._added_when_asked = 0
         #: Bytes copied, each copy of an array counted; also by conversions that went because of ``limit``.
         self.total_bytes_copied = 0
         #: Seconds of all conversions, also of those that went because of ``limit``.
@@ -93,10 +90,7 @@ class TraceLog:
     def records(self) -> list[Route]:
         """One `Route` a conversion, in order, each with its ``seconds``."""
         with _adding:
-            if self._added != self._added_when_asked:
-                self._records = [event[_ROUTE] for event in self._events if event[_ROUTE] is not None]
-                self._added_when_asked = self._added
-            return self._records
+            return [event[_ROUTE] for event in self._events if event[_ROUTE] is not None]
 
     @property
     def events(self) -> list[Event]:
@@ -121,12 +115,8 @@ class TraceLog:
         if route is not None:
             steps, array = facts
             kind, name, device = "conversion", f"{route.source} → {route.target}", str(route.device)
-            nbytes, reason, source, target = (
-                route.nbytes * route.copies,
-                route.reason,
-                route.source,
-                route.target,
-            )
+            nbytes, reason = route.nbytes * route.copies, route.reason
+            source, target = route.source, route.target
         elif len(facts) == 1:
             call = _foreign().Conversion(*facts[0])
             kind, name, device, steps, array = "foreign", call.call, str(call.device), call.steps, call.array
@@ -163,7 +153,6 @@ class TraceLog:
             if len(self._events) == self._limit:
                 self.dropped += 1
             self._events.append(event)
-            self._added += 1
             if route is not None:
                 self.total_bytes_copied += route.nbytes * route.copies
                 self.total_seconds += route.seconds or 0.0
@@ -354,15 +343,12 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
 @contextmanager
 def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
     """As `trace`, for all threads of the process."""
-    log = TraceLog(limit, foreign)
-    _everywhere.append(log)
-    open_logs[id(log)] = log
-    try:
-        with _foreign_calls(log):
+    with trace(limit=limit, foreign=foreign) as log:
+        _everywhere.append(log)
+        try:
             yield log
-    finally:
-        del open_logs[id(log)]
-        _everywhere.remove(log)
+        finally:
+            _everywhere.remove(log)
 
 
 def _foreign() -> Any:
@@ -386,8 +372,8 @@ def _foreign_calls(log: TraceLog) -> Iterator[None]:
 
 
 def _hearing_foreign() -> list[TraceLog]:
-    listening = (*_opened.get(), *_everywhere)
-    return [log for log in listening if isinstance(log, TraceLog) and log.foreign and id(log) in open_logs]
+    logs, _ = listeners() or ((), nullcontext)
+    return [log for log in logs if log.foreign]
 
 
 @contextmanager
@@ -408,9 +394,9 @@ def listeners() -> Listeners | None:
     ours = _listening(opened) if opened else []
     if not ours and not _everywhere:
         return None
-    logs = [one for one in ours if isinstance(one, TraceLog)]
+    logs = dict.fromkeys(one for one in (*ours, *_everywhere) if isinstance(one, TraceLog))
     annotations = [one for one in ours if not isinstance(one, TraceLog)]
-    return (*logs, *_everywhere), annotations[-1] if annotations else nullcontext
+    return tuple(logs), annotations[-1] if annotations else nullcontext
 
 
 # -- what is told ------------------------------------------------------------------------------------

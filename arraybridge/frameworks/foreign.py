@@ -11,7 +11,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
 
-__all__ = ["FOREIGN_HOST", "foreign_framework", "is_foreign_array", "offers", "offers_alone"]
+__all__ = ["FOREIGN_HOST", "foreign_framework", "is_foreign_array", "is_on_card", "offers", "offers_alone"]
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
@@ -72,6 +72,19 @@ def offers_alone(x: Any) -> bool:
     return any(offers(x, protocol) and not hasattr(type(x), protocol) for protocol in _PROTOCOLS)
 
 
+def is_on_card(x: Any) -> bool:
+    """Whether the memory of a foreign array is CUDA's."""
+    kind = _dlpack_kind(x)
+    if kind is not None:
+        return kind in _CUDA_TYPES
+    return offers(x, "__cuda_array_interface__") and not offers(x, "__array_interface__")
+
+
+def _dlpack_kind(x: Any) -> int | None:
+    """DLPack's number for the kind of memory; None where the array does not tell."""
+    return int(x.__dlpack_device__()[0]) if offers(x, "__dlpack_device__") else None
+
+
 def foreign_framework(x: Any) -> tuple[Framework, Any]:
     """How to treat an object that offers an array protocol: its framework, and the array to read.
 
@@ -83,15 +96,10 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
     method = _method_to_host(type(x))
     if method is not None:
         return _FETCHED, np.asarray(getattr(x, method)())
-    if offers(x, "__dlpack_device__"):
-        kind, _ = x.__dlpack_device__()
-        if int(kind) in _CUDA_TYPES:
-            return _import_cuda(x)
-        if int(kind) not in _HOST_TYPES:
-            what = f"an array on DLPack device type {int(kind)}"
-            raise refuse(FOREIGN_HOST, what, "copy it to the host first")
-    elif offers(x, "__cuda_array_interface__") and not offers(x, "__array_interface__"):
+    if is_on_card(x):
         return _import_cuda(x)
+    if (kind := _dlpack_kind(x)) not in (None, *_HOST_TYPES):
+        raise refuse(FOREIGN_HOST, f"an array on DLPack device type {kind}", "copy it to the host first")
     try:
         return _open(x)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:

@@ -99,7 +99,7 @@ def instances() -> dict[str, Framework]:
 
 @cache
 def roots() -> dict[str, tuple[str, ...]]:
-    """Root module of the arrays' classes → the frameworks to ask, so that a look at an object imports none."""
+    """Root module of an array's class → the frameworks to ask, so that a look at an object imports none."""
     names: dict[str, tuple[str, ...]] = {}
     for one in (*BUILT_IN.values(), *map(_facts_of, _instances.values())):
         for root in (module.partition(".")[0] for module in one.modules):
