@@ -83,7 +83,8 @@ class NumpyFramework(Framework):
     def concatenate(self, parts: list[Any], axis: int) -> Any:
         first = parts[0]
         if isinstance(first, np.ma.MaskedArray):
-            masked = np.ma.concatenate(parts, axis).astype(first.dtype)  # np.concatenate drops masks
+            ma: Any = np.ma  # np.concatenate drops masks
+            masked = ma.concatenate(parts, axis).astype(first.dtype)
             masked.fill_value = first.fill_value
             return masked.view(type(first))
         # Both make dtypes native; np.concatenate makes them compact, too, and drops the class of a recarray.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,61 +45,47 @@ class Memory:
     """Stands for a framework's array."""
 
 
-def lend(lender: Streams, borrower: Streams) -> tuple[loans.Loan, weakref.ref[Any]]:
-    memory = Memory()
-    return loans.Loan(memory, lender, borrower, CARD), weakref.ref(memory)
-
-
-def test_the_lenders_queue_waits_for_the_borrowers_and_the_memory_goes_at_once() -> None:
-    lender, borrower = Queue(1), Queue(2)
-    loan, memory = lend(lender, borrower)
-    assert memory() is not None
-    assert lender.waited == []
-    del loan
+def collected(*steps: Callable[[], object]) -> None:
+    for step in steps:
+        step()
     gc.collect()
-    assert lender.waited == [2]
-    assert memory() is None
 
 
-def test_a_lender_without_queues_has_its_memory_kept_until_it_was_read() -> None:
-    borrower = Queue(2)
-    loan, memory = lend(Streams(), borrower)
-    del loan
-    gc.collect()
-    loans.release()
-    assert memory() is not None
-    borrower.done = True
-    loans.release()
-    gc.collect()
-    assert memory() is None
-
-
-def test_what_was_lent_on_another_queue_is_kept_until_it_was_read() -> None:
-    """In a pipeline a loan may end in another thread, and the memory goes back to the queue of the first."""
-    lender, borrower = Queue(1), Queue(2)
-    loan, memory = lend(lender, borrower)
-    lender.number = 3
-    del loan
-    gc.collect()
-    loans.release()
-    assert lender.waited == []
-    assert memory() is not None
-    borrower.done = True
-    loans.release()
-    gc.collect()
-    assert memory() is None
-
-
-def test_each_threads_default_stream_has_the_same_handle_and_is_another_one() -> None:
-    lender, borrower = Queue(2), Queue(3)
-    loan, memory = lend(lender, borrower)
-    del loan
-    gc.collect()
-    assert lender.waited == []
-    assert memory() is not None
-    loans.settle()
-    gc.collect()
-    assert memory() is None
+@pytest.mark.parametrize(
+    ("lender", "ended_on", "kept"),
+    [
+        (Queue(1), 1, False),
+        # In a pipeline a loan may end in another thread, and the memory goes back to the queue of the first.
+        (Queue(1), 4, True),
+        # Each thread's default stream has the same handle and is another one.
+        (Queue(2), 2, True),
+        (Streams(), 0, True),
+    ],
+    ids=["its queue waits", "another queue", "of each thread", "no queues"],
+)
+@pytest.mark.parametrize("end", [loans.release, loans.settle, free_memory])
+def test_the_memory_goes_when_the_lenders_queue_waits_or_it_was_read(
+    lender: Streams, ended_on: int, kept: bool, end: Callable[[], object]
+) -> None:
+    borrower, memory = Queue(3), Memory()
+    before = lender.number if isinstance(lender, Queue) else 0
+    seen, loan = weakref.ref(memory), [loans.Loan(memory, lender, borrower, CARD)]
+    del memory
+    collected(loans.release)
+    assert seen() is not None, "the borrower's array is alive"
+    if isinstance(lender, Queue):
+        lender.number, lender.waited = ended_on, []
+    collected(loan.clear)
+    if isinstance(lender, Queue):
+        assert lender.waited == ([] if kept else [3])
+        lender.number = before
+    assert (seen() is not None) == kept
+    collected(loans.release)
+    assert (seen() is not None) == kept, "what is not read yet stays"
+    borrower.done = end is loans.release
+    collected(end)
+    assert seen() is None
+    assert borrower.done == (kept or end is loans.release), "who settles waits"
 
 
 def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
@@ -122,87 +109,42 @@ def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
     assert seen() is None
 
 
-def test_freeing_memory_waits_for_what_is_still_read() -> None:
-    borrower = Queue(2)
-    loan, memory = lend(Streams(), borrower)
-    del loan
-    gc.collect()
-    assert memory() is not None
-    free_memory()
-    assert borrower.done
-    assert memory() is None
-
-
 def test_a_card_that_has_failed_hides_no_error_of_ones_own() -> None:
     class Broken(Queue):
         def mark(self, device: Device) -> Mark | None:
             raise RuntimeError("an illegal memory access was encountered")
 
-    loan, memory = lend(Streams(), Broken(3))
-    del loan  # an error here would be a warning, and so fail the test
-    gc.collect()
-    assert memory() is None
-
-
-def test_what_jax_was_lent_is_kept_until_its_queue_has_got_there() -> None:
-    jax = require("jax")
-    from arraybridge.frameworks.jax import arrays as room
-
     memory = Memory()
-    seen = weakref.ref(memory)
-    lent = jax.device_put(np.arange(3))
-    room._lend_to_jax(memory, lent, jax.devices("cpu")[0])
+    seen, loan = weakref.ref(memory), [loans.Loan(memory, Streams(), Broken(3), CARD)]
     del memory
-    gc.collect()
-    assert seen() is not None, "JAX's array is alive"
-    del lent
-    gc.collect()
-    assert seen() is not None, "nobody has asked JAX's queue yet"
-    loans.settle()
-    gc.collect()
+    collected(loan.clear)  # an error here would be a warning, and so fail the test
     assert seen() is None
 
 
-def test_jaxs_queue_may_be_asked_inside_jit() -> None:
-    jax = require("jax")
-    from arraybridge.frameworks.jax import arrays as room
-
-    memory = Memory()
+@pytest.mark.parametrize("inside_jit", [False, True])
+@pytest.mark.parametrize("name", ["jax", "tensorflow"])
+def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str, inside_jit: bool) -> None:
+    module, memory = require(name), Memory()
+    room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
+    lent = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
     seen = weakref.ref(memory)
-    lent = jax.device_put(np.arange(3))
-    room._lend_to_jax(memory, lent, jax.devices("cpu")[0])
-    del memory, lent
-    gc.collect()
-
-    @jax.jit
-    def traced(x: Any) -> Any:
-        loans.release()
-        return x + 1
-
-    assert traced(1.0) == 2.0
-    loans.release()
-    loans.settle()
-    gc.collect()
-    assert seen() is None
-
-
-def test_what_tensorflow_was_lent_is_kept_until_its_queue_has_got_there() -> None:
-    tf = require("tensorflow")
-    from arraybridge.frameworks.tensorflow import arrays as room
-
-    memory = Memory()
-    seen = weakref.ref(memory)
-    lent = tf.constant([1, 2, 3])
-    room._lend_to_tensorflow(memory, lent, Device("cpu", 0))
+    if name == "jax":
+        room._lend_to_jax(memory, lent[0], module.devices("cpu")[0])
+    else:
+        room._lend_to_tensorflow(memory, lent[0], Device("cpu", 0))
     del memory
-    gc.collect()
-    assert seen() is not None, "TensorFlow's tensor is alive"
-    del lent
-    gc.collect()
-    loans.release()
-    assert seen() is not None, "its queue was asked for the first time"
-    loans.release()
-    gc.collect()
+    collected(loans.release)
+    assert seen() is not None, "its array is alive"
+    collected(lent.clear)
+    assert seen() is not None, "nobody has asked its queue yet"
+    if inside_jit:
+
+        def traced(x: Any) -> Any:
+            loans.release()
+            return x + 1
+
+        assert float((module.jit if name == "jax" else module.function)(traced)(1.0)) == 2.0
+    collected(loans.release, loans.settle)
     assert seen() is None
 
 
