@@ -146,7 +146,6 @@ _ADVICE: tuple[tuple[str, _Words], ...] = (
     ("copy=True", lambda *_: "leave copy=True out, if nobody writes to the result or to the original"),
     ("a cast to", lambda _, once: f"make the array in that dtype, or cast it {once}"),
     ("may cache scalars", lambda *_: "pass a number (float(x)) in place of an array without axes"),
-    ("packs this dtype", lambda *_: "use a dtype of whole bytes (int8 for int4), which can be shared"),
     ("float8 only by a copy", lambda *_: "use bfloat16, or convert float8 arrays once, before the loop"),
     (
         "by a copy alone",

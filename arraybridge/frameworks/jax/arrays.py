@@ -28,7 +28,6 @@ from arraybridge.frameworks.jax.memory import (
     JaxPool,
     as_device,
     cpu_alone,
-    is_scattered,
     jax_device,
     local_devices,
 )
@@ -37,7 +36,9 @@ from arraybridge.types import Device
 
 __all__ = ["JaxFramework"]
 
-# jax.enable_x64 is thread-local as a context manager; older releases have it in jax.experimental.
+# Of memory whose axes lie in another order JAX 0.7.1 makes wrong values, and 0.7.2 no array.
+_HONOURS_ORDER = jax.__version_info__ >= (0, 8)
+# jax.enable_x64, of 0.8 and later, is thread-local as a context manager.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 #: What a thread may set for itself and changes results, as context managers.
@@ -61,8 +62,7 @@ try:
 except (ImportError, AttributeError):
     _import_capsule = None
 
-_PACKED = ("int4", "uint4")
-_DTYPES = hostmemory.PLAIN | hostmemory.DLPACK | {*_PACKED}
+_DTYPES = hostmemory.PLAIN | hostmemory.DLPACK
 
 
 # A kernel's shared memory is exhausted by the kernel's own size, and no cache brings it back. CUDA's
@@ -101,7 +101,7 @@ class JaxFramework(Framework):
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             raise refuse_dtype(self, x.dtype, "pass jax.random.key_data(x)")
         if hostmemory.name_of(x.dtype) not in _DTYPES:
-            raise refuse_dtype(self, x.dtype, "pass an array of numbers")
+            raise refuse_dtype(self, x.dtype, 'pass x.astype("int8"), or an array of other numbers')
         if not x.is_fully_addressable:
             raise refuse(
                 self, "an array that spans processes", "gather it first, e.g. with process_allgather"
@@ -125,15 +125,11 @@ class JaxFramework(Framework):
         return as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
 
     def must_copy(self, x: jax.Array) -> str:
-        if hostmemory.name_of(x.dtype) in _PACKED:
-            return "JAX packs this dtype, and hands it out only as a copy"
-        return "several devices hold a part of it each" if is_scattered(x) else ""
+        return "several devices hold a part of it each" if self.pool.is_scattered(x) else ""
 
     # -- host memory ------------------------------------------------------------------------------
 
     def host_view(self, x: jax.Array) -> np.ndarray:
-        if hostmemory.name_of(x.dtype) in _PACKED:
-            return np.asarray(x)
         try:
             return np.asarray(memoryview(x))  # a seventh of the time that a capsule takes
         except (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError):
@@ -142,38 +138,30 @@ class JaxFramework(Framework):
             return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
-        if hostmemory.name_of(x.dtype) in _PACKED or (
-            self.device_of(x).kind == "cpu" and not is_scattered(x)
-        ):
+        if self.device_of(x).kind == "cpu" and not self.pool.is_scattered(x):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
-        host = self._put(x, jax_device(CPU))
-        return hostmemory.writable_alias(np.asarray(host))
+        return hostmemory.writable_alias(np.asarray(self.to_device(x, CPU)))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
-        native = jax_device(device)
         if device.kind != "cpu":
             # JAX's host copies are asynchronous and would see later changes of the source.
             host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
-            return self._put(host, native)
-        if hostmemory.name_of(view.dtype) in _PACKED:
-            with _x64(True):
-                return jnp.asarray(view).block_until_ready()
-        return _adopt_host(hostmemory.capsule(hostmemory.writable_alias(view)), native)
-
-    def cannot_view(self, view: np.ndarray) -> str:
-        if hostmemory.name_of(view.dtype) in _PACKED:
-            return "JAX packs this dtype, and imports it only by a copy"
-        return super().cannot_view(view)
+            return self.to_device(host, device)
+        capsule, native = hostmemory.capsule(hostmemory.writable_alias(view)), jax_device(device)
+        if _import_capsule is not None:
+            return _import_capsule(capsule, native, None)
+        with _x64(True):
+            return jax.dlpack.from_dlpack(hostmemory.Exported(capsule), device=native)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         if is_c_contiguous(shape, strides, itemsize):
             return ""
-        if not _honours_strides():
-            return "this JAX imports memory as C-contiguous, whatever its strides"
-        if is_compact(shape, strides, itemsize):
-            return ""
-        return "it is no permutation of a compact array, and XLA knows no other strides"
+        if _HONOURS_ORDER:
+            if is_compact(shape, strides, itemsize):
+                return ""
+            return "it is no permutation of a compact array, and XLA knows no other strides"
+        return "this JAX imports memory as C-contiguous, whatever its strides"
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -183,12 +171,9 @@ class JaxFramework(Framework):
     def missing_device_reason(self) -> str:
         return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
 
-    def _put(self, x: jax.Array, device: Any) -> jax.Array:
-        with _x64(True):
-            return jax.device_put(x, device).block_until_ready()
-
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
-        return self._put(x, jax_device(device))
+        with _x64(True):
+            return jax.device_put(x, jax_device(device)).block_until_ready()
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
         loans.release()
@@ -324,7 +309,7 @@ class JaxFast(Fast):
         return give
 
     def adopt(self, immutable: bool) -> Callable[[Any], jax.Array] | None:
-        if _import_capsule is None or not _honours_strides():
+        if _import_capsule is None or not _HONOURS_ORDER:
             return None
         cpu = jax.local_devices(backend="cpu")[0]
         import_capsule = _import_capsule
@@ -349,20 +334,3 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
             return jnp.zeros(()) + 1
 
     loans.keep_after(lent, x, lambda: result().is_ready(), lambda: result().block_until_ready())
-
-
-@cache
-def _honours_strides() -> bool:
-    """Whether JAX minds the order of the axes on import: jax 0.7.1 does not, and gives wrong values."""
-    probe = hostmemory.packed((2, 2), np.dtype(np.uint8))
-    probe[:] = [[0, 1], [2, 3]]
-    imported = _adopt_host(probe.T.__dlpack__(), jax.local_devices(backend="cpu")[0])
-    return bool(np.array_equal(np.asarray(imported), probe.T))
-
-
-def _adopt_host(capsule: Any, device: Any) -> jax.Array:
-    if _import_capsule is not None:
-        array: jax.Array = _import_capsule(capsule, device, None)
-        return array
-    with _x64(True):
-        return jax.dlpack.from_dlpack(hostmemory.Exported(capsule), device=device)

@@ -18,7 +18,7 @@ from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.frameworks.presence import can_find
 from arraybridge.types import Device
 
-__all__ = ["JaxPool", "as_device", "cpu_alone", "is_scattered", "jax_device", "local_devices"]
+__all__ = ["JaxPool", "as_device", "cpu_alone", "jax_device", "local_devices"]
 
 _next = jax.jit(lambda x: x + 1)
 
@@ -64,7 +64,7 @@ class JaxPool(Pool):
                 x.block_until_ready()
 
     def is_scattered(self, x: jax.Array) -> bool:
-        return is_scattered(x)
+        return len(x.devices()) > 1
 
     def usage(self) -> list[Usage]:
         rows = []
@@ -78,11 +78,11 @@ class JaxPool(Pool):
 
     def visible_devices(self) -> tuple[Device, ...] | None:
         # Opening JAX takes a context, and by default most of the memory, on every card.
-        if self.is_started() or _has_other_plugins():
+        # Of TPUs, say, and AMD's cards nobody can tell but JAX.
+        if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
             return None
-        has_cuda = any(can_find(name) for name in ("jax_cuda12_plugin", "jax_cuda13_plugin"))
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
-        return (*cpus, *(Device("gpu", card.index) for card in (machine.cards() if has_cuda else ())))
+        return (*cpus, *(Device("gpu", card.index) for card in (machine.cards() if _plugins() else ())))
 
     def read_device(self, x: Any) -> Device | None:
         return as_device(x) if isinstance(x, jax.Device) else None
@@ -131,21 +131,16 @@ def _backends_are_initialized() -> bool:
 
 
 @cache
-def _has_other_plugins() -> bool:
-    """Whether JAX may find accelerators of which nobody can tell but JAX: TPUs, say, and AMD's cards."""
-    names = [one for one in entry_points(group="jax_plugins") if "cuda" not in one.name]
-    return bool(names) or can_find("libtpu")
+def _plugins() -> list[str]:
+    """What brings JAX its accelerators."""
+    return [one.name for one in entry_points(group="jax_plugins")]
 
 
 def _cpu_count() -> int:
     """How many CPU devices JAX will have."""
-    count = int(getattr(jax.config, "jax_num_cpu_devices", -1))
+    count = jax.config.jax_num_cpu_devices
     flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     return count if count > 0 else int(flag.group(1)) if flag else 1
-
-
-def is_scattered(x: jax.Array) -> bool:
-    return len(x.devices()) > 1
 
 
 def _held(device: Any) -> int:
