@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import Context, ContextVar
 from functools import partial
@@ -287,6 +287,8 @@ _everywhere: list[TraceLog] = []
 #: What listens anywhere, by its id. While it is empty, nobody even asks whether one of them was opened in
 #: their own thread or task (`listeners`), and nothing is measured.
 open_logs: dict[int, Any] = {}
+# Ids of those that hear of the frameworks' own calls.
+_hear_foreign: set[int] = set()
 
 
 def _listening(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
@@ -364,16 +366,17 @@ def _foreign_calls(log: TraceLog) -> Iterator[None]:
     if not log.foreign:
         yield
         return
+    _hear_foreign.add(id(log))
     _foreign().hear(_hearing_foreign)
     try:
         yield
     finally:
+        _hear_foreign.discard(id(log))
         _foreign().let_go()
 
 
-def _hearing_foreign() -> list[TraceLog]:
-    logs, _ = listeners() or ((), nullcontext)
-    return [log for log in logs if log.foreign]
+def _hearing_foreign() -> Iterable[Any]:
+    return dict.fromkeys(log for log in (*_opened.get(), *_everywhere) if id(log) in _hear_foreign)
 
 
 @contextmanager

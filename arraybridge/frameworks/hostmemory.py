@@ -260,6 +260,8 @@ _READS_VERSIONS = tuple(int(part) for part in np.__version__.split(".")[:2]) >= 
 _UNSIGNED = 1
 # Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
 _CODE_OFFSET = 20
+# Of DLTensor.byte_offset, after the dtype and pointers to shape and strides.
+_BYTES_OFFSET = 40
 # DLManagedTensorVersioned has version, manager_ctx, deleter and flags, of 8 bytes each, before the tensor.
 _VERSIONED_OFFSET = 32
 
@@ -275,6 +277,14 @@ def tensor_of(exported: Any) -> int:
     """Address of the DLTensor, which begins with its data pointer, in a capsule not consumed yet."""
     name = _capsule_name(exported)
     return int(_capsule_pointer(exported, name)) + (_VERSIONED_OFFSET if b"versioned" in name else 0)
+
+
+def lent_at(exported: Any) -> int:
+    """Address of the first element that a capsule lends, of OpenCL the handle; 0 where it is consumed."""
+    if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
+        return 0
+    data, offset = (ctypes.c_uint64.from_address(tensor_of(exported) + at).value for at in (0, _BYTES_OFFSET))
+    return data + offset
 
 
 def _code_of(exported: Any) -> ctypes.c_uint8:

@@ -18,12 +18,12 @@ _LAYOUTS = {
     "sliced": "this array leaves elements out (a slice with a step, or a part of each row)",
     "": "this array is not in order",
 }
-#: Source and target → the frameworks' own call that shares.
+#: Source and target, or the call that copies → the frameworks' own call that shares.
 _NATIVE = {
-    ("numpy", "torch"): "torch.from_numpy(x)",
-    ("torch", "numpy"): "x.numpy()",
-    ("jax", "numpy"): "np.asarray(x)",
-    ("tensorflow", "numpy"): "np.asarray(memoryview(x))",
+    "numpy → torch": "torch.from_numpy(x)",
+    "torch → numpy": "x.numpy()",
+    "jax → numpy": "np.asarray(x)",
+    "tf.Tensor.numpy": "np.asarray(memoryview(x))",  # a variable is no buffer
 }
 
 
@@ -111,7 +111,7 @@ def _narrowed(event: Event, once: str) -> str:
 
 
 def _shares_instead(event: Event, once: str) -> str:
-    native = _NATIVE.get((event.source, event.target))
+    native = _NATIVE.get(event.name) or _NATIVE.get(f"{event.source} → {event.target}")
     call = f"{native} or " if native and native.partition("(")[0] != event.name else ""
     return f"{call}arraybridge.to_{event.target}(x) shares it, if nobody writes to either"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, update_wrapper
 from inspect import currentframe
@@ -20,7 +20,7 @@ import numpy as np
 
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import is_c_contiguous
+from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous
 from arraybridge.timeline import events
 from arraybridge.trees import leaves_of
 from arraybridge.types import Device
@@ -34,33 +34,25 @@ _CALLS = {
     "torch": "from_numpy as_tensor asarray tensor from_dlpack utils.dlpack.from_dlpack"
     " Tensor.numpy Tensor.cpu Tensor.cuda Tensor.to Tensor.__array__ jit.script compile export.export",
     "jax": "numpy.asarray numpy.array numpy.from_dlpack dlpack.from_dlpack device_put Array.__array__",
-    "tensorflow": "constant convert_to_tensor experimental.dlpack.from_dlpack Tensor.numpy",
+    "tensorflow": "constant convert_to_tensor experimental.dlpack.from_dlpack Tensor.numpy Variable.numpy",
     "cupy": "asarray array asanyarray ascontiguousarray asnumpy from_dlpack ndarray.get",
     "pyclesperanto": "push pull asarray from_dlpack Array.get",
     "pyclesperanto_prototype": "push pull asarray",
 }
+_WIDE = ("float64", "int64", "uint64", "complex128")
+_Read = tuple[Any, Any, int, int, Device]
 _COMPILERS = ("jit.script", "compile", "export.export")
 #: How programs write where a call is found.
 _SHORT = {
-    "numpy": "np", "jax.numpy": "jnp", "tensorflow": "tf", "pyclesperanto": "cle", "torch.Tensor": "Tensor",
-    "jax.Array": "Array", "tensorflow.Tensor": "tf.Tensor", "pyclesperanto_prototype": "cle",
+    "numpy": "np", "tensorflow": "tf", "pyclesperanto": "cle", "pyclesperanto_prototype": "cle",
+    "jax.numpy": "jnp", "jax.Array": "Array", "torch.Tensor": "Tensor",
 }  # fmt: skip
 #: The compiler of torch knows NumPy's functions by identity. Any optimiser of torch loads it, but it works
 #: from the first `torch.compile` on. Where it was loaded before the trace, nobody knows whether it works.
 _COMPILER = "torch._dynamo"
 # Arguments of these types are no arrays, and cost this one look.
-_PLAIN = frozenset(
-    (list, tuple, int, float, complex, bool, str, bytes, range, type(None), np.float64, np.int64)
-)
-
-#: Where the memory of an array begins.
-_ADDRESS: dict[str, Callable[[Any], int | None]] = {
-    "numpy": hostmemory.address,
-    "torch": lambda x: x.data_ptr(),
-    "jax": lambda x: x.unsafe_buffer_pointer(),
-    "tensorflow": lambda x: hostmemory.address(np.asarray(memoryview(x))),
-    "cupy": lambda x: x.data.ptr,
-}
+_PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
+_CAPSULE: type = type(np.empty(0).__dlpack__())
 
 
 class Conversion(NamedTuple):
@@ -69,17 +61,17 @@ class Conversion(NamedTuple):
     call: str
     source: str
     target: str
-    source_dtype: str
-    target_dtype: str
+    source_dtype: Any
+    target_dtype: Any
     source_device: Device
     device: Device
     nbytes: int
     shares: bool
     #: Address of the source modulo the alignment that the target needs; 0 where it does not count.
-    off: int
-    writeable: bool
-    steps: tuple[tuple[int, ...], tuple[int, ...], int] | None
-    array: tuple[Any, ...] | None
+    off: int = 0
+    writeable: bool = True
+    steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    array: tuple[Any, ...] | None = None
 
     @property
     def copied(self) -> int:
@@ -92,10 +84,13 @@ class Conversion(NamedTuple):
             return "both see the same memory"
         if self.source_device != self.device:
             return f"{self.device} is another device than {self.source_device}"
-        was, now = self.source_dtype, self.target_dtype
+        # Of NumPy's dtypes and others that have one the name; torch's have none.
+        was, now = (
+            str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+            for dtype in (self.source_dtype, self.target_dtype)
+        )
         if was != now:
-            narrows = was.endswith(("64", "128")) and not now.endswith(("64", "128"))
-            if self.target == "jax" and narrows and was != "complex64":
+            if self.target == "jax" and was in _WIDE and now not in _WIDE:
                 return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
             return f"it is a cast to {now}"
         if self.steps is not None and self.target != "numpy" and not is_c_contiguous(*self.steps):
@@ -110,18 +105,22 @@ class Conversion(NamedTuple):
 class _Thread(local):
     busy = False
 
+    def __init__(self) -> None:
+        self.name, self.number = current_thread().name, get_ident()
+
 
 _thread = _Thread()
 _lock = RLock()
 _open_traces = 0
-_patches: list[tuple[str, Any, str, _Call, bool]] = []
+#: Package → what holds a function, its name there, what stands for it, and whether it was the holder's own.
+_patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
 _is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
 # A private name of torch, though its guide to subclasses shows one like it: nothing public looks at a tensor
 # unseen by `__torch_function__` of its class and by function modes, which belong to the program.
 _unseen: Callable[[], AbstractContextManager[Any]] = nullcontext
 _compiles = False
 #: The logs that hear of foreign calls in this thread.
-_listening: Callable[[], Sequence[Any]] = tuple
+_listening: Callable[[], Iterable[Any]] = tuple
 
 
 class _Call:
@@ -129,7 +128,7 @@ class _Call:
 
     def __init__(self, original: Any, name: str) -> None:
         update_wrapper(self, original)
-        self._original = self._run = original
+        self._original = original
         self._name = name
         self._takes_trees = name == "jax.device_put"
         self._plain = _PLAIN | {np.ndarray} if name.startswith("np.") else _PLAIN
@@ -138,38 +137,38 @@ class _Call:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (args and type(args[0]) in self._plain) or _thread.busy or _is_compiling():
-            return self._run(*args, **kwargs)
-        x = args[0] if args else next((v for v in kwargs.values() if registry.find_owner(v)), None)
-        logs = _listening() if self._takes_trees or registry.find_owner(x) else ()
+            return self._original(*args, **kwargs)
+        x: Any = args[0] if args else next(filter(_is_source, kwargs.values()), None)
+        logs = _listening() if self._takes_trees or _is_source(x) else ()
         if not logs:
-            return self._run(*args, **kwargs)
+            return self._original(*args, **kwargs)
         _thread.busy = True
         try:
+            lent = hostmemory.lent_at(x) if type(x) is _CAPSULE else 0  # before the call takes it
             began = time.perf_counter()
-            result = self._run(*args, **kwargs)
+            result = self._original(*args, **kwargs)
             if result is not x:
-                self._tell(logs, x, result, began, time.perf_counter() - began)
+                self._tell(logs, x, result, lent, began, time.perf_counter() - began)
         finally:
             _thread.busy = False
         return result
 
-    def _tell(self, logs: Sequence[Any], x: Any, result: Any, began: float, seconds: float) -> None:
+    def _tell(self, logs: Iterable[Any], x: Any, y: Any, lent: int, began: float, seconds: float) -> None:
         frame: Any = currentframe()
         frame = frame.f_back.f_back  # that of whoever called the framework
         at = events.site(frame, foreign=True)
         if at is None:  # a step of a conversion of ours
             return
-        pairs = [(x, result)]
-        if self._takes_trees:
-            pairs = [*zip(leaves_of(x), leaves_of(result), strict=False)]
         caller = frame.f_globals.get("__name__", "").partition(".")[0]
-        thread = current_thread().name
+        trees = self._takes_trees
+        pairs = zip(leaves_of(x), leaves_of(y), strict=False) if trees else ((x, y),)
         with _unseen():
-            conversions = [c for pair in pairs if (c := _facts(self._name, caller, *pair))]
+            conversions = [c for pair in pairs if (c := _facts(self._name, caller, lent, *pair))]
         for conversion in conversions:
             # The leaves of a tree share the time of their call.
+            event = (None, began, seconds / len(conversions), _thread.name, _thread.number, at, conversion)
             for log in logs:
-                log._add((None, began, seconds / len(conversions), thread, get_ident(), at, conversion))
+                log._add(event)
 
     def __get__(self, x: Any, cls: Any = None) -> Any:
         return self if x is None else MethodType(self, x)
@@ -199,11 +198,7 @@ class _Compiler(_Call):
     `torch.jit.script` gets torch's own while it runs. From the first `torch.compile` on, NumPy is left alone.
     """
 
-    def __init__(self, original: Any, name: str) -> None:
-        super().__init__(original, name)
-        self._run = self._with_originals
-
-    def _with_originals(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         global _compiles
         with _lock:
             if not self._name.startswith("torch.jit"):
@@ -217,37 +212,52 @@ class _Compiler(_Call):
                     _attach("torch")
 
 
-def _facts(call: str, caller: str, x: Any, y: Any) -> tuple[Any, ...] | None:
+def _is_source(x: Any) -> bool:
+    return registry.find_owner(x) is not None or type(x) is _CAPSULE
+
+
+def _facts(call: str, caller: str, lent: int, x: Any, y: Any) -> tuple[Any, ...] | None:
     """What a `Conversion` is made of; None where it was none, or one that a framework made for itself."""
     source, target = registry.find_owner(x), registry.find_owner(y)
-    if source is None or target is None or y is x:
+    if target is None or y is x or not (source or lent):
         return None
-    if caller in _own_callers(source.name, target.name):
+    if caller in _own_callers(source.name if source else target.name, target.name):
         return None  # as torch casts to print
     try:
-        if source.name != "numpy":
-            source.check(x)  # which refuses what is traced; then its result is traced, too
-        before, after = source.device_of(x), target.device_of(y)
-        was, now = source.dtype_name(x), target.dtype_name(y)
-        together = before is after or before == after
-        nbytes, at, result_at = target.nbytes(y), 0, 0
-        if source is target and together and was == now:
-            return None
-        if together:
-            at, result_at = _address(source.name, x), _address(target.name, y)
-        shares = together and (not nbytes or at == result_at != 0)
-        off = 0 if shares else at % (target.alignment or 1)
+        _, now, nbytes, result_at, after = _READ.get(target.name, _of_others)(target, y)
+        if source is None:
+            return call, "capsule", target.name, now, now, after, after, nbytes, lent == result_at
+        view, was, _, at, before = _READ.get(source.name, _of_others)(source, x)
     except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
-        return None  # an array of another kind: a trace must not fail what it sees
-    return (
-        call, source.name, target.name, was, now, before, after, nbytes, shares, off,
-        source.name != "numpy" or x.flags.writeable, None if shares else events.steps(source, x),
-        None if shares else events.same_array(x),
-    )  # fmt: skip
+        return None  # traced, or an array of another kind: a trace must not fail what it sees
+    together = before is after or before == after
+    if source is target and together and was == now:
+        return None
+    facts = call, source.name, target.name, was, now, before, after, nbytes
+    if together and (not nbytes or at == result_at != 0):
+        return *facts, True
+    off = at % (target.alignment or 1) if together else 0
+    writeable = source.name != "numpy" or x.flags.writeable
+    return *facts, False, off, writeable, events.steps(source, view), events.same_array(x)
 
 
-def _address(name: str, x: Any) -> int:
-    return (_ADDRESS[name](x) or 0) if name in _ADDRESS else 0
+def _of_others(owner: Framework, x: Any) -> _Read:
+    device = owner.device_of(x)
+    if owner.name == "tensorflow" and device.kind == "cpu":
+        view = owner.host_view(x)
+        return view, view.dtype, view.nbytes, hostmemory.address(view), device
+    owner.check(x)
+    return x, owner.dtype_name(x), owner.nbytes(x), owner.address(x), device
+
+
+#: What a framework tells soonest of an array: itself or a view; its dtype, bytes, address and device.
+_READ: dict[str, Callable[[Framework, Any], _Read]] = {
+    "numpy": lambda _, x: (x, x.dtype, x.nbytes, hostmemory.address(x), CPU),
+    "torch": lambda owner, x: (x, x.dtype, x.nbytes, x.data_ptr(), owner.device_of(x)),
+    "jax": lambda owner, x: (
+        *(x, x.dtype, x.size * x.dtype.itemsize, x.unsafe_buffer_pointer(), owner.device_of(x)),
+    ),
+}
 
 
 @cache
@@ -260,7 +270,7 @@ def _own_callers(source: str, target: str) -> frozenset[str]:
 # -- in and out ----------------------------------------------------------------------------------------
 
 
-def hear(listening: Callable[[], Sequence[Any]]) -> None:
+def hear(listening: Callable[[], Iterable[Any]]) -> None:
     """Wrap the calls, for one more trace; ``listening`` gives the logs that hear of them in a thread."""
     global _open_traces, _listening, _compiles
     with _lock:
@@ -287,9 +297,7 @@ def let_go() -> None:
 
 
 def _detach(package: str) -> None:
-    for patch in [patch for patch in _patches if patch[0] == package]:
-        _, holder, name, call, own = patch
-        _patches.remove(patch)
+    for holder, name, call, own in _patches.pop(package, ()):
         if vars(holder).get(name) is call:  # nobody else has put something there meanwhile
             setattr(holder, name, call._original) if own else delattr(holder, name)
 
@@ -303,13 +311,13 @@ def _attach(package: str) -> None:
         owner: Any = sys.modules[package]
         for step in way:
             owner = getattr(owner, step, None)
-        full = ".".join((package, *way))
+        full = ".".join((_SHORT.get(package, package), *way))
         for holder in _holders(owner, name):
             own = name in vars(holder)
             original = vars(holder)[name] if own else getattr(holder, name)
             call = (_Compiler if path in _COMPILERS else _Call)(original, f"{_SHORT.get(full, full)}.{name}")
             setattr(holder, name, call)
-            _patches.append((package, holder, name, call, own))
+            _patches.setdefault(package, []).append((holder, name, call, own))
     if package == "torch":
         torch = sys.modules["torch"]
         _is_compiling = torch.compiler.is_compiling
@@ -319,8 +327,7 @@ def _attach(package: str) -> None:
 def _holders(owner: Any, name: str) -> Iterator[Any]:
     """What has a function of that name; of JAX's and TensorFlow's arrays the classes that they are of."""
     if isinstance(owner, type) and owner.__module__.startswith(("jax", "tensorflow")):
-        classes: list[type] = type.__subclasses__(owner)
-        yield from (cls for cls in classes if name in vars(cls))
+        yield from filter(lambda cls: name in vars(cls), type.__subclasses__(owner))
     elif hasattr(owner, name):
         yield owner
 

@@ -45,3 +45,33 @@ def test_torchs_own_calls() -> None:
         ("Tensor.cpu", MIB),
         ("Tensor.to", MIB),
     ]
+
+
+@pytest.mark.filterwarnings("ignore:This function is deprecated")  # CuPy's, of capsules
+def test_dlpack_of_cupy() -> None:
+    cupy = require("cupy")
+    x = cupy.ones((512, 512), cupy.float32)
+    from_dlpack = cupy.from_dlpack
+    with trace(foreign=True) as log:
+        shared = cupy.from_dlpack(x.__dlpack__())
+        np.from_dlpack(x, device="cpu")
+        cupy.from_dlpack(x)  # no conversion
+        with pytest.raises(TypeError, match="CPU arrays"):
+            cupy.from_dlpack(np.ones(3))
+    assert shared.data.ptr == x.data.ptr
+    assert [(e.name, e.source, e.target, e.device, e.nbytes, e.reason) for e in log.events] == [
+        ("cupy.from_dlpack", "capsule", "cupy", "gpu:0", 0, "both see the same memory"),
+        ("np.from_dlpack", "cupy", "numpy", "cpu", MIB, "cpu is another device than gpu:0"),
+    ]
+    assert {e.file for e in log.events} == {__file__}
+    assert cupy.from_dlpack is from_dlpack
+
+
+def test_dlpack_of_torch_and_cupy() -> None:
+    cupy, torch = require("cupy"), require("torch")
+    with trace(foreign=True) as log:
+        torch.from_dlpack(cupy.from_dlpack(torch.ones(512, 512, device="cuda")))
+    assert [(e.name, e.source, e.nbytes) for e in log.events] == [
+        ("cupy.from_dlpack", "torch", 0),
+        ("torch.from_dlpack", "cupy", 0),
+    ]

@@ -68,6 +68,10 @@ def of_tensorflow() -> Any:
     return tf.ones((512, 512))
 
 
+def of_variable() -> Any:
+    return tf.Variable(of_tensorflow())
+
+
 # The call by name, its argument, the call, and the frameworks.
 SHARED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str]] = [
     ("torch.from_numpy", aligned, lambda x: torch.from_numpy(x), "numpy-torch"),
@@ -82,6 +86,19 @@ SHARED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str]] = [
     ("np.from_dlpack", of_torch, lambda x: np.from_dlpack(x), "torch-numpy"),
     ("jnp.from_dlpack", of_torch, lambda x: jnp.from_dlpack(x), "torch-jax"),
     ("jax.dlpack.from_dlpack", of_torch, lambda x: jax.dlpack.from_dlpack(x), "torch-jax"),
+    # Whose memory a capsule lends, it does not say.
+    (
+        *("tf.experimental.dlpack.from_dlpack", of_torch),
+        *(lambda x: tf.experimental.dlpack.from_dlpack(x.__dlpack__()), "capsule-tensorflow"),
+    ),
+    (
+        *("tf.experimental.dlpack.from_dlpack", of_jax),
+        *(lambda x: tf.experimental.dlpack.from_dlpack(dlcapsule=x.__dlpack__()), "capsule-tensorflow"),
+    ),
+    (
+        *("torch.from_dlpack", of_tensorflow),
+        *(lambda x: torch.from_dlpack(tf.experimental.dlpack.to_dlpack(x)), "capsule-torch"),
+    ),
 ]
 COPY = "could be shared"
 # Besides, a part of the reason, and of the advice.
@@ -101,6 +118,14 @@ COPIED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str, str, str]]
     (
         *("tf.Tensor.numpy", of_tensorflow, lambda x: x.numpy()),
         *("tensorflow-numpy", COPY, "np.asarray(memoryview(x))"),
+    ),
+    (
+        *("np.asarray", of_variable, lambda x: np.asarray(x)),
+        *("tensorflow-numpy", COPY, "arraybridge.to_numpy(x) shares it"),
+    ),
+    (
+        *("tf.Variable.numpy", of_variable, lambda x: x.numpy()),
+        *("tensorflow-numpy", COPY, "arraybridge.to_numpy(x) shares it"),
     ),
 ]
 ROWS = [(*row, 0, "same memory", "") for row in SHARED] + [(*row[:4], MIB, *row[4:]) for row in COPIED]
