@@ -10,9 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import mmap
+import operator
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -55,8 +57,6 @@ _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), slice, range),
     *(FunctionType, BuiltinFunctionType, MethodType),
 )
-# They carry arrays where they are named as a source; among other things they are what they are.
-_BYTES = (bytes, bytearray, mmap.mmap)
 _BUILT_IN = (dict, list, tuple, OrderedDict, defaultdict, deque)
 _BASES = (dict, list, tuple, deque, UserDict, SimpleNamespace)
 # Classes may be registered with optree for arraybridge alone.
@@ -71,15 +71,20 @@ def kind_of(value: Any) -> int:
     cls = type(value)
     kind = kinds.get(cls)
     if kind is None:
-        if cls in _PLAIN or isinstance(value, (np.generic, type)):
-            kind = LEAF
-        else:
-            kind = TREE if cls in _BUILT_IN else _look(value)
-        kinds.keep(cls, kind)
-    return kind or _look_again(value)
+        kind = kinds.keep(cls, _kind_of_class(value))
+    if kind != _OPEN:
+        return kind
+    if is_carrier(value):  # first, since zarr's arrays are dataclasses
+        return ARRAY
+    return TREE if _is_container(value) else ARRAY if offers_alone(value) else LEAF
 
 
-def _look(value: Any) -> int:
+def _kind_of_class(value: Any) -> int:
+    cls = type(value)
+    if cls in _PLAIN or isinstance(value, (np.generic, type)):
+        return LEAF
+    if cls in _BUILT_IN:
+        return TREE
     if registry.find_owner(value) is not None:
         return ARRAY
     if carrier_of(value) is not None:
@@ -89,15 +94,12 @@ def _look(value: Any) -> int:
     return TREE if _is_container(value) else _OPEN
 
 
-def _look_again(value: Any) -> int:
-    if is_carrier(value):  # first, since zarr's arrays are dataclasses
-        return ARRAY
-    return TREE if _is_container(value) else ARRAY if offers_alone(value) else LEAF
-
-
 def is_carrier(value: Any) -> bool:
-    """Whether it counts as an array because it carries one; bytes do not."""
-    return not isinstance(value, _BYTES) and carrier_of(value) is not None
+    """Whether it counts as an array because it carries one.
+
+    Bytes do not, among other things; they carry one where they are named as the array to convert.
+    """
+    return not isinstance(value, (bytes, bytearray, mmap.mmap)) and carrier_of(value) is not None
 
 
 def _is_container(x: Any) -> bool:
@@ -138,23 +140,26 @@ def source_of(x: Any) -> tuple[Framework, Any]:
 
 
 @dataclasses.dataclass(slots=True)
-class _Node:
-    """A container, opened."""
+class _Opened:
+    """A container, opened. Its children have names: keys, fields or numbers."""
 
+    cls: type
+    #: One to copy, with all that it has besides; None where its class needs none.
     like: Any
-    #: What tells it from others of its type: keys, fields, the bound of a deque, or what optree knows of it.
-    extra: Any
+    names: Sequence[Any]
     children: Sequence[Any]
-    #: Makes one like it, of `like`, `extra` and other children.
-    make: Callable[[Any, Any, Sequence[Any]], Any]
-    #: The place of a child in words, as ``[0]`` or ``.image``.
+    #: What else tells it from others of its class: the bound of a deque, or what optree knows of it.
+    extra: Any
+    #: Makes one of `like` and other children.
+    make: Callable[[Any, Sequence[Any]], Any]
+    #: The place of a child in words, as ``[0]`` or ``.image``, by its number.
     place: Callable[[int], str]
 
     def rebuilt(self, children: Sequence[Any]) -> Any:
         try:
-            return self.make(self.like, self.extra, children)
+            return self.make(self.like, children)
         except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
-            name = type(self.like).__qualname__
+            name = self.cls.__qualname__
             raise ArrayNotSupportedError(
                 f"a container of type {name} cannot be rebuilt with other arrays ({error}); pass a plain one,"
                 " or register its class with optree.register_pytree_node(..., namespace='arraybridge')",
@@ -162,64 +167,69 @@ class _Node:
             ) from error
 
 
-def _opened(tree: Any) -> _Node:
-    if type(tree) not in _BUILT_IN and _is_registered(tree):
+def _opened(tree: Any) -> _Opened:
+    cls, extra, words = type(tree), None, "[{!r}]"
+    if cls not in _BUILT_IN and _is_registered(tree):
         return _registered(tree)
+    names: Sequence[Any]
     if isinstance(tree, (dict, UserDict)):
-        keys = list(tree)
-        return _Node(tree, keys, [tree[key] for key in keys], _with_items, lambda i: f"[{keys[i]!r}]")
-    if isinstance(tree, (list, tuple, deque)):
-        bound = getattr(tree, "maxlen", None)
-        return _Node(tree, bound, list(tree), _with_elements, lambda i: f"[{i}]")
-    names = vars(tree) if isinstance(tree, SimpleNamespace) else [f.name for f in dataclasses.fields(tree)]
-    fields = [name for name in names if hasattr(tree, name)]
-    values = [getattr(tree, name) for name in fields]
-    return _Node(tree, fields, values, _with_attributes, lambda i: f".{fields[i]}")
+        names = list(tree)
+        children = [tree[key] for key in names]
+    elif isinstance(tree, (list, tuple, deque)):
+        names, children, extra = range(len(tree)), list(tree), getattr(tree, "maxlen", None)
+    else:
+        fields = (
+            vars(tree) if isinstance(tree, SimpleNamespace) else [f.name for f in dataclasses.fields(tree)]
+        )
+        names, words = [name for name in fields if hasattr(tree, name)], ".{}"
+        children = [getattr(tree, name) for name in names]
+    return _Opened(
+        cls, tree, names, children, extra, partial(_copied, names), lambda i: words.format(names[i])
+    )
 
 
-def _with_items(like: Any, keys: list[Any], values: Sequence[Any]) -> Any:
-    copied = {} if type(like) is dict else copy.copy(like)  # with its default factory and all it has besides
-    for key, value in zip(keys, values, strict=True):
-        copied[key] = value
-    return copied
-
-
-def _with_elements(like: Any, _: Any, values: Sequence[Any]) -> Any:
+def _copied(names: Sequence[Any], like: Any, children: Sequence[Any]) -> Any:
+    """A container with other children, and with all that this one has besides."""
     if isinstance(like, tuple):
-        again = tuple.__new__(type(like), values)
+        again = tuple.__new__(type(like), children)
         getattr(again, "__dict__", {}).update(getattr(like, "__dict__", {}))
         return again
     copied = copy.copy(like)
-    copied.clear()
-    copied.extend(values)
+    if isinstance(like, (list, deque)):
+        copied.clear()
+        copied.extend(children)
+        return copied
+    put = operator.setitem if isinstance(like, (dict, UserDict)) else object.__setattr__  # frozen ones, too
+    for name, child in zip(names, children, strict=True):
+        put(copied, name, child)
     return copied
 
 
-def _with_attributes(like: Any, names: list[str], values: Sequence[Any]) -> Any:
-    copied = copy.copy(like)
-    for name, value in zip(names, values, strict=True):
-        object.__setattr__(copied, name, value)  # of a frozen dataclass, too
-    return copied
-
-
-def _registered(tree: Any) -> _Node:
+def _registered(tree: Any) -> _Opened:
     import optree
 
     one = optree.tree_flatten_one_level(tree, **_OPTREE)
-    unflatten = one.unflatten_func
+    unflatten, metadata, entries = one.unflatten_func, one.metadata, one.entries
 
     def place(i: int) -> str:
-        return str(one.path_entry_type(one.entries[i], one.type, one.kind).codify(""))
+        return str(one.path_entry_type(entries[i], one.type, one.kind).codify(""))
 
-    return _Node(tree, one.metadata, one.children, lambda _, extra, xs: unflatten(extra, tuple(xs)), place)
+    def make(_: Any, children: Sequence[Any]) -> Any:
+        return unflatten(metadata, tuple(children))
+
+    return _Opened(type(tree), None, entries, one.children, metadata, make, place)
 
 
 # -- going through it ----------------------------------------------------------------------------------
 
 
 def _endless() -> ValueError:
-    """What to raise where a container contains itself."""
     return ValueError("a container contains itself, or is nested too deep to be looked through for arrays")
+
+
+def _children(tree: Any) -> Iterable[Any]:
+    cls = type(tree)
+    return tree if cls is list or cls is tuple else tree.values() if cls is dict else _opened(tree).children
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
@@ -231,9 +241,8 @@ def leaves_of(tree: Any) -> Iterator[Any]:
     if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
         yield tree
         return
-    cls = type(tree)
     try:
-        for child in tree if cls is list or cls is tuple else _opened(tree).children:
+        for child in _children(tree):
             if (kinds.get(type(child)) or kind_of(child)) == TREE:
                 yield from leaves_of(child)
             else:
@@ -262,7 +271,6 @@ def map_arrays(
     change: Callable[[Any], Any],
     *,
     also: type | tuple[type, ...] = (),
-    say: Callable[[Exception, str], None] = prefix,
 ) -> Any:
     """The tree with each array replaced by what ``change`` makes of it; the very object where none changed.
 
@@ -273,9 +281,9 @@ def map_arrays(
         tree: an array, a container, or anything else.
         change: a function of one array.
         also: types of leaves to call it for as well, as ``np.generic`` for NumPy's scalars.
-        say: puts the place of the array, as ``at ['batch'][0].image``, into an error that ``change`` raises.
 
     Raises:
+        MemoryConversionError: of ``change``, with the place of the array, as ``at ['batch'][0].image``.
         ArrayNotSupportedError: a registered class cannot be made of other arrays.
         ValueError: a container contains itself.
     """
@@ -287,24 +295,19 @@ def map_arrays(
     places: list[str] = []
     try:
         return _mapped(tree, change, also, places)
-    except RecursionError as error:
-        raise _endless() from error
-    except (MemoryConversionError, ValueError) as error:
+    except RecursionError:
+        raise _endless() from None
+    except MemoryConversionError as error:
         if places:
-            say(error, f"at {''.join(reversed(places))}")
+            prefix(error, f"at {''.join(reversed(places))}")
         raise
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str]) -> Any:
     cls = type(tree)
-    node = None
-    if cls is list or cls is tuple:  # most containers, of which nothing else has to be found out
-        children = tree
-    elif cls is dict:
-        children = list(tree.values())
-    else:
-        node = _opened(tree)
-        children = node.children
+    plain = cls is dict or cls is list or cls is tuple  # most, of which nothing else has to be found out
+    opened = None if plain else _opened(tree)
+    children = opened.children if opened else tree.values() if cls is dict else tree
     changed: list[Any] | None = None
     for i, child in enumerate(children):
         kind = kinds.get(type(child)) or kind_of(child)
@@ -312,20 +315,20 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
             continue
         try:
             new = _mapped(child, change, also, places) if kind == TREE else change(child)
-        except (MemoryConversionError, ValueError):
-            places.append((node or _opened(tree)).place(i))
+        except MemoryConversionError:
+            places.append((opened or _opened(tree)).place(i))
             raise
         if new is not child:
             changed = list(children) if changed is None else changed
             changed[i] = new
     if changed is None:
         return tree
-    if node is None:
+    if opened is None:
         return dict(zip(tree, changed, strict=True)) if cls is dict else cls(changed)
     try:
-        return node.rebuilt(changed)
+        return opened.rebuilt(changed)
     except ArrayNotSupportedError:
-        if _is_registered(tree):
+        if opened.like is None:
             raise
         return tree
 
@@ -344,32 +347,29 @@ def together(
     sorts = [kinds.get(type(tree)) or kind_of(tree) for tree in trees]
     if TREE not in sorts:
         return join(trees, place)
-    first = trees[0]
-    root = _opened(first) if sorts[0] == TREE else None
-    rows = [_children_like(root, tree, sort) for tree, sort in zip(trees, sorts, strict=True)]
-    different = [number for number, children in enumerate(rows) if children is None]
-    if root is None or different:
-        other = different[0] or sorts.index(TREE)
+    first = _opened(trees[0]) if sorts[0] == TREE else None
+    rows = [
+        _children_like(first, tree) if kind == TREE else None for tree, kind in zip(trees, sorts, strict=True)
+    ]
+    if first is None or None in rows:
+        other = rows.index(None) or sorts.index(TREE)
         at = f" at {place}" if place else ""
         raise CannotSplitError(
-            f"{noun} 0 came out as {outline(first)}{at}, and {noun} {other} as {outline(trees[other])};"
+            f"{noun} 0 came out as {outline(trees[0])}{at}, and {noun} {other} as {outline(trees[other])};"
             " results of the same structure alone can be joined",
             reason=f"different structures from one {noun} to the next",
         )
-    columns = zip(*(children or () for children in rows), strict=True)
-    return root.rebuilt([together(c, join, noun, place + root.place(i)) for i, c in enumerate(columns)])
+    columns = enumerate(zip(*(row or () for row in rows), strict=True))
+    return first.rebuilt([together(column, join, noun, place + first.place(i)) for i, column in columns])
 
 
-def _children_like(root: _Node | None, tree: Any, kind: int) -> Sequence[Any] | None:
-    """The children of a container in the order of those of ``root``; None where the two do not agree."""
-    if root is None or kind != TREE or type(root.like) is not type(tree):
+def _children_like(first: _Opened | None, tree: Any) -> Sequence[Any] | None:
+    """The children of a container in the order of those of the first; None where the two do not agree."""
+    opened = _opened(tree)
+    if first is None or first.cls is not opened.cls or first.extra != opened.extra:
         return None
-    node = _opened(tree)
-    if root.make is _with_items:
-        by_key = dict(zip(node.extra, node.children, strict=True))
-        return [by_key[key] for key in root.extra] if by_key.keys() == set(root.extra) else None
-    same = len(root.children) == len(node.children) and root.extra == node.extra
-    return node.children if same else None
+    by_name = dict(zip(opened.names, opened.children, strict=True))
+    return [by_name[name] for name in first.names] if by_name.keys() == set(first.names) else None
 
 
 def outline(tree: Any) -> str:
@@ -388,43 +388,36 @@ def outline(tree: Any) -> str:
 class Structure:
     """A container without what it holds; of a leaf, nothing but the place of one."""
 
-    __slots__ = ("_children", "_node")
+    __slots__ = ("_opened", "_parts")
 
-    def __init__(self, node: _Node | None, children: Sequence[Structure]) -> None:
-        self._node, self._children = node, children
+    def __init__(self, opened: _Opened | None = None, parts: Sequence[Structure] = ()) -> None:
+        self._opened, self._parts = opened, parts
 
     def filled(self, leaves: Iterator[Any]) -> Any:
         """The container with the next of these leaves, in the order of `leaves_of`."""
-        if self._node is None:
+        if self._opened is None:
             return next(leaves)
-        return self._node.rebuilt([child.filled(leaves) for child in self._children])
+        return self._opened.rebuilt([part.filled(leaves) for part in self._parts])
 
     def key(self) -> Any:
         """What tells it from other structures, to be hashed where all that it knows can be."""
-        if self._node is None:
+        if self._opened is None:
             return None
-        extra, like = self._node.extra, self._node.like
-        names = extra if isinstance(extra, list) else []
-        beside = not isinstance(like, type) and set(getattr(like, "__dict__", ())).difference(names)
-        return (
-            like if isinstance(like, type) else type(like),
-            tuple(extra) if isinstance(extra, list) else extra,
-            getattr(like, "default_factory", None),
-            [like] if beside else None,
-            tuple(child.key() for child in self._children),
-        )
+        like, names = self._opened.like, tuple(self._opened.names)
+        beside = set(getattr(like, "__dict__", ())).difference(names) or None  # a set, which no key may have
+        factory = getattr(like, "default_factory", None)
+        parts = tuple(part.key() for part in self._parts)
+        return self._opened.cls, names, self._opened.extra, factory, beside, parts
 
 
 def flattened(tree: Any) -> tuple[list[Any], Structure]:
     """The leaves of a container, arrays and all else, and what to fill with such leaves again."""
     if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
-        return [tree], Structure(None, ())
-    node = _opened(tree)
-    parts = [flattened(child) for child in node.children]
-    if node.make not in (_with_items, _with_elements, _with_attributes):
-        node.like = type(tree)
-    else:
+        return [tree], Structure()
+    opened = _opened(tree)
+    parts = [flattened(child) for child in opened.children]
+    opened.children = ()
+    if opened.like is not None:
         with suppress(ArrayNotSupportedError):  # of a class that looks at what it is given
-            node.like = node.rebuilt([None] * len(parts))
-    node.children = ()
-    return [leaf for leaves, _ in parts for leaf in leaves], Structure(node, [one for _, one in parts])
+            opened.like = opened.rebuilt([None] * len(parts))
+    return [leaf for leaves, _ in parts for leaf in leaves], Structure(opened, [part for _, part in parts])

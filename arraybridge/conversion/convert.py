@@ -12,7 +12,7 @@ from arraybridge.conversion.decide import Request, decide, dtype_name, find_sour
 from arraybridge.conversion.explanation import Route
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import DeviceNotFoundError, note_on
+from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import foreign, registry
 from arraybridge.options import OneWarning
 from arraybridge.placement import chosen_device
@@ -321,7 +321,7 @@ def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **optio
         **options: ``copy``, ``dtype``, ``grad`` and ``device`` as for `convert_memory`, for every array.
 
     Raises:
-        MemoryConversionError: or a subclass, with a note that says where in the tree.
+        MemoryConversionError: or a subclass, whose message says where in the tree.
 
     >>> import numpy as np
     >>> convert_tree({"image": np.zeros(2), "name": "cell"}, "torch")
@@ -334,7 +334,7 @@ def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **optio
         return convert_memory(leaf, name, gpu_id=gpu_id, **options)
 
     with OneWarning():
-        return map_arrays(tree, convert, say=note_on)
+        return map_arrays(tree, convert)
 
 
 def _name_options(*functions: Any) -> None:

@@ -8,9 +8,11 @@ from types import ModuleType
 __all__ = ["can_find", "is_imported"]
 
 
-def is_imported(package: str) -> bool:
-    """Whether this process has imported a package; what stands in for one in a test is no module."""
-    return isinstance(sys.modules.get(package), ModuleType)
+def is_imported(*packages: str) -> bool:
+    """Whether this process has imported one of them; what stands in for one in a test is no module."""
+    if sys.modules.keys().isdisjoint(packages):
+        return False
+    return any(isinstance(sys.modules.get(package), ModuleType) for package in packages)
 
 
 def can_find(package: str) -> bool:

@@ -211,13 +211,14 @@ def loaded(name: str | None = None) -> list[Framework]:
 
     One that is imported but does not work here (pyclesperanto without an OpenCL device) is left out.
     """
-    names = framework_names() if name is None else [name]
-    candidates = [
-        _instances.get(one) or (usable(one) if any(map(is_imported, BUILT_IN[one].packages)) else None)
-        for one in names
-        if one in _instances or one in BUILT_IN
-    ]
-    return [one for one in candidates if one is not None]
+    ready = []
+    for one in dict.fromkeys((*BUILT_IN, *_instances)) if name is None else [name]:
+        candidate = _instances.get(one)
+        if candidate is None and one in BUILT_IN and is_imported(*BUILT_IN[one].packages):
+            candidate = usable(one)
+        if candidate is not None:
+            ready.append(candidate)
+    return ready
 
 
 def usable(name: str) -> Framework | None:
