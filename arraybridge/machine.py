@@ -2,18 +2,6 @@
 
 Nothing here imports a framework, opens a card or wakes CUDA's driver: the process may be forked afterwards.
 
-What there is::
-
-    cards()                  the cards that CUDA shows to this process, numbered as CUDA does
-    no_cards()               why that is empty, in words
-    reading(card)            its free and total bytes, load, temperature, and what each process holds on it
-    free_memory(i)           free bytes of card i; None where nobody tells
-    driver()                 version of the driver, newest CUDA that it runs, and why it does not answer
-    host_memory()            total and available bytes of the host
-    own_memory()             bytes of this process now, and at most
-    programs(libraries)      Python processes that have loaded one of these libraries, and what they hold
-    pci_address(d, b, s)     the one form in which addresses are compared
-
 Both packages are imported by the first question, since they take 0.1 s.
 """
 
@@ -21,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -119,7 +108,9 @@ def cards() -> tuple[Card, ...]:
     >>> [card.name for card in cards()]  # doctest: +SKIP
     ['NVIDIA H200']
     """
-    return _visible_cards()[0]
+    if _nvml()[0] is None:
+        return ()
+    return _counted(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
 
 
 def no_cards() -> str:
@@ -131,54 +122,39 @@ def no_cards() -> str:
     if cards():
         return ""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = (
-        "the driver sees no card" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} hides every card"
-    )
-    return driver().reason or hidden
+    hidden = f"CUDA_VISIBLE_DEVICES={visible} hides every card"
+    return _nvml()[1] or ("the driver sees no card" if visible is None else hidden)
 
 
 def reading(card: Card) -> Reading:
     """What a card of `cards` tells now."""
-    handle = _handle_of(card.index)
-    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
-    rates = _ask("nvmlDeviceGetUtilizationRates", handle)
-    processes = _ask("nvmlDeviceGetComputeRunningProcesses", handle) or []
-    holders: dict[int, int] = {}
-    for one in processes:
-        if one.usedGpuMemory is not None:
-            holders[one.pid] = holders.get(one.pid, 0) + int(one.usedGpuMemory)
+    memory = _of_card(card.uuid, "nvmlDeviceGetMemoryInfo")
+    rates = _of_card(card.uuid, "nvmlDeviceGetUtilizationRates")
+    holders: Counter[int] = Counter()
+    for process in _of_card(card.uuid, "nvmlDeviceGetComputeRunningProcesses") or []:
+        if process.usedGpuMemory is not None:
+            holders[process.pid] += int(process.usedGpuMemory)
     return Reading(
         None if memory is None else int(memory.total),
         None if memory is None else int(memory.free),
         None if rates is None else int(rates.gpu),
-        _ask("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+        _of_card(card.uuid, "nvmlDeviceGetTemperature", 0),  # NVML_TEMPERATURE_GPU
         holders,
     )
 
 
 def free_memory(index: int) -> int | None:
     """Free bytes of the card of that number; None where there is none, or nobody tells."""
-    memory = _ask("nvmlDeviceGetMemoryInfo", _handle_of(index))
+    memory = next(
+        (_of_card(card.uuid, "nvmlDeviceGetMemoryInfo") for card in cards()[index : index + 1]), None
+    )
     return None if memory is None else int(memory.free)
 
 
 def driver() -> Driver:
     """The NVIDIA driver, or why there is none."""
-    _, reason = _nvml()
     version, cuda = _ask("nvmlSystemGetDriverVersion"), _ask("nvmlSystemGetCudaDriverVersion_v2")
-    numbers = None if cuda is None else (int(cuda) // 1000, int(cuda) % 1000 // 10)
-    return Driver("" if version is None else _text(version), numbers, reason)
-
-
-def _visible_cards() -> tuple[tuple[Card, ...], tuple[Any, ...]]:
-    """The cards, and what NVML calls each of them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return _counted(visible, os.environ.get("CUDA_DEVICE_ORDER", ""))
-
-
-def _handle_of(index: int) -> Any:
-    """What NVML calls the card of that number; None where there is none."""
-    return next(iter(_visible_cards()[1][index : index + 1]), None)
+    return Driver(version or "", None if cuda is None else (cuda // 1000, cuda % 1000 // 10), _nvml()[1])
 
 
 @cache
@@ -206,75 +182,72 @@ def _ask(question: str, *arguments: Any) -> Any:
         return None
 
 
+def _of_card(uuid: str, question: str, *arguments: Any) -> Any:
+    """What NVML answers of a card, or of a slice."""
+    return _ask(question, _ask("nvmlDeviceGetHandleByUUID", uuid), *arguments)
+
+
 @cache
-def _counted(visible: str | None, order: str) -> tuple[tuple[Card, ...], tuple[Any, ...]]:
+def _counted(visible: str | None, order: str) -> tuple[Card, ...]:
     """The cards under these variables."""
-    numbers = range(_ask("nvmlDeviceGetCount") or 0)
-    handles = [_ask("nvmlDeviceGetHandleByIndex", number) for number in numbers]
-    whole = [handle for handle in handles if handle is not None]
+    handles = [
+        _ask("nvmlDeviceGetHandleByIndex", number) for number in range(_ask("nvmlDeviceGetCount") or 0)
+    ]
+    whole = [uuid for handle in handles if (uuid := _ask("nvmlDeviceGetUUID", handle)) is not None]
     # NVML counts by address. Equal cards are as fast as one another, and CUDA counts them by address, too.
-    if order != "PCI_BUS_ID" and len({_text(_ask("nvmlDeviceGetName", handle)) for handle in whole}) > 1:
+    if order != "PCI_BUS_ID" and len({_of_card(uuid, "nvmlDeviceGetName") for uuid in whole}) > 1:
         whole.sort(key=_speed, reverse=True)
     chosen = _chosen(whole, visible)
-    slices = [handle for handle in chosen if _ask("nvmlDeviceIsMigDeviceHandle", handle)]
-    visible_handles = tuple(slices[:1] or chosen)  # CUDA shows one slice to a process, and no card beside it
-    return tuple(_card(index, handle) for index, handle in enumerate(visible_handles)), visible_handles
+    slices = [uuid for uuid in chosen if uuid not in whole]
+    # CUDA shows one slice to a process, and no card beside it.
+    return tuple(_card(index, uuid) for index, uuid in enumerate(slices[:1] or chosen))
 
 
-def _speed(handle: Any) -> int:
+def _speed(uuid: str) -> int:
     """Cores times clock, which is what CUDA's own order agrees with as far as is known."""
-    cores, clock = _ask("nvmlDeviceGetNumGpuCores", handle), _ask("nvmlDeviceGetMaxClockInfo", handle, 1)
+    cores, clock = _of_card(uuid, "nvmlDeviceGetNumGpuCores"), _of_card(uuid, "nvmlDeviceGetMaxClockInfo", 1)
     return int(cores or 0) * int(clock or 0)
 
 
-def _chosen(whole: list[Any], visible: str | None) -> list[Any]:
+def _chosen(whole: list[str], visible: str | None) -> list[str]:
     """Cards and slices that ``CUDA_VISIBLE_DEVICES`` names, up to the first word that names none."""
-    usable = [_slices(handle)[0] if _slices(handle) else handle for handle in whole]
+    usable = [next(iter(_slices(uuid)), uuid) for uuid in whole]
     if visible is None:
         return usable
-    by_identity = {
-        _text(_ask("nvmlDeviceGetUUID", one)): one for card in whole for one in (card, *_slices(card))
-    }
-    chosen: list[Any] = []
-    for word in visible.split(","):
-        name = word.strip()
-        if name.isdigit():
-            matches = usable[int(name) : int(name) + 1]
-        else:
-            # The beginning of an identity is enough, where it is the only one that begins so.
-            matches = [one for uuid, one in by_identity.items() if name and uuid.startswith(name)]
+    every = [one for uuid in whole for one in (uuid, *_slices(uuid))]
+    chosen: list[str] = []
+    for word in map(str.strip, visible.split(",")):
+        # The beginning of an identity is enough, where it is the only one that begins so.
+        alike = [uuid for uuid in every if word and uuid.startswith(word)]
+        matches = usable[int(word) : int(word) + 1] if word.isdigit() else alike
         if len(matches) != 1:
             break
         chosen += matches
-    identities = [_text(_ask("nvmlDeviceGetUUID", one)) for one in chosen]
-    return chosen if len(set(identities)) == len(identities) else []  # CUDA refuses one that is named twice
+    return chosen if len(set(chosen)) == len(chosen) else []  # CUDA refuses one that is named twice
 
 
-def _slices(handle: Any) -> list[Any]:
+def _slices(uuid: str) -> list[str]:
     """The MIG devices of a card; empty for a card that is not divided."""
-    is_divided = (_ask("nvmlDeviceGetMigMode", handle) or (0, 0))[0]
-    count = _ask("nvmlDeviceGetMaxMigDeviceCount", handle) if is_divided else 0
-    parts = (_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0))
-    return [part for part in parts if part is not None]
+    is_divided = (_of_card(uuid, "nvmlDeviceGetMigMode") or (0, 0))[0]
+    count = _of_card(uuid, "nvmlDeviceGetMaxMigDeviceCount") if is_divided else 0
+    parts = (_of_card(uuid, "nvmlDeviceGetMigDeviceHandleByIndex", i) for i in range(count or 0))
+    return [_ask("nvmlDeviceGetUUID", part) for part in parts if part is not None]
 
 
-def _card(index: int, handle: Any) -> Card:
-    is_slice = _ask("nvmlDeviceIsMigDeviceHandle", handle)
-    whole = _ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if is_slice else handle
-    address, memory = _ask("nvmlDeviceGetPciInfo", whole), _ask("nvmlDeviceGetMemoryInfo", handle)
-    capability = _ask("nvmlDeviceGetCudaComputeCapability", whole)
+def _card(index: int, uuid: str) -> Card:
+    # What a slice is part of; a card says that it is none.
+    whole = _of_card(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+    if whole is None:
+        whole = _ask("nvmlDeviceGetHandleByUUID", uuid)
+    address, memory = _ask("nvmlDeviceGetPciInfo", whole), _of_card(uuid, "nvmlDeviceGetMemoryInfo")
     return Card(
         index,
-        _text(_ask("nvmlDeviceGetName", handle)),
-        _text(_ask("nvmlDeviceGetUUID", handle)),
+        _of_card(uuid, "nvmlDeviceGetName") or "",
+        uuid,
         "" if address is None else pci_address(address.domain, address.bus, address.device),
         None if memory is None else int(memory.total),
-        None if capability is None else (int(capability[0]), int(capability[1])),
+        _ask("nvmlDeviceGetCudaComputeCapability", whole),
     )
-
-
-def _text(words: str | bytes | None) -> str:
-    return words.decode(errors="replace") if isinstance(words, bytes) else words or ""
 
 
 # -- the host ----------------------------------------------------------------------------------------
@@ -320,11 +293,8 @@ def programs(libraries: Mapping[str, tuple[str, ...]]) -> tuple[Program, ...]:
         try:
             if "python" not in os.path.basename(process.exe()):  # noqa: PTH119 - a name, of whatever system
                 continue
-            paths = (
-                "\n".join(file.path for file in process.memory_maps())
-                if hasattr(process, "memory_maps")
-                else ""
-            )
+            maps = process.memory_maps() if hasattr(process, "memory_maps") else []
+            paths = "\n".join(file.path for file in maps)
             names = tuple(sorted(n for n, parts in libraries.items() if any(part in paths for part in parts)))
             if names:
                 running.append(Program(process.pid, names, int(process.memory_full_info().uss)))

@@ -35,11 +35,14 @@ class FakeNvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
         return self.cards[index][1]
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        return uuid
+
     def card(self, uuid: str) -> tuple[Any, ...]:
         return next(card for card in self.cards if uuid in (card[1], *card[3]))
 
-    def nvmlDeviceGetUUID(self, handle: str) -> bytes:  # noqa: N802
-        return handle.encode()
+    def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
+        return handle
 
     def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
         return self.card(handle)[0]
@@ -82,10 +85,9 @@ class FakeNvml:
             raise self.NVMLError
         return slices[index]
 
-    def nvmlDeviceIsMigDeviceHandle(self, handle: str) -> bool:  # noqa: N802
-        return handle.startswith("MIG-")
-
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
+        if not handle.startswith("MIG-"):
+            raise self.NVMLError
         return self.card(handle)[1]
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from arraybridge import machine
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
@@ -73,7 +73,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     >>> [str(device) for device in devices("numpy")]
     ['cpu']
     """
-    owners: dict[Device, list[tuple[Framework, Device]]] = {}
+    owners: dict[Device, _Owners] = {}
     for one in _frameworks(framework):
         for device in visible_devices(one):
             owners.setdefault(device, []).append((one, device))
@@ -81,9 +81,13 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         for card in machine.cards():
             owners.setdefault(Device("gpu", card.index), [])
     memory = {one.device: one for one in memory_stats().devices}
-    rank = {"cpu": 0, "gpu": 1}
-    order = sorted(owners, key=lambda d: (rank.get(d.kind, 2), d.index))
+    kinds = ("cpu", "gpu", "opencl")
+    order = sorted(owners, key=lambda device: (kinds.index(device.kind), device.index))
     return [_described(device, owners[device], memory) for device in order]
+
+
+#: Frameworks, and the device as each of them has it.
+_Owners: TypeAlias = list[tuple[Framework, Device]]
 
 
 def _frameworks(named: Any) -> list[Framework]:
@@ -95,48 +99,39 @@ def _frameworks(named: Any) -> list[Framework]:
     return [registry.framework(name) for name in ([named] if isinstance(named, str) else named)]
 
 
-def _described(
-    device: Device, owners: list[tuple[Framework, Device]], memory: dict[str, DeviceMemory]
-) -> FoundDevice:
-    place = (device.kind, device.index)
+def _described(device: Device, owners: _Owners, memory: dict[str, DeviceMemory]) -> FoundDevice:
+    cards, place = machine.cards(), (device.kind, device.index)
     frameworks = tuple(one.name for one, _ in owners)
-    if device.kind == "gpu" and device.index < len(machine.cards()):
-        card = machine.cards()[device.index]
-        for one, seen in owners:
-            if one.pool.is_started():  # what has not opened its cards has not counted them
-                _check_same_card(card, one.name, one.pool.card_of(seen)[1])
-        return _described_card(place, card, frameworks, memory)
-    descriptions = [one.pool.card_of(seen) for one, seen in owners]
-    name = next((name for name, _, _ in descriptions if name), "")
-    identity = next((identity for _, identity, _ in descriptions if identity), "")
-    total = next((total for _, _, total in descriptions if total), None)
-    for card in machine.cards():  # an OpenCL device that is one of them
-        if identity == card.pci:
-            return _described_card(place, card, frameworks, memory)
-    reading = memory.get("cpu" if device.kind == "cpu" else str(device))
-    total, free = (total, None) if reading is None else (total or reading.total, reading.free)
-    pci = identity if ":" in identity else ""
-    return FoundDevice(*place, name, frameworks, total, free, None, identity, pci)
-
-
-def _described_card(
-    place: tuple[str, int], card: machine.Card, frameworks: tuple[str, ...], memory: dict[str, DeviceMemory]
-) -> FoundDevice:
+    if device.kind == "gpu" and device.index < len(cards):
+        card = cards[device.index]
+        _check_same_card(card, device, owners)
+    else:
+        described = [one.pool.card_of(seen) for one, seen in owners]
+        name, identity, total = (next(filter(None, one), None) for one in zip(*described, strict=True))
+        own = [card for card in cards if card.pci == identity]  # an OpenCL device that is one of them
+        if not own:
+            reading = memory.get("cpu" if device.kind == "cpu" else str(device))
+            total, free = (total or reading.total, reading.free) if reading else (total, None)
+            pci = identity if identity and ":" in identity else ""
+            return FoundDevice(*place, name or "", frameworks, total, free, None, identity or "", pci)
+        card = own[0]
     free, identity = memory[f"gpu:{card.index}"].free, card.uuid or card.pci
     return FoundDevice(*place, card.name, frameworks, card.total, free, card.capability, identity, card.pci)
 
 
-def _check_same_card(card: machine.Card, framework: str, identity: str) -> None:
-    """Refuse a number that means another card in this framework."""
-    is_slice = card.uuid.startswith("MIG-")  # for which a framework may tell the identity of its card
-    if identity and not is_slice and identity not in (card.uuid, card.pci):
-        raise DeviceMismatchError(
-            f"gpu:{card.index} is {identity} for {framework}, but {card.uuid} at {card.pci} for the driver;"
-            " set CUDA_VISIBLE_DEVICES before the first framework is imported, and leave it. Beside cards of"
-            " several kinds, set CUDA_DEVICE_ORDER=PCI_BUS_ID, too",
-            source_type=framework,
-            reason=f"{framework} counts the cards differently",
-        )
+def _check_same_card(card: machine.Card, device: Device, owners: _Owners) -> None:
+    """Refuse a number that means another card in a framework."""
+    for one, seen in owners:
+        # What has not opened its cards has not counted them. Of a slice it may tell the card's identity.
+        identity = one.pool.card_of(seen)[1] if one.pool.is_started() else ""
+        if identity and not card.uuid.startswith("MIG-") and identity not in (card.uuid, card.pci):
+            raise DeviceMismatchError(
+                f"{device} is {identity} for {one.name}, but {card.uuid} at {card.pci} for the driver;"
+                " set CUDA_VISIBLE_DEVICES before the first framework is imported, and leave it. Beside cards"
+                " of several kinds, set CUDA_DEVICE_ORDER=PCI_BUS_ID, too",
+                source_type=one.name,
+                reason=f"{one.name} counts the cards differently",
+            )
 
 
 def find_device(device: Device) -> Device:
@@ -171,7 +166,9 @@ def gpu_available() -> bool:
     >>> gpu_available() in (True, False)
     True
     """
-    return bool(machine.cards()) or any(d.kind == "gpu" for one in loaded() for d in visible_devices(one))
+    if machine.cards():
+        return True
+    return any(device.kind == "gpu" for one in loaded() for device in visible_devices(one))
 
 
 def least_used_gpu() -> int | None:
