@@ -109,126 +109,100 @@ class Joined:
         """
         columns = self._columns
         if columns is None:
-            columns = together(
-                [result], lambda leaves, place: self._column(leaves[0], place, count), self.noun
-            )
-        together([columns, result], lambda pair, _: pair[0].add(pair[1], count, self), self.noun)
+            columns = together([result], lambda first, place: _column(self, first[0], place, count))
+        together([columns, result], lambda pair, _: pair[0].add(pair[1], count), self.noun)
         self._columns = columns
         self.done += count
 
-    def _column(self, first: Any, place: str, count: int) -> Any:
-        if kind_of(first) == ARRAY:
-            return _ArrayColumn(first, place, self, count)
-        return _OtherColumn(first, place)
-
     def result(self) -> Any:
-        return together([self._columns], lambda columns, _: columns[0].whole(), self.noun)
+        return together([self._columns], lambda columns, _: columns[0].whole())
 
 
-class _OtherColumn:
-    """What is no array, at one place of the results: the same in all of them."""
+def _column(joined: Joined, first: Any, place: str, count: int) -> _Column:
+    return (_ArrayColumn if kind_of(first) == ARRAY else _Column)(joined, first, place, count)
 
-    def __init__(self, first: Any, place: str) -> None:
-        self.first = first
-        self.place = f" at {place}" if place else ""
 
-    def add(self, x: Any, count: int, joined: Joined) -> None:
+class _Column:
+    """What is at one place of all results. This one is no array, and the same in all of them."""
+
+    def __init__(self, joined: Joined, first: Any, place: str, count: int) -> None:
+        self.joined, self.first, self.place = joined, first, f" at {place}" if place else ""
+
+    def add(self, x: Any, count: int) -> None:
         same = x is self.first or (isinstance(x, str) and x == self.first)
-        if isinstance(self.first, (numbers.Number, np.generic)):
-            if not (same and any(x is y for y in leaves_of(joined.batch))):
-                raise self._number_refused(joined.noun)
-        elif not (same or (type(x) is type(self.first) is fixed)):
-            raise CannotSplitError(
-                f"different values{self.place} from one {joined.noun} to the next"
-                f" ({type(self.first).__name__}, {type(x).__name__}), which are no arrays to join; return"
-                " arrays with one row for each row of the batch, or fixed(value) for what all share",
-                reason=f"different values from one {joined.noun} to the next",
-            )
+        if isinstance(self.first, (numbers.Number, np.generic)):  # one of each part can be equal by chance
+            same = same and any(x is y for y in leaves_of(self.joined.batch))
+        if not (same or type(x) is type(self.first) is fixed):
+            raise self.different("values", type(self.first).__name__, type(x).__name__)
 
-    def _number_refused(self, noun: str) -> CannotSplitError:
-        name = type(self.first).__name__
+    def different(self, what: str, first: Any, other: Any) -> CannotSplitError:
+        noun = self.joined.noun
         return CannotSplitError(
-            f"a result of type {name}{self.place} cannot be joined: numbers are no arrays to join, and nobody"
-            f" can say whether to add, average or list one for each {noun}. Return arrays with one"
-            " row for each row of the batch, and reduce them afterwards; or fixed(number), where it is the"
-            " same for all.",
-            reason=f"a {name} cannot be joined",
+            f"different {what}{self.place} from one {noun} to the next ({first}, {other}): they cannot be"
+            " joined. Of what are no arrays to join, nobody can say whether to add, average or list it. Return"
+            " arrays of one framework, dtype, device and shape, with one row for each row of the batch, and"
+            " reduce them afterwards; or fixed(value) for what all share.",
+            reason=f"different {what} from one {noun} to the next",
         )
 
     def whole(self) -> Any:
         return _value(self.first)
 
 
-class _ArrayColumn:
+class _ArrayColumn(_Column):
     """The arrays at one place of the results."""
 
-    def __init__(self, first: Any, place: str, joined: Joined, count: int) -> None:
-        self.axis = joined.axis
-        self.place = f" at {place}" if place else ""
+    def __init__(self, joined: Joined, first: Any, place: str, count: int) -> None:
+        super().__init__(joined, None, place, count)
         self.owner, data, self.facts = self._facts_of(first)
-        fits = joined.row_by_row or self.owner.shape(data)[self.axis] == count
-        self.room = self.owner.room(data, self.axis, joined.rows) if fits else None
+        fits = joined.row_by_row or self.owner.shape(data)[joined.axis] == count
+        self.room = self.owner.room(data, joined.axis, joined.rows) if fits else None
         self.kept: dict[int, Any] = {}
 
-    def _facts_of(self, x: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    def _facts_of(self, x: Any) -> tuple[Any, Any, dict[str, Any]]:
         """The framework of an array, the array, and what those of all parts must have in common."""
         owner, data = source_of(x)
-        shape = owner.shape(data)
-        if not -len(shape) <= self.axis < len(shape):
-            raise CannotSplitError(
-                f"the results{self.place} are arrays of shape {shape}, which have no axis {self.axis} to join"
-                " along: only results with one row for each row of the batch can be joined",
-                source_type=owner.name,
-                reason=f"the results have no axis {self.axis}",
+        shape, axis = owner.shape(data), self.joined.axis
+        if not -len(shape) <= axis < len(shape):
+            raise self._without_rows(
+                owner, f"arrays of shape {shape}, which have no axis {axis} to join along"
             )
-        along = self.axis % len(shape)
-        across = (*shape[:along], None, *shape[along + 1 :])
-        return owner, data, (owner.name, owner.dtype_name(data), owner.device_of(data), across)
+        across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
+        dtype, device = owner.dtype_name(data), owner.device_of(data)
+        return owner, data, {"frameworks": owner.name, "dtypes": dtype, "devices": device, "shapes": across}
 
-    def add(self, x: Any, count: int, joined: Joined) -> None:
+    def add(self, x: Any, count: int) -> None:
         if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
-            raise CannotSplitError(
-                f"different values{self.place} from one {joined.noun} to the next (an array and a"
-                f" {type(x).__name__}); return arrays with one row for each row of the batch",
-                reason=f"different values from one {joined.noun} to the next",
-            )
+            raise self.different("values", "an array", type(x).__name__)
+        joined = self.joined
         owner, data, facts = self._facts_of(x)
-        if facts != self.facts:
-            raise self._different(facts, joined.noun)
-        start, fits = joined.done, owner.shape(data)[self.axis] == count
-        if not fits and (self.room is not None or joined.row_by_row):
-            raise CannotSplitError(
-                f"the function gave an array of shape {owner.shape(data)}{self.place} for {count} rows along"
-                f" axis {self.axis}: only results with one row for each row of the batch can be joined."
-                " Reduce over the batch afterwards, or pass the axis along which the rows lie.",
-                source_type=owner.name,
-                reason="the result has not as many rows as its part of the batch",
-            )
+        for what, other in facts.items():
+            if other != self.facts[what]:
+                raise self.different(what, self.facts[what], other)
+        rows = owner.shape(data)[joined.axis]
+        if rows != count and (self.room is not None or joined.row_by_row):
+            raise self._without_rows(owner, f"{rows} rows along axis {joined.axis} for {count} of the batch")
         if self.room is None:
-            self.kept[start] = kept(x)
+            self.kept[joined.done] = kept(x)
         else:
-            owner.write(self.room, data, self.axis, start)
+            owner.write(self.room, data, joined.axis, joined.done)
 
-    def _different(self, facts: tuple[Any, ...], noun: str) -> CannotSplitError:
-        names = ("frameworks", "dtypes", "devices", f"shapes across axis {self.axis}")
-        what, first, other = next(
-            row for row in zip(names, self.facts, facts, strict=True) if row[1] != row[2]
-        )
+    def _without_rows(self, owner: Any, what: str) -> CannotSplitError:
         return CannotSplitError(
-            f"the arrays{self.place} have different {what} from one {noun} to the next: {first} and {other};"
-            " these cannot be joined to one array",
-            source_type=self.facts[0],
-            reason=f"different {what} from one {noun} to the next",
+            f"the function gave {what}{self.place}: only results with one row for each row of the batch can"
+            " be joined. Reduce over the batch afterwards, or pass the axis along which the rows lie.",
+            source_type=owner.name,
+            reason="the result has not as many rows as its part of the batch",
         )
 
     def whole(self) -> Any:
         if self.room is None:
-            return self.owner.concatenate(list(self.kept.values()), self.axis)
-        return self.owner.filled(self.room, self.facts[2])
+            return self.owner.concatenate(list(self.kept.values()), self.joined.axis)
+        return self.owner.filled(self.room, self.facts["devices"])
 
 
-for _column in (_OtherColumn, _ArrayColumn):
-    kinds.keep(_column, LEAF)  # so that nobody looks into one each time
+for _class in (_Column, _ArrayColumn):
+    kinds.keep(_class, LEAF)  # so that nobody looks into one each time
 
 
 def kept(x: Any) -> Any:
