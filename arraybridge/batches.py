@@ -139,9 +139,9 @@ class _Column:
         noun = self.joined.noun
         return CannotSplitError(
             f"different {what}{self.place} from one {noun} to the next ({first}, {other}): they cannot be"
-            " joined. Of what are no arrays to join, nobody can say whether to add, average or list it. Return"
-            " arrays of one framework, dtype, device and shape, with one row for each row of the batch, and"
-            " reduce them afterwards; or fixed(value) for what all share.",
+            " joined. Of what are no arrays to join, nobody can say whether to add, average or list it."
+            " Return arrays of one framework, dtype, device and shape, with one row for each row of the batch,"
+            " and reduce them afterwards; or fixed(value) for what all share.",
             reason=f"different {what} from one {noun} to the next",
         )
 

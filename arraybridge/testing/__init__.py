@@ -6,7 +6,7 @@ from arraybridge.testing.conformance import Verdict as Verdict
 from arraybridge.testing.conformance import check_framework as check_framework
 from arraybridge.testing.oom import Rehearsal as Rehearsal
 from arraybridge.testing.oom import inject_oom as inject_oom
-from arraybridge.testing.promises import sample as sample
+from arraybridge.testing.samples import sample as sample
 
 __all__ = [
     "FrameworkCheckError",

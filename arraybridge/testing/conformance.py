@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from arraybridge.errors import MemoryConversionError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.show import Table
-from arraybridge.testing.promises import PROMISES, BrokenPromiseError, Case, Subject
+from arraybridge.testing.promises import PROMISES, BrokenPromiseError, Subject
 from arraybridge.types import FrameworkLike
 
 __all__ = ["FrameworkCheckError", "Report", "Verdict", "check_framework"]
@@ -131,7 +131,7 @@ def check_framework(
         registry.register(one)
     try:
         subject = Subject(one, make)
-        verdicts = [_judge(name, PROMISES[name](subject), PROMISES[name].__doc__ or "") for name in names]
+        verdicts = [_judge(name, subject) for name in names]
     finally:
         if before is None:
             registry.unregister(one.name)
@@ -140,18 +140,16 @@ def check_framework(
     return Report(one.name, verdicts)
 
 
-def _judge(name: str, cases: Iterator[Case], about: str) -> Verdict:
-    count = failed = 0
-    first = repeat = ""
-    for line, check, *arguments in cases:
-        count += 1
+def _judge(name: str, subject: Subject) -> Verdict:
+    promise, failures = PROMISES[name], []
+    cases = list(promise.cases(subject))
+    for case in cases:
         try:
-            check(*arguments)
+            promise.check(subject, **case)
         except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is what is reported
-            failed += 1
-            if not first:
-                first, repeat = _in_words(error), line
-    return Verdict(name, about.partition("\n")[0], count, failed, first, repeat)
+            failures.append((_in_words(error), subject.line(promise.line, case)))
+    first = failures[0] if failures else ("", "")
+    return Verdict(name, promise.check.__doc__ or "", len(cases), len(failures), *first)
 
 
 def _in_words(error: Exception) -> str:
