@@ -12,9 +12,9 @@ from arraybridge.errors import MissingGpuWarning, warn
 from arraybridge.types import above
 
 __all__ = [
+    "ANY",
     "OneWarning",
     "Settings",
-    "after_one_warning",
     "already_told",
     "hold",
     "in_force",
@@ -37,19 +37,28 @@ def missing_gpu() -> MissingGpu:
 
 
 #: The missing GPUs of which the present call has warned, where it may come to them again; None for other
-#: calls. Where `_ALL` is among them, it warns of no other one.
+#: calls.
 already_told: ContextVar[dict[str, object] | None] = ContextVar("arraybridge_already_told", default=None)
-_ALL = ""
+#: Stands for the messages about every missing GPU.
+ANY = ""
 
 
 class OneWarning:
-    """A block that is one call to the user: it warns of a missing GPU once, for however many arrays."""
+    """A block that is one call to the user: it warns of a missing GPU once, for however many arrays.
 
-    __slots__ = ("_token",)
+    Not of those of which this has been ``said`` already, or of none after `ANY`.
+    """
+
+    __slots__ = ("_said", "_token")
+
+    def __init__(self, *said: str) -> None:
+        self._said = said
 
     def __enter__(self) -> None:
         messages = already_told.get()
-        self._token = already_told.set({} if messages is None else messages)
+        if messages is None or self._said:
+            messages = {**(messages or {}), **dict.fromkeys(self._said, "")}
+        self._token = already_told.set(messages)
 
     def __exit__(self, *_: object) -> None:
         already_told.reset(self._token)
@@ -59,19 +68,8 @@ def warn_of_missing_gpu(message: str) -> None:
     """Say that the host stands in for a GPU, unless this call has said so before."""
     messages, mine = already_told.get(), object()
     # Several threads may work for one call: the first one warns.
-    if messages is None or (_ALL not in messages and messages.setdefault(message, mine) is mine):
+    if messages is None or (ANY not in messages and messages.setdefault(message, mine) is mine):
         warn(message, MissingGpuWarning)
-
-
-@contextmanager
-def after_one_warning(warned: bool) -> Iterator[None]:
-    """A block that warns of no missing GPU where ``warned``, of another one, has been said already."""
-    messages = already_told.get()
-    token = already_told.set({**(messages or {}), _ALL: ""} if warned else messages)
-    try:
-        yield
-    finally:
-        already_told.reset(token)
 
 
 def _checked(value: object, name: str, *choices: str) -> Any:
@@ -127,9 +125,5 @@ def in_force() -> Settings:
 @contextmanager
 def hold(chosen: Settings) -> Iterator[None]:
     """Work for the call of another process, whose settings hold, and which warns once."""
-    with settings(missing_gpu=chosen.missing_gpu):
-        token = already_told.set(dict.fromkeys(chosen.warnings, ""))
-        try:
-            yield
-        finally:
-            already_told.reset(token)
+    with settings(missing_gpu=chosen.missing_gpu), OneWarning(*chosen.warnings):
+        yield
