@@ -140,8 +140,8 @@ class _Column:
         return CannotSplitError(
             f"different {what}{self.place} from one {noun} to the next ({first}, {other}): they cannot be"
             " joined. Of what are no arrays to join, nobody can say whether to add, average or list it."
-            " Return arrays of one framework, dtype, device and shape, with one row for each row of the batch,"
-            " and reduce them afterwards; or fixed(value) for what all share.",
+            " Return arrays of one framework, dtype, device and shape, with one row for each row of the"
+            " batch, and reduce them afterwards; or fixed(value) for what all share.",
             reason=f"different {what} from one {noun} to the next",
         )
 

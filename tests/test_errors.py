@@ -41,31 +41,20 @@ BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
 
 
 @pytest.mark.parametrize("cls", BASES)
-def test_bases(cls: type[Exception]) -> None:
-    for base in BASES[cls]:
-        assert issubclass(cls, base)
-
-
-@pytest.mark.parametrize("cls", [cls for cls in BASES if issubclass(cls, MemoryConversionError)])
-def test_errors_survive_pickling(cls: type[MemoryConversionError]) -> None:
+def test_an_error_is_what_its_handlers_expect_and_survives_pickling(cls: Any) -> None:
+    assert all(issubclass(cls, base) for base in BASES[cls])
+    bare = cls("text")
+    assert (bare.source_type, bare.target_type, bare.method, bare.reason) == ("", "", "", "text")
+    assert str(cls()) == ""
     error = cls(
         "what; why; what to do", source_type="numpy", target_type="jax", method="dlpack", reason="why"
     )
     error.add_note("at tree['a']")
     for twin in (*(pickle.loads(pickle.dumps(error, n)) for n in range(2, 6)), copy.copy(error)):
         assert type(twin) is cls
-        assert str(twin) == "what; why; what to do"
-        got = (twin.source_type, twin.target_type, twin.method, twin.reason)
-        assert got == ("numpy", "jax", "dlpack", "why")
-        assert twin.__notes__ == error.__notes__
-        assert twin.__notes__[-1] == "at tree['a']"
-
-
-@pytest.mark.parametrize("cls", [cls for cls in BASES if issubclass(cls, MemoryConversionError)])
-def test_errors_can_be_made_bare(cls: type[MemoryConversionError]) -> None:
-    error = cls("text")
-    assert (error.source_type, error.target_type, error.method, error.reason) == ("", "", "", "text")
-    assert str(cls()) == ""
+        assert (str(twin), twin.__notes__) == ("what; why; what to do", ["at tree['a']"])
+        assert vars(twin) == vars(error)
+        assert (twin.source_type, twin.method, twin.reason) == ("numpy", "dlpack", "why")
 
 
 # ---- each error as a user meets it -----------------------------------------------------------------------
@@ -113,15 +102,7 @@ def test_a_message_says_what_why_and_what_to_do(what: str) -> None:
     if what != "no array":
         assert error.source_type == ("torch" if what == "graph" else "numpy")
         assert error.target_type == target
-    twin = pickle.loads(pickle.dumps(error))
-    assert (str(twin), twin.reason, twin.source_type) == (str(error), error.reason, error.source_type)
-
-
-def test_a_required_copy_tells_the_route_that_was_tried() -> None:
-    require("torch")
-    with pytest.raises(CopyRequiredError) as caught:
-        convert_memory(np.arange(3)[::-1], "torch", copy=False)
-    assert caught.value.method == "host"
+    assert error.method == ("host" if what == "must copy" else error.method)
 
 
 def test_more_is_said_in_the_message_of_an_error_or_below_it() -> None:
@@ -158,21 +139,14 @@ def test_what_a_framework_raises_is_chained() -> None:
     assert isinstance(caught.value.__cause__, BufferError)
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"),
-    [
-        ("tensorflo", "tensorflow"),
-        ("Torch", "torch"),
-        ("jaxx", "jax"),
-        ("pyclesperant", "pyclesperanto"),
-        ("tf", "tensorflow"),
-        ("np", "numpy"),
-        ("cp", "cupy"),
-        ("cle", "pyclesperanto"),
-        ("jnp", "jax"),
-    ],
-)
-def test_an_unknown_framework_lists_the_known_and_suggests(name: str, nearest: str) -> None:
+NEAREST = {
+    "tensorflo": "tensorflow", "Torch": "torch", "jaxx": "jax", "pyclesperant": "pyclesperanto",
+    "tf": "tensorflow", "np": "numpy", "cp": "cupy", "cle": "pyclesperanto", "jnp": "jax", "zzzzzz": "",
+}
+
+
+@pytest.mark.parametrize("name", NEAREST)
+def test_an_unknown_framework_lists_the_known_and_suggests(name: str) -> None:
     for call in (
         lambda: convert_memory(np.zeros(1), name),
         lambda: arraybridge.framework(name),
@@ -182,15 +156,12 @@ def test_an_unknown_framework_lists_the_known_and_suggests(name: str, nearest: s
             call()
         message = str(caught.value)
         assert repr(name) in message
-        assert f"did you mean {nearest!r}" in message
+        if NEAREST[name]:
+            assert f"did you mean {NEAREST[name]!r}" in message
+        else:
+            assert "did you mean" not in message
         for known in ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"):
             assert known in message
-
-
-def test_nothing_near_is_suggested_for_nonsense() -> None:
-    with pytest.raises(ValueError, match="numpy, cupy") as caught:
-        arraybridge.framework("zzzzzz")
-    assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", [None, 3, b"torch", ["torch"], np])
