@@ -12,7 +12,6 @@ import pytest
 import arraybridge
 from arraybridge import CannotSplitError, Pipeline, fixed, split_and_retry
 from arraybridge.testing import inject_oom
-from tests.helpers import require
 from tests.test_trees import Config, Pair, Registered, containers, items
 
 
@@ -30,7 +29,13 @@ def by_pipeline(fn: Callable[[Any], Any], batch: Any) -> Any:
     return Pipeline(fn, microbatches=4)(batch)
 
 
-ways = pytest.mark.parametrize("run", [by_splitting, by_pipeline])
+def by_decorator(fn: Callable[[Any], Any], batch: Any) -> Any:
+    with inject_oom("numpy", above_rows=2):
+        return arraybridge.numpy(oom_recovery="split")(lambda given: fn(given))(batch)
+
+
+WAYS = (by_splitting, by_pipeline, by_decorator)
+ways = pytest.mark.parametrize("run", WAYS)
 
 
 @containers
@@ -48,24 +53,6 @@ def test_cut_and_joined(run: Callable[..., Any], make: Callable[[Any, Any], Any]
     assert type(result) is type(make(0, 0))
     np.testing.assert_array_equal(items(result)[0], x * 2)
     np.testing.assert_array_equal(items(result)[1], (x + 1)[:, 0])
-
-
-@containers
-def test_a_decorated_function_in_parts(make: Callable[[Any, Any], Any]) -> None:
-    torch = require("torch")
-    seen = []
-
-    @arraybridge.torch(output_type="numpy", oom_recovery="split")
-    def fn(given: Any) -> Any:
-        seen.append(type(items(given)[0]))
-        return make(items(given)[0] * 2, items(given)[1] + 1)
-
-    x = numbered(8)
-    with inject_oom("torch", above_rows=2):
-        result = fn(make(x, x))
-    assert seen == [torch.Tensor] * 4
-    np.testing.assert_array_equal(items(result)[0], x * 2)
-    np.testing.assert_array_equal(items(result)[1], x + 1)
 
 
 @ways
@@ -178,7 +165,7 @@ def test_a_foreign_array_is_cut() -> None:
             return self.x.__array_interface__
 
     x = numbered(8)
-    for run in (by_splitting, by_pipeline):
+    for run in WAYS:
         np.testing.assert_array_equal(run(lambda part: np.asarray(part) * 2, Offers(x)), x * 2)
 
 

@@ -140,8 +140,16 @@ def test_what_a_framework_raises_is_chained() -> None:
 
 
 NEAREST = {
-    "tensorflo": "tensorflow", "Torch": "torch", "jaxx": "jax", "pyclesperant": "pyclesperanto",
-    "tf": "tensorflow", "np": "numpy", "cp": "cupy", "cle": "pyclesperanto", "jnp": "jax", "zzzzzz": "",
+    "tensorflo": "tensorflow",
+    "Torch": "torch",
+    "jaxx": "jax",
+    "pyclesperant": "pyclesperanto",
+    "tf": "tensorflow",
+    "np": "numpy",
+    "cp": "cupy",
+    "cle": "pyclesperanto",
+    "jnp": "jax",
+    "zzzzzz": "",
 }
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -28,73 +31,46 @@ class FakeNvml:
         self.cards = cards or (("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ()))
         self.holders = holders
         self.free = {"GPU-aaaa-1": 400, "GPU-bbbb-2": 900}
+        self._answers: dict[str, Callable[..., Any]] = {
+            "nvmlDeviceGetCount": lambda: len(self.cards),
+            "nvmlDeviceGetHandleByIndex": lambda index: self.cards[index][1],
+            "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+            "nvmlDeviceGetUUID": lambda uuid: uuid,
+            "nvmlDeviceGetName": lambda uuid: self._card(uuid)[0],
+            "nvmlDeviceGetPciInfo": lambda uuid: SimpleNamespace(domain=0, bus=self._card(uuid)[2], device=0),
+            "nvmlDeviceGetMemoryInfo": lambda uuid: SimpleNamespace(
+                total=1000, free=self.free.get(uuid, 100)
+            ),
+            "nvmlDeviceGetCudaComputeCapability": lambda uuid: (9, 0),
+            "nvmlDeviceGetNumGpuCores": lambda uuid: self._card(uuid)[2],
+            "nvmlDeviceGetMaxClockInfo": lambda uuid, kind: 1000,
+            "nvmlDeviceGetComputeRunningProcesses": lambda uuid: [
+                SimpleNamespace(pid=pid, usedGpuMemory=n) for pid, n in self._given(self.holders).items()
+            ],
+            "nvmlDeviceGetUtilizationRates": lambda uuid: SimpleNamespace(gpu=80, memory=3),
+            "nvmlDeviceGetTemperature": lambda uuid, sensor: self._given(None),
+            "nvmlDeviceGetMigMode": lambda uuid: [bool(self._card(uuid)[3]), 0],
+            "nvmlDeviceGetMaxMigDeviceCount": lambda uuid: 7,
+            "nvmlDeviceGetMigDeviceHandleByIndex": lambda uuid, i: self._given(
+                next(iter(self._card(uuid)[3][i : i + 1]), None)
+            ),
+            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda uuid: self._given(
+                self._card(uuid)[1] if uuid.startswith("MIG-") else None
+            ),
+            "nvmlSystemGetDriverVersion": lambda: "580.95",
+            "nvmlSystemGetCudaDriverVersion_v2": lambda: 13020,
+        }
 
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self.cards)
+    def __getattr__(self, question: str) -> Any:
+        return self._answers[question]
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
-        return self.cards[index][1]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
-        return uuid
-
-    def card(self, uuid: str) -> tuple[Any, ...]:
+    def _card(self, uuid: str) -> tuple[Any, ...]:
         return next(card for card in self.cards if uuid in (card[1], *card[3]))
 
-    def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
-        return handle
-
-    def nvmlDeviceGetName(self, handle: str) -> str:  # noqa: N802
-        return self.card(handle)[0]
-
-    def nvmlDeviceGetPciInfo(self, handle: str) -> Any:  # noqa: N802
-        return SimpleNamespace(domain=0, bus=self.card(handle)[2], device=0)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:  # noqa: N802
-        return SimpleNamespace(total=1000, free=self.free.get(handle, 100))
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: str) -> tuple[int, int]:  # noqa: N802
-        return (9, 0)
-
-    def nvmlDeviceGetNumGpuCores(self, handle: str) -> int:  # noqa: N802
-        return self.card(handle)[2]
-
-    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
-        return 1000
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:  # noqa: N802
-        if self.holders is None:
+    def _given(self, answer: Any) -> Any:
+        if answer is None:
             raise self.NVMLError
-        return [SimpleNamespace(pid=pid, usedGpuMemory=n) for pid, n in self.holders.items()]
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
-        return SimpleNamespace(gpu=80, memory=3)
-
-    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: N802
-        raise self.NVMLError
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
-        return [bool(self.card(handle)[3]), 0]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:  # noqa: N802
-        slices = self.card(handle)[3]
-        if index >= len(slices):
-            raise self.NVMLError
-        return slices[index]
-
-    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
-        if not handle.startswith("MIG-"):
-            raise self.NVMLError
-        return self.card(handle)[1]
-
-    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
-        return "580.95"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
-        return 13020
+        return answer
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml | None, reason: str = "") -> None:
@@ -149,15 +125,11 @@ def test_a_card_and_a_slice_describe_themselves(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_variables_that_change_are_minded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_nvml", lambda: (FakeNvml(SLOW, FAST), ""))
-    machine._counted.cache_clear()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    try:
-        assert len(machine.cards()) == 2
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-        assert len(machine.cards()) == 1
-    finally:
-        machine._counted.cache_clear()
+    plant(monkeypatch, FakeNvml(SLOW, FAST))
+    monkeypatch.setattr(machine, "_counted", functools.cache(COUNTED))
+    assert len(machine.cards()) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert len(machine.cards()) == 1
 
 
 def test_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,11 +173,9 @@ def test_the_memory_of_the_host() -> None:
 
 
 def test_programs_are_told_by_the_libraries_that_they_have_loaded() -> None:
-    import numpy as np
-
+    assert np.__name__ == "numpy"
     found = {
         one.pid: one for one in machine.programs({"numpy": ("_multiarray_umath",), "none": ("no such",)})
     }
     assert found[os.getpid()].libraries == ("numpy",)
     assert found[os.getpid()].held > 1 << 20
-    assert np.__name__ == "numpy"
