@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -26,12 +27,20 @@ class Pair(NamedTuple):
     right: Any
 
 
-class Config(dict[str, Any]):
-    """A subclass with something of its own."""
+class Noted:
+    """Something of its own beside the items."""
 
     def __init__(self, *given: Any, note: str = "") -> None:
         super().__init__(*given)
         self.note = note
+
+
+class Config(Noted, dict[str, Any]):
+    pass
+
+
+class Encoding(Noted, UserDict[str, Any]):
+    """As tokenizers have it."""
 
 
 class Rows(list[Any]):
@@ -43,14 +52,6 @@ class Triple(tuple[Any, ...]):
 
     def __new__(cls, a: Any, b: Any, c: Any) -> Self:
         return super().__new__(cls, (a, b, c))
-
-
-class Encoding(UserDict[str, Any]):
-    """As tokenizers have it."""
-
-    def __init__(self, *given: Any, note: str = "") -> None:
-        super().__init__(*given)
-        self.note = note
 
 
 @dataclasses.dataclass
@@ -148,14 +149,11 @@ def test_each_container_stays_the_very_object_where_no_array_changes(make: Calla
 def test_each_container_is_filled_again(make: Callable[[Any, Any], Any]) -> None:
     tree = make(1, make("two", [3]))
     leaves, structure = flattened(tree)
-    assert leaves == list(leaves_of(tree))
-    assert [leaf for leaf in leaves if leaf is not None] == [1, "two", 3]
-    again = structure.filled(iter(leaves))
-    assert type(again) is type(tree)
-    assert list(leaves_of(again)) == leaves
+    assert [leaf for leaf in leaves_of(tree) if leaf is not None] == [1, "two", 3]
     changed = structure.filled(iter([{1: "one", "two": 2, 3: None, None: None}[leaf] for leaf in leaves]))
-    assert items(changed)[0] == "one"
-    assert items(items(changed)[1])[1] == [None]
+    assert type(changed) is type(tree)
+    assert [leaf for leaf in leaves_of(changed) if leaf is not None] == ["one", 2]
+    assert structure.key() == flattened(make(0, make("other", [4])))[1].key()
 
 
 @pytest.mark.parametrize("keys", [["b", "a", "c"], [3, 1, 2], ["b", 1, None, (2, "x")]])
@@ -203,9 +201,8 @@ def test_options_hold_for_every_array() -> None:
 )
 def test_an_error_says_where_in_the_tree(tree: Any, place: str) -> None:
     require("torch")
-    with pytest.raises(DtypeNotSupportedError) as caught:
+    with pytest.raises(DtypeNotSupportedError, match=re.escape(place)):
         convert_tree(tree, "torch")
-    assert place in "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
 
 
 def test_a_class_that_is_registered_after_its_first_use() -> None:
@@ -272,18 +269,13 @@ def test_a_protocol_of_the_object_says_nothing_of_its_class(full_first: bool) ->
     require("torch")
 
     class Holder:
-        """An array only where its maker gave it one."""
+        """An array only where somebody gave it a protocol."""
 
-        def __init__(self, held: np.ndarray | None = None) -> None:
-            if held is not None:
-                self.held = held
-                self.__array_interface__ = held.__array_interface__
-
-    full, empty = Holder(np.arange(3)), Holder()
+    full, empty = Holder(), Holder()
+    full.__array_interface__ = np.arange(3).__array_interface__  # type: ignore[attr-defined]
     order = [full, empty] if full_first else [empty, full]
-    assert [kind_of(one) for one in (*order, *order)] == [
-        ARRAY if one is full else LEAF for one in (*order, *order)
-    ]
+    expected = [ARRAY if one is full else LEAF for one in order]
+    assert [kind_of(one) for one in (*order, *order)] == [*expected, *expected]
     assert convert_tree({"a": full, "b": empty}, "torch")["b"] is empty
 
 
