@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -121,6 +123,41 @@ def test_paddle_shares_both_ways() -> None:
     view = arraybridge.to_numpy(paddle.ones([3]))
     assert view.flags.writeable
     assert arraybridge.explain(tensor, "torch").shares_memory
+
+
+class OnCards(arraybridge.Framework):
+    """Lends memory of the host as if it were that of a card, and says what it was asked for."""
+
+    name = "on cards"
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, np.ndarray)
+
+    @contextmanager
+    def selected(self, device: arraybridge.Device) -> Iterator[None]:
+        self.log.append(f"selects {device}")
+        yield
+        self.log.append("leaves it")
+
+    def settle(self, x: Any) -> None:
+        self.log.append("settles")
+
+    def exported(self, x: Any, device: arraybridge.Device) -> Any:
+        self.log.append("lends")
+        return x
+
+
+def test_paddle_takes_memory_of_a_card_while_its_owner_has_selected_that_card() -> None:
+    needed("paddle")
+    lender, x = OnCards(), arraybridge.aligned((3,), "float32")
+    x[...] = 1
+    shared = arraybridge.framework("paddle").adopt(x, lender, arraybridge.Device("gpu", 1))
+    x[0] = 7
+    assert shared.tolist() == [7, 1, 1]
+    assert lender.log == ["selects gpu:1", "settles", "lends", "leaves it"]
 
 
 def test_paddle_gradients_are_refused_or_detached() -> None:

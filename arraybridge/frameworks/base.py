@@ -141,8 +141,11 @@ class Framework(ABC):
         On another device it is a copy, complete on return, and ``view`` may have any layout.
 
         By default by the ``from_dlpack`` of its first module, which the array API prescribes, bfloat16 and
-        float8 included.
+        float8 included; and from the host's first device by `to_device`.
         """
+        if device != CPU:
+            on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
+            return self.to_device(on_host, device)
         capsule = hostmemory.capsule(hostmemory.writable_alias(view))
         return sys.modules[self.modules[0]].from_dlpack(hostmemory.Exported(capsule))
 

@@ -15,22 +15,9 @@ import numpy as np
 
 from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans
-from arraybridge.frameworks.base import (
-    CPU,
-    Framework,
-    is_c_contiguous,
-    is_compact,
-    refuse,
-    refuse_dtype,
-)
+from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, is_compact, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.jax.memory import (
-    JaxPool,
-    as_device,
-    cpu_alone,
-    jax_device,
-    local_devices,
-)
+from arraybridge.frameworks.jax.memory import JaxPool, as_device, cpu_alone, jax_device, local_devices
 from arraybridge.frameworks.parts import Fallback, Fast
 from arraybridge.types import Device
 
@@ -121,8 +108,7 @@ class JaxFramework(Framework):
                 "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
             )
             raise refuse(self, "a deleted array", instead)
-        devices = x.devices()
-        return as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
+        return as_device(min(x.devices(), key=lambda d: d.id))
 
     def must_copy(self, x: jax.Array) -> str:
         return "several devices hold a part of it each" if self.pool.is_scattered(x) else ""
@@ -145,9 +131,7 @@ class JaxFramework(Framework):
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
         if device.kind != "cpu":
-            # JAX's host copies are asynchronous and would see later changes of the source.
-            host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
-            return self.to_device(host, device)
+            return super().from_host(view, device)
         capsule, native = hostmemory.capsule(hostmemory.writable_alias(view)), jax_device(device)
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
@@ -172,7 +156,7 @@ class JaxFramework(Framework):
         return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
 
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
-        with _x64(True):
+        with _x64(True):  # what it copies is read late, and would show later changes of the source
             return jax.device_put(x, jax_device(device)).block_until_ready()
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,8 @@ __all__ = ["PaddleFramework"]
 
 # No uint16: Paddle takes its numbers for bfloat16.
 _DTYPES = hostmemory.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-# It has these dtypes, and no more than a cast for them: no slice, no clone, no concat.
-_NO_KERNELS = frozenset(("uint32", "uint64"))
+# It has these dtypes, and no more than a cast for them: no slice, no sum, no clone.
+_NO_KERNELS = ("uint32", "uint64")
 # phi::DDim::kMaxRank.
 _MAX_RANK = 9
 
@@ -46,7 +46,7 @@ class PaddleFramework(Framework):
             raise refuse(self, "a sparse tensor", "pass x.to_dense()")
 
     def dtype_name(self, x: Any) -> str:
-        return _dtype_name(x)
+        return str(x.dtype).removeprefix("paddle.")
 
     def nbytes(self, x: Any) -> int:
         return int(x.size) * int(x.element_size())
@@ -67,11 +67,6 @@ class PaddleFramework(Framework):
 
     def to_host(self, x: Any) -> np.ndarray:
         return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
-
-    def from_host(self, view: np.ndarray, device: Device) -> Any:
-        if device.kind == "cpu":
-            return super().from_host(view, device)
-        return self.to_device(super().from_host(hostmemory.fresh(view), CPU), device)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         steps = [step for step, extent in zip(strides, shape, strict=True) if extent > 1]
@@ -108,16 +103,13 @@ class PaddleFramework(Framework):
             paddle.device.cuda.current_stream(x.place.gpu_device_id()).synchronize()
 
     @contextmanager
-    def _selected(self, device: Device) -> Iterator[None]:
+    def selected(self, device: Device) -> Iterator[None]:
         before = paddle.device.get_device()
         paddle.device.set_device(str(device))
         try:
             yield
         finally:
             paddle.device.set_device(before)
-
-    def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return self._selected(device)
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -142,18 +134,6 @@ class PaddleFramework(Framework):
             return super().part(x, axis, start, stop)
         rows = (slice(None),) * (axis % x.ndim) + (slice(start, stop),)
         return self.from_host(self.to_host(x)[rows], self.device_of(x))
-
-    def concatenate(self, parts: list[Any], axis: int) -> Any:
-        if self.dtype_name(parts[0]) in _NO_KERNELS:
-            return super().concatenate(parts, axis)
-        return paddle.concat(parts, axis)
-
-    def stack(self, planes: list[Any]) -> Any:
-        return super().stack(planes) if self.dtype_name(planes[0]) in _NO_KERNELS else paddle.stack(planes)
-
-
-def _dtype_name(x: Any) -> str:
-    return str(x.dtype).removeprefix("paddle.")
 
 
 def _place(device: Device) -> Any:

@@ -111,16 +111,11 @@ class TensorflowFramework(Framework):
         return memory
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        name = hostmemory.name_of(view.dtype)
-        if device.kind != "cpu":
-            host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
-            return self.to_device(host, device)
-        if name in _FLOAT8:
-            result = tf.constant(view)
-        else:
-            result = tf.experimental.dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
-        # Between the CPU's logical devices tf.identity hands on the buffer.
-        return result if device.index == 0 else self.to_device(result, device)
+        if device != CPU:  # between the CPU's logical devices tf.identity hands on the buffer
+            return super().from_host(view, device)
+        if hostmemory.name_of(view.dtype) in _FLOAT8:
+            return tf.constant(view)
+        return tf.experimental.dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
 
     def cannot_view(self, view: np.ndarray) -> str:
         if hostmemory.name_of(view.dtype) in _FLOAT8:
