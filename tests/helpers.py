@@ -122,6 +122,19 @@ def run_python(
     )
 
 
+def tool(name: str) -> Any:
+    """The module of a file of tools/; a file of tests is skipped where they are not beside it."""
+    file = SCRIPTS.parent.parent / "tools" / f"{name}.py"
+    if not file.is_file():
+        pytest.skip("the tools are not beside these tests", allow_module_level=True)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def run_script(
     script: str, *arguments: str, env: dict[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:

@@ -9,38 +9,26 @@ import sys
 import xml.etree.ElementTree as ET
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.helpers import run_python
+from tests.helpers import run_python, tool
 
-TOOLS = Path(__file__).parent.parent / "tools"
-
-if not TOOLS.is_dir():
-    pytest.skip("the tools are not beside these tests", allow_module_level=True)
+card_run = tool("card_run")
 
 
-def module() -> Any:
-    spec = importlib.util.spec_from_file_location("card_run", TOOLS / "card_run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-card_run = module()
-
-PASSED = '<testcase name="a" />'
-SKIPPED = '<testcase name="b"><skipped message="needs two cards&#10;and more" /></testcase>'
-FAILED = '<testcase name="c"><failure message="wrong" /></testcase>'
-BROKEN = '<testcase name="d"><skipped message="x" /><error message="at the end" /></testcase>'
-
-
-def test_a_skip_is_no_pass() -> None:
-    found = [card_run.result_of(ET.fromstring(case)) for case in (PASSED, SKIPPED, FAILED, BROKEN)]  # noqa: S314
-    assert found == [("passed", ""), ("not run", "needs two cards"), ("failed", ""), ("failed", "")]
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", ("passed", "")),
+        ('<skipped message="needs two cards&#10;and more" />', ("not run", "needs two cards")),
+        ('<failure message="wrong" />', ("failed", "")),
+        ('<skipped message="x" /><error message="at the end" />', ("failed", "")),
+    ],
+)
+def test_a_skip_is_no_pass(words: str, expected: tuple[str, str]) -> None:
+    case = ET.fromstring(f'<testcase name="a">{words}</testcase>')  # noqa: S314
+    assert card_run.result_of(case) == expected
 
 
 @pytest.mark.parametrize(
@@ -58,52 +46,43 @@ def test_the_verdict(ran: int, failed: list[str], not_run: int, word: str, code:
     out.ran, out.failed, out.not_run = ran, failed, not_run
     words, found = out.verdict()
     assert words.startswith(word)
-    assert len(words) < 200
-    assert found == code
+    assert (len(words) < 200, found) == (True, code)
 
 
-def run_card(tmp_path: Path, *arguments: str, listing: str = "", emulated: str = "") -> Any:
-    """Run tools/card.sh with a stand-in for nvidia-smi that lists these cards."""
-    if os.name != "posix":
-        pytest.skip("a script of the shell")
+@pytest.mark.skipif(os.name != "posix", reason="a script of the shell")
+@pytest.mark.parametrize(
+    ("argument", "listing", "emulated", "code", "words"),
+    [
+        ("tests", "", "", 1, "nothing has passed"),
+        # Its results would land among those of real ones.
+        ("tests", "GPU 0: Planted (UUID: GPU-1)", "lazy", 1, "pass --out, away from benchmarks/results"),
+        ("--help", "", "", 0, "a skip is no pass"),
+    ],
+)
+def test_without_a_card_nothing_has_passed(
+    tmp_path: Path, argument: str, listing: str, emulated: str, code: int, words: str
+) -> None:
+    """With a stand-in for nvidia-smi that lists these cards."""
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\necho '{listing}'\nexit {0 if listing else 9}\n")
     smi.chmod(0o755)
     path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
     env = {**os.environ, "PATH": path, "PYTHON": sys.executable, "ARRAYBRIDGE_EMULATED_CARD": emulated}
-    return subprocess.run(
-        [str(TOOLS / "card.sh"), *arguments], capture_output=True, text=True, timeout=60, check=False, env=env
-    )
-
-
-@pytest.mark.parametrize(("listing", "emulated"), [("", ""), ("GPU 0: Planted Card (UUID: GPU-1)", "lazy")])
-def test_without_a_card_nothing_has_passed(tmp_path: Path, listing: str, emulated: str) -> None:
-    """No card, or one that is emulated and whose results would land among those of real ones."""
-    done = run_card(tmp_path, "tests", listing=listing, emulated=emulated)
-    assert done.returncode == 1
-    reason = "pass --out, away from benchmarks/results" if emulated else "nothing has passed"
-    assert reason in done.stderr
-
-
-def test_what_it_says_of_itself(tmp_path: Path) -> None:
-    done = run_card(tmp_path, "--help")
-    assert done.returncode == 0
-    assert "a skip is no pass" in " ".join(done.stdout.split())
+    command = [Path(card_run.__file__).parent / "card.sh", argument]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    assert done.returncode == code
+    assert words in " ".join((done.stdout + done.stderr).split())
 
 
 def test_parts_hold_every_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card_run, "EMULATED", False)
     every = card_run.gpu_files("1/1")
     assert sorted(card_run.gpu_files("1/2") + card_run.gpu_files("2/2")) == every
-    assert every
     # A real card has nothing to say of the emulated one.
-    assert not [file for file in every if file.parent.name == "card"]
-
-
-@pytest.mark.parametrize("words", ["0/2", "3/2", "1", "all"])
-def test_a_part_that_is_none(words: str) -> None:
-    with pytest.raises(card_run.argparse.ArgumentTypeError, match="is no part, as 1/2 is"):
-        card_run.part_of(words)
+    assert {file.parent.name for file in every} == {"gpu", "tests"}
+    for words in ("0/2", "3/2", "1", "all"):
+        with pytest.raises(card_run.argparse.ArgumentTypeError, match="is no part, as 1/2 is"):
+            card_run.part_of(words)
 
 
 def test_packages_come_along_in_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,25 +20,14 @@ PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["p
 WRONG = re.compile(r"\barraybridge\[(?!\.)|pip install (?:--?\w\S* )*[\"']?arraybridge\b")
 
 
-def test_the_check_can_fail() -> None:
+def test_nobody_is_sent_to_the_other_library() -> None:
     assert WRONG.search('pip install "arraybridge[torch,jax]"')
     assert WRONG.search("pip install --force-reinstall arraybridge")
     assert not WRONG.search('pip install ".[torch]" in a checkout of arraybridge')
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *sorted(TOP.glob("*.md")),
-        *sorted((TOP / "docs").glob("*.md")),
-        *sorted((TOP / "arraybridge").rglob("*.py")),
-        *sorted((TOP / "benchmarks").rglob("*.md")),
-    ],
-    ids=lambda path: str(path.relative_to(TOP)),
-)
-def test_nobody_is_sent_to_the_other_library(path: Path) -> None:
-    text = path.read_text(encoding="utf-8").replace("`pip install arraybridge`\nbrings that one", "")
-    assert not WRONG.search(text)
+    pages = [*TOP.glob("*.md"), *(TOP / "docs").glob("*.md"), *(TOP / "benchmarks").rglob("*.md")]
+    for path in [*pages, *(TOP / "arraybridge").rglob("*.py")]:
+        text = path.read_text(encoding="utf-8").replace("`pip install arraybridge`\nbrings that one", "")
+        assert not WRONG.search(text), path
 
 
 def test_the_extras_are_those_of_the_project() -> None:
@@ -47,23 +36,20 @@ def test_the_extras_are_those_of_the_project() -> None:
         extras[extra] = [line.partition(";")[0] for line in lines]
     for facts in BUILT_IN.values():
         assert list(facts.requirements) == extras[facts.extra][: len(facts.requirements)]
+    for name in ("cupy", "torch", "jax", "tensorflow", "pyclesperanto"):
+        words = how_to_install(BUILT_IN[name])
+        assert words.startswith(f'pip install "{name}')
+        assert re.search(rf'pip install "\.\[{name}[\w-]*\]" in a checkout of arraybridge$', words)
 
 
-@pytest.mark.parametrize("name", ["cupy", "torch", "jax", "tensorflow", "pyclesperanto"])
-def test_a_missing_framework_is_installed_by_its_own_name_or_from_the_checkout(name: str) -> None:
-    words = how_to_install(BUILT_IN[name])
-    assert words.startswith(f'pip install "{name}')
-    assert re.search(rf'pip install "\.\[{name}[\w-]*\]" in a checkout of arraybridge$', words)
-
-
-def test_the_command_line_says_what_it_misses() -> None:
-    for package in ("typer", "rich"):
-        code = f"import sys; sys.modules[{package!r}] = None; from arraybridge.cli import main; main()"
-        done = run_python("-c", code)
-        assert done.returncode == 1
-        assert done.stderr.startswith(f"arraybridge: the command line needs {package}; run pip install")
-        assert '".[cli]" in a checkout' in done.stderr
-        assert len(done.stderr.splitlines()) == 1
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_the_command_line_says_what_it_misses(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; from arraybridge.cli import main; main()"
+    done = run_python("-c", code)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"arraybridge: the command line needs {package}; run pip install")
+    assert '".[cli]" in a checkout' in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_progress_bar_says_what_it_misses() -> None:
@@ -84,17 +70,13 @@ LEFT_OUT = {"tensorflow", "paddle", "dask-cuda12x", "dask-cuda13x", "cupy-cuda12
 
 def requirements(extra: str, python: str) -> list[str]:
     """What an extra asks for on that Python, those of the extras in it included."""
-    environment = {"python_version": python, "extra": extra}
     lines = []
-    for line in PROJECT["optional-dependencies"][extra]:
-        requirement = Requirement(line)
-        if requirement.marker is not None and not requirement.marker.evaluate(environment):
+    for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
+        if requirement.marker and not requirement.marker.evaluate({"python_version": python, "extra": extra}):
             continue
-        if requirement.name == "arraybridge":
-            lines += [more for inner in sorted(requirement.extras) for more in requirements(inner, python)]
-        else:
-            requirement.marker = None
-            lines.append(str(requirement))
+        requirement.marker = None
+        inner = sorted(requirement.extras) if requirement.name == "arraybridge" else ()
+        lines += [line for name in inner for line in requirements(name, python)] or [str(requirement)]
     return lines
 
 
@@ -109,14 +91,9 @@ def test_what_has_no_release_for_a_python_is_left_out_there() -> None:
 def test_each_extra_resolves_on_python_3_14(extra: str) -> None:
     """Of wheels alone, by the package index; nothing is installed."""
     wanted = PROJECT["dependencies"] + (requirements(extra, "3.14") if extra else [])
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
-            *("--python-version", "3.14", "--only-binary=:all:", "--target", "unused", *wanted),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    command = [
+        *(sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
+        *("--python-version", "3.14", "--only-binary=:all:", "--target", "unused", *wanted),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,9 +25,8 @@ IMAGE = np.arange(6, dtype=np.uint8).reshape(2, 3)
 
 
 def positional_call() -> None:
-    with arraybridge.settings(missing_gpu="host"), pytest.warns(arraybridge.MissingGpuWarning):
-        tensor = arraybridge.convert_memory(IMAGE, "numpy", "torch", 0)
-    assert tensor.tolist() == [[0, 1, 2], [3, 4, 5]]
+    with arraybridge.settings(missing_gpu="host"):
+        assert arraybridge.convert_memory(IMAGE, "numpy", "torch", 0).tolist() == IMAGE.tolist()
 
 
 def detection() -> None:
@@ -36,9 +36,8 @@ def detection() -> None:
 
 
 def memory_type() -> None:
-    assert MemoryType.TORCH == "torch"
+    assert MemoryType.TORCH == MemoryType.TORCH.value == "torch"
     assert MemoryType("torch") is MemoryType.TORCH
-    assert MemoryType.TORCH.value == "torch"
 
 
 def declaration() -> None:
@@ -46,36 +45,27 @@ def declaration() -> None:
     def count(image: np.ndarray) -> int:
         return int(image.sum())
 
-    assert (count.input_memory_type, count.output_memory_type) == ("numpy", "torch")
-    assert count(IMAGE) == 15
+    assert (count.input_memory_type, count.output_memory_type, count(IMAGE)) == ("numpy", "torch", 15)
     with pytest.raises(ValueError, match="contract"):
         count(IMAGE * 0)
 
 
 def decorators() -> None:
-    from arraybridge import torch
-
-    @torch(output_type="numpy")
-    def double(image):  # type: ignore[no-untyped-def]
-        return image * 2
-
+    double = arraybridge.torch(output_type="numpy")(lambda image: image * 2)
     assert double(IMAGE).tolist() == [[0, 2, 4], [6, 8, 10]]
 
 
 def dtype_conversion() -> None:
-    assert DtypeConversion.UINT8.numpy_dtype is np.uint8
-    assert DtypeConversion.FLOAT64.numpy_dtype is np.float64
-    assert DtypeConversion.PRESERVE_INPUT.numpy_dtype is None
-    assert DtypeConversion.NATIVE_OUTPUT.numpy_dtype is None
-    old = ("preserve", "native", "uint8", "uint16", "int16", "int32", "float32", "float64")
-    assert [DtypeConversion(value).value for value in old] == list(old)
+    dtypes = {"preserve": None, "native": None, "uint8": np.uint8, "float64": np.float64}
+    assert {name: DtypeConversion(name).numpy_dtype for name in dtypes} == dtypes
+    for value in ("uint16", "int16", "int32", "float32"):
+        assert DtypeConversion(value).value == value
 
 
 def stacking() -> None:
-    with arraybridge.settings(missing_gpu="host"), pytest.warns(arraybridge.MissingGpuWarning):
+    with arraybridge.settings(missing_gpu="host"):
         stack = arraybridge.stack_slices([IMAGE, IMAGE + 1], "torch", 0)
-    assert stack.shape == (2, 2, 3)
-    assert stack[1].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert stack.tolist() == [IMAGE.tolist(), (IMAGE + 1).tolist()]
 
 
 def cleaning_all() -> None:
@@ -88,20 +78,14 @@ def cleaning_all() -> None:
 def cleaning_one() -> None:
     for name in ("torch", "cupy", "jax", "tensorflow", "pyclesperanto"):
         clean = getattr(arraybridge, f"cleanup_{name}_gpu")
-        assert clean() >= 0
-        assert clean(device_id=0) >= 0  # without a card it does nothing
+        assert min(clean(), clean(device_id=0)) >= 0  # without a card it does nothing
 
 
 def errors() -> None:
-    error = MemoryConversionError(source_type="numpy", target_type="torch", method="dlpack", reason="no card")
-    assert str(error) == "Cannot convert from numpy to torch using dlpack. Reason: no card"
-    assert str(MemoryConversionError("numpy", "torch", "dlpack", "no card")) == str(error)
-    assert (error.source_type, error.target_type, error.method, error.reason) == (
-        "numpy",
-        "torch",
-        "dlpack",
-        "no card",
-    )
+    facts = {"source_type": "numpy", "target_type": "torch", "method": "dlpack", "reason": "no card"}
+    for error in (MemoryConversionError(**facts), MemoryConversionError(*facts.values())):
+        assert str(error) == "Cannot convert from numpy to torch using dlpack. Reason: no card"
+        assert {name: getattr(error, name) for name in facts} == facts
 
 
 #: The first name of each row that promises the same, and what shows it.
@@ -129,12 +113,12 @@ def test_what_is_called_the_same_is_the_same(name: str) -> None:
     require("torch")
     if arraybridge.gpu_available():
         pytest.skip("written for a machine without a card")
-    SAME[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", arraybridge.MissingGpuWarning)
+        SAME[name]()
 
 
-@pytest.mark.skipif(shutil.which("sed") is None or sys.platform != "linux", reason="needs GNU sed")
-def test_the_line_that_rewrites_imports(tmp_path: Path) -> None:
-    old = """
+OLD_PROGRAM = """
 from arraybridge.converters import convert_memory, detect_memory_type
 from arraybridge.decorators import numpy, torch, memory_types, DtypeConversion
 from arraybridge.stack_utils import stack_slices, unstack_slices
@@ -148,14 +132,15 @@ def later():
 import numpy as np
 assert later()(np.arange(3), MemoryType.NUMPY).tolist() == [0, 1, 2]
 """
+
+
+@pytest.mark.skipif(shutil.which("sed") is None or sys.platform != "linux", reason="needs GNU sed")
+def test_the_line_that_rewrites_imports(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(old)
-    before = run_python(str(program))
-    assert "ModuleNotFoundError" in before.stderr
-    found = re.search(r"```sh\n(git ls-files .*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    line = found[1].replace("git ls-files '*.py'", "echo program.py")
-    done = subprocess.run(line, shell=True, cwd=tmp_path, check=False)  # noqa: S602
-    assert done.returncode == 0
+    program.write_text(OLD_PROGRAM)
+    assert "ModuleNotFoundError" in run_python(str(program)).stderr
+    (line,) = re.findall(r"```sh\n(git ls-files .*?)```", PAGE, re.DOTALL)
+    line = line.replace("git ls-files '*.py'", "echo program.py")
+    subprocess.run(line, shell=True, cwd=tmp_path, check=True)  # noqa: S602
     after = run_python(str(program))
     assert after.returncode == 0, after.stderr

@@ -2,105 +2,58 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from tests.helpers import require, run_python
+from tests.helpers import require, run_python, tool
 
 CHECKOUT = Path(__file__).parent.parent
-README = CHECKOUT / "README.md"
-TOOL = CHECKOUT / "tools" / "conversion_table.py"
-# Of GitHub's page, on a screen of ordinary height.
-FIRST_SCREEN = 30
-
-
-def text() -> str:
-    return README.read_text(encoding="utf-8")
-
-
-def examples() -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", text(), flags=re.MULTILINE | re.DOTALL)
-
-
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("conversion_table", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+TABLE = tool("conversion_table")
+EXAMPLE = re.compile(r"^```python\n(.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
 def test_the_table_of_pairs_is_current() -> None:
-    assert tool().updated(text()) == text(), "run python tools/conversion_table.py"
-
-
-def test_the_tool_sees_a_table_that_is_not() -> None:
-    stale = text().replace("| **numpy** |", "| **numpie** |")
-    assert stale != text()
-    assert tool().updated(stale) == text()
+    assert TABLE.updated(README) == README, "run python tools/conversion_table.py"
+    stale = README.replace("| **numpy** |", "| **numpie** |")
+    assert stale != README
+    assert TABLE.updated(stale) == README
     with pytest.raises(ValueError, match="substring not found"):
-        tool().updated("no marks")
-
-
-def test_the_tool_checks_from_the_command_line() -> None:
-    done = subprocess.run(
-        [sys.executable, str(TOOL), "--check"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={"PYTHONPATH": str(CHECKOUT), "PYTHONIOENCODING": "utf-8"},
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "README.md is current.")
+        TABLE.updated("no marks")
 
 
 def test_the_table_has_each_pair_once() -> None:
-    rows = [line for line in text().splitlines() if line.startswith("| **")]
-    names = ["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"]
-    assert [re.findall(r"\*\*(\w+)\*\*", row) for row in rows] == [[name] for name in names]
-    for i, row in enumerate(rows):
-        cells = [cell.strip() for cell in row.strip("|").split("|")][1:]
-        assert len(cells) == 6
-        assert [j for j, cell in enumerate(cells) if cell == "–"] == [i]
+    rows = re.findall(r"^\| \*\*(\w+)\*\* \|(.*)\|$", README, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == ["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"]
+    cells = [[cell.strip() for cell in row.split("|")] for _, row in rows]
+    assert [[j for j, cell in enumerate(row) if cell == "–"] for row in cells] == [[i] for i in range(6)]
     # The promise of section "Sharing": these pairs share on the host.
-    for i in (0, 2, 3, 4):
-        cells = [cell.strip() for cell in rows[i].strip("|").split("|")][1:]
-        for j in {0, 2, 3, 4} - {i}:
-            assert cells[j].startswith("shared")
-            assert "card" not in cells[j]
+    host = (0, 2, 3, 4)
+    pairs = [cells[i][j] for i in host for j in host if i != j]
+    assert [cell for cell in pairs if not cell.startswith("shared") or "card" in cell] == []
 
 
 def test_the_first_screen_shows_the_first_conversion() -> None:
-    lines = text().splitlines()
-    first = next(n for n, line in enumerate(lines, 1) if "convert_memory(" in line)
-    assert first < FIRST_SCREEN
-    assert "```python" in lines[: first - 1]
-
-
-def test_the_order_is_conversion_table_promises() -> None:
-    conversion, table = text().index("convert_memory("), text().index("conversion table: begin")
-    promises = text().index("What you can rely on")
-    assert conversion < table < promises
+    """Of GitHub's page, on a screen of ordinary height; then come the table, and the promises."""
+    first = README.index("convert_memory(")
+    assert README[:first].count("\n") < 30
+    assert README.index("```python") < first < README.index("conversion table: begin")
+    assert README.index("conversion table: begin") < README.index("What you can rely on")
 
 
 def test_the_other_examples_run_as_they_are_written(tmp_path: Path) -> None:
     """One after the other, each with names of its own alone."""
     for name in ("torch", "jax", "tensorflow"):
         require(name)
-    scripts = [tmp_path / f"example_{number}.py" for number in range(1, len(examples()))]
-    assert len(scripts) >= 3
-    for script, example in zip(scripts, examples()[1:], strict=True):
-        script.write_text(example, encoding="utf-8")
+    examples = EXAMPLE.findall(README)[1:]
+    assert len(examples) >= 3
+    for number, example in enumerate(examples):
+        (tmp_path / f"example_{number}.py").write_text(example, encoding="utf-8")
     code = "import runpy, sys\nfor script in sys.argv[1:]: runpy.run_path(script, run_name='__main__')"
-    done = run_python("-c", code, *map(str, scripts))
+    done = run_python("-c", code, *map(str, sorted(tmp_path.iterdir())))
     assert done.returncode == 0, done.stderr
 
 
@@ -115,10 +68,11 @@ def test_the_first_examples_run_share_and_print_what_they_say(tmp_path: Path) ->
         "del image, tensor, array",
     )
     code, said = "", ""
-    for page in filter(Path.is_file, (README, CHECKOUT / "docs" / "index.md")):
-        front = page.read_text(encoding="utf-8")
+    for page in filter(Path.is_file, (CHECKOUT / "README.md", CHECKOUT / "docs" / "index.md")):
         block = re.search(
-            r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", front, flags=re.MULTILINE | re.DOTALL
+            r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$",
+            page.read_text(encoding="utf-8"),
+            flags=re.MULTILINE | re.DOTALL,
         )
         assert block is not None
         code += "\n".join([block[1], *checks, ""])
@@ -127,8 +81,7 @@ def test_the_first_examples_run_share_and_print_what_they_say(tmp_path: Path) ->
     script.write_text(code, encoding="utf-8")
     # As a reader runs it, whom nobody has told how to silence TensorFlow.
     done = run_python(str(script), env={"TF_CPP_MIN_LOG_LEVEL": ""})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == said
+    assert (done.returncode, done.stdout) == (0, said), done.stderr
     # What TensorFlow itself says of some processors when it is imported.
     of_tensorflow = r"^(WARNING: All log messages before|I\d{4} .*\.cc:\d+\] |To enable the following).*\n"
     assert re.sub(of_tensorflow, "", done.stderr, flags=re.MULTILINE) == ""
@@ -149,4 +102,4 @@ def test_what_the_alternatives_do_is_what_they_did() -> None:
     }
     assert set(answers) == set(names)
     for question, title in names.items():
-        assert f"| {title} | {' | '.join([*answers[question].values(), '–', '–'])} |" in text()
+        assert f"| {title} | {' | '.join([*answers[question].values(), '–', '–'])} |" in README

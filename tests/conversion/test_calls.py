@@ -9,7 +9,6 @@ import os
 import random
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, get_overloads
 
 import numpy as np
@@ -24,12 +23,10 @@ from arraybridge import (
     GradientError,
     MemoryConversionError,
     MemoryType,
-    MissingGpuWarning,
     SourceMismatchError,
     convert_memory,
     device_of,
     explain,
-    settings,
 )
 from tests import matrix_data as data
 from tests.helpers import require
@@ -225,28 +222,6 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
         assert word in message
     assert caught.value.reason
     assert (caught.value.source_type, caught.value.target_type) == ("numpy", target)
-
-
-def test_a_missing_gpu_by_settings_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings win over the environment, and end with the block; each warning has the reason."""
-    require("torch")
-    x = image()
-    with pytest.raises(DeviceNotFoundError) as caught:
-        convert_memory(x, "torch", NOWHERE)
-    monkeypatch.setenv("ARRAYBRIDGE_MISSING_GPU", "host")
-    with settings(missing_gpu="error"), pytest.raises(DeviceNotFoundError):
-        convert_memory(x, "torch", NOWHERE)
-    for _ in range(2):
-        with pytest.warns(MissingGpuWarning, match=f"gpu:{NOWHERE}") as seen:
-            result = convert_memory(x, "torch", NOWHERE)
-        assert [Path(w.filename) for w in seen] == [Path(__file__)], "the warning points at the user's line"
-        assert caught.value.reason in str(seen[0].message)
-        assert data.address(result) == data.address(x)
-    monkeypatch.delenv("ARRAYBRIDGE_MISSING_GPU")
-    with pytest.raises(KeyError), settings(missing_gpu="host"):
-        raise KeyError
-    with pytest.raises(DeviceNotFoundError):
-        convert_memory(x, "torch", NOWHERE)
 
 
 def test_data_stays_where_it_is_and_goes_where_it_is_told() -> None:
