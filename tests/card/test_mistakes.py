@@ -20,27 +20,16 @@ import arraybridge
 from arraybridge.frameworks.parts import Mark
 from arraybridge.types import Device
 from tests.card import books
-from tests.gpu import test_memory as memory
 from tests.gpu import test_ordering as ordering
 from tests.gpu.test_ordering import _as_it_was  # noqa: F401  # streams and queues, after each test
-from tests.helpers import EMULATED, require
+from tests.helpers import EMULATED
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing is ever late"),
 ]
 
-GPU = Device("gpu", 0)
-CUPY, TORCH, LINES = "frameworks.cupy", "frameworks.torch", "lines.streams.ThreadStreams"
-
-BY_HANDLE = ordering.test_a_queue_waits_for_the_default_stream_by_its_handle
-OF_ITS_CARD = ordering.test_a_handle_and_a_mark_are_of_the_card_that_is_asked_for
-SETTLED = ordering.test_what_is_settled_is_there_for_every_stream
-REFILLED = ordering.test_a_source_of_prefetch_fills_one_buffer_again_and_again
-THREAD_READS = ordering.test_what_a_thread_reads_is_kept_until_it_was_read
-FUNCTION_MADE = ordering.test_a_result_is_read_before_its_functions_stream_uses_it_again
-THREAD_MADE = ordering.test_what_another_thread_made_is_torchs_again_only_once_this_one_has_read_it
-
+CUPY, TORCH = "frameworks.cupy", "frameworks.torch"
 Function = Callable[..., Any]
 MISTAKES: list[Any] = []
 
@@ -78,13 +67,10 @@ def test_a_mistake_is_noticed(
     assert "shows nothing" not in str(caught.value)
 
 
-# -- between host and card --------------------------------------------------------------------------------
-
-
 @mistake(
     f"{CUPY}.arrays.CupyFramework.from_host", ordering.test_host_memory_may_change_as_soon_as_it_was_sent
 )
-def cupy_returns_before_locked_memory_was_read(
+def a_copy_from_locked_memory_is_not_waited_for(
     _: Function, self: Any, view: np.ndarray, device: Device
 ) -> Any:
     with self.selected(device):
@@ -94,43 +80,18 @@ def cupy_returns_before_locked_memory_was_read(
 
 
 @mistake(
-    f"{TORCH}.arrays.TorchFramework.from_host",
-    memory.test_what_was_copied_is_complete_when_the_call_returns,
-    "torch",
-    True,
+    f"{CUPY}.streams.CupyStreams.wait_for",
+    ordering.test_a_queue_waits_for_the_default_stream_by_its_handle,
+    "cupy",
 )
-def torch_returns_before_locked_memory_was_read(
-    _: Function, self: Any, view: np.ndarray, device: Device
-) -> Any:
-    return require("torch").from_numpy(view).to(f"cuda:{device.index}", non_blocking=True)
-
-
-@mistake(f"{CUPY}.arrays.CupyFramework.settle", SETTLED, "cupy")
-def cupy_settles_the_default_stream(_: Function, self: Any, x: Any) -> None:
-    cupy.cuda.Stream.null.synchronize()
-
-
-@mistake(f"{TORCH}.arrays.TorchFramework.settle", SETTLED, "torch")
-def torch_settles_the_default_stream(_: Function, self: Any, x: Any) -> None:
-    require("torch").cuda.default_stream(x.device).synchronize()
-
-
-# -- between streams --------------------------------------------------------------------------------------
-
-
-@mistake(f"{CUPY}.streams.CupyStreams.wait_for", BY_HANDLE, "cupy")
-@mistake(f"{TORCH}.streams.TorchStreams.wait_for", BY_HANDLE, "torch")
+@mistake(
+    f"{TORCH}.streams.TorchStreams.wait_for",
+    ordering.test_a_queue_waits_for_the_default_stream_by_its_handle,
+    "torch",
+)
 def the_default_stream_is_not_waited_for(right: Function, self: Any, device: Device, handle: int) -> None:
     if handle:
         right(self, device, handle)
-
-
-@mistake(f"{CUPY}.streams.CupyStreams.handle", OF_ITS_CARD, "cupy")
-@mistake(f"{TORCH}.streams.TorchStreams.handle", OF_ITS_CARD, "torch")
-@mistake(f"{CUPY}.streams.CupyStreams.mark", OF_ITS_CARD, "cupy")
-@mistake(f"{TORCH}.streams.TorchStreams.mark", OF_ITS_CARD, "torch")
-def the_current_card_is_asked(right: Function, self: Any, device: Device) -> Any:
-    return right(self, GPU)
 
 
 @mistake(f"{CUPY}.streams.CupyStreams.mark", ordering.test_a_pipeline_of_plain_functions_frees_nothing_early)
@@ -144,7 +105,11 @@ def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> Mark
     ordering.test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again,
     "to_gpu",
 )
-@mistake(f"{CUPY}.arrays.CupyFramework.to_device", REFILLED, "to the other card")
+@mistake(
+    f"{CUPY}.arrays.CupyFramework.to_device",
+    ordering.test_a_source_of_prefetch_fills_one_buffer_again_and_again,
+    "to the other card",
+)
 def a_source_is_used_again_before_it_was_copied(_: Function, self: Any, x: Any, device: Device) -> Any:
     ready = cupy.cuda.get_current_stream().record()
     with self.selected(device):
@@ -152,7 +117,11 @@ def a_source_is_used_again_before_it_was_copied(_: Function, self: Any, x: Any, 
         return x.copy()
 
 
-@mistake(f"{CUPY}.streams.CupyStreams.stream", ordering.test_a_function_that_fetches_its_input_finds_it_there)
+@mistake(
+    f"{CUPY}.streams.CupyStreams.stream",
+    ordering.test_a_function_that_fetches_its_input_finds_it_there,
+    "cupy",
+)
 @contextmanager
 def a_functions_stream_does_not_wait_for_its_caller(_: Function, self: Any, device: Device) -> Iterator[None]:
     outer = cupy.cuda.get_current_stream()
@@ -182,24 +151,17 @@ def a_threads_stream_is_lost_behind_a_with(right: Function, self: Any, device: D
         stream.use()
 
 
-# -- memory that is read after its owner ------------------------------------------------------------------
-
-
-@mistake(f"{CUPY}.streams.CupyStreams.take_over", FUNCTION_MADE, "array")
-@mistake(f"{TORCH}.streams.TorchStreams.take_over", THREAD_MADE)
+@mistake(
+    f"{CUPY}.streams.CupyStreams.take_over",
+    ordering.test_a_result_is_read_before_its_functions_stream_uses_it_again,
+    "array",
+)
+@mistake(
+    f"{TORCH}.streams.TorchStreams.take_over",
+    ordering.test_what_another_thread_made_is_torchs_again_only_once_this_one_has_read_it,
+)
 def a_result_stays_with_the_stream_that_made_it(_: Function, self: Any, x: Any) -> Any:
     return x
-
-
-@mistake(f"{TORCH}.streams.TorchStreams.take_over", THREAD_MADE)
-def torch_records_the_default_stream(_: Function, self: Any, x: Any) -> Any:
-    x.record_stream(require("torch").cuda.default_stream(x.device))
-    return x
-
-
-@mistake("frameworks.loans.release", FUNCTION_MADE, "array")
-def what_is_lent_is_not_kept_until_it_was_read(right: Any) -> None:
-    right.__self__._entries.clear()
 
 
 @mistake(
@@ -213,25 +175,19 @@ def what_is_lent_is_not_kept_until_it_was_read(right: Any) -> None:
     ordering.test_what_a_framework_without_queues_lends_is_kept_until_it_was_read,
     "cupy",
 )
-def a_loan_ends_without_a_wait(_: Function, self: Any) -> None:
-    pass
-
-
-@mistake(f"{LINES}.hold", THREAD_READS, "prefetch")
-@mistake(f"{LINES}.hold", THREAD_READS, "Pipeline")
-def a_thread_does_not_keep_what_is_read(_: Function, self: Any, item: Any) -> list[Mark]:
-    return []
-
-
-@mistake(f"{LINES}.close", THREAD_READS, "Pipeline")
-def a_thread_ends_before_its_copies_are_done(_: Function, self: Any) -> None:
+def a_loan_ends_before_it_was_read(_: Function, self: Any) -> None:
     pass
 
 
 @mistake(
-    f"{CUPY}.memory.CupyPool.synchronize",
-    memory.test_a_pool_waits_for_every_stream_before_it_lends_again,
-    "cupy",
+    "lines.streams.ThreadStreams.hold",
+    ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
+    "prefetch",
 )
-def a_pool_waits_for_the_current_stream_alone(_: Function, self: Any) -> None:
-    cupy.cuda.get_current_stream().synchronize()
+@mistake(
+    "lines.streams.ThreadStreams.hold",
+    ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
+    "Pipeline",
+)
+def a_thread_does_not_keep_what_is_read(_: Function, self: Any, item: Any) -> list[Mark]:
+    return []
