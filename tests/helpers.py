@@ -135,6 +135,17 @@ def tool(name: str) -> Any:
     return module
 
 
+def asked(*lines: str, env: dict[str, str] | None = None) -> str:
+    """What a fresh process prints that runs these lines, and ends well.
+
+    assert asked("import sys", "print('torch' in sys.modules)") == "False"
+    """
+    # -u: what is printed before a fork, or before os._exit, is printed once.
+    done = run_python("-u", "-c", "\n".join(lines), env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 def run_script(
     script: str, *arguments: str, env: dict[str, str] | None = None, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.card.test_emulator import asked
-from tests.helpers import require
+from tests.helpers import asked, require
 
 pytestmark = pytest.mark.gpu
 

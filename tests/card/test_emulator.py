@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.card import books
-from tests.helpers import EMULATED, run_python
+from tests.helpers import EMULATED, asked, run_python
 
 pytestmark = pytest.mark.gpu
 
@@ -96,14 +96,6 @@ def test_kernels_of_cupy_run() -> None:
 
 
 # -- what happens once in a process ---------------------------------------------------------------------
-
-
-def asked(*lines: str) -> str:
-    """What a fresh process prints."""
-    # -u: what is printed before a fork, or before os._exit, is printed once.
-    done = run_python("-u", "-c", "\n".join(lines))
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 def test_a_card_is_open_once_it_is_used_and_not_before() -> None:

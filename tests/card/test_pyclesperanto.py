@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.card.test_emulator import asked
+from tests.helpers import asked
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,6 @@ and runs with the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 
 import arraybridge
 from arraybridge import device_of, to_numpy
+from tests.gpu.test_ordering import _as_it_was, is_all, late  # noqa: F401
 from tests.helpers import needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu
@@ -27,83 +27,59 @@ extern "C" __global__ void scale(const float* x, float* out, float by, int n) {
 """
 
 
-@pytest.fixture
-def cupy() -> Iterator[Any]:
-    """CuPy, on the default stream of each card before and after."""
-    module = require("cupy")
-    try:
-        yield module
-    finally:
-        module.cuda.Stream.null.use()
-        module.cuda.Device(0).synchronize()
-
-
-def launch(cupy: Any, x: Any, by: float) -> Any:
+def scaled(x: Any, by: float = 3) -> Any:
+    """By a raw kernel of CuPy."""
+    cupy = require("cupy")
     out = cupy.empty_like(x)
     kernel = cupy.RawKernel(SCALE, "scale")
     kernel(((x.size + 127) // 128,), (128,), (x, out, np.float32(by), np.int32(x.size)))
     return out
 
 
-def late(cupy: Any, value: float) -> Any:
-    """An array whose values come by way of several kernels that wait in the current stream."""
-    x = cupy.zeros(N, np.float32)
-    for _ in range(4):
-        x += np.float32(value / 4)
-    return x
-
-
 # -- CuPy --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_raw_kernel(cupy: Any, stream: bool) -> None:
-    @arraybridge.cupy(gpu_id=0, output_type="input", stream=stream)
-    def scaled(x: Any, by: float) -> Any:
-        assert device_of(x) == "gpu:0"
-        return launch(cupy, x, by)
-
+def test_a_raw_kernel_is_ordered_with_its_caller(stream: bool) -> None:
+    """Values that are not there yet when the kernel is queued; whichever of the two streams it is on."""
     x = np.arange(N, dtype=np.float32)
-    result = scaled(x, 3)
+    result = arraybridge.cupy(gpu_id=0, output_type="input", stream=stream)(scaled)(x, 3)
     assert type(result) is np.ndarray
     np.testing.assert_array_equal(result, x * 3)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_raw_kernel_is_ordered_with_its_caller(cupy: Any, stream: bool) -> None:
-    """Values that are not there yet when the kernel is queued; whichever of the two streams it is on."""
-    scaled = arraybridge.cupy(stream=stream)(lambda x: launch(cupy, x, 3))
-    with cupy.cuda.Stream(non_blocking=True):
+    triple = arraybridge.cupy(stream=stream)(scaled)
+    with require("cupy").cuda.Stream(non_blocking=True):
         for _ in range(3):
-            x = late(cupy, 2)
-            y = scaled(x)
+            x = late(2)
+            y = triple(x)
             x.fill(-1)  # after the kernel has read it
-            z = y + 1  # after the kernel has written
-            assert (to_numpy(z) == 7).all()
+            assert is_all(y + 1, 7)  # after the kernel has written
 
 
-def test_a_kernel_on_the_default_stream_wants_stream_false(cupy: Any) -> None:
+def test_a_kernel_on_the_default_stream_wants_stream_false() -> None:
     """As numba.cuda and PyCUDA launch: on the legacy default stream, whatever CuPy's current one is."""
+    cuda = require("cupy").cuda
     seen = []
 
     @arraybridge.cupy(stream=False)
-    def scaled(x: Any) -> Any:
-        seen.append(cupy.cuda.get_current_stream())
-        with cupy.cuda.Stream.null:
-            return launch(cupy, x, 3)
+    def triple(x: Any) -> Any:
+        seen.append(cuda.get_current_stream())
+        with cuda.Stream.null:
+            return scaled(x)
 
     for _ in range(3):
-        x = late(cupy, 2)
-        y = scaled(x)
+        x = late(2)
+        y = triple(x)
         x.fill(-1)
-        assert (to_numpy(y) == 6).all()
-    assert all(stream == cupy.cuda.Stream.null for stream in seen)
+        assert is_all(y, 6)
+    assert seen == [cuda.Stream.null] * 3
 
 
 # -- numba.cuda --------------------------------------------------------------------------------------
 
 
-def numba_kernel() -> tuple[Any, Any]:
+@pytest.mark.parametrize("name", ["cupy", "torch"])
+def test_numba_under_a_decorator_and_its_arrays(name: str) -> None:
+    require(name)
     needs_kernels_of("numba")
     cuda = pytest.importorskip("numba.cuda")
     if not cuda.is_available():
@@ -115,36 +91,22 @@ def numba_kernel() -> tuple[Any, Any]:
         if i < x.size:
             x[i] += 1
 
-    return cuda, add_one
-
-
-@pytest.mark.parametrize("name", ["cupy", "torch"])
-def test_numba_under_a_decorator(name: str) -> None:
-    require(name)
-    _, add_one = numba_kernel()
-
+    @arraybridge.framework(name).decorator(gpu_id=0, stream=False, output_type="input")
     def plus_one(x: Any) -> Any:
         out = x.clone() if name == "torch" else x.copy()
         add_one.forall(N)(out)
         return out
 
-    decorated = arraybridge.framework(name).decorator(gpu_id=0, stream=False, output_type="input")(plus_one)
     x = np.arange(N, dtype=np.float32)
     for _ in range(5):
-        np.testing.assert_array_equal(decorated(x), x + 1)
-
-
-@pytest.mark.parametrize("name", ["cupy", "torch"])
-def test_an_array_of_numba_is_shared(name: str) -> None:
-    require(name)
-    cuda, add_one = numba_kernel()
+        np.testing.assert_array_equal(plus_one(x), x + 1)
     there = cuda.to_device(np.zeros(N, np.float32))
     add_one.forall(N)(there)
     shared = arraybridge.convert_memory(there, name)
     assert device_of(shared) == "gpu:0"
-    assert (to_numpy(shared) == 1).all()
+    assert is_all(shared, 1)
     shared += 4
-    np.testing.assert_array_equal(to_numpy(there), np.full(N, 5, np.float32))
+    assert is_all(there, 5)
 
 
 # -- torch, Triton, JAX ------------------------------------------------------------------------------
@@ -179,8 +141,7 @@ def test_triton() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         torch.cuda._sleep(50_000_000)
         there += 2
-        result = decorated(there)
-        assert (to_numpy(result) == 3).all()
+        assert is_all(decorated(there), 3)
 
 
 def test_pallas() -> None:
@@ -197,4 +158,4 @@ def test_pallas() -> None:
         return pallas.pallas_call(double_and_one, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
     x = np.arange(128, dtype=np.float32)
-    np.testing.assert_array_equal(line(x), x * 2 + 1)
+    np.testing.assert_array_equal(to_numpy(line(x)), x * 2 + 1)

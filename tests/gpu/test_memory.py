@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import arraybridge
 from arraybridge import BufferPool, explain, free_memory, is_oom_error, memory_peak, memory_stats, pinned
 from arraybridge.types import Device
-from tests.helpers import EMULATED, needs_kernels_of, require, run_script
+from tests.helpers import EMULATED, asked, needs_kernels_of, require
 
 pytestmark = pytest.mark.gpu
 
@@ -23,19 +24,34 @@ MIB = 1 << 20
 GPU = Device("gpu", 0)
 
 
-def hog(name: str) -> Any:
-    """Ask a framework for eight times the card's memory."""
-    # What no framework has opened is listed only where NVML is installed.
-    arraybridge.convert_memory(np.zeros(1, np.uint8), name, 0)
-    total = memory_stats()["gpu:0"].total
-    assert total is not None
-    count = 8 * total
+def bytes_of(name: str, count: int) -> Any:
+    """So many bytes on the card, by the framework's own call."""
+    module = require(name)
     if name == "torch":
-        return require("torch").empty(count, dtype=require("torch").uint8, device="cuda")
+        return module.empty(count, dtype=module.uint8, device="cuda")
     if name == "cupy":
-        return require("cupy").empty(count, "uint8")
-    jax = require("jax")
-    return jax.device_put(jax.numpy.zeros(3), jax.devices("gpu")[0]).repeat(count // 12).block_until_ready()
+        return module.empty(count, "uint8")
+    three = module.device_put(module.numpy.zeros(3), module.devices("gpu")[0])
+    return three.repeat(count // 12).block_until_ready()
+
+
+def free() -> int:
+    """Bytes that are free on the card, once all caches are given back."""
+    free_memory()
+    found = memory_stats()["gpu:0"].free
+    assert found is not None
+    return found
+
+
+@contextmanager
+def cupy_allocates_by(allocator: Any) -> Iterator[None]:
+    cuda = require("cupy").cuda
+    before = cuda.get_allocator()
+    cuda.set_allocator(allocator)
+    try:
+        yield
+    finally:
+        cuda.set_allocator(before)
 
 
 @pytest.fixture(autouse=True)
@@ -46,68 +62,100 @@ def _room() -> Iterator[None]:
         free_memory()
 
 
+# -- failures, and memory that is given back -----------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
 def test_real_failures_are_recognised(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of eight times the card's memory."""
     require(name)
     monkeypatch.setattr("arraybridge.machine.cards", lambda: ())
+    # What no framework has opened is listed only where NVML is installed.
+    arraybridge.convert_memory(np.zeros(1, np.uint8), name, 0)
+    total = memory_stats()["gpu:0"].total
+    assert total is not None
     with pytest.raises(Exception) as caught:  # noqa: PT011 - each framework has its own
-        hog(name)
+        bytes_of(name, 8 * total)
     assert is_oom_error(caught.value), repr(caught.value)
 
 
 def test_an_illegal_address_is_no_oom() -> None:
-    done = run_script("illegal_address.py")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "False"
+    """CUDA is of no use afterwards."""
+    require("cupy")
+    said = asked(
+        "import cupy, arraybridge",
+        "code = 'extern \"C\" __global__ void f(float* x) { x[0] = x[1ll << 40]; }'",
+        "x = cupy.zeros(1, 'float32')",
+        "try: cupy.RawKernel(code, 'f')((1,), (1,), (x,)); cupy.cuda.runtime.deviceSynchronize()",
+        "except cupy.cuda.runtime.CUDARuntimeError as error: print(arraybridge.is_oom_error(error))",
+    )
+    assert said == "False"
 
 
 def test_what_is_freed_is_what_nvml_sees() -> None:
-    torch, cupy = require("torch"), require("cupy")
-    free_memory()
-    before = memory_stats()["gpu:0"].free
-    x, y = torch.empty(128 * MIB, dtype=torch.uint8, device="cuda"), cupy.empty(64 * MIB, "uint8")
-    assert x.is_cuda
-    assert y.size
+    before = free()
+    x, y = bytes_of("torch", 128 * MIB), bytes_of("cupy", 64 * MIB)
+    assert x.numel() + y.size == 192 * MIB
     del x, y
     assert free_memory(gpu_id=0) >= 192 * MIB
     after = memory_stats()["gpu:0"].free
-    assert before is not None
     assert after is not None
     assert after >= before - 64 * MIB
 
 
 def test_another_frameworks_cache_is_given_up_for_this_one() -> None:
     """The night run that died: one framework's cache was in the way of another."""
-    torch, cupy = require("torch"), require("cupy")
-    free_memory()
-    free = memory_stats()["gpu:0"].free
-    assert free is not None
-    cached = torch.empty(int(free * 0.7), dtype=torch.uint8, device="cuda")
-    del cached
-    x = arraybridge.run_with_oom_recovery(cupy.empty, int(free * 0.6), "uint8")
-    assert x.size == int(free * 0.6)
-    del x
-    free_memory()
+    cupy, room = require("cupy"), free()
+    bytes_of("torch", int(room * 0.7))
+    x = arraybridge.run_with_oom_recovery(cupy.empty, int(room * 0.6), "uint8")
+    assert x.size == int(room * 0.6)
 
 
 def test_a_batch_that_does_not_fit_is_split() -> None:
     torch = require("torch")
-    free_memory()
-    free = memory_stats()["gpu:0"].free
-    assert free is not None
     x = torch.arange(16, device="cuda", dtype=torch.float32).reshape(16, 1)
-    wide = free // 4 // 6  # each row takes a sixth of what is free
+    wide = free() // 4 // 6  # each row takes a sixth of what is free
 
     def rows(part: Any) -> Any:
         return part.expand(-1, wide).clone().amax(1, keepdim=True) * 2
 
-    result = arraybridge.split_and_retry(rows, x)
-    assert torch.equal(result, x * 2)
+    assert torch.equal(arraybridge.split_and_retry(rows, x), x * 2)
+
+
+def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
+    torch = require("torch")
+    if not hasattr(torch.accelerator, "empty_host_cache"):
+        pytest.skip("torch before 2.12 has no public call for its pinned memory")
+
+    def pinned_bytes() -> int:
+        return int(torch.cuda.host_memory_stats()["allocated_bytes.current"])
+
+    torch.cuda.init()  # before that there are no numbers
+    free_memory()
+    before = pinned_bytes()
+    torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
+    assert pinned_bytes() >= before + 64 * MIB
+    assert free_memory("torch") >= 64 * MIB
+    assert pinned_bytes() <= before
+
+
+def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
+    cupy = require("cupy")
+    pool = cupy.cuda.MemoryPool()
+    with cupy_allocates_by(pool.malloc):
+        free_memory()
+        bytes_of("cupy", 10 * MIB)
+        cached = {row.device: row.cached for row in arraybridge.framework("cupy").pool.usage()}
+        assert cached[GPU] >= 10 * MIB
+        assert free_memory("cupy") >= 10 * MIB
+        assert pool.total_bytes() == 0
+
+
+# -- what is counted -----------------------------------------------------------------------------------
 
 
 def test_the_sum_agrees_with_nvml() -> None:
-    torch, cupy = require("torch"), require("cupy")
-    x, y = torch.empty(128 * MIB, dtype=torch.uint8, device="cuda"), cupy.empty(64 * MIB, "uint8")
+    x, y = bytes_of("torch", 128 * MIB), bytes_of("cupy", 64 * MIB)
     card = memory_stats()["gpu:0"]
     assert card.total is not None
     assert card.free is not None
@@ -119,40 +167,59 @@ def test_the_sum_agrees_with_nvml() -> None:
 
 
 def test_nothing_opens_a_context() -> None:
+    """With the frameworks imported but unused."""
     for name in ("cupy", "torch", "pynvml"):
         require(name)
-    done = run_script("memory_opens_nothing.py")
-    assert done.returncode == 0, done.stderr
+    said = asked(
+        "import cupy, os, pynvml, torch, arraybridge as ab",
+        "ab.memory_stats(); ab.gpu_utilization(); ab.free_memory()",
+        "with ab.memory_peak(): pass",
+        "pynvml.nvmlInit()",
+        "card = pynvml.nvmlDeviceGetHandleByIndex(0)",
+        "processes = [one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(card)]",
+        "print(torch.cuda.is_initialized(), os.getpid() in processes)",
+    )
+    assert said == "False False"
 
 
 def test_the_peak_of_torch() -> None:
-    torch = require("torch")
-    torch.empty(3, device="cuda")
+    bytes_of("torch", 3)
     with memory_peak() as m:
-        x = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
-        del x
+        bytes_of("torch", 300 * MIB)
     assert m["torch"].growth == pytest.approx(300 * MIB, rel=0.01)
 
 
+def test_fragmentation_of_cupy() -> None:
+    require("cupy")
+    free_memory()
+    bytes_of("cupy", MIB)
+    kept = bytes_of("cupy", MIB // 4)
+    assert kept.size
+    (held,) = (h for h in memory_stats()["gpu:0"].holdings if h.holder == "cupy")
+    assert held.fragmentation is not None
+    assert held.reserved == (held.used or 0) + (held.cached or 0)
+    assert 0 < held.fragmentation < 1
+
+
 def test_one_pool_for_torch_and_cupy() -> None:
+    """CuPy draws from torch's, and refuses to change over when it holds memory already."""
     require("torch")
     require("cupy")
-    done = run_script("shared_pool.py")
-    assert done.returncode == 0, done.stderr
+    said = asked(
+        "import cupy, torch, arraybridge as ab",
+        "x = cupy.zeros(1 << 20, 'uint8')",
+        "try: ab.share_gpu_memory('torch')",
+        "except ab.SharedPoolError as error: print('free_memory' in str(error))",
+        "del x; ab.free_memory('cupy'); ab.share_gpu_memory('torch')",
+        "used = torch.cuda.memory_allocated",
+        "before, y = used(), cupy.arange(1 << 20, dtype='float32')",
+        "print(used() >= before + y.nbytes, float(y.sum()) > 0)",
+        "del y; print(used() == before)",
+    )
+    assert said.split() == ["True"] * 4
 
 
-def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
-    torch = require("torch")
-    if not hasattr(torch.accelerator, "empty_host_cache"):
-        pytest.skip("torch before 2.12 has no public call for its pinned memory")
-    torch.cuda.init()  # before that there are no numbers
-    free_memory()
-    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    block = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
-    del block
-    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] >= before + 64 * MIB
-    assert free_memory("torch") >= 64 * MIB
-    assert torch.cuda.host_memory_stats()["allocated_bytes.current"] <= before
+# -- copies, pinned memory and pools -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("locked", [False, True], ids=["pageable", "pinned"])
@@ -169,41 +236,22 @@ def test_what_was_copied_is_complete_when_the_call_returns(name: str, locked: bo
     np.testing.assert_array_equal(arraybridge.to_numpy(on_card), expected)
 
 
-def test_buffers_of_a_card_are_settled_before_they_are_used_again() -> None:
-    needs_kernels_of("cuBLAS")
-    torch = require("torch")
-    pool = arraybridge.BufferPool(64 * MIB)
-    work = torch.zeros(2048, 2048, device="cuda")
-    wrong = []
-
-    def use(number: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(20):
-                x = pool.take((MIB,), "float32", "torch", gpu_id=0)
-                busy = work
-                for _ in range(5):
-                    busy = busy @ work
-                x.fill_(number)
-                if not bool((x == number).all()):
-                    wrong.append(number)
-                pool.give(x)
-
-    threads = [threading.Thread(target=use, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
+    cupy, torch = require("cupy"), require("torch")
+    with cupy_allocates_by(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc):
+        x = cupy.arange(6, dtype=np.float32)
+    assert explain(x, "torch").reason == "it lies in managed memory"
+    y = arraybridge.to_torch(x)
+    assert (isinstance(y, torch.Tensor), y.is_cuda, y.tolist()) == (True, True, [0, 1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch"])
 def test_pinned_buffers(name: str) -> None:
     """Locked by whichever framework is there, for NumPy."""
     require(name)
-    pool = BufferPool(1 << 20)
+    runtime, pool = require("cupy").cuda.runtime, BufferPool(MIB)
     x = pool.take((100, 30), "float32", "numpy", pinned=True)
-    attributes = require("cupy").cuda.runtime.pointerGetAttributes(x.ctypes.data)
-    assert attributes.type == require("cupy").cuda.runtime.memoryTypeHost
+    assert runtime.pointerGetAttributes(x.ctypes.data).type == runtime.memoryTypeHost
     x[...] = 2
     assert (arraybridge.to_numpy(arraybridge.convert_memory(x, name, 0)) == 2).all()
     pool.give(x)
@@ -212,64 +260,38 @@ def test_pinned_buffers(name: str) -> None:
         pool.take(3, "float32", name, 0, pinned=True)
 
 
-def test_fragmentation_of_cupy() -> None:
-    cupy = require("cupy")
-    free_memory()
-    kept = cupy.zeros(MIB, "uint8")
-    del kept
-    kept = cupy.zeros(MIB // 4, "uint8")
-    assert kept.size
-    (held,) = (h for h in memory_stats()["gpu:0"].holdings if h.holder == "cupy")
-    assert held.fragmentation is not None
-    assert held.reserved == (held.used or 0) + (held.cached or 0)
-    assert 0 < held.fragmentation < 1
+def test_buffers_of_a_card_are_settled_before_they_are_used_again() -> None:
+    needs_kernels_of("cuBLAS")
+    torch = require("torch")
+    pool = BufferPool(64 * MIB)
+    work = torch.zeros(2048, 2048, device="cuda")
 
+    def use(number: int) -> bool:
+        right = True
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                x = pool.take((MIB,), "float32", "torch", gpu_id=0)
+                busy = work
+                for _ in range(5):
+                    busy = busy @ work
+                x.fill_(number)
+                right &= bool((x == number).all())
+                pool.give(x)
+        return right
 
-def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
-    cupy = require("cupy")
-    before = cupy.cuda.get_allocator()
-    pool = cupy.cuda.MemoryPool()
-    try:
-        cupy.cuda.set_allocator(pool.malloc)
-        free_memory()
-        cupy.ones(10 * MIB, np.uint8)
-        cached = {row.device: row.cached for row in arraybridge.framework("cupy").pool.usage()}
-        assert cached[GPU] >= 10 * MIB
-        assert free_memory("cupy") >= 10 * MIB
-        assert pool.total_bytes() == 0
-    finally:
-        cupy.cuda.set_allocator(before)
-
-
-def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
-    cupy, torch = require("cupy"), require("torch")
-    before = cupy.cuda.get_allocator()
-    try:
-        cupy.cuda.set_allocator(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc)
-        x = cupy.arange(6, dtype=np.float32)
-    finally:
-        cupy.cuda.set_allocator(before)
-    assert explain(x, "torch").reason == "it lies in managed memory"
-    y = arraybridge.to_torch(x)
-    assert isinstance(y, torch.Tensor)
-    assert y.is_cuda
-    assert y.tolist() == [0, 1, 2, 3, 4, 5]
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(use, range(4)))
 
 
 @pytest.mark.parametrize("name", ["cupy", "torch"])
 def test_a_pool_waits_for_every_stream_before_it_lends_again(name: str) -> None:
     module, pool = require(name), BufferPool()
-    x = pool.take((1 << 20,), "float32", name, 0)
-    if name == "cupy":
-        side = module.cuda.Stream(non_blocking=True)
-        with side:
-            x.fill(5)
-    else:
-        side = module.cuda.Stream()
-        with module.cuda.stream(side):
-            x.fill_(5)
+    x = pool.take((MIB,), "float32", name, 0)
+    side = module.cuda.Stream(non_blocking=True) if name == "cupy" else module.cuda.Stream()
+    with side if name == "cupy" else module.cuda.stream(side):
+        x[...] = 5
     pool.give(x)
-    y = pool.take((1 << 20,), "float32", name, 0)
+    y = pool.take((MIB,), "float32", name, 0)
     y[...] = 9
     arraybridge.framework(name).settle(y)
     side.synchronize()

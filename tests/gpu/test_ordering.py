@@ -453,9 +453,9 @@ def test_what_is_lent_on_a_card_that_is_not_the_current_one(source: str, target:
         pytest.skip("nothing is lent")
     if target == "jax":
         needs_kernels_of("XLA")
-    with cupy.cuda.Device(1), torch.cuda.device(1), own_stream("cupy") as there:
+    with cupy.cuda.Device(1), torch.cuda.device(1):
+        side()
         x = late_of(source, 3, 1)
-        there.use()
     y = arraybridge.convert_memory(x, target, copy=False)
     assert arraybridge.device_of(y) == "gpu:1"
     assert (cupy.cuda.Device().id, torch.cuda.current_device()) == (0, 0)
