@@ -75,6 +75,11 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
         lambda xp, x: xp.unique_all(x).inverse_indices,
         np.unique(MATRIX, return_inverse=True)[1].reshape(2, 3),
     ),
+    "trace of each": (lambda xp, x: xp.linalg.trace(xp.stack([x, x])), np.full(2, np.trace(MATRIX))),
+    "diagonal of each": (
+        lambda xp, x: xp.linalg.diagonal(xp.stack([x, x]), offset=1),
+        np.stack([np.diagonal(MATRIX, 1)] * 2),
+    ),
     "what was there": (lambda xp, x: xp.sum(x, axis=0), MATRIX.sum(0)),
 }
 

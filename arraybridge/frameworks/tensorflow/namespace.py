@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import reduce, wraps
+from functools import partial, reduce, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -204,28 +204,12 @@ def __array_namespace_info__() -> Any:  # noqa: N807  # the standard's name
     )
 
 
-linalg = SimpleNamespace(
-    cholesky=tf.linalg.cholesky,
-    cross=_np.cross,
-    det=tf.linalg.det,
-    diagonal=_np.diagonal,
-    eigh=tf.linalg.eigh,
-    eigvalsh=tf.linalg.eigvalsh,
-    inv=tf.linalg.inv,
-    matmul=_np.matmul,
-    matrix_norm=_matrix_norm,
-    matrix_power=_matrix_power,
-    matrix_rank=tf.linalg.matrix_rank,
-    matrix_transpose=matrix_transpose,
-    outer=_np.outer,
-    pinv=tf.linalg.pinv,
-    qr=tf.linalg.qr,
-    slogdet=tf.linalg.slogdet,
-    solve=tf.linalg.solve,
-    svd=_svd,
-    svdvals=lambda x: tf.linalg.svd(x, compute_uv=False),
-    tensordot=_np.tensordot,
-    trace=_np.trace,
-    vecdot=vecdot,
-    vector_norm=_vector_norm,
-)
+_of_each = {"axis1": -2, "axis2": -1}
+# TensorFlow's own, and beside it what that lacks, or what the standard means by the name.
+linalg = SimpleNamespace(**vars(tf.linalg))
+linalg.cross, linalg.matmul, linalg.outer, linalg.tensordot = _np.cross, _np.matmul, _np.outer, _np.tensordot
+linalg.diagonal, linalg.trace = partial(_np.diagonal, **_of_each), partial(_np.trace, **_of_each)
+linalg.matrix_norm, linalg.vector_norm = _matrix_norm, _vector_norm
+linalg.matrix_power, linalg.matrix_transpose = _matrix_power, matrix_transpose
+linalg.svd, linalg.svdvals = _svd, partial(tf.linalg.svd, compute_uv=False)
+linalg.vecdot = vecdot
