@@ -101,18 +101,15 @@ class PyclesperantoFramework(Framework):
 
         Where nothing can be compared, the devices in their own order.
         """
-        places = range(len(self._main.device_names()))
-        addresses = {self._address(i): i for i in places if not self._main.is_cpu(i)}
-        addresses.pop("", None)
-        order = [addresses.get(card.pci) for card in cards()] if addresses else []
-        return [*order, *(i for i in places if i not in order)]
+        described = self.described()
+        places = {address: i for i, (_, address, _) in enumerate(described) if address}
+        order = [places.get(card.pci) for card in cards()] if places else []
+        return [*order, *(i for i in range(len(described)) if i not in order)]
 
-    def _address(self, index: int) -> str:
-        """PCI address of an OpenCL device, or ``""``; pyopencl tells it where it sees the same devices."""
-        seen = opencl.devices()
-        if [name for name, _, _ in seen] != self._main.device_names():
-            return ""
-        return seen[index][1]
+    def described(self) -> list[tuple[str, str, int | None]]:
+        """Name, PCI address or ``""``, and bytes of its devices, where pyopencl sees the same ones."""
+        names, seen = self._main.device_names(), opencl.devices()
+        return seen if [name for name, _, _ in seen] == names else [(name, "", None) for name in names]
 
     def settle(self, x: Any) -> None:
         self._package(x).wait(x)
@@ -226,10 +223,7 @@ class PyclesperantoPool(Pool):
         owner.settle(owner.empty((1, 1, 1), "float32", owner.default_device()))
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        address = self._owner._address(device.index)
-        name = self._owner._main.device_names()[device.index]
-        seen = opencl.devices()
-        return name, address, seen[device.index][2] if len(seen) > device.index else None
+        return self._owner.described()[device.index]
 
     def oom_error(self) -> Exception:
         message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"

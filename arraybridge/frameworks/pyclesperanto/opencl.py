@@ -36,7 +36,7 @@ def is_oom(error: BaseException) -> bool:
 
 
 @cache
-def devices() -> list[tuple[str, str, int]]:
+def devices() -> list[tuple[str, str, int | None]]:
     """Name, PCI address or ``""``, and bytes of OpenCL's devices, GPUs first; opens none. Needs pyopencl."""
     try:
         import pyopencl as cl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -135,7 +134,9 @@ class _Prototype(_Shared):
     """The package ``pyclesperanto_prototype``, on top of pyopencl."""
 
     def __init__(self) -> None:
-        self._cl = importlib.import_module("pyopencl")
+        import pyopencl
+
+        self._cl = pyopencl
         try:
             self.devices = [device for p in self._cl.get_platforms() for device in p.get_devices()]
         except self._cl.Error as error:  # PLATFORM_NOT_FOUND_KHR
@@ -178,9 +179,8 @@ class _Prototype(_Shared):
         x.queue.finish()
 
     def select(self, index: int) -> None:
-        # By number and not by name, which several devices may share; its order has no public call.
-        order = importlib.import_module("pyclesperanto_prototype._tier0._device").filter_devices()
-        self._cle.select_device(device_index=order.index(self.devices[index]))
+        # The one with the highest score, and not by name, which several devices may share.
+        self._cle.select_device(score_key=lambda device: device == self.devices[index])
 
     # Slices and stacks come by way of float32 there, so that they are made on the host.
 

@@ -313,7 +313,7 @@ class TensorflowPool(Pool):
             return None
         devices: list[Device] = []
         for kind in ("cpu", "gpu"):
-            physical = tf.config.list_physical_devices(kind.upper())
+            physical = tf.config.get_visible_devices(kind.upper())
             logical = (tf.config.get_logical_device_configuration(device) or [device] for device in physical)
             devices += (Device(kind, i) for i in range(sum(map(len, logical))))
         return tuple(devices)
