@@ -26,12 +26,14 @@ __all__ = [
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]
 
-_missing_gpu: ContextVar[MissingGpu | None] = ContextVar("arraybridge_missing_gpu", default=None)
+# A list of one, which a block that is closed in another thread or task sets back; never the default.
+_UNSET: list[MissingGpu | None] = [None]
+_missing_gpu: ContextVar[list[MissingGpu | None]] = ContextVar("arraybridge_missing_gpu", default=_UNSET)
 
 
 def missing_gpu() -> MissingGpu:
     """What to do when a GPU that was asked for is missing, in this thread or task."""
-    chosen = _missing_gpu.get() or os.environ.get("ARRAYBRIDGE_MISSING_GPU") or "error"
+    chosen = _missing_gpu.get()[0] or os.environ.get("ARRAYBRIDGE_MISSING_GPU") or "error"
     checked: MissingGpu = _checked(chosen, "ARRAYBRIDGE_MISSING_GPU", "error", "host")
     return checked
 
@@ -102,12 +104,17 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
         _checked(missing_gpu, "missing_gpu", "error", "host")
     if annotate is not None:
         _checked(annotate, "annotate", "torch", "jax", "nvtx")
-    token = _missing_gpu.set(missing_gpu or _missing_gpu.get())
+    (before,) = _missing_gpu.get()
+    chosen = [missing_gpu or before]
+    token = _missing_gpu.set(chosen)
     try:
         with nullcontext() if annotate is None else above["annotate"](annotate):
             yield
     finally:
-        _missing_gpu.reset(token)
+        try:
+            _missing_gpu.reset(token)
+        except ValueError:  # it is closed in another thread or task
+            chosen[0] = before
 
 
 class Settings(NamedTuple):
@@ -119,7 +126,7 @@ class Settings(NamedTuple):
 
 def in_force() -> Settings:
     """What this thread or task has set, for `hold` in another process."""
-    return Settings(_missing_gpu.get(), tuple(already_told.get() or ()))
+    return Settings(_missing_gpu.get()[0], tuple(already_told.get() or ()))
 
 
 @contextmanager

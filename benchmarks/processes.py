@@ -2,11 +2,12 @@
 
 Run it from the root of the checkout:
 
-    python -m benchmarks.processes [--seconds 2]
+    python -m benchmarks.processes [--rounds 15]
 
 An item goes to one worker, whose function returns it: with `device_map(processes=True)`, with an array that
 is `shared` already, with pickle through a pipe, with joblib (which maps files above 1 MB) and with
-`torch.multiprocessing`. Each time stands beside that of ``x.copy()``. Writes `results/processes.json`.
+`torch.multiprocessing`. Each time stands beside that of ``x.copy()``; all take turns. Writes `results/processes.json`, and
+with matplotlib `results/processes.png`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import json
 import multiprocessing
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ if str(ROOT) not in sys.path:  # run as a script rather than as a module
 import numpy as np  # noqa: E402
 
 from arraybridge import device_map, shared  # noqa: E402
-from benchmarks.timing import machine, versions  # noqa: E402
+from benchmarks.timing import in_turn, machine, pyplot, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SIZES = [4 << 10 << 2 * i for i in range(9)]  # 4 KiB to 256 MiB
@@ -126,44 +126,66 @@ WAYS = {
 }
 
 
-def median(trip: Trip, seconds: float) -> float:
-    """Seconds a call takes, after the first ones."""
-    samples = []
-    for _ in range(WARM_UP):
-        trip()
-    until = time.perf_counter() + seconds
-    while len(samples) < 5 or time.perf_counter() < until:
-        start = time.perf_counter()
-        result = trip()
-        samples.append(time.perf_counter() - start)
-        del result
-    return statistics.median(samples)
+LABELS = {
+    "copy": "x.copy()",
+    "shared": "device_map, an array that is shared",
+    "device_map": "device_map(processes=True)",
+    "torch": "torch.multiprocessing",
+    "joblib": "joblib",
+    "pickle": "pickle through a pipe",
+}
+
+
+def measured(x: np.ndarray, rounds: int) -> Json:
+    """Microseconds of each way; they take turns, and the quickest and the middle one of the rounds count."""
+    with ExitStack() as stack:
+        trips: dict[str, Trip] = {"copy": x.copy}
+        for name, way in WAYS.items():
+            with suppress(ImportError):
+                trips[name] = stack.enter_context(way(x))
+        for trip in trips.values():
+            for _ in range(WARM_UP):
+                trip()
+        samples = in_turn(trips, rounds)
+    return {
+        name: {"min_us": round(min(times) / 1e3, 1), "median_us": round(statistics.median(times) / 1e3, 1)}
+        for name, times in samples.items()
+    }
+
+
+def plot(rows: list[Json], path: Path) -> None:
+    """Draw the quickest round of each way over the size."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7.2, 4.6), layout="constrained")
+    sizes = [row["bytes"] / 1024 for row in rows]
+    for name, label in LABELS.items():
+        if all(name in row for row in rows):
+            axes.loglog(sizes, [row[name]["min_us"] / 1e3 for row in rows], marker="o", label=label)
+    axes.set_xscale("log", base=4)
+    axes.set_xticks(sizes, [f"{int(n)} KiB" if n < 1024 else f"{int(n / 1024)} MiB" for n in sizes])
+    axes.set(ylabel="ms to a process and back", title="An array goes to a process and comes back")
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=2.0, help="for each way and size")
+    parser.add_argument("--rounds", type=int, default=15, help="of each way and size")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest array")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
-    seconds = options.seconds
     rows: list[Json] = []
     for size in (size for size in SIZES if size <= options.largest):
         x = np.random.default_rng(0).random(size // 4, dtype=np.float32)
-        row: Json = {"bytes": size, "copy_us": round(median(x.copy, seconds) * 1e6, 1)}
-        for name, way in WAYS.items():
-            try:
-                with way(x) as trip:
-                    row[f"{name}_us"] = round(median(trip, seconds) * 1e6, 1)
-            except ImportError:
-                row[f"{name}_us"] = None
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-    found = {"machine": machine(), "versions": versions("numpy", "torch", "joblib"), "rows": rows}
+        rows.append({"bytes": size, **measured(x, options.rounds)})
+        print(json.dumps(rows[-1]), flush=True)
+    result = {"machine": machine(), "versions": versions("numpy", "torch", "joblib"), "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "processes.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (options.out / "processes.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    with suppress(ImportError):
+        plot(rows, options.out / "processes.png")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 
 import arraybridge as ab
-from arraybridge import DeviceNotFoundError, MissingGpuWarning, Pipeline, device_map, prefetch, settings
+from arraybridge import (
+    DeviceNotFoundError,
+    MissingGpuWarning,
+    Pipeline,
+    device_map,
+    options,
+    prefetch,
+    settings,
+)
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -129,3 +137,23 @@ def test_a_warning_names_the_line_of_the_user() -> None:
 def test_what_an_option_takes_is_said(option: str, odd: Any) -> None:
     with pytest.raises(ValueError, match=f"^{option} is .*; it must be "), settings(**{option: odd}):
         pass
+
+
+def test_settings_that_are_closed_in_another_thread_end_where_they_were_opened() -> None:
+    with settings(missing_gpu="error"):
+        opened = settings(missing_gpu="host")
+        opened.__enter__()
+        assert options.missing_gpu() == "host"
+        errors: list[BaseException] = []
+
+        def close() -> None:
+            try:
+                opened.__exit__(None, None, None)
+            except ValueError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=close)
+        thread.start()
+        thread.join()
+        assert not errors
+        assert options.missing_gpu() == "error"

@@ -22,10 +22,20 @@ from typing import Any
 from arraybridge.frameworks.parts import Streams
 from arraybridge.types import Device
 
-__all__ = ["Kept", "Loan", "keep", "keep_after", "release", "settle"]
+__all__ = ["Kept", "Loan", "captures", "keep", "keep_after", "release", "settle"]
 
 # CUDA's handle for the default stream of whichever thread uses it, which is another one in each.
 _OF_EACH_THREAD = 2
+
+
+#: Of each framework that records graphs of CUDA: whether this thread records one now.
+captures: list[Callable[[], bool]] = []
+
+
+def _is_captured() -> bool:
+    with suppress(RuntimeError):  # there is no driver
+        return any(is_capturing() for is_capturing in captures)
+    return False
 
 
 class Loan:
@@ -84,6 +94,8 @@ class Kept:
 
     def release(self) -> None:
         """Let go of what is not read any more. Asks, and waits for nothing."""
+        if self._entries and _is_captured():  # a question would break off the graph, whoever records it
+            return
         for _ in range(len(self._entries)):
             try:
                 entry = self._entries.popleft()

@@ -109,6 +109,28 @@ def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
     assert seen() is None
 
 
+def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query of one framework breaks off the graph of any other; the stand-in records one."""
+    kept, recording, queries = loans.Kept(), True, 0
+
+    def is_done() -> bool:
+        nonlocal queries
+        queries += 1
+        return True
+
+    def no_driver() -> bool:
+        raise RuntimeError("cudaErrorInsufficientDriver")
+
+    monkeypatch.setattr(loans, "captures", [lambda: recording])
+    kept.keep(Memory(), is_done, lambda: None)
+    kept.release()
+    assert (len(kept), queries) == (1, 0)
+    recording = False
+    monkeypatch.setattr(loans, "captures", [lambda: recording, no_driver])
+    kept.release()
+    assert (len(kept), queries) == (0, 1)
+
+
 def test_a_card_that_has_failed_hides_no_error_of_ones_own() -> None:
     class Broken(Queue):
         def mark(self, device: Device) -> Mark | None:

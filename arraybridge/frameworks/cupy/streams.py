@@ -49,6 +49,9 @@ def on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device)
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
 
 
+loans.captures.append(lambda: cupy.cuda.get_current_stream().is_capturing())
+
+
 class CupyStreams(Streams):
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         return _side_stream(device.index)
@@ -68,11 +71,7 @@ class CupyStreams(Streams):
             with on_card(device.index):
                 cupy.cuda.get_current_stream().wait_event(event)
 
-        def is_done() -> bool:
-            # A query would break off the graph that this thread captures.
-            return not cupy.cuda.get_current_stream().is_capturing() and event.done
-
-        return Mark(self, device, wait, event.synchronize, is_done)
+        return Mark(self, device, wait, event.synchronize, lambda: event.done)
 
     def handle(self, device: Device) -> int:
         with on_card(device.index):

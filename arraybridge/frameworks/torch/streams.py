@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from arraybridge.frameworks import driver
+from arraybridge.frameworks import driver, loans
 from arraybridge.frameworks.loans import Loan
 from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.frameworks.torch.dtypes import CARRIERS, NAMES
 from arraybridge.types import Device
 
 __all__ = ["TorchStreams", "from_interface", "on_loan"]
+
+
+if torch.backends.cuda.is_built():
+    loans.captures.append(torch.cuda.is_current_stream_capturing)
 
 
 class TorchStreams(Streams):
@@ -37,11 +41,7 @@ class TorchStreams(Streams):
         def wait() -> None:
             event.wait(torch.cuda.current_stream(device.index))
 
-        def is_done() -> bool:
-            # A query would break off the graph that this thread captures.
-            return not torch.cuda.is_current_stream_capturing() and bool(event.query())
-
-        return Mark(self, device, wait, event.synchronize, is_done)
+        return Mark(self, device, wait, event.synchronize, event.query)
 
     def handle(self, device: Device) -> int:
         return int(torch.cuda.current_stream(device.index).cuda_stream)
