@@ -16,7 +16,6 @@ from arraybridge.errors import MemoryConversionError, note_on, told
 from arraybridge.frameworks import registry
 from arraybridge.lines.devices import noting
 from arraybridge.lines.exchange import Exchange
-from arraybridge.lines.gradients import refuse_graphs
 from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import attempt
 from arraybridge.options import Settings, hold, in_force
@@ -116,7 +115,6 @@ def serve(connection: Connection, name: str, settings: Settings) -> None:
             owner = registry.find_owner(x)
             if owner is not None:
                 owner.settle(x)
-        refuse_graphs(result)
         with noting(f"its result cannot be pickled, to leave the process for {name}"):
             return exchange.dumps((True, result))
 

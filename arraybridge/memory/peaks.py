@@ -34,7 +34,7 @@ class MemoryPeak:
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], PeakRow] = {}
-        # Peaks counted by a framework that cannot start anew: only a larger one than this is of the block.
+        # What frameworks had counted by then: only a larger peak is of the block.
         self._stale: dict[tuple[str, str], int] = {}
 
     @property
@@ -66,14 +66,13 @@ class MemoryPeak:
         ]
 
     def _start(self) -> None:
+        for one in loaded():
+            for usage in one.pool.usage():
+                one.pool.reset_peak(usage.device)
         for device, holder, used, _, peak in holdings():
             if used is not None:
                 self._rows[device, holder] = PeakRow(device, holder, used, used)
-                self._stale[device, holder] = -1 if peak is None else peak
-        for one in loaded():
-            for usage in one.pool.usage():
-                if one.pool.reset_peak(usage.device):
-                    self._stale.pop((str(usage.device), one.name), None)
+                self._stale[device, holder] = peak or 0
 
     def _look(self) -> None:
         for device, holder, used, _, peak in holdings():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import weakref
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.errors import DeviceNotFoundError, DtypeNotSupportedError, MemoryConversionError
+from arraybridge.conversion.decide import dtype_name
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.memory import cleanup
@@ -217,7 +219,11 @@ def _checked(
     extents = hostmemory.extents(shape)
     if any(n < 0 for n in extents):
         raise ValueError(f"shape={extents} has a negative extent")
-    name = _dtype_name(owner, dtype)
+    with suppress(TypeError):  # torch.float32; bfloat16, which NumPy knows once ml_dtypes is imported
+        TypeError
+    ):  # torch.float32; bfloat16 and its kin, which NumPy knows once ml_dtypes is there
+        dtype = np.dtype(dtype)
+    name = dtype_name(dtype)
     owner.supports(name, extents)
     index = check_gpu_id(gpu_id)
     if isinstance(index, str):
@@ -232,26 +238,6 @@ def _checked(
             " gpu_id, as 'numpy' or 'torch'"
         )
     return owner, extents, name, device
-
-
-def _dtype_name(owner: Framework, dtype: Any) -> str:
-    """Of a dtype of numbers; memory of references may not be used for anything else."""
-    try:
-        name = str(np.dtype(dtype).name)
-    except TypeError:  # torch.float32; bfloat16 and its kin, which NumPy knows once ml_dtypes is imported
-        name = str(dtype).rpartition(".")[2]
-    try:
-        if not hostmemory.np_dtype(name).hasobject:
-            return name
-    except TypeError:
-        pass
-    owner.supports(name, ())
-    raise DtypeNotSupportedError(
-        f"a buffer of dtype {name} cannot be lent, since its memory may be used again for any numbers;"
-        " pass the name of a dtype of numbers, as 'float32'",
-        target_type=owner.name,
-        reason=f"{name} is no dtype of numbers",
-    )
 
 
 def _bytes(owner: Framework, nbytes: int, device: Device, pinned: bool) -> Any:

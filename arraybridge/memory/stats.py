@@ -143,12 +143,8 @@ def _read_host(rows: list[Holding]) -> DeviceMemory:
 
 
 def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
-    device, now, ours = (
-        f"gpu:{card.index}",
-        machine.reading(card),
-        sum(row.reserved or row.used or 0 for row in rows),
-    )
-    own = now.holders.get(os.getpid())
+    device, now = f"gpu:{card.index}", machine.reading(card)
+    own, ours = now.holders.get(os.getpid()), _reserved(rows)
     if now.used is None:  # a card that shares the host's memory
         remainder = []
     elif own is None:  # processes are counted from outside a container, or without their sizes
@@ -168,11 +164,13 @@ def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
         memory = one.pool.card_memory(Device.parse(device))
         if memory is not None:
             free, total = memory
-            remainder = total - free - sum(row.reserved or row.used or 0 for row in rows)
-            return DeviceMemory(
-                device, "", "", total, free, (*rows, Holding(device, REST, max(0, remainder)))
-            )
+            remainder = Holding(device, REST, max(0, total - free - _reserved(rows)))
+            return DeviceMemory(device, "", "", total, free, (*rows, remainder))
     return DeviceMemory(device, "", "", None, None, tuple(rows))
+
+
+def _reserved(rows: list[Holding]) -> int:
+    return sum(row.reserved or row.used or 0 for row in rows)
 
 
 class GpuLoad(NamedTuple):
@@ -251,31 +249,17 @@ class MemoryCollector:
             raise ValueError(f"interval={interval!r} must be a positive number of seconds")
         self._interval = interval
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
-        self.start()
+        self.write(memory_stats())  # a file that cannot be written shows now
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._run, name="arraybridge-memory-collector", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Take a first reading, so that a file that cannot be written shows now, and go on behind."""
-        if self._thread is not None:
-            return
-        self._ended.clear()
-        self.write(memory_stats())
-        self._thread = threading.Thread(target=self._run, name="arraybridge-memory-collector", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Take a last reading and end."""
-        if self._thread is None:
-            return
         self._ended.set()
         self._thread.join()
-        self._thread = None
         self.write(memory_stats())
 
     def _run(self) -> None:
