@@ -220,8 +220,6 @@ def _checked(
     if any(n < 0 for n in extents):
         raise ValueError(f"shape={extents} has a negative extent")
     with suppress(TypeError):  # torch.float32; bfloat16, which NumPy knows once ml_dtypes is imported
-        TypeError
-    ):  # torch.float32; bfloat16 and its kin, which NumPy knows once ml_dtypes is there
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
     owner.supports(name, extents)
