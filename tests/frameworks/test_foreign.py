@@ -73,21 +73,6 @@ def test_what_is_no_array_is_refused_with_help(what: str) -> None:
         assert caught.value.reason
 
 
-@pytest.mark.parametrize("target", ["torch", "jax", "tensorflow", "pyclesperanto"])
-def test_lists_and_scalars_are_no_arrays_to_any_target(target: str) -> None:
-    framework = require(target)
-    for thing in ([1, 2], 3, 2.5, None, "abc", OnlyArrayMethod(), framework):
-        with pytest.raises(UnknownArrayError):
-            convert_memory(thing, target)
-
-
-def test_dtypes_and_devices_of_frameworks_are_no_arrays() -> None:
-    torch, tf = require("torch"), require("tensorflow")
-    for thing in (torch.float32, torch.device("cpu"), torch.Tensor, torch.nn.Linear(1, 1), tf.float32):
-        with pytest.raises(UnknownArrayError):
-            detect_memory_type(thing)
-
-
 # ---- array protocols -------------------------------------------------------------------------------------
 
 
