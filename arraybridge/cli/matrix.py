@@ -21,7 +21,7 @@ from arraybridge import pages
 from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.presence import can_find
+from arraybridge.frameworks.facts import can_find
 from arraybridge.show import Cell, format_bytes, format_rate, format_seconds, html_table
 from arraybridge.types import Device
 

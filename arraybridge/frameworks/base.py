@@ -86,7 +86,7 @@ class Framework(ABC):
 
     def dtype_name(self, x: Any) -> str:
         """NumPy's name of the array's dtype: ``"float32"``, ``"bfloat16"``."""
-        return str(np.dtype(x.dtype).name)
+        return hostmemory.name_of(np.dtype(x.dtype))
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.shape)

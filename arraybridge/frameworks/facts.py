@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from types import ModuleType
 
-__all__ = ["BUILT_IN", "Facts", "how_to_install", "install_command"]
+__all__ = ["BUILT_IN", "Facts", "can_find", "how_to_install", "install_command", "is_imported"]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -125,3 +127,22 @@ def how_to_install(facts: Facts, *options: str) -> str:
         pip = " ".join(("pip install", *options))
         command += f', or {pip} ".[{facts.extra}]" in a checkout of arraybridge'
     return command
+
+
+def is_imported(*packages: str) -> bool:
+    """Whether this process has imported one of them; what stands in for one in a test is no module."""
+    if sys.modules.keys().isdisjoint(packages):
+        return False
+    return any(isinstance(sys.modules.get(package), ModuleType) for package in packages)
+
+
+def can_find(package: str) -> bool:
+    """Whether a top-level package is imported, or would be found."""
+    if package in sys.modules:
+        return is_imported(package)
+    from importlib.util import find_spec  # 1 ms
+
+    try:
+        return find_spec(package) is not None
+    except ImportError:  # an import hook refuses it
+        return False

@@ -55,14 +55,8 @@ class NumpyFramework(Framework):
         }.get(dtype.kind, 'convert its fields one at a time, x["field"]')
         raise refuse_dtype(self, dtype, what)
 
-    def dtype_name(self, x: np.ndarray) -> str:
-        return hostmemory.name_of(x.dtype)
-
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return x if type(x) is np.ndarray else x.view(np.ndarray)
-
-    def to_host(self, x: np.ndarray) -> np.ndarray:
-        return hostmemory.fresh(x)
 
     def from_host(self, view: np.ndarray, device: Device) -> np.ndarray:
         return view.view(np.ndarray) if type(view) is not np.ndarray else view
@@ -96,9 +90,6 @@ class NumpyFramework(Framework):
         plain = type(part) is np.ndarray
         return np.empty(extended(part.shape, axis, rows), part.dtype) if plain else None
 
-    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> np.ndarray:
-        return np.empty(shape, hostmemory.np_dtype(dtype))
-
     def reshaped(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         elements = hostmemory.np_dtype(dtype)
         nbytes = elements.itemsize * math.prod(shape)
@@ -120,8 +111,6 @@ class NumpyFramework(Framework):
 
 
 class NumpyFast(Fast):
-    errors = (TypeError, ValueError, BufferError)
-
     #: Classes of arrays that are no more than their values.
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
 

@@ -25,10 +25,10 @@ class Fallback(Exception):  # noqa: N818  # a signal, no error
 class Fast:
     """Functions for arrays that need no care, made once for each pair of types.
 
-    They raise for an array that needs care: `Fallback`, or one of ``errors``.
+    They raise for an array that needs care: `Fallback`, an error of Python's, or one of ``errors``.
     """
 
-    #: What they may raise, besides `Fallback`.
+    #: What else the framework raises for an array that it does not take.
     errors: ClassVar[tuple[type[Exception], ...]] = ()
 
     def types(self) -> tuple[type, ...]:

@@ -16,10 +16,9 @@ from arraybridge.errors import (
     warn,
 )
 from arraybridge.frameworks.base import Framework, find_or_host
-from arraybridge.frameworks.facts import BUILT_IN, Facts, how_to_install
+from arraybridge.frameworks.facts import BUILT_IN, Facts, can_find, how_to_install, is_imported
 from arraybridge.frameworks.hints import hint_for
 from arraybridge.frameworks.plugins import facts_of_plugin, load, package_of, plugins
-from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.types import Cache, Device, FrameworkLike, above, empty_caches
 
 __all__ = [

@@ -13,7 +13,6 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
-from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, is_compact, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
@@ -236,15 +235,6 @@ class JaxFramework(Framework):
 
 
 class JaxFast(Fast):
-    errors = (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        BufferError,
-        NotImplementedError,
-        DtypeNotSupportedError,
-    )
-
     def types(self) -> tuple[type, ...]:
         return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
 

@@ -14,8 +14,8 @@ from jax.extend import backend as jax_backend
 
 from arraybridge import machine
 from arraybridge.frameworks.base import CPU
+from arraybridge.frameworks.facts import can_find
 from arraybridge.frameworks.parts import Pool, Usage
-from arraybridge.frameworks.presence import can_find
 from arraybridge.types import Device
 
 __all__ = ["JaxPool", "as_device", "cpu_alone", "jax_device", "local_devices"]

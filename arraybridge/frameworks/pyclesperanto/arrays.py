@@ -15,8 +15,8 @@ import numpy as np
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import Framework, extended, is_c_contiguous
+from arraybridge.frameworks.facts import can_find, is_imported
 from arraybridge.frameworks.parts import Pool
-from arraybridge.frameworks.presence import can_find, is_imported
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
 from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, PACKAGES, Package, opened, selected

@@ -7,7 +7,7 @@ import os
 import sys
 from functools import cache
 
-from arraybridge.frameworks.presence import can_find
+from arraybridge.frameworks.facts import can_find
 
 __all__ = ["configured_icds", "pocl_wheel", "use_pocl_wheel"]
 

@@ -217,7 +217,7 @@ class TensorflowFramework(Framework):
 
 
 class TensorflowFast(Fast):
-    errors = (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError)
+    errors = (tf.errors.OpError,)
 
     def types(self) -> tuple[type, ...]:
         return (_EAGER,)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch.utils import dlpack as torch_dlpack
 
-from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast
@@ -311,8 +310,7 @@ def _advice_for(dtype: torch.dtype) -> str:
 
 
 class TorchFast(Fast):
-    # FakeTensorMode refuses real tensors by an AssertionError.
-    errors = (TypeError, ValueError, RuntimeError, AssertionError, DtypeNotSupportedError)
+    errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
 
     def types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
