@@ -155,8 +155,10 @@ class _ArrayColumn(_Column):
     def __init__(self, joined: Joined, first: Any, place: str, count: int) -> None:
         super().__init__(joined, None, place, count)
         self.owner, data, self.facts = self._facts_of(first)
-        fits = joined.row_by_row or self.owner.shape(data)[joined.axis] == count
-        self.room = self.owner.room(data, joined.axis, joined.rows) if fits else None
+        shape = list(self.owner.shape(data))
+        fits = joined.row_by_row or shape[joined.axis] == count
+        shape[joined.axis] = joined.rows
+        self.room = self.owner.room(data, tuple(shape)) if fits else None
         self.kept: dict[int, Any] = {}
 
     def _facts_of(self, x: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -185,7 +187,8 @@ class _ArrayColumn(_Column):
         if self.room is None:
             self.kept[joined.done] = kept(x)
         else:
-            owner.write(self.room, data, joined.axis, joined.done)
+            along = (slice(None),) * (joined.axis % len(owner.shape(data)))
+            owner.write(self.room, (*along, slice(joined.done, joined.done + count)), data)
 
     def _without_rows(self, owner: Any, what: str) -> CannotSplitError:
         return CannotSplitError(

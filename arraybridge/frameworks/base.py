@@ -23,7 +23,7 @@ from arraybridge.frameworks.parts import Fast, Pool, Streams
 from arraybridge.options import missing_gpu, warn_of_missing_gpu
 from arraybridge.types import Device, above
 
-__all__ = ["CPU", "Framework", "extended", "find_or_host", "open_devices", "refusals", "visible_devices"]
+__all__ = ["CPU", "Framework", "find_or_host", "open_devices", "refusals", "visible_devices"]
 
 CPU = Device("cpu", 0)
 
@@ -292,18 +292,17 @@ class Framework(ABC):
         with self.beside(x):
             return [x[i] for i in range(self.shape(x)[0])]
 
-    def room(self, part: Any, axis: int, rows: int) -> Any:
-        """Memory for an array like ``part`` with so many rows along ``axis``, for `write` and `filled`.
+    def room(self, part: Any, shape: tuple[int, ...]) -> Any:
+        """Memory for an array like ``part``, of another shape, for `write` and `filled`.
 
         None where parts are kept, and concatenated at the end.
         """
         return None
 
-    def write(self, room: Any, part: Any, axis: int, start: int) -> None:
-        """Copy ``part`` into what `room` gave, from row ``start`` on."""
-        stop = start + self.shape(part)[axis]
+    def write(self, room: Any, rows: tuple[slice, ...], part: Any) -> None:
+        """Copy ``part`` into these rows of what `room` gave."""
         with self.beside(room):
-            self.part(room, axis, start, stop)[...] = part
+            room[rows] = part
 
     def filled(self, room: Any, device: Device) -> Any:
         """The array of what `room` gave, all its rows written."""
@@ -418,12 +417,6 @@ def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
     """What these frameworks raise for an array that they do not take."""
     own = (error for one in frameworks for error in one.fast.errors)
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
-
-
-def extended(shape: tuple[int, ...], axis: int, rows: int) -> tuple[int, ...]:
-    """The shape with so many rows along ``axis``."""
-    along = axis % len(shape)
-    return (*shape[:along], rows, *shape[along + 1 :])
 
 
 def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework, extended, refuse, refuse_dtype
+from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, itself
 from arraybridge.types import Device
 
@@ -85,10 +85,9 @@ class NumpyFramework(Framework):
         joined = np.concatenate(parts, axis, dtype=first.dtype)
         return joined.view(type(first)) if isinstance(first, np.recarray) else joined
 
-    def room(self, part: np.ndarray, axis: int, rows: int) -> np.ndarray | None:
+    def room(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
         # A subclass may hold more than its values, as a mask.
-        plain = type(part) is np.ndarray
-        return np.empty(extended(part.shape, axis, rows), part.dtype) if plain else None
+        return np.empty(shape, part.dtype) if type(part) is np.ndarray else None
 
     def reshaped(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         elements = hostmemory.np_dtype(dtype)

@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 
 from arraybridge.frameworks import driver, hostmemory, loans
-from arraybridge.frameworks.base import Framework, extended
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cupy.memory import CupyPool, devices
 from arraybridge.frameworks.cupy.streams import CupyStreams, on_card, on_loan
 from arraybridge.types import Device
@@ -155,9 +155,9 @@ class CupyFramework(Framework):
         ours = type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
         return ours and isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
 
-    def room(self, part: cupy.ndarray, axis: int, rows: int) -> cupy.ndarray:
+    def room(self, part: cupy.ndarray, shape: tuple[int, ...]) -> cupy.ndarray:
         with on_card(part.device.id):
-            return cupy.empty(extended(part.shape, axis, rows), part.dtype)
+            return cupy.empty(shape, part.dtype)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> cupy.ndarray:
         with on_card(device.index):

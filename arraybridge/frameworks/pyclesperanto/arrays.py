@@ -14,7 +14,7 @@ import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import hostmemory, loans
-from arraybridge.frameworks.base import Framework, extended, is_c_contiguous
+from arraybridge.frameworks.base import Framework, is_c_contiguous
 from arraybridge.frameworks.facts import can_find, is_imported
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.pyclesperanto import opencl
@@ -177,12 +177,11 @@ class PyclesperantoFramework(Framework):
 
     # Its arrays are not written to in part: the whole is made in memory of the host.
 
-    def room(self, part: Any, axis: int, rows: int) -> np.ndarray:
-        return np.empty(extended(self.shape(part), axis, rows), self.dtype_name(part))
+    def room(self, part: Any, shape: tuple[int, ...]) -> np.ndarray:
+        return np.empty(shape, self.dtype_name(part))
 
-    def write(self, room: np.ndarray, part: Any, axis: int, start: int) -> None:
-        stop = start + self.shape(part)[axis]
-        room[(slice(None),) * (axis % room.ndim) + (slice(start, stop),)] = self.to_host(part)
+    def write(self, room: np.ndarray, rows: tuple[slice, ...], part: Any) -> None:
+        room[rows] = self.to_host(part)
 
     def filled(self, room: np.ndarray, device: Device) -> Any:
         return self.from_host(room, device)

@@ -17,7 +17,7 @@ import torch
 from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.frameworks import hostmemory, loans
-from arraybridge.frameworks.base import CPU, Framework, extended, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, REAL
@@ -216,11 +216,11 @@ class TorchFramework(Framework):
             return True
         return isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
 
-    def room(self, part: torch.Tensor, axis: int, rows: int) -> torch.Tensor | None:
+    def room(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
         plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized
         if not plain or part.is_nested or part.requires_grad:
             return None
-        return torch.empty(extended(tuple(part.shape), axis, rows), dtype=part.dtype, device=part.device)
+        return torch.empty(shape, dtype=part.dtype, device=part.device)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
         with torch.inference_mode(False):  # whose tensors cannot be written to outside
