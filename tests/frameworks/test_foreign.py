@@ -139,14 +139,6 @@ def test_a_foreign_array_on_the_host_is_shared(wrap: Callable[[Any], Any], targe
         assert data.bits(result) == bytes(48)
 
 
-@pytest.mark.parametrize("target", [*HOST, "pyclesperanto"])
-@pytest.mark.parametrize("wrap", [Interface, Dlpack])
-def test_strided_and_foreign(wrap: Callable[[Any], Any], target: str) -> None:
-    require(target)
-    memory = np.arange(24, dtype=np.float32).reshape(4, 6)[::-1, ::2]
-    assert data.bits(convert_memory(wrap(memory), target)) == memory.tobytes()
-
-
 @pytest.mark.parametrize("wrap", [Interface, Dlpack])
 def test_read_only_foreign_memory_stays_unwritten(wrap: Callable[[Any], Any]) -> None:
     require("torch")

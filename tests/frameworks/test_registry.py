@@ -96,35 +96,30 @@ def test_what_is_there_but_broken_is_called_so(tmp_path: Path) -> None:
 # ---- detection -------------------------------------------------------------------------------------------
 
 
-class MyArray(np.ndarray):
-    """A subclass of NumPy's, as users write them."""
-
-
 def test_subclasses_are_of_the_framework_of_their_base(tmp_path: Path) -> None:
-    file = tmp_path / "values"
-    file.write_bytes(bytes(16))
+    torch, tf, jax = require("torch"), require("tensorflow"), require("jax")
+    my_array = type("MyArray", (np.ndarray,), {})  # as users write them
+    my_tensor = type("MyTensor", (torch.Tensor,), {})
     arrays: dict[str, list[Any]] = {
         "numpy": [
-            *(np.zeros(3), np.array(1.0), np.array([object()]), np.zeros(3).view(MyArray)),
-            np.memmap(file, np.float32, "r"),
-            np.ma.masked_array([1, 2], [True, False]),
-            np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
-        ]
+            *(
+                np.array(1.0),
+                np.array([object()]),
+                np.zeros(3).view(my_array),
+                np.ma.masked_array([1], [True]),
+            ),
+            *(np.memmap(tmp_path / "values", "f4", "w+", shape=4), np.rec.array([(1, 2.0)], dtype="i4, f8")),
+        ],
+        "torch": [
+            *(torch.nn.Parameter(torch.ones(2)), torch.nn.Buffer(torch.ones(2)), torch.eye(2).to_sparse()),
+            *(torch.ones(2).as_subclass(my_tensor), torch.ones(2, device="meta")),
+        ],
+        "tensorflow": [
+            *(tf.Variable([1.0]), tf.constant("a"), tf.ragged.constant([[1], [2, 3]])),
+            tf.sparse.from_dense([[0, 1]]),
+        ],
+        "jax": [jax.random.key(0)],
     }
-    torch, tf, jax = require("torch"), require("tensorflow"), require("jax")
-
-    class MyTensor(torch.Tensor):  # type: ignore[misc]
-        pass
-
-    arrays["torch"] = [
-        *(torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.ones(2).as_subclass(MyTensor)),
-        *(torch.nn.Buffer(torch.ones(2)), torch.eye(2).to_sparse(), torch.ones(2, device="meta")),
-    ]
-    arrays["tensorflow"] = [
-        *(tf.constant([1.0]), tf.Variable([1.0]), tf.constant("a")),
-        *(tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[0, 1]])),
-    ]
-    arrays["jax"] = [jax.numpy.ones(2), jax.random.key(0)]
     for name, values in arrays.items():
         for value in values:
             assert detect_memory_type(value) == name, type(value)
