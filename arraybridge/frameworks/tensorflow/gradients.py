@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -185,6 +186,10 @@ def _refuse_drawing(program: Any, label: str) -> None:
         )
 
 
+#: TensorFlow asks for it at each call, and making it takes a sixth of one.
+_SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)
+
+
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
 def _applied(*arrays: Any, operation: Operation) -> Any:
     results, linear = operation.linearise(arrays)
@@ -199,6 +204,7 @@ def _applied(*arrays: Any, operation: Operation) -> Any:
         gradients = [next(results) if a else None for a in operation.active]
         return (gradients, [None] * len(variables)) if variables else gradients
 
+    backward.__signature__ = _SIGNATURE  # type: ignore[attr-defined]
     return (results[0] if len(results) == 1 else results), backward
 
 

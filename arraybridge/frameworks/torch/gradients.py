@@ -81,7 +81,7 @@ class TorchAutodiff(autodiff.Autodiff):
     def linearise(
         self, body: autodiff.Body, arrays: list[torch.Tensor], active: Sequence[bool], label: str
     ) -> autodiff.Linearised:
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False):  # and so with gradients
             # Inside of a pullback that is differentiated itself, they are part of a graph.
             inner = any(x.requires_grad for x in arrays)
             arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]
