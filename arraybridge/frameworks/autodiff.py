@@ -6,10 +6,11 @@ says what a framework does as either of them; `arraybridge.functions.operation` 
 
 from __future__ import annotations
 
-import copy
+import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NOT_DIFFERENTIABLE",
+    "NO_STATE",
     "Autodiff",
     "Body",
     "Call",
-    "Foretold",
     "Linear",
-    "Linearised",
     "Shape",
     "Span",
     "forward_mode",
@@ -39,8 +39,8 @@ __all__ = [
     "writes_to_argument",
 ]
 
-#: A function from a flat list of the callee's arrays to another one, and to the outline of what it returned.
-Body = Callable[[list[Any]], tuple[list[Any], Any]]
+#: A function from a flat list of the callee's arrays to another one.
+Body = Callable[[list[Any]], list[Any]]
 
 #: Where an array lies in memory, from and to.
 Span = tuple[int, int]
@@ -56,19 +56,15 @@ class Shape(NamedTuple):
 class Linear:
     """A function of the callee at a point: its pullback there, and what that reads."""
 
-    #: Whether it was pulled, and cannot be again.
-    spent = False
+    #: What the results depend on that is differentiable and no argument; "" for nothing.
+    captured = ""
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
-        """Gradients of the active arguments, None for zeros.
+        """Gradients of the active arguments, in torch's convention for complex numbers: JAX's conjugates.
 
         Args:
             cotangents: one for each result, None where there is none.
         """
-        raise NotImplementedError
-
-    def captured(self) -> str:
-        """What the results depend on that is differentiable and no argument; "" for nothing."""
         raise NotImplementedError
 
     def residuals(self) -> list[Any] | None:
@@ -76,35 +72,8 @@ class Linear:
         return None
 
 
-class Linearised(NamedTuple):
-    """What a run of a function gives, in the callee."""
-
-    results: list[Any]
-    outline: Any
-    linear: Linear
-
-
-class Foretold(NamedTuple):
-    """What is known of the results of a function before it runs.
-
-    ``captured`` is what `Linear.captured` says; ``draws``: whether it draws random numbers that it is not
-    passed.
-    """
-
-    shapes: list[Shape]
-    outline: Any
-    captured: str
-    draws: bool
-
-
 class Autodiff:
-    """What a framework does as the caller and as the callee; as it stands here, it has no derivatives.
-
-    Class attributes:
-        transposes: whether gradients are those of the transposed map, as JAX's are: torch's conjugates.
-    """
-
-    transposes: ClassVar[bool] = False
+    """What a framework does as the caller and as the callee; as it stands here, it has no derivatives."""
 
     # -- its arrays --------------------------------------------------------------------------------
 
@@ -130,16 +99,10 @@ class Autodiff:
 
     def is_smooth(self, x: Any) -> bool:
         """Whether its dtype can be differentiated."""
-        raise NotImplementedError
+        return _SMOOTH.search(str(x.dtype)) is not None
 
     def span(self, x: Any) -> Span:
         """Its memory; (0, 0) where nobody knows."""
-        raise NotImplementedError
-
-    def conj(self, x: Any) -> Any:
-        raise NotImplementedError
-
-    def zeros_like(self, x: Any) -> Any:
         raise NotImplementedError
 
     # -- as the caller -----------------------------------------------------------------------------
@@ -150,7 +113,7 @@ class Autodiff:
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def run(self, body: Body, arrays: list[Any], label: str) -> tuple[list[Any], Any]:
+    def run(self, body: Body, arrays: list[Any], label: str) -> list[Any]:
         """Call a function; refuse one that writes to its arguments, where this framework shows that."""
         versions = list(map(self.version, arrays))
         results = body(arrays)
@@ -158,12 +121,17 @@ class Autodiff:
             raise writes_to_argument(label)
         return results
 
-    def linearise(self, body: Body, arrays: list[Any], active: Sequence[bool], label: str) -> Linearised:
+    def linearise(
+        self, body: Body, arrays: list[Any], active: Sequence[bool], label: str
+    ) -> tuple[list[Any], Linear]:
         """Run a function, and keep what its pullback in the active arguments needs."""
         raise NotImplementedError
 
-    def foretell(self, body: Body, shapes: list[Shape], label: str) -> Foretold:
-        """What its results will look like, for callers that trace."""
+    def foretell(self, body: Body, shapes: list[Shape], label: str) -> tuple[list[Shape], str, bool]:
+        """For callers that trace: the shapes of its results, what it captures, and whether it draws numbers.
+
+        The last two are as `Linear.captured` says, and for random numbers that it is not passed.
+        """
         raise not_foretold(label, "its framework cannot run without values")
 
     def admit(self, x: Any, label: str) -> None:
@@ -171,53 +139,53 @@ class Autodiff:
 
     def random_state(self) -> np.ndarray:
         """The state of the random numbers that functions draw without being passed any; empty for none."""
-        return _NO_STATE
+        return NO_STATE
 
-    def replayed(self, state: np.ndarray) -> AbstractContextManager[None]:
+    def set_random_state(self, state: np.ndarray) -> None:
+        """Draw from now on what was drawn after this state."""
+
+    @contextmanager
+    def replayed(self, state: np.ndarray) -> Iterator[None]:
         """Draw what was drawn after this state, and leave the random numbers of the process as they are."""
-        return nullcontext()
+        now = self.random_state()
+        self.set_random_state(state)
+        try:
+            yield
+        finally:
+            self.set_random_state(now)
 
     def refuse_again(self, body: Body, arrays: list[Any], label: str) -> None:
         """Refuse to run a function again that would draw other random numbers."""
 
 
-_NO_STATE = np.zeros(0, np.uint8)
+#: Where no random numbers are drawn.
+NO_STATE = np.zeros(0, np.uint8)
+
+_SMOOTH = re.compile("float|complex")
 
 #: The derivatives of a framework that has none.
 NOT_DIFFERENTIABLE = Autodiff()
 
 
+@dataclasses.dataclass(eq=False)
 class Call:
-    """One call of the user's function, as a function of the caller's arrays alone.
+    """One call of the user's function, as a function of the caller's arrays alone."""
 
-    Args:
-        flow: the function.
-        own: ``self``, where it is a method.
-        structure: of the other arguments, one after the other.
-        names: of those that were named, which come last.
-        leaves: of the arguments: arrays of the callee, and whatever is no array.
-        slots: which of them are arrays of the caller, in place of which there is None from here on.
-    """
+    flow: Flow
+    #: ``self``, where it is a method.
+    own: tuple[Any, ...]
+    #: Of the other arguments, one after the other; those that were named come last.
+    structure: Structure
+    names: tuple[str, ...]
+    #: Of the arguments: arrays of the callee, whatever is no array, and None for arrays of the caller.
+    leaves: list[Any]
+    #: Which of them are arrays of the caller.
+    slots: list[bool]
+    #: Makes what the function returned of its arrays, once it has run.
+    refill: Callable[[Iterator[Any]], Any] | None = None
 
-    def __init__(
-        self,
-        flow: Flow,
-        own: tuple[Any, ...],
-        structure: Structure,
-        names: tuple[str, ...],
-        leaves: list[Any],
-        slots: list[bool],
-    ) -> None:
-        self.flow, self.own, self.structure, self.names, self.slots = flow, own, structure, names, slots
-        self.leaves = [None if slot else x for x, slot in zip(leaves, slots, strict=True)]
-
-    def __call__(self, arrays: list[Any], leaves: list[Any] | None = None) -> tuple[list[Any], Any]:
-        return self.flow.run(self, merged(self.leaves if leaves is None else leaves, self.slots, arrays))
-
-    def with_leaves(self, leaves: list[Any]) -> Call:
-        call = copy.copy(self)
-        call.leaves = leaves
-        return call
+    def __call__(self, arrays: list[Any]) -> list[Any]:
+        return self.flow.run(self, merged(self.leaves, self.slots, arrays))
 
     def key(self) -> Any:
         """What tells it from calls of another structure, to be hashed where all that it knows can be."""
@@ -234,8 +202,8 @@ def picked(values: Sequence[Any], chosen: Sequence[bool]) -> list[Any]:
 
 def merged(values: Sequence[Any], replaced: Sequence[bool], replacements: Sequence[Any]) -> list[Any]:
     """The values, with the replacements in place of those that are replaced."""
-    others: Iterator[Any] = iter(replacements)
-    return [next(others) if r else x for x, r in zip(values, replaced, strict=True)]
+    following: Iterator[Any] = iter(replacements)
+    return [next(following) if r else x for x, r in zip(values, replaced, strict=True)]
 
 
 def overlaps(span: Span, spans: Sequence[Span]) -> bool:

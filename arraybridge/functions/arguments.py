@@ -31,6 +31,7 @@ __all__ = [
     "bringing",
     "check_source",
     "conversion",
+    "entering",
     "first_array",
     "named_device",
     "no_plans",
@@ -51,9 +52,9 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
     """What converts the arguments but the first ``skip``, self. The caller's own stay as they came."""
     label, strict = label_of(fn), options.strict
     cast = rf'Pass dtype= to the decorator to ask for a cast: @{options.framework}(dtype="\1")\2'
-    form, entering, in_worker = _entering(options)
+    form, to_framework, in_worker = _entering(options)
 
-    def bring(args: Args, kwargs: Kwargs, enter: Change = entering) -> tuple[Sequence[Any], Kwargs, Any]:
+    def bring(args: Args, kwargs: Kwargs, enter: Change = to_framework) -> tuple[Sequence[Any], Kwargs, Any]:
         by_type = no_plans if open_logs else by_form.get(form, no_plans)
         if busy_workers:
             by_type, enter = no_plans, in_worker or enter
@@ -88,7 +89,7 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
 
     def bring_there(args: Args, kwargs: Kwargs) -> tuple[Sequence[Any], Kwargs, Any]:
         with OneWarning():
-            return bring(args, kwargs, _to_freest(options) if options.gpu_id == "auto" else entering)
+            return bring(args, kwargs, _to_freest(options) if options.gpu_id == "auto" else to_framework)
 
     may_miss = options.gpu_id is not None or (options.device is not None and options.device.kind != "cpu")
     return bring_there if may_miss else bring
@@ -125,6 +126,18 @@ def _entering(options: DecoratorOptions) -> tuple[Any, Change, Change | None]:
     if device is not None:
         return form, declared(to_device), None
     return form, declared(convert), None if name == "numpy" else declared(to_worker)
+
+
+def entering(options: DecoratorOptions) -> Callable[[], Change]:
+    """What says, for one call, what brings its arrays to the framework."""
+    _, enter, in_worker = _entering(options)
+
+    def of_one_call() -> Change:
+        if options.gpu_id == "auto":
+            return _to_freest(options)
+        return in_worker if in_worker and busy_workers else enter
+
+    return of_one_call
 
 
 def _grad(options: DecoratorOptions) -> Any:

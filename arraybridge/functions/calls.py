@@ -27,7 +27,7 @@ from arraybridge.placement import busy_workers, card_meant
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import map_arrays
 
-__all__ = ["DecoratedCall", "as_declared", "handed_over", "in_framework"]
+__all__ = ["DecoratedCall", "Parts", "Run", "as_declared", "handed_over", "in_framework", "recovering"]
 
 #: What takes the arguments as they came, and returns a result.
 Run = Callable[[Args, Kwargs], Any]
@@ -98,7 +98,7 @@ def in_framework(fn: Callable[..., Any], options: DecoratorOptions) -> Parts:
     bring = bringing(fn, skip, options)
     run = _running(fn, skip, options, bring)
     if options.oom_recovery:
-        run = _recovering(run, skip, options)
+        run = recovering(run, skip, options)
     give_back = giving_back(fn, skip, options)
     return bring, run, give_back, _tracing(fn, skip, options, run, give_back)
 
@@ -148,7 +148,7 @@ def _selected(options: DecoratorOptions) -> Iterator[None]:
         yield
 
 
-def _recovering(run: Run, skip: int, options: DecoratorOptions) -> Run:
+def recovering(run: Run, skip: int, options: DecoratorOptions) -> Run:
     """What runs again, or in parts, where memory runs out: for a conversion of the arguments, too."""
     split = options.oom_recovery == "split"
     plain = batches.plain if split else lambda tree: tree

@@ -2,59 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, merged, picked
+from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN
-from arraybridge.functions.arguments import check_source
-from arraybridge.functions.calls import DecoratedCall, handed_over, in_framework
-from arraybridge.functions.compiling import being_compiled, untraced
+from arraybridge.functions.arguments import Args, Change, Kwargs, check_source, entering
+from arraybridge.functions.calls import (
+    DecoratedCall,
+    Parts,
+    Run,
+    as_declared,
+    handed_over,
+    in_framework,
+    recovering,
+)
+from arraybridge.functions.compiling import untraced
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import DecoratorOptions
-from arraybridge.functions.results import check_result
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.memory.recovery import run_with_oom_recovery
-from arraybridge.placement import busy_workers, card_meant, worker_device
-from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, Structure, flattened, is_array, kind_of, kinds, prefix, source_of
-from arraybridge.types import Cache
+from arraybridge.trees import ARRAY, flattened, is_array, kind_of, kinds, prefix, source_of
 
 __all__ = ["flow"]
 
-#: Type of an array → its framework; None for what is no array, or one without derivatives.
-_owners: Cache[type, Framework | None] = Cache()
-
 
 def _owner(x: Any) -> Framework | None:
-    cls = type(x)
-    try:
-        return _owners[cls]
-    except KeyError:
-        owner = registry.find_owner(x) if _is_array(x) else None
-        return _owners.keep(cls, None if owner is None or owner.autodiff is NOT_DIFFERENTIABLE else owner)
+    """The framework of an array; None for what is no array, or one without derivatives."""
+    owner = registry.find_owner(x) if _is_array(x) else None
+    return None if owner is None or owner.autodiff is NOT_DIFFERENTIABLE else owner
 
 
 def _is_array(x: Any) -> bool:
     return (kinds.get(type(x)) or kind_of(x)) == ARRAY
-
-
-class Outline:
-    """A container and what is no array in it, to be filled with arrays again."""
-
-    def __init__(self, structure: Structure, leaves: list[Any]) -> None:
-        self.structure, self.leaves = structure, leaves
-
-    def filled(self, arrays: Iterator[Any]) -> Any:
-        return self.structure.filled(next(arrays) if x is _HOLE else x for x in self.leaves)
 
 
 #: Where an array was.
@@ -62,30 +48,21 @@ _HOLE = object()
 
 
 class Flow:
-    """Runs a function of one framework. It holds no framework's objects, so that it pickles."""
+    """Runs a function of one framework for callers of others. It holds no framework's objects."""
 
     def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
         self.fn, self.options, self.name, self.label = fn, options, options.framework, label_of(fn)
         self.skip = int(takes_self(fn))
+        bare = options._replace(oom_recovery=False, contract=None)
         #: Where nobody differentiates, and where its own framework does.
-        self.ordinary = DecoratedCall(in_framework, fn, options._replace(grad="detach", output_type="input"))
-        inside = options._replace(grad="error", output_type=options.framework)
-        self.inside = DecoratedCall(in_framework, fn, inside)
+        self.ordinary = _complete(fn, bare._replace(grad="detach", output_type="input"))
+        self.inside = _complete(fn, bare._replace(grad="error", output_type=options.framework))
+        #: What brings one array to where the function runs.
+        self.entering = entering(bare._replace(grad="detach", strict=False))
         #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
 
-    def __getstate__(self) -> Any:
-        return self.fn, self.options
-
-    def __setstate__(self, state: Any) -> None:
-        vars(self).update(vars(Flow(*state)))
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if being_compiled():  # torch.compile breaks its graph here
-            return untraced(self._called, args, kwargs)
-        return self._called(args, kwargs)
-
-    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def called(self, args: Args, kwargs: Kwargs) -> Any:
         own, values = args[: self.skip], [*args[self.skip :], *kwargs.values()]
         leaves, structure = flattened(values)
         owners = list(map(_owner, leaves))
@@ -99,53 +76,34 @@ class Flow:
             return self.inside(args, kwargs)
         if len(followed) > 1:
             raise self._two(followed)
-        caller = registry.framework(followed.pop())
+        caller, enter = registry.framework(followed.pop()), self.entering()
         # The caller's arrays are arguments, integers too; those of others are constants.
         slots = [owner is caller for owner in owners]
-        call = Call(self, own, structure, tuple(kwargs), leaves, slots)
-        active = [t and caller.autodiff.is_smooth(x) for x, t in zip(leaves, tracked, strict=True)]
-        active = picked(active, slots)
-        step = trace.span("call", self.label) if trace.open_logs else None
-        if step is None:
-            return self._recovering(call, leaves, caller, active)
-        with step:
-            result = self._recovering(call, leaves, caller, active)
-            step.device = device_words(result)
-            return result
-
-    def _recovering(self, *call: Any) -> Any:
-        options, gpu_id = self.options, card_meant(self.options.gpu_id)
-        if options.oom_recovery is False:
-            return self._differentiated(*call)
-        card = None if gpu_id == "auto" else gpu_id
-        return run_with_oom_recovery(
-            self._differentiated, *call, max_retries=options.max_retries, gpu_id=card
+        arrays = picked(leaves, slots)
+        active = picked(
+            [t and caller.autodiff.is_smooth(x) for x, t in zip(leaves, tracked, strict=True)], slots
         )
-
-    def _differentiated(self, call: Call, leaves: list[Any], caller: Framework, active: list[bool]) -> Any:
-        callee = registry.framework(self.name)
-        enter, beside = _Entry(self.options), [_is_array(x) for x in call.leaves]
-        arrays = picked(leaves, call.slots)
         try:
             if self.options.strict:
                 for x in filter(_is_array, leaves):
                     check_source(x, self.options)
-            constants = [_constant(x, enter) for x in picked(call.leaves, beside)]
-            for x in constants:
-                callee.autodiff.admit(x, self.label)
-            if constants:
-                call = call.with_leaves(merged(call.leaves, beside, constants))
+            beside = [
+                None if slot else self._constant(x, enter) if _is_array(x) else x
+                for x, slot in zip(leaves, slots, strict=True)
+            ]
+            call = Call(self, own, structure, tuple(kwargs), beside, slots)
+            constants = list(filter(_is_array, beside))
+            callee = registry.framework(self.name)
             operation = Operation(call, callee, caller, enter, active, self.label, constants)
             results = caller.autodiff.apply(operation, arrays)
         except MemoryConversionError as error:
             if not str(error).startswith(f"{self.label}()"):
                 prefix(error, f"{self.label}()")
             raise
-        result = operation.outline.filled(iter(results))
-        return check_result(self.options.contract, result, self.label)
+        return call.refill(iter(results))
 
-    def run(self, call: Call, leaves: list[Any]) -> tuple[list[Any], Outline]:
-        """Call the function; its arrays, as ones of its framework, and what they lay in."""
+    def run(self, call: Call, leaves: list[Any]) -> list[Any]:
+        """Call the function; its arrays, as ones of its framework. The call is told what they lay in."""
         framework = registry.framework(self.name)
         values = call.structure.filled(iter(leaves))
         count = len(values) - len(call.names)
@@ -164,7 +122,18 @@ class Flow:
             if _is_array(x):
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
-        return arrays, Outline(structure, leaves)
+        call.refill = lambda arrays: structure.filled(next(arrays) if x is _HOLE else x for x in leaves)
+        return arrays
+
+    def _constant(self, x: Any, enter: Change) -> Any:
+        """An array of the callee that nobody writes to before the backward."""
+        owner, data = source_of(x)
+        if owner.mutable and owner.name != self.name:
+            x = owner.copy(owner.detach(data) if owner.requires_grad(data) else data)
+        callee = registry.framework(self.name).autodiff
+        x = callee.prepare(enter(x))
+        callee.admit(x, self.label)
+        return x
 
     def _two(self, followed: set[str]) -> GradientError:
         names = " and ".join(sorted(followed))
@@ -177,36 +146,30 @@ class Flow:
         )
 
 
-class _Entry:
-    """Converts arrays to the framework, and the place, in which a function runs."""
-
-    def __init__(self, options: DecoratorOptions) -> None:
-        self.name = options.framework
-        self.gpu_id: Any = card_meant(options.gpu_id)
-        self.device = options.device
-        if busy_workers and self.gpu_id is None and self.device is None:
-            # Of a worker of `device_map`, which may have ended when the backward runs.
-            self.device = worker_device.get()
-
-    def __call__(self, x: Any) -> Any:
-        x = convert_memory(x, self.name, gpu_id=self.gpu_id, grad="detach", device=self.device)
-        if self.gpu_id == "auto":  # all arrays go where the first one went
-            self.gpu_id, self.device = None, registry.framework(self.name).device_of(x)
-        return x
-
-
-def _constant(x: Any, enter: _Entry) -> Any:
-    """An array of the callee that nobody writes to before the backward."""
-    owner, data = source_of(x)
-    if owner.mutable and owner.name != enter.name:
-        x = owner.copy(owner.detach(data) if owner.requires_grad(data) else data)
-    return registry.framework(enter.name).autodiff.prepare(enter(x))
-
-
 # -- the decorator -------------------------------------------------------------------------------------
 
 
-def flow(fn: Callable[..., Any], options: DecoratorOptions) -> Flow:
+def _complete(fn: Callable[..., Any], options: DecoratorOptions) -> Run:
+    """What does all that a decorated function does."""
+    _, run, give_back, _ = in_framework(fn, options)
+    return lambda args, kwargs: give_back(run(args, kwargs), args, kwargs)
+
+
+def _flowing(fn: Callable[..., Any], options: DecoratorOptions) -> Parts:
+    """A function of one framework that gradients of others flow through."""
+    run: Run = Flow(fn, options).called
+    if options.oom_recovery:
+        run = recovering(run, int(takes_self(fn)), options)
+    bring, _, give_back, _ = as_declared(fn, options.contract)
+
+    def outside(args: Args, kwargs: Kwargs) -> Any:
+        return give_back(run(args, kwargs), args, kwargs)
+
+    # torch.compile breaks its graph here.
+    return bring, run, give_back, lambda args, kwargs: untraced(outside, args, kwargs)
+
+
+def flow(fn: Callable[..., Any], options: DecoratorOptions) -> DecoratedCall:
     """What a wrapper calls instead of a function that gradients flow through.
 
     Raises:
@@ -220,25 +183,24 @@ def flow(fn: Callable[..., Any], options: DecoratorOptions) -> Flow:
         raise ValueError(f"{what}: {name} has no derivatives; write the function in torch, jax or tensorflow")
     if kind != "function":
         raise ValueError(f"{what} takes plain functions, and this is a {kind}; return all results at once")
-    if options.output_type != "input":
-        raise ValueError(
-            f"{what} gives results back in the caller's framework; leave"
-            f" output_type={options.output_type!r} out"
-        )
-    for option, is_set, instead in (
-        ("slice_by_slice=True", options.slice_by_slice, "loop over the planes inside of the function"),
-        ('oom_recovery="split"', options.oom_recovery == "split", "pass oom_recovery=True"),
-        (f"dtype={options.dtype!r}", options.dtype is not None, "cast inside of the function"),
-        (
-            f"dtype_conversion={options.dtype_conversion}",
-            options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT,
-            "convert inside of the function, where it is differentiated",
-        ),
-    ):
-        if is_set:
-            raise ValueError(f"{what} cannot be had with {option}: no gradient goes through it; {instead}")
-    return Flow(fn, options)
+    for option, (allowed, instead) in _ALLOWED.items():
+        value = getattr(options, option)
+        if value not in allowed:
+            raise ValueError(f"{what} cannot be had with {option}={value!r}; {instead}")
+    return DecoratedCall(_flowing, fn, options)
 
 
 #: Those that come with arraybridge, known without importing them.
 _DIFFERENTIABLE = ("torch", "jax", "tensorflow", "mlx", "paddle")
+
+#: What options may be where gradients flow; and what to do instead of anything else.
+_ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "output_type": (("input",), "results come back in the caller's framework; leave it out"),
+    "slice_by_slice": ((False,), "loop over the planes inside of the function"),
+    "oom_recovery": ((False, True), "no gradient goes through parts; pass oom_recovery=True"),
+    "dtype": ((None,), "cast inside of the function"),
+    "dtype_conversion": (
+        (DtypeConversion.NATIVE_OUTPUT,),
+        "convert inside of the function, where it is differentiated",
+    ),
+}

@@ -19,9 +19,9 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import (
+    NO_STATE,
     Body,
     Linear,
-    Linearised,
     Shape,
     Span,
     overlaps,
@@ -44,10 +44,8 @@ class Operation:
         constants: arrays of the callee that the function is passed besides.
     """
 
-    #: What the results lie in, once it has run or was foretold.
-    outline: Any = None
     #: Of the callee's random numbers before it ran first.
-    state: Any = np.zeros(0, np.uint8)
+    state: Any = NO_STATE
     #: Whether somebody differentiates it; where the caller traces, that is seen at the last moment.
     differentiated = True
     #: Whether it draws random numbers that it is not passed; None where that was not foretold.
@@ -64,8 +62,8 @@ class Operation:
         constants: Sequence[Any] = (),
     ) -> None:
         self.body, self.callee, self.caller, self.enter, self.label = body, callee, caller, enter, label
-        self.active, self.constants = tuple(active), constants
-        self.versions = self._versions()
+        self.active = tuple(active)
+        self.versions = [(x, callee.autodiff.version(x)) for x in constants]
         self.context = contextvars.copy_context()
         self.settings = callee.thread_settings()
 
@@ -75,13 +73,12 @@ class Operation:
         """The results, and what their pullback may use; without it, the function will run again."""
         autodiff = self.callee.autodiff
         self.state = autodiff.random_state()
-        run = autodiff.linearise(self.body, self._entered(arrays), self.active, self.label)
-        self._refuse_captured(run.linear.captured())
-        self.outline = run.outline
-        results = self._left(run.results, [arrays[0]] * len(run.results))
+        results, linear = autodiff.linearise(self.body, self._entered(arrays), self.active, self.label)
+        self._refuse_captured(linear.captured)
+        results = self._left(results, [arrays[0]] * len(results))
         if self.caller.mutable:  # the backward reads the arguments, and the arrays beside them
-            self._part(results, self._spans(arrays) + [autodiff.span(x) for x in self.constants])
-        return results, run.linear
+            self._part(results, self._spans(arrays) + [autodiff.span(x) for x, _ in self.versions])
+        return results, linear
 
     def values(self, arrays: Sequence[Any]) -> list[Any]:
         """The results alone."""
@@ -102,11 +99,11 @@ class Operation:
         self._refuse_written()
         # Though it is read-only, it need not be copied: who writes to an argument is refused.
         entered = self._entered([hostmemory.writable_alias(x) for x in arrays])
-        results, _ = self.callee.autodiff.run(self.body, entered, self.label)
+        results = self.callee.autodiff.run(self.body, entered, self.label)
         numbers: list[np.ndarray] = [convert_memory(y, "numpy", grad="detach") for y in results]
         return numbers
 
-    def again(self, arrays: list[Any]) -> Linearised:
+    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         """Run once more, on arrays of the callee, with the random numbers of the first run."""
         autodiff = self.callee.autodiff
         self._refuse_written()
@@ -124,11 +121,10 @@ class Operation:
     def foretell(self, shapes: list[Shape]) -> list[Shape]:
         for shape in shapes:
             self.callee.supports(shape.dtype, shape.shape)
-        foretold = self.callee.autodiff.foretell(self.body, shapes, self.label)
+        foretold, captured, self.draws = self.callee.autodiff.foretell(self.body, shapes, self.label)
         if self.differentiated:
-            self._refuse_captured(foretold.captured)
-        self.outline, self.draws = foretold.outline, foretold.draws
-        return foretold.shapes
+            self._refuse_captured(captured)
+        return foretold
 
     # -- its pullback ------------------------------------------------------------------------------
 
@@ -173,14 +169,10 @@ class Operation:
         return entered
 
     def _left(self, results: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
-        """The results as arrays of the caller, each on the device of its like; None stands for zeros."""
+        """The results as arrays of the caller, each on the device of its like."""
         caller, arrays = self.caller, []
         for result, like in zip(results, likes, strict=True):
-            if result is None:
-                arrays.append(caller.autodiff.zeros_like(like))
-                continue
-            x = convert_memory(result, caller.name, grad="detach")
-            home = caller.device_of(like)
+            x, home = convert_memory(result, caller.name, grad="detach"), caller.device_of(like)
             if caller.device_of(x) != home:
                 x = convert_memory(x, caller.name, grad="detach", device=home)
             caller.autodiff.admit(x, self.label)
@@ -200,11 +192,8 @@ class Operation:
     def _spans(self, arrays: Sequence[Any]) -> list[Span]:
         return [self.caller.autodiff.span(x) for x in arrays]
 
-    def _versions(self) -> list[int]:
-        return list(map(self.callee.autodiff.version, self.constants))
-
     def _refuse_written(self) -> None:
-        if self._versions() != self.versions:
+        if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
             raise writes_to_argument(self.label)
 
     def _refuse_captured(self, what: str) -> None:
@@ -230,18 +219,16 @@ class Pullback(Operation):
         self, forward: Operation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
     ) -> None:
         self.forward, self.present, self.linear = forward, present, linear
+        autodiff = forward.caller.autodiff
+        active = [autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays]
+        self.active, self.versions = tuple(active), []
         self.callee, self.caller, self.enter = forward.callee, forward.caller, forward.enter
         self.context, self.settings, self.label = forward.context, forward.settings, forward.label
-        self.body = self._run
-        autodiff = self.caller.autodiff
-        self.active = tuple(autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays)
 
-    def _run(self, arrays: list[Any]) -> tuple[list[Any], None]:
+    def body(self, arrays: list[Any]) -> list[Any]:  # type: ignore[override]
         count = len(self.forward.active)
-        gradients = self._pulled(self.forward.again(arrays[:count]).linear, arrays[count:])
-        likes = picked(arrays, self.forward.active)
-        zeros_like = self.callee.autodiff.zeros_like
-        return [zeros_like(x) if g is None else g for x, g in zip(likes, gradients, strict=True)], None
+        _, linear = self.forward.again(arrays[:count])
+        return self._pulled(linear, arrays[count:])
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
         # Few ask for the next order; it runs again for those who do.
@@ -254,8 +241,8 @@ class Pullback(Operation):
     def _values(self, arrays: Sequence[Any]) -> list[Any]:
         likes, spans = picked(arrays, self.forward.active), self._spans(arrays)
         linear, self.linear = self.linear, None  # which the caller's graph of the gradients would keep
-        if linear is None or linear.spent:
-            gradients = self._left(self._run(self._entered(arrays))[0], likes)
+        if linear is None:
+            gradients = self._left(self.body(self._entered(arrays)), likes)
         else:
             # The caller may write to a gradient, and pull back again.
             spans += [self.callee.autodiff.span(x) for x in linear.residuals() or ()]
@@ -264,28 +251,17 @@ class Pullback(Operation):
         self._part(gradients, spans)
         return gradients
 
-    def _refuse_written(self) -> None:
-        """Nothing: the function is asked when it runs again."""
-
-    def again(self, arrays: list[Any]) -> Linearised:
+    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         return self.callee.autodiff.linearise(self.body, arrays, self.active, self.label)
 
     def replaying(self, state: Any) -> Operation:
         pullback = copy.copy(self)
         pullback.forward = self.forward.replaying(state)
-        pullback.body = pullback._run
         return pullback
 
     def foretell(self, shapes: list[Shape]) -> list[Shape]:
         return picked(shapes, self.forward.active)
 
     def _pulled(self, linear: Linear, cotangents: list[Any]) -> list[Any]:
-        """The callee's pullback, in the caller's convention for complex numbers."""
-        autodiff, operands = self.callee.autodiff, iter(cotangents)
-        flip = autodiff.conj if autodiff.transposes != self.caller.autodiff.transposes else _same
-        gradients = linear.pull([flip(next(operands)) if p else None for p in self.present])
-        return [None if g is None else flip(g) for g in gradients]
-
-
-def _same(x: Any) -> Any:
-    return x
+        operands = iter(cotangents)
+        return linear.pull([next(operands) if p else None for p in self.present])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,19 +23,15 @@ __all__ = ["AUTODIFF"]
 _Kinds = tuple[tuple[tuple[int, ...], Any], ...]
 
 _Jitted = type(jax.jit(lambda: None))
+_FLOAT0 = jax.dtypes.float0
 _WIDE = ("float64", "complex128")
 
 
 class JaxAutodiff(autodiff.Autodiff):
-    transposes = True
-
     # -- its arrays --------------------------------------------------------------------------------
 
     def follows(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
-
-    def is_smooth(self, x: Any) -> bool:
-        return _is_smooth(x.dtype)
 
     def span(self, x: Any) -> autodiff.Span:
         try:
@@ -42,12 +39,6 @@ class JaxAutodiff(autodiff.Autodiff):
         except (AttributeError, ValueError, RuntimeError):  # traced, or on several devices
             return 0, 0
         return start, start + x.size * x.dtype.itemsize
-
-    def conj(self, x: Any) -> Any:
-        return jnp.conj(x) if jnp.iscomplexobj(x) else x
-
-    def zeros_like(self, x: Any) -> Any:
-        return jnp.zeros_like(x)
 
     # -- as the caller -----------------------------------------------------------------------------
 
@@ -66,24 +57,20 @@ class JaxAutodiff(autodiff.Autodiff):
 
     def linearise(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
-    ) -> autodiff.Linearised:
+    ) -> tuple[list[Any], autodiff.Linear]:
         traced = _are_traced(arrays)
         if isinstance(body, autodiff.Call) and isinstance(body.flow.fn, _Jitted) and not traced:
             compiled = _compiled(body, arrays, active)
             if compiled is not None:
                 return compiled
-        results, outline, vjp = _vjp(body, arrays, active)
-        return autodiff.Linearised(results, outline.value, _Vjp(vjp, results, _pull, traced=traced))
+        results, vjp = _vjp(body, arrays, active)
+        return results, _Vjp(vjp, results, _pull, traced=traced)
 
     def admit(self, x: Any, label: str) -> None:
         _refuse_wide(x.dtype.name, label)
 
 
 AUTODIFF = JaxAutodiff()
-
-
-def _is_smooth(dtype: Any) -> bool:
-    return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 
 def _are_traced(arrays: Sequence[Any]) -> bool:
@@ -110,23 +97,27 @@ class _Static:
 # -- the callee ----------------------------------------------------------------------------------------
 
 
-def _vjp(
-    body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]
-) -> tuple[list[Any], _Static, Any]:
-    """Results, outline, and JAX's pullback: a container of its residuals, which a program may return."""
+def _vjp(body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]) -> tuple[list[Any], Any]:
+    """Results, and JAX's pullback: a container of its residuals, which a program may return."""
 
-    def of_active(*values: Any) -> tuple[list[Any], _Static]:
-        results, outline = body(autodiff.merged(arrays, active, values))
-        return results, _Static(outline)
+    def of_active(*values: Any) -> list[Any]:
+        return body(autodiff.merged(arrays, active, values))
 
-    results, vjp, outline = jax.vjp(of_active, *autodiff.picked(arrays, active), has_aux=True)
-    return results, outline, vjp
+    results, vjp = jax.vjp(of_active, *autodiff.picked(arrays, active))
+    return results, vjp
 
 
 def _pull(vjp: Callable[..., Any], cotangents: list[Any], kinds: _Kinds) -> list[Any]:
     """JAX's pullback, with zeros for the cotangents that are missing."""
-    zeros = [jnp.zeros(s, d) if _is_smooth(d) else np.zeros(s, jax.dtypes.float0) for s, d in kinds]
-    return list(vjp([z if c is None else c for c, z in zip(cotangents, zeros, strict=True)]))
+    cotangents = [
+        _conj(c)
+        if c is not None
+        else jnp.zeros(s, d)
+        if jnp.issubdtype(d, jnp.inexact)
+        else np.zeros(s, _FLOAT0)
+        for c, (s, d) in zip(cotangents, kinds, strict=True)
+    ]
+    return list(map(_conj, vjp(cotangents)))
 
 
 _compiled_pull = jax.jit(_pull, static_argnums=2)
@@ -145,21 +136,19 @@ class _Vjp(autodiff.Linear):
     ) -> None:
         self.vjp, self.run = vjp, run
         self.kinds: _Kinds = tuple((y.shape, y.dtype) for y in results)
-        self.captures = not traced and _are_traced(results)
+        if not traced and _are_traced(results):
+            self.captured = "an array that is differentiated or traced and none of its arguments"
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
         return self.run(self.vjp, cotangents, self.kinds)
-
-    def captured(self) -> str:
-        if not self.captures:
-            return ""
-        return "an array that is differentiated or traced and none of its arguments"
 
     def residuals(self) -> list[Any]:
         return [x for x in jax.tree.leaves(self.vjp) if isinstance(x, jax.Array)]
 
 
-def _compiled(call: autodiff.Call, arrays: list[Any], active: Sequence[bool]) -> autodiff.Linearised | None:
+def _compiled(
+    call: autodiff.Call, arrays: list[Any], active: Sequence[bool]
+) -> tuple[list[Any], autodiff.Linear] | None:
     """A call of a jitted function by programs for its forward and pullback; None if it cannot be one.
 
     What is no array is part of the program where the function has to know it, else numbers are arguments.
@@ -168,8 +157,8 @@ def _compiled(call: autodiff.Call, arrays: list[Any], active: Sequence[bool]) ->
     arguments = [isinstance(x, (jax.Array, float, int, complex)) for x in call.leaves]
     numbers = [i for i, x in enumerate(call.leaves) if arguments[i] and not isinstance(x, jax.Array)]
     # Numbers that the function has to know: none, one of them, or all.
-    for known in ((), *((i,) for i in numbers), numbers):
-        passed = [a and i not in known for i, a in enumerate(arguments)]
+    for static in ((), *((i,) for i in numbers), numbers):
+        passed = [a and i not in static for i, a in enumerate(arguments)]
         constants = tuple(None if p else (type(x), x) for x, p in zip(call.leaves, passed, strict=True))
         try:
             key = (call.key(), tuple(active), constants)
@@ -180,23 +169,26 @@ def _compiled(call: autodiff.Call, arrays: list[Any], active: Sequence[bool]) ->
         if programs[key] is None:
             continue
         try:
-            results, outline, vjp = programs[key](arrays, autodiff.picked(call.leaves, passed))
+            results, vjp, refill = programs[key](arrays, autodiff.picked(call.leaves, passed))
         # The function has to know a number, or fails anyway.
         except (jax.errors.JAXTypeError, ValueError, OverflowError):
             failures.append(key)
             continue
         programs.update(dict.fromkeys(failures))
-        return autodiff.Linearised(results, outline.value, _Vjp(vjp, results, _compiled_pull))
+        call.refill = refill.value
+        return results, _Vjp(vjp, results, _compiled_pull)
     return None
 
 
 def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) -> Any:
     leaves = [None if p else x for x, p in zip(call.leaves, passed, strict=True)]
-    call = call.with_leaves(leaves)  # which keeps no array of this one
+    call = dataclasses.replace(call, leaves=leaves, refill=None)  # which keeps no array of this one
 
     @jax.jit  # type: ignore[untyped-decorator]  # jax is Any here
-    def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], _Static, Any]:
-        return _vjp(lambda xs: call(xs, autodiff.merged(leaves, passed, values)), arrays, active)
+    def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], Any, _Static]:
+        inner = dataclasses.replace(call, leaves=autodiff.merged(leaves, passed, values))
+        results, vjp = _vjp(inner, arrays, active)
+        return results, vjp, _Static(inner.refill)
 
     return forward
 
@@ -233,10 +225,10 @@ def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: A
 
 def _backward(operation: Operation, _asked: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     arrays, states, linear = residuals
-    smooth = [None if _is_zero(c) else _array(c) for c in cotangents[0]]
+    smooth = [None if _is_zero(c) else _conj(_array(c)) for c in cotangents[0]]
     pullback, operands = operation.pullback(arrays, smooth, linear.value)
     results, _ = _applied(pullback, False, states, *operands)
-    gradients = iter(results)
+    gradients = map(_conj, results)
     return (None, *(next(gradients) if a else None for a in operation.active))
 
 
@@ -246,7 +238,12 @@ _applied.defvjp(_forward, _backward, symbolic_zeros=True)
 def _is_zero(cotangent: Any) -> bool:
     """Whether it belongs to a result of integers, or to one that is not used."""
     symbolic = isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
-    return symbolic or getattr(cotangent, "dtype", None) == jax.dtypes.float0
+    return symbolic or getattr(cotangent, "dtype", None) == _FLOAT0
+
+
+def _conj(x: Any) -> Any:
+    """From JAX's convention for complex numbers to that of the others, and back."""
+    return jnp.conj(x) if jnp.iscomplexobj(x) else x
 
 
 def _array(x: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -36,19 +36,10 @@ class MlxAutodiff(autodiff.Autodiff):
     def prepare(self, x: Any) -> Any:
         return x[...]  # a write in place (``x += 1``) gives the object that it is made to other memory
 
-    def is_smooth(self, x: Any) -> bool:
-        return bool(mx.issubdtype(x.dtype, mx.inexact))
-
     def span(self, x: Any) -> autodiff.Span:
         self._settle(x)
         dtype = hostmemory.np_dtype(str(x.dtype).removeprefix("mlx.core."))
         return np.lib.array_utils.byte_bounds(hostmemory.from_capsule(x.__dlpack__(), dtype))
-
-    def conj(self, x: Any) -> Any:
-        return mx.conj(x) if x.dtype == mx.complex64 else x
-
-    def zeros_like(self, x: Any) -> Any:
-        return mx.zeros_like(x)
 
     # -- as the caller -----------------------------------------------------------------------------
 
@@ -80,30 +71,20 @@ class MlxAutodiff(autodiff.Autodiff):
 
     def linearise(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
-    ) -> autodiff.Linearised:
+    ) -> tuple[list[Any], autodiff.Linear]:
         state = self.random_state()
-        results, outline = body(list(map(self.prepare, arrays)))
+        results = body(list(map(self.prepare, arrays)))
         inner = any(map(self.follows, arrays))
-        return autodiff.Linearised(
-            results, outline, _Pullback(self, body, arrays, active, state, inner, results)
-        )
+        captures = not inner and any(map(self.follows, results))
+        captured = "an array that is differentiated and none of its arguments" if captures else ""
+        return results, _Pullback(self, body, arrays, active, state, captured)
 
     def random_state(self) -> np.ndarray:
         return np.concatenate([np.asarray(key) for key in mx.random.state])
 
-    @contextmanager
-    def replayed(self, state: np.ndarray) -> Iterator[None]:
-        now = self.random_state()
-        _set_random_state(state)
-        try:
-            yield
-        finally:
-            _set_random_state(now)
-
-
-def _set_random_state(state: np.ndarray) -> None:
-    high, low = state.tolist()
-    mx.random.seed(high << 32 | low)  # a key is the two halves of its seed
+    def set_random_state(self, state: np.ndarray) -> None:
+        high, low = state.tolist()
+        mx.random.seed(high << 32 | low)  # a key is the two halves of its seed
 
 
 def _listed(xs: Any) -> list[Any]:
@@ -111,30 +92,25 @@ def _listed(xs: Any) -> list[Any]:
     return [xs] if isinstance(xs, mx.array) else list(xs)
 
 
+@dataclasses.dataclass(eq=False)
 class _Pullback(autodiff.Linear):
     """A function of MLX at a point: itself and its arguments, since `mx.vjp` wants the cotangents at once.
 
     It runs again for each pullback.
     """
 
-    def __init__(
-        self,
-        mlx: MlxAutodiff,
-        body: autodiff.Body,
-        arrays: list[Any],
-        active: Sequence[bool],
-        state: np.ndarray,
-        inner: bool,
-        results: list[Any],
-    ) -> None:
-        self.mlx, self.body, self.arrays, self.active, self.state = mlx, body, arrays, active, state
-        self.captures = not inner and any(map(mlx.follows, results))
+    mlx: MlxAutodiff
+    body: autodiff.Body
+    arrays: list[Any]
+    active: Sequence[bool]
+    state: np.ndarray
+    captured: str
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
         inputs = autodiff.picked(self.arrays, self.active)
 
         def smooth(*values: Any) -> list[Any]:
-            results, _ = self.body(
+            results = self.body(
                 autodiff.merged([self.mlx.prepare(x) for x in self.arrays], self.active, values)
             )
             outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
@@ -143,9 +119,6 @@ class _Pullback(autodiff.Linear):
 
         with self.mlx.replayed(self.state):
             return list(mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1])
-
-    def captured(self) -> str:
-        return "an array that is differentiated and none of its arguments" if self.captures else ""
 
     def residuals(self) -> list[Any]:
         return list(self.arrays)

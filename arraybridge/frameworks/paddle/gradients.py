@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +33,6 @@ class PaddleAutodiff(autodiff.Autodiff):
     def has_graph(self, x: Any) -> bool:
         return not x.stop_gradient and not x.is_leaf
 
-    def is_smooth(self, x: Any) -> bool:
-        return bool(x.is_floating_point() or x.is_complex())
-
     def span(self, x: Any) -> autodiff.Span:
         start = int(x.data_ptr())
         if not x.size:
@@ -44,12 +42,6 @@ class PaddleAutodiff(autodiff.Autodiff):
 
     def version(self, x: Any) -> int:
         return int(x.inplace_version)
-
-    def conj(self, x: Any) -> Any:
-        return paddle.conj(x) if x.is_complex() else x
-
-    def zeros_like(self, x: Any) -> Any:
-        return paddle.zeros_like(x)
 
     # -- as the caller -----------------------------------------------------------------------------
 
@@ -74,25 +66,19 @@ class PaddleAutodiff(autodiff.Autodiff):
 
     def linearise(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
-    ) -> autodiff.Linearised:
+    ) -> tuple[list[Any], autodiff.Linear]:
         with paddle.enable_grad():
             # Inside of a pullback that is differentiated itself, they are part of a graph.
             inner = any(not x.stop_gradient for x in arrays)
             arrays = [_leaf(x) if a and x.stop_gradient else x for x, a in zip(arrays, active, strict=True)]
-            results, outline = self.run(body, arrays, label)
-        return autodiff.Linearised(results, outline, _Graph(results, autodiff.picked(arrays, active), inner))
+            results = self.run(body, arrays, label)
+        return results, _Graph(results, autodiff.picked(arrays, active), inner)
 
     def random_state(self) -> Any:
         return paddle.get_rng_state()
 
-    @contextmanager
-    def replayed(self, state: Any) -> Iterator[None]:
-        now = paddle.get_rng_state()
+    def set_random_state(self, state: Any) -> None:
         paddle.set_rng_state(state)
-        try:
-            yield
-        finally:
-            paddle.set_rng_state(now)
 
 
 def _viewed(x: Any) -> Any:
@@ -107,11 +93,14 @@ def _leaf(x: Any) -> Any:
     return x
 
 
+@dataclasses.dataclass(eq=False)
 class _Graph(autodiff.Linear):
     """A function of Paddle at a point: its graph."""
 
-    def __init__(self, outputs: list[Any], inputs: list[Any], inner: bool) -> None:
-        self.outputs, self.inputs, self.inner = outputs, inputs, inner
+    outputs: list[Any]
+    inputs: list[Any]
+    #: Whether it is part of a graph that is differentiated itself.
+    inner: bool
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
         sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad refuses a result that is there twice
@@ -119,9 +108,9 @@ class _Graph(autodiff.Linear):
             if c is not None and not y.stop_gradient:
                 sums[id(y)] = (y, sums[id(y)][1] + c if id(y) in sums else c)
         if not sums or not self.inputs:
-            return [None] * len(self.inputs)
+            return list(map(paddle.zeros_like, self.inputs))
         with _backward():
-            gradients: list[Any] = paddle.grad(
+            gradients = paddle.grad(
                 [y for y, _ in sums.values()],
                 self.inputs,
                 [c for _, c in sums.values()],
@@ -129,9 +118,10 @@ class _Graph(autodiff.Linear):
                 create_graph=self.inner or any(not c.stop_gradient for _, c in sums.values()),
                 allow_unused=True,
             )
-        return gradients
+        return [paddle.zeros_like(x) if g is None else g for x, g in zip(self.inputs, gradients, strict=True)]
 
-    def captured(self) -> str:
+    @property
+    def captured(self) -> str:  # type: ignore[override]
         # They would get no gradient, in silence.
         arguments = {x.grad_fn.node_ptr() for x in self.inputs}
         seen = set()

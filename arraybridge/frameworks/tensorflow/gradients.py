@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,6 @@ class TensorflowAutodiff(autodiff.Autodiff):
     def prepare(self, x: Any) -> Any:
         return _tensor(x)
 
-    def is_smooth(self, x: Any) -> bool:
-        return bool(x.dtype.is_floating or x.dtype.is_complex)
-
     def span(self, x: Any) -> autodiff.Span:
         try:
             view = memoryview(x)
@@ -43,12 +41,6 @@ class TensorflowAutodiff(autodiff.Autodiff):
         except (TypeError, ValueError, BufferError, RuntimeError, tf.errors.OpError):
             return 0, 0  # on a card, or of a dtype that NumPy does not have
         return start, start + view.nbytes
-
-    def conj(self, x: Any) -> Any:
-        return tf.math.conj(x)
-
-    def zeros_like(self, x: Any) -> Any:
-        return tf.zeros_like(x)
 
     # -- as the caller -----------------------------------------------------------------------------
 
@@ -62,11 +54,10 @@ class TensorflowAutodiff(autodiff.Autodiff):
             )
         for x in arrays:
             if not isinstance(x, (tf.Tensor, tf.Variable)):
-                name = type(x).__name__
                 raise GradientError(
-                    f"{operation.label}(): a {name} is no single array, and gradients cannot flow through it;"
-                    " pass its parts, as x.values, or tf.convert_to_tensor(x)",
-                    reason=f"a {name}",
+                    f"{operation.label}(): a {type(x).__name__} is no single array; pass its parts, as"
+                    " x.values, or tf.convert_to_tensor(x)",
+                    reason="no single array",
                 )
         results = _applied(*map(_tensor, arrays), operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
@@ -75,32 +66,35 @@ class TensorflowAutodiff(autodiff.Autodiff):
 
     def linearise(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
-    ) -> autodiff.Linearised:
+    ) -> tuple[list[Any], autodiff.Linear]:
         if len(set(map(id, arrays))) < len(arrays):
             arrays = [tf.identity(x) for x in arrays]  # a tape cannot tell two apart that are one object
         inputs, inner = autodiff.picked(arrays, active), _follows(arrays)
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(persistent=True) as tape:  # for backward passes that retain their graph
             tape.watch(inputs)
-            results, outline = body(arrays)
-            results = [_tensor(y) for y in results]
-        captures = not inner and _follows(results)
-        return autodiff.Linearised(results, outline, _Tape(tape, results, inputs, captures))
+            results = [_tensor(y) for y in body(arrays)]
+        captured = _captured(tape.watched_variables())
+        if not inner and _follows(results):
+            captured = "a tensor that a tape follows and that is none of its arguments"
+        return results, _Tape(tape, results, inputs, captured)
 
-    def foretell(self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str) -> autodiff.Foretold:
+    def foretell(
+        self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
+    ) -> tuple[list[autodiff.Shape], str, bool]:
         try:
-            program, outline = _traced(body, [tf.TensorSpec(s.shape, s.dtype) for s in shapes])
+            program = _traced(body, [tf.TensorSpec(s.shape, s.dtype) for s in shapes])
         except _NOT_TRACED as error:
             raise autodiff.not_foretold(label, error) from error
         if not all(y.shape.is_fully_defined() for y in program.outputs):
             raise autodiff.not_foretold(label, "the shape of a result depends on values")
         _refuse_drawing(program, label)
         results = [autodiff.Shape(tuple(y.shape), y.dtype.name) for y in program.outputs]
-        return autodiff.Foretold(results, outline, _captured(program.trainable_variables), draws=False)
+        return results, _captured(program.trainable_variables), False
 
     def refuse_again(self, body: autodiff.Body, arrays: list[Any], label: str) -> None:
         if tf.executing_eagerly():  # else a program is made, and looked at as a whole
             try:
-                program, _ = _traced(body, [tf.TensorSpec(x.shape, x.dtype) for x in arrays])
+                program = _traced(body, [tf.TensorSpec(x.shape, x.dtype) for x in arrays])
             except _NOT_TRACED:  # who cannot tell does not refuse
                 return
             _refuse_drawing(program, label)
@@ -117,41 +111,33 @@ _NOT_TRACED = (
 )
 
 
-def _traced(body: autodiff.Body, specs: list[tf.TensorSpec]) -> tuple[Any, Any]:
-    """A function as a program, and the outline of what it returns."""
-    outlines = []
+def _traced(body: autodiff.Body, specs: list[tf.TensorSpec]) -> Any:
+    """A function as a program."""
 
     def results(*arrays: Any) -> list[Any]:
-        tensors, outline = body(list(arrays))
-        outlines.append(outline)
-        return [_tensor(y) for y in tensors]
+        return [_tensor(y) for y in body(list(arrays))]
 
-    return tf.function(results, autograph=False).get_concrete_function(*specs), outlines[-1]
+    return tf.function(results, autograph=False).get_concrete_function(*specs)
 
 
+@dataclasses.dataclass(eq=False)
 class _Tape(autodiff.Linear):
-    """A function of TensorFlow at a point: the tape that has followed it.
+    """A function of TensorFlow at a point: the tape that has followed it."""
 
-    It is played once, and frees what it keeps meanwhile. What gradients it hands out, and whether it reads
-    their memory again, nobody could know.
-    """
-
-    def __init__(self, tape: Any, outputs: list[Any], inputs: list[Any], captures: bool) -> None:
-        self.tape, self.outputs, self.inputs = tape, outputs, inputs
-        self.variables, self.captures = tape.watched_variables(), captures
+    tape: Any
+    outputs: list[Any]
+    inputs: list[Any]
+    captured: str
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
-        tape: Any = self.tape
-        outputs, inputs = self.outputs, self.inputs
-        self.tape, self.outputs, self.inputs, self.spent = None, [], [], True
-        pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if c is not None]
-        gradients = tape.gradient([y for y, _ in pairs], inputs, output_gradients=[c for _, c in pairs])
-        return [None if g is None else _tensor(g) for g in gradients]
-
-    def captured(self) -> str:
-        if self.captures:
-            return "a tensor that a tape follows and that is none of its arguments"
-        return _captured(self.variables)
+        pairs = [(y, c) for y, c in zip(self.outputs, cotangents, strict=True) if c is not None]
+        gradients = self.tape.gradient(
+            [y for y, _ in pairs],
+            self.inputs,
+            output_gradients=[c for _, c in pairs],
+            unconnected_gradients="zero",
+        )
+        return list(map(_tensor, gradients))
 
 
 def _follows(tensors: list[Any]) -> bool:
@@ -179,15 +165,15 @@ def _refuse_drawing(program: Any, label: str) -> None:
     """Refuse a traced function that draws random numbers without being passed a seed."""
     if any("Random" in o.type and o.op_def.is_stateful for o in program.graph.get_operations()):
         raise GradientError(
-            f"{label}(): it draws random numbers and has to run again (inside of jax.jit, for a second"
-            " derivative or after retain_graph), which would draw others; pass them, or a seed for"
+            f"{label}(): it draws random numbers and has to run again (inside of jax.jit, or for a"
+            " second derivative), which would draw others; pass them, or a seed for"
             " tf.random.stateless_*",
             reason="random numbers",
         )
 
 
 #: TensorFlow asks for it at each call, and making it takes a sixth of one.
-_SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)
+_SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)  # noqa: ARG005
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here

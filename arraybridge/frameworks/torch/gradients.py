@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,9 +39,6 @@ class TorchAutodiff(autodiff.Autodiff):
     def has_graph(self, x: torch.Tensor) -> bool:
         return x.grad_fn is not None
 
-    def is_smooth(self, x: torch.Tensor) -> bool:
-        return x.is_floating_point() or x.is_complex()
-
     def span(self, x: torch.Tensor) -> autodiff.Span:
         if x.layout is not torch.strided or _is_transformed(x):
             return 0, 0
@@ -52,12 +49,6 @@ class TorchAutodiff(autodiff.Autodiff):
 
     def version(self, x: torch.Tensor) -> int:
         return 0 if x.is_inference() else int(x._version)
-
-    def conj(self, x: torch.Tensor) -> torch.Tensor:
-        return x.conj().resolve_conj()
-
-    def zeros_like(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(x)
 
     # -- as the caller -----------------------------------------------------------------------------
 
@@ -70,7 +61,7 @@ class TorchAutodiff(autodiff.Autodiff):
 
     # -- as the callee -----------------------------------------------------------------------------
 
-    def run(self, body: autodiff.Body, arrays: list[torch.Tensor], label: str) -> tuple[list[Any], Any]:
+    def run(self, body: autodiff.Body, arrays: list[torch.Tensor], label: str) -> list[Any]:
         try:
             return super().run(body, arrays, label)
         except RuntimeError as error:
@@ -80,29 +71,29 @@ class TorchAutodiff(autodiff.Autodiff):
 
     def linearise(
         self, body: autodiff.Body, arrays: list[torch.Tensor], active: Sequence[bool], label: str
-    ) -> autodiff.Linearised:
+    ) -> tuple[list[torch.Tensor], autodiff.Linear]:
         with torch.inference_mode(False):  # and so with gradients
             # Inside of a pullback that is differentiated itself, they are part of a graph.
             inner = any(x.requires_grad for x in arrays)
             arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]
-            results, outline = self.run(body, arrays, label)
-        return autodiff.Linearised(
-            results, outline, _Graph(results, autodiff.picked(arrays, active), arrays, inner)
-        )
+            results = self.run(body, arrays, label)
+        return results, _Graph(results, autodiff.picked(arrays, active), arrays, inner)
 
-    def foretell(self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str) -> autodiff.Foretold:
+    def foretell(
+        self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
+    ) -> tuple[list[autodiff.Shape], str, bool]:
         fake = _Foretelling(allow_non_fake_inputs=True)
         try:
             with torch.enable_grad(), fake:
                 arrays = [torch.empty(s.shape, dtype=getattr(torch, s.dtype)) for s in shapes]
                 active = [self.is_smooth(x) for x in arrays]
-                results, outline, linear = self.linearise(body, arrays, active, label)
+                results, linear = self.linearise(body, arrays, active, label)
         except GradientError:
             raise
         except (RuntimeError, NotImplementedError, TypeError, MemoryConversionError) as error:
             raise autodiff.not_foretold(label, error) from error
         foretold = [autodiff.Shape(tuple(y.shape), str(y.dtype).removeprefix("torch.")) for y in results]
-        return autodiff.Foretold(foretold, outline, linear.captured(), fake.draws)
+        return foretold, linear.captured, fake.draws
 
     def random_state(self) -> np.ndarray:
         states = [torch.get_rng_state()]
@@ -110,17 +101,14 @@ class TorchAutodiff(autodiff.Autodiff):
             states += torch.cuda.get_rng_state_all()
         return torch.cat(states).numpy() if len(states) > 1 else states[0].numpy()
 
-    @contextmanager
-    def replayed(self, state: np.ndarray) -> Iterator[None]:
-        if not state.size:
-            yield
+    def set_random_state(self, state: np.ndarray) -> None:
+        if not state.size:  # the function draws none
             return
-        now = self.random_state()
-        _set_random_state(state)
-        try:
-            yield
-        finally:
-            _set_random_state(now)
+        every = torch.from_numpy(state.copy())
+        size = torch.get_rng_state().numel()
+        torch.set_rng_state(every[:size])
+        if state.size > size:
+            torch.cuda.set_rng_state_all(list(every[size:].chunk(torch.cuda.device_count())))
 
 
 class _Foretelling(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
@@ -140,28 +128,17 @@ def _tracked(x: torch.Tensor) -> torch.Tensor:
     return (x.clone() if x.is_inference() else x.detach()).requires_grad_()
 
 
-def _set_random_state(state: np.ndarray) -> None:
-    every = torch.from_numpy(state.copy())
-    size = torch.get_rng_state().numel()
-    torch.set_rng_state(every[:size])
-    if state.size > size:
-        cards = every[size:].chunk(torch.cuda.device_count())
-        torch.cuda.set_rng_state_all(list(cards))
-
-
+@dataclasses.dataclass(eq=False)
 class _Graph(autodiff.Linear):
     """A function of torch at a point: its graph."""
 
-    def __init__(
-        self,
-        outputs: list[torch.Tensor],
-        inputs: list[torch.Tensor],
-        arguments: list[torch.Tensor],
-        inner: bool,
-    ) -> None:
-        self.outputs, self.inputs, self.arguments, self.inner = outputs, inputs, arguments, inner
+    outputs: list[torch.Tensor]
+    inputs: list[torch.Tensor]
+    arguments: list[torch.Tensor]
+    #: Whether it is part of a graph that is differentiated itself.
+    inner: bool
 
-    def pull(self, cotangents: list[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    def pull(self, cotangents: list[torch.Tensor | None]) -> list[torch.Tensor]:
         # A result may be on another device than the caller's arrays, where its cotangent comes from.
         pairs = [
             (y, c.to(y.device))
@@ -169,18 +146,19 @@ class _Graph(autodiff.Linear):
             if c is not None and y.requires_grad
         ]
         if not pairs:
-            return [None] * len(self.inputs)
+            return [torch.zeros_like(x) for x in self.inputs]
         gradients = torch.autograd.grad(
             [y for y, _ in pairs],
             self.inputs,
             [c for _, c in pairs],
             retain_graph=True,
             create_graph=self.inner or any(c.requires_grad for _, c in pairs),
-            allow_unused=True,
+            materialize_grads=True,
         )
-        return [g if g is None or g.layout is torch.strided else g.to_dense() for g in gradients]
+        return [g if g.layout is torch.strided else g.to_dense() for g in gradients]
 
-    def captured(self) -> str:
+    @property
+    def captured(self) -> str:  # type: ignore[override]
         arguments, seen = {id(x) for x in self.arguments}, set()
         self.arguments = []  # of which the graph keeps what it needs
         nodes = [y.grad_fn for y in self.outputs if y.grad_fn is not None]

@@ -83,8 +83,10 @@ def test_tensorflow_draws_once_or_is_refused() -> None:
     y.sum().backward()
     np.testing.assert_allclose(x.grad.numpy() * X, y.detach().numpy(), rtol=1e-6)
     y = f(x).sum()
-    y.backward(retain_graph=True)
-    for again in (y.backward, lambda: jax.jit(jax.grad(lambda x: f(x).sum()))(jnp.ones(4))):
+    (first,) = torch.autograd.grad(y, x, retain_graph=True)
+    (g,) = torch.autograd.grad(y, x, create_graph=True)
+    assert torch.equal(first, g)
+    for again in (g.sum().backward, lambda: jax.jit(jax.grad(lambda x: f(x).sum()))(jnp.ones(4))):
         with pytest.raises(GradientError, match="stateless"):
             again()
     fixed = arraybridge.tensorflow(grad="flow")(lambda x: x**2 * tf.random.stateless_uniform(x.shape, [1, 2]))
