@@ -120,7 +120,12 @@ class TraceLog:
         elif len(facts) == 1:
             call = _foreign().Conversion(*facts[0])
             kind, name, device, steps, array = "foreign", call.call, str(call.device), call.steps, call.array
-            nbytes, reason, source, target = call.copied, call.reason(), call.source, call.target
+            nbytes, reason, source, target = (
+                0 if call.shares else call.nbytes,
+                call.reason(),
+                call.source,
+                call.target,
+            )
         else:
             kind, name, device, nbytes, reason, item, flow = facts
         file, code, instruction, library = at
@@ -376,7 +381,7 @@ def _foreign_calls(log: TraceLog) -> Iterator[None]:
 
 
 def _hearing_foreign() -> Iterable[Any]:
-    return dict.fromkeys(log for log in (*_opened.get(), *_everywhere) if id(log) in _hear_foreign)
+    return [log for log in {*_opened.get(), *_everywhere} if id(log) in _hear_foreign]
 
 
 @contextmanager

@@ -40,7 +40,7 @@ _CALLS = {
     "pyclesperanto_prototype": "push pull asarray",
 }
 _WIDE = ("float64", "int64", "uint64", "complex128")
-_Read = tuple[Any, Any, int, int, Device]
+_Read = tuple[Any, Any, int, int | None, Device]
 _COMPILERS = ("jit.script", "compile", "export.export")
 #: How programs write where a call is found.
 _SHORT = {
@@ -72,11 +72,7 @@ class Conversion(NamedTuple):
     writeable: bool = True
     steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     array: tuple[Any, ...] | None = None
-
-    @property
-    def copied(self) -> int:
-        """Bytes copied."""
-        return 0 if self.shares else self.nbytes
+    spread: bool = False  # one end lies on several devices of JAX, in parts
 
     def reason(self) -> str:
         """Why it copied, in the words that `advice` knows; or that it shared."""
@@ -84,11 +80,12 @@ class Conversion(NamedTuple):
             return "both see the same memory"
         if self.source_device != self.device:
             return f"{self.device} is another device than {self.source_device}"
+        if self.spread:
+            in_jax = "it is laid out over other devices"
+            return in_jax if self.target == "jax" else "several devices hold a part of it each"
         # Of NumPy's dtypes and others that have one the name; torch's have none.
-        was, now = (
-            str(getattr(dtype, "name", dtype)).removeprefix("torch.")
-            for dtype in (self.source_dtype, self.target_dtype)
-        )
+        dtypes = self.source_dtype, self.target_dtype
+        was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
         if was != now:
             if self.target == "jax" and was in _WIDE and now not in _WIDE:
                 return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
@@ -112,7 +109,6 @@ class _Thread(local):
 _thread = _Thread()
 _lock = RLock()
 _open_traces = 0
-#: Package → what holds a function, its name there, what stands for it, and whether it was the holder's own.
 _patches: dict[str, list[tuple[Any, str, _Call, bool]]] = {}
 _is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
 # A private name of torch, though its guide to subclasses shows one like it: nothing public looks at a tensor
@@ -165,7 +161,6 @@ class _Call:
         with _unseen():
             conversions = [c for pair in pairs if (c := _facts(self._name, caller, lent, *pair))]
         for conversion in conversions:
-            # The leaves of a tree share the time of their call.
             event = (None, began, seconds / len(conversions), _thread.name, _thread.number, at, conversion)
             for log in logs:
                 log._add(event)
@@ -221,7 +216,7 @@ def _facts(call: str, caller: str, lent: int, x: Any, y: Any) -> tuple[Any, ...]
     source, target = registry.find_owner(x), registry.find_owner(y)
     if target is None or y is x or not (source or lent):
         return None
-    if caller in _own_callers(source.name if source else target.name, target.name):
+    if caller in _own_callers((source or target).name, target.name):
         return None  # as torch casts to print
     try:
         _, now, nbytes, result_at, after = _READ.get(target.name, _of_others)(target, y)
@@ -231,14 +226,15 @@ def _facts(call: str, caller: str, lent: int, x: Any, y: Any) -> tuple[Any, ...]
     except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
         return None  # traced, or an array of another kind: a trace must not fail what it sees
     together = before is after or before == after
-    if source is target and together and was == now:
+    spread = (at is None) != (result_at is None)
+    if source is target and together and was == now and not spread:
         return None
     facts = call, source.name, target.name, was, now, before, after, nbytes
-    if together and (not nbytes or at == result_at != 0):
+    if together and (not nbytes or (at and at == result_at)):
         return *facts, True
-    off = at % (target.alignment or 1) if together else 0
+    off = (at or 0) % (target.alignment or 1) if together else 0
     writeable = source.name != "numpy" or x.flags.writeable
-    return *facts, False, off, writeable, events.steps(source, view), events.same_array(x)
+    return *facts, False, off, writeable, events.steps(source, view), events.same_array(x), spread
 
 
 def _of_others(owner: Framework, x: Any) -> _Read:
@@ -250,13 +246,18 @@ def _of_others(owner: Framework, x: Any) -> _Read:
     return x, owner.dtype_name(x), owner.nbytes(x), owner.address(x), device
 
 
+def _begins(x: Any) -> int | None:
+    try:
+        return int(x.unsafe_buffer_pointer())
+    except (ValueError, RuntimeError):  # several devices hold a part of it each
+        return None
+
+
 #: What a framework tells soonest of an array: itself or a view; its dtype, bytes, address and device.
 _READ: dict[str, Callable[[Framework, Any], _Read]] = {
     "numpy": lambda _, x: (x, x.dtype, x.nbytes, hostmemory.address(x), CPU),
     "torch": lambda owner, x: (x, x.dtype, x.nbytes, x.data_ptr(), owner.device_of(x)),
-    "jax": lambda owner, x: (
-        *(x, x.dtype, x.size * x.dtype.itemsize, x.unsafe_buffer_pointer(), owner.device_of(x)),
-    ),
+    "jax": lambda owner, x: (x, x.dtype, x.size * x.dtype.itemsize, _begins(x), owner.device_of(x)),
 }
 
 

@@ -174,6 +174,21 @@ def test_a_move_between_devices_of_jax() -> None:
     assert (event.nbytes, event.device, event.reason) == (MIB, "cpu:1", "cpu:1 is another device than cpu")
 
 
+def test_arrays_that_several_devices_hold() -> None:
+    x = jnp.ones((512, 512))
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("rows",))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    (event,) = heard(lambda: jax.device_put(x, spread))
+    assert (event.nbytes, event.reason) == (MIB, "it is laid out over other devices")
+    y = jax.device_put(x, spread)
+    assert heard(lambda: jax.device_put(y, spread)) == [], "it lies there already"
+    with trace(foreign=True) as log:
+        np.asarray(y)
+    ((event,), (spot,)) = log.events, log.hotspots()
+    assert (event.nbytes, event.reason) == (MIB, "several devices hold a part of it each")
+    assert "gather it where it is made" in spot.advice
+
+
 def test_leaves_of_a_tree() -> None:
     events = heard(lambda: jax.device_put({"a": unaligned(), "b": [unaligned(), 3]}))
     assert [event.nbytes for event in events] == [MIB, MIB]
