@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from arraybridge.frameworks.parts import Streams
@@ -125,6 +126,28 @@ release = _kept.release
 settle = _kept.settle
 
 
-def keep_after(lent: Any, what: Any, is_done: Callable[[], bool], wait: Callable[[], object]) -> None:
-    """Keep ``what`` on once the array goes that shares its memory, for a borrower without queues to mark."""
-    weakref.finalize(lent, keep, what, is_done, wait).atexit = False
+def keep_after(
+    lent: Any,
+    what: Any,
+    begin: Callable[[], Any],
+    wait: Callable[[Any], object],
+    is_ready: Callable[[Any], bool] | None = None,
+) -> None:
+    """Keep ``what`` on once the array goes that shares its memory, for a borrower without queues to mark.
+
+    Such a borrower computes one thing after the other: what was queued then is done when a result is there
+    that it begins afterwards. One whose results do not tell is waited for when it is asked again, by when it
+    has most likely got there.
+    """
+    result = cache(begin)
+
+    def is_done() -> bool:
+        if not result.cache_info().currsize:
+            result()
+            return False
+        if is_ready is not None:
+            return is_ready(result())
+        wait(result())
+        return True
+
+    weakref.finalize(lent, keep, what, is_done, lambda: wait(result())).atexit = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache
 from typing import Any
 
 import jax
@@ -297,14 +296,12 @@ class JaxFast(Fast):
 def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
     """Keep what JAX was lent until JAX has done what was queued when its array went.
 
-    XLA gives such memory back as soon as nobody refers to the array, also where it is still to be read. JAX
-    tells of no queue but by results, and computes one after the other.
+    XLA gives such memory back as soon as nobody refers to the array, also where it is still to be read.
     """
 
-    @cache
-    def result() -> jax.Array:
+    def begin() -> jax.Array:
         # Also inside of jit, where it would be a traced value.
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 
-    loans.keep_after(lent, x, lambda: result().is_ready(), lambda: result().block_until_ready())
+    loans.keep_after(lent, x, begin, lambda y: y.block_until_ready(), lambda y: y.is_ready())

@@ -129,13 +129,7 @@ class PyclesperantoFramework(Framework):
         with source.selected(device):
             source.settle(x)
             lent = self._main.adopt(source.exported(x, device), device.index)
-        probe = self.empty((1, 1, 1), "float32", device)
-
-        def is_done() -> bool:
-            self.settle(probe)  # its one queue is waited for: nothing tells how far it has got
-            return True
-
-        loans.keep_after(lent, x, is_done, lambda: self.settle(probe))
+        loans.keep_after(lent, x, lambda: self.empty((1, 1, 1), "float32", device), self.settle)
         return lent
 
     def default_device(self) -> Device:

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -330,24 +329,11 @@ def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
     It gives such memory back as soon as nobody refers to the tensor, also where it is still to be read.
     """
 
-    @cache
-    def result() -> Any:
+    def begin() -> Any:
         with tf.init_scope(), tf.device(_name_of(device)):  # also where a function is being traced
             return tf.zeros(()) + 1
 
-    def is_done() -> bool:
-        # TensorFlow tells of no queue but by waiting for a result. It is waited for when this is asked again,
-        # by when the queue has most likely got there.
-        if not result.cache_info().currsize:
-            result()
-            return False
-        wait()
-        return True
-
-    def wait() -> None:
-        result().numpy()
-
-    loans.keep_after(lent, x, is_done, wait)
+    loans.keep_after(lent, x, begin, lambda y: y.numpy())
 
 
 def _name_of(device: Device) -> str:
