@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -187,7 +188,9 @@ def main() -> None:
         x = np.random.default_rng(0).random(size // 4, dtype=np.float32)
         rows.append({"bytes": size, **measured(x, options.rounds)})
         print(json.dumps(rows[-1]), flush=True)
-    result = {"machine": machine(), "versions": versions("numpy", "torch", "joblib"), "rows": rows}
+    load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+    about = {"machine": machine(), "versions": versions("numpy", "torch", "joblib"), "load": load}
+    result = {**about, "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "processes.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     with suppress(ImportError):

@@ -7,6 +7,7 @@ other one keeps its mapping, and the segment itself says whether anybody uses it
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import weakref
 from contextlib import ExitStack, suppress
@@ -53,7 +54,7 @@ class Exchange:
                 del self.segments[segment]
         pickler = _Pickler([one for one in self.segments if one.state.value == Segment.FREE])
         with ExitStack() as undone:
-            undone.callback(_free, pickler.used)
+            undone.callback(_free, pickler.used, os.getpid())
             pickler.dump(x)
             undone.pop_all()
         self.segments.update(dict.fromkeys(pickler.used, self._messages))
@@ -80,7 +81,7 @@ class _Lease:
     def __init__(self, segment: Segment) -> None:
         segment.state.value = Segment.ARRIVED
         self.__array_interface__ = segment.__array_interface__
-        weakref.finalize(self, _free, [segment]).atexit = False
+        weakref.finalize(self, _free, [segment], os.getpid()).atexit = False
         _leases[segment.place.key] = self
 
 
@@ -88,8 +89,8 @@ class _Lease:
 _leases: weakref.WeakValueDictionary[str, _Lease] = weakref.WeakValueDictionary()
 
 
-def _free(segments: list[Segment]) -> None:
-    for segment in segments:
+def _free(segments: list[Segment], process: int) -> None:
+    for segment in segments if os.getpid() == process else ():  # what a fork lets go of is in use on
         segment.state.value = Segment.FREE
 
 

@@ -162,7 +162,11 @@ def _open_anonymous(place: Place, keep: bool) -> Segment:
 
 def _make_named(size: int) -> Segment:
     memory, process = SharedMemory(create=True, size=size), os.getpid()
-    hide = lambda: os.getpid() == process and memory.unlink()  # noqa: E731  # a fork leaves the name alone
+
+    def hide() -> None:
+        if os.getpid() == process:  # a fork leaves the name alone
+            memory.unlink()
+
     return _named(Place(_MACHINE, process, -1, memory.name, size), memory, hide)
 
 

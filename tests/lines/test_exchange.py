@@ -41,6 +41,8 @@ def test_large_arrays_travel_both_ways(name: str) -> None:
     values = np.arange(LARGE // 4, dtype=np.float32)
     item = {"x": [arraybridge.convert_memory(values, name)], "n": 3, "small": np.arange(3)}
     for result in run(functions.same, [item] * 3):
+        if sys.platform == "linux":
+            assert "memfd:arraybridge" in Path("/proc/self/maps").read_text(encoding="ascii")
         assert arraybridge.detect_memory_type(result["x"][0]) == name
         np.testing.assert_array_equal(arraybridge.to_numpy(result["x"][0]), values)
         assert (result["n"], result["small"].tolist()) == (3, [0, 1, 2])
@@ -137,6 +139,32 @@ def test_few_descriptors() -> None:
     """Where the system has no more of them, arrays go by the pipe."""
     done = run_python("-W", "ignore", "-m", "tests.lines.few_descriptors")
     assert done.stdout.strip() == "True", done.stderr
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from arraybridge import device_map
+from tests.lines.functions import same
+
+if __name__ == "__main__":
+    results = device_map(same, (np.full(1 << 20, i, np.uint8) for i in range(30)), ["cpu"], processes=True)
+    first, second = next(results), next(results)
+    child = os.fork()
+    if child == 0:
+        del first
+        os._exit(0)
+    os.waitpid(child, 0)
+    print([int(x[0]) for x in results] == [*range(2, 30)], (first == 0).all())
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_what_a_fork_lets_go_of_is_still_in_use(tmp_path: Path) -> None:
+    script = tmp_path / "forked.py"
+    script.write_text(FORKED)
+    done = run_python("-W", "ignore", str(script))
+    assert done.stdout.split() == ["True", "True"], done.stderr
 
 
 def test_stages_in_processes() -> None:

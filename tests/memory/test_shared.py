@@ -218,7 +218,10 @@ def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @linux
-def test_a_hundred_segments_take_a_descriptor_each_where_they_were_made_and_none_elsewhere() -> None:
+def test_a_hundred_segments_take_a_descriptor_each_where_they_were_made_and_none_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(room, "SharedMemory", functions.Raising(OSError(28, "full")))
     gc.collect()
     before = descriptors()
     arrays = [shared((1000,)) for _ in range(100)]
