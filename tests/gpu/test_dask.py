@@ -49,16 +49,6 @@ def cupy_image() -> Any:
 # -- without dask-cuda ---------------------------------------------------------------------------------
 
 
-def test_cupy_arrays_enter_and_leave_on_the_card() -> None:
-    cupy = require("cupy")
-    array = to_dask(cupy.asarray(WHOLE), chunks=(4, 3))
-    assert isinstance(array._meta, cupy.ndarray)
-    assert array.chunks == ((4, 4), (3, 3))
-    result = from_dask(array + 1, "cupy")
-    assert isinstance(result, cupy.ndarray)
-    np.testing.assert_array_equal(result.get(), WHOLE + 1, strict=True)
-
-
 @pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
 def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
     cupy = require("cupy")
@@ -70,17 +60,16 @@ def test_cupy_chunks_stay_cupy_chunks(name: str) -> None:
         seen.append((detect_memory_type(x), str(device_of(x))))
         return x * 2
 
-    array = map_blocks(doubled, cupy_image())
-    assert seen == []
-    assert isinstance(array._meta, cupy.ndarray)
-    result = array.compute(scheduler="threads")
-    assert isinstance(result, cupy.ndarray)
-    np.testing.assert_array_equal(result.get(), WHOLE * 2, strict=True)
-    assert seen == [(name, "gpu:0")] * 4
+    array = cupy_image()
+    assert array.chunks == ((4, 4), (3, 3))
     # A function of the host is no exception.
-    on_host = map_blocks(arraybridge.numpy(lambda x: x * 2), cupy_image()).compute(scheduler="threads")
-    assert isinstance(on_host, cupy.ndarray)
-    np.testing.assert_array_equal(on_host.get(), WHOLE * 2, strict=True)
+    lazy = [map_blocks(doubled, array), map_blocks(arraybridge.numpy(lambda x: x * 2), array)]
+    assert seen == []
+    assert [isinstance(one._meta, cupy.ndarray) for one in (array, *lazy)] == [True] * 3
+    for result in (lazy[0].compute(scheduler="threads"), from_dask(lazy[1], "cupy")):
+        assert isinstance(result, cupy.ndarray)
+        np.testing.assert_array_equal(result.get(), WHOLE * 2, strict=True)
+    assert seen == [(name, "gpu:0")] * 4
 
 
 # -- LocalCUDACluster ----------------------------------------------------------------------------------
