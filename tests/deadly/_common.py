@@ -1,8 +1,7 @@
-"""What the scripts share: raw probes and a one-line report for each case."""
+"""What the scripts share: a one-line report for each case."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,14 +13,14 @@ def report(case: str, outcome: object) -> None:
     print(f"{case}: {outcome}", flush=True)
 
 
+def report_right(case: str, condition: object) -> None:
+    """Report ``right`` where the condition holds."""
+    report(case, "right" if condition else "WRONG")
+
+
 def outcome_of(call: Callable[[], Any]) -> str:
     """What the call returned, or `refused` for one of the library's own errors."""
     try:
         return str(call())
     except MemoryConversionError:
         return "refused"
-
-
-def strict_warnings() -> None:
-    """From here on (after the frameworks' imports) a warning is an error."""
-    warnings.simplefilter("error")

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
 import numpy as np
 
 from arraybridge import convert_memory
-from tests.deadly._common import outcome_of, report
+from tests.deadly._common import outcome_of, report, report_right
 from tests.matrix_data import bits
 
 VALUES = np.arange(24, dtype=np.float32).reshape(4, 6)
@@ -29,4 +29,4 @@ def round_trip() -> str:
 
 
 report("round", outcome_of(round_trip))
-report("after it", "right" if bits(convert_memory(VALUES, "tensorflow")) == VALUES.tobytes() else "WRONG")
+report_right("after it", bits(convert_memory(VALUES, "tensorflow")) == VALUES.tobytes())

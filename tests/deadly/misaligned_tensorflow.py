@@ -9,7 +9,7 @@ import tensorflow as tf
 import torch
 
 from arraybridge import convert_memory
-from tests.deadly._common import report
+from tests.deadly._common import report_right
 from tests.matrix_data import aligned_bytes, bits
 
 
@@ -27,13 +27,13 @@ for offset in (1, 2, 4, 8, 16, 20, 32, 48, 60):
     memory = aligned_bytes(4 * COUNT, offset).view(np.float32)
     memory[...] = VALUES
     result = convert_memory(memory, "tensorflow")
-    report(f"numpy + {offset} bytes", "right" if compute(result) == WANTED else "WRONG")
+    report_right(f"numpy + {offset} bytes", compute(result) == WANTED)
 
 for start in (1, 3, 4, 15, 17):
     whole = torch.zeros(COUNT + start)
     whole[start:] = torch.arange(COUNT)
     result = convert_memory(whole[start:], "tensorflow")
-    report(f"torch[{start}:]", "right" if compute(result) == WANTED else "WRONG")
+    report_right(f"torch[{start}:]", compute(result) == WANTED)
 
 
 def misaligned() -> tuple[Any, Any]:
@@ -51,12 +51,12 @@ for target in ("numpy", "torch", "jax", "tensorflow"):
         if copy:
             whole.zero_()
         right = bits(result) == VALUES.tobytes()
-        report(f"misaligned tensor -> {target}, copy={copy}", "right" if right else "WRONG")
+        report_right(f"misaligned tensor -> {target}, copy={copy}", right)
 
 tensor, whole = misaligned()
 cast = convert_memory(tensor, "tensorflow", dtype="float64")
 right = bits(cast) == VALUES.astype(np.float64).tobytes()
-report("misaligned tensor, dtype=float64", "right" if right else "WRONG")
+report_right("misaligned tensor, dtype=float64", right)
 tensor, whole = misaligned()
 copied = convert_memory(tensor, "tensorflow", copy=True)
-report("misaligned tensor, copied", "right" if compute(copied) == WANTED else "WRONG")
+report_right("misaligned tensor, copied", compute(copied) == WANTED)

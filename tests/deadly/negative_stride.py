@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from arraybridge import convert_memory
-from tests.deadly._common import report
+from tests.deadly._common import report_right
 from tests.matrix_data import bits
 
 CASES = {
@@ -25,4 +25,4 @@ for name, array in CASES.items():
     for target in ("torch", "jax", "tensorflow"):
         result = convert_memory(array, target)
         right = bits(result) == array.tobytes() and tuple(result.shape) == array.shape
-        report(f"{name} -> {target}", "right" if right else "WRONG")
+        report_right(f"{name} -> {target}", right)

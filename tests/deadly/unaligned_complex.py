@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from arraybridge import convert_memory
-from tests.deadly._common import report
+from tests.deadly._common import report_right
 from tests.matrix_data import aligned_bytes
 
 
@@ -25,4 +25,4 @@ for offset in (8, 4, 1):
         for _ in range(2):  # the second call has a plan
             view[...] = np.arange(view.size).reshape(view.shape) * (1 + 2j)
             right &= is_right(view, convert_memory(view, "torch"))
-    report(f"offset {offset}", "right" if right else "WRONG")
+    report_right(f"offset {offset}", right)
