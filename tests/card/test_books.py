@@ -20,11 +20,10 @@ MIB = 1 << 20
 def test_free_memory_frees_what_it_says() -> None:
     before = books.used()
     x, y = cupy.empty(64 * MIB, np.uint8), cupy.empty(32 * MIB, np.uint8)
-    assert books.used() == before + 96 * MIB
-    del y
-    assert books.used() == before + 96 * MIB
-    assert free_memory("cupy", gpu_id=0) == 32 * MIB
-    assert books.used() == before + 64 * MIB
+    for freed, left in ((0, 96), (32, 64)):
+        assert free_memory("cupy", gpu_id=0) == freed * MIB
+        assert books.used() == before + left * MIB
+        y = None
     del x
     assert free_memory() >= 64 * MIB
     assert books.used() == before
@@ -32,26 +31,17 @@ def test_free_memory_frees_what_it_says() -> None:
 
 def test_free_memory_minds_the_card() -> None:
     before = [books.used(card) for card in range(2)]  # of torch, say, where it is there
-    kept = []
     for card in range(2):
         with cupy.cuda.Device(card):
-            kept.append(cupy.empty(16 * MIB, np.uint8))
-    kept.clear()
-
-    def grown() -> list[int]:
-        return [books.used(card) - before[card] for card in range(2)]
-
-    assert grown() == [16 * MIB, 16 * MIB]
-    assert free_memory(gpu_id=1) == 16 * MIB
-    assert grown() == [16 * MIB, 0]
-    assert free_memory(gpu_id=0) == 16 * MIB
-    assert grown() == [0, 0]
+            cupy.empty(16 * MIB, np.uint8)
+    for gpu_id, grown in ((1, [16 * MIB, 0]), (0, [0, 0])):
+        assert free_memory(gpu_id=gpu_id) == 16 * MIB
+        assert [books.used(card) - before[card] for card in range(2)] == grown
     assert cupy.cuda.Device().id == 0
 
 
 def test_stats_agree_with_the_books() -> None:
-    x = cupy.empty(48 * MIB, np.uint8)
-    y = cupy.empty(16 * MIB, np.uint8)
+    x, y = cupy.empty(48 * MIB, np.uint8), cupy.empty(16 * MIB, np.uint8)
     del y
     card = memory_stats()["gpu:0"]
     assert (card.total, card.free) == (books.capacity(), books.capacity() - books.used())
@@ -60,41 +50,35 @@ def test_stats_agree_with_the_books() -> None:
     assert memory_stats()["gpu:1"].free == books.capacity()
 
 
-def test_a_card_of_another_framework_is_cleared_for_this_one() -> None:
+def test_a_full_card_is_cleared_for_a_new_array_or_out_of_memory() -> None:
     """CuPy's cache and idle buffers are in the way of a new array, and are given up for it."""
     third = books.capacity() // 3
     pool = arraybridge.BufferPool(books.capacity())
     pool.give(pool.take((third,), np.uint8, "cupy", gpu_id=0))
-    cached = cupy.empty(third, np.uint8)
-    del cached
+    cupy.empty(third, np.uint8)
     with pytest.raises(cupy.cuda.runtime.CUDARuntimeError, match="cudaErrorMemoryAllocation"):
         cupy.cuda.Memory(2 * third)
     x = arraybridge.run_with_oom_recovery(cupy.cuda.Memory, 2 * third)
     assert x.size == 2 * third
-    assert books.used() <= books.capacity()
-
-
-def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
-    rows = 16
-    wide = books.capacity() // 4 // 6  # a row in float32 takes a sixth of the card
-    x = cupy.arange(rows, dtype=np.float32).reshape(rows, 1)
-    done: list[int] = []
-
-    def spread(part: Any) -> Any:
-        full = cupy.empty((len(part), wide), np.float32)
-        full[:] = part
-        result = full[:, -1:] * 2
-        done.extend(part[:, 0].get().astype(int).tolist())
-        return result.copy()
-
-    result = arraybridge.split_and_retry(spread, x)
-    np.testing.assert_array_equal(result.get(), np.arange(rows, dtype=np.float32).reshape(rows, 1) * 2)
-    assert done == list(range(rows))
-
-
-def test_conversion_onto_a_full_card_is_an_out_of_memory_error() -> None:
     full = cupy.cuda.Memory(books.capacity() - books.used() - MIB)
     with pytest.raises(cupy.cuda.memory.OutOfMemoryError) as caught:
         arraybridge.convert_memory(np.zeros(4 * MIB, np.uint8), "cupy", 0)
     assert arraybridge.is_oom_error(caught.value)
     assert full.size
+
+
+def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
+    wide = books.capacity() // 4 // 6  # a row in float32 takes a sixth of the card
+    x = cupy.arange(16, dtype=np.float32).reshape(16, 1)
+    done: list[int] = []
+
+    def spread(part: Any) -> Any:
+        full = cupy.empty((len(part), wide), np.float32)
+        full[:, -1:] = part
+        result = full[:, -1:] * 2
+        done.extend(part[:, 0].get().astype(int).tolist())
+        return result.copy()
+
+    result = arraybridge.split_and_retry(spread, x)
+    np.testing.assert_array_equal(result.get(), np.arange(0, 32, 2, dtype=np.float32).reshape(16, 1))
+    assert done == list(range(16))
