@@ -8,7 +8,7 @@ import gc
 import cupy
 
 _card = ctypes.CDLL("libcudart.so.13")
-for _name in ("used_bytes", "capacity", "queued_work", "launched_kernels", "pinned_blocks"):
+for _name in ("used_bytes", "capacity"):
     getattr(_card, f"card_{_name}").restype = ctypes.c_size_t
 
 
@@ -22,29 +22,9 @@ def capacity() -> int:
     return int(_card.card_capacity())
 
 
-def queued(card: int = 0) -> int:
-    """Pieces of work that wait on all streams of the card."""
-    return int(_card.card_queued_work(card))
-
-
 def is_open(card: int = 0) -> bool:
     """Whether this process has a context on the card."""
     return bool(_card.card_is_open(card))
-
-
-def is_lazy() -> bool:
-    """Whether queued work waits until something forces it."""
-    return bool(_card.card_is_lazy())
-
-
-def kernels() -> int:
-    """Kernels that have run since the process began."""
-    return int(_card.card_launched_kernels())
-
-
-def pinned() -> int:
-    """Blocks of locked host memory."""
-    return int(_card.card_pinned_blocks())
 
 
 def empty_pools() -> None:

@@ -9,7 +9,6 @@ import cupy
 import numpy as np
 import pytest
 
-from tests.card import books
 from tests.helpers import EMULATED, asked, run_python
 
 pytestmark = pytest.mark.gpu
@@ -71,28 +70,6 @@ def test_pageable_memory_is_taken_along_and_locked_memory_is_not() -> None:
     stream.synchronize()
     assert (x.get() == 1).all()
     assert (y.get() == 2).all()
-
-
-def test_its_books_are_those_of_the_pool() -> None:
-    before = books.used()
-    x = cupy.empty(1 << 20, np.uint8)
-    assert books.used() == before + (1 << 20)
-    del x
-    assert books.used() == before + (1 << 20)
-    cupy.get_default_memory_pool().free_all_blocks()
-    assert books.used() == before
-    assert runtime.memGetInfo() == (books.capacity() - before, books.capacity())
-    assert books.used(1) == 0
-
-
-def test_kernels_of_cupy_run() -> None:
-    x = np.arange(24.0).reshape(4, 6)
-    there = cupy.asarray(x)
-    before = books.kernels()
-    assert float((there.T * 2 + 1).sum()) == float((x.T * 2 + 1).sum())
-    assert books.kernels() > before
-    assert (cupy.concatenate([there, there], 1).get() == np.concatenate([x, x], 1)).all()
-    assert (there[there > 7].get() == x[x > 7]).all()
 
 
 # -- what happens once in a process ---------------------------------------------------------------------

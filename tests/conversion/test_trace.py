@@ -7,7 +7,7 @@ import html
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
@@ -233,21 +233,6 @@ def test_a_trace_may_be_closed_elsewhere_and_out_of_order() -> None:
             pool.submit(one.__exit__, None, None, None).result()
     convert_memory(np.zeros(9), "numpy")
     assert [[record.nbytes for record in log.records] for log in logs] == [[8], [8, 16, 24], [8, 16]]
-
-
-def test_an_asynchronous_generator_may_end_in_another_task() -> None:
-    async def rows(logs: list[TraceLog]) -> AsyncIterator[Any]:
-        with trace() as log:
-            logs.append(log)
-            for _ in range(9):
-                yield convert_memory(np.zeros(2), "numpy")
-
-    async def first_row(logs: list[TraceLog]) -> Any:
-        return await anext(rows(logs))  # the event loop ends the generator, in a task of its own
-
-    logs: list[TraceLog] = []
-    assert asyncio.run(first_row(logs)).tolist() == [0, 0]
-    assert len(logs[0]) == 1
 
 
 def test_a_log_that_stays_open_elsewhere_costs_nobody_the_fast_path() -> None:

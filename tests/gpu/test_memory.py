@@ -111,17 +111,6 @@ def test_another_frameworks_cache_is_given_up_for_this_one() -> None:
     assert x.size == int(room * 0.6)
 
 
-def test_a_batch_that_does_not_fit_is_split() -> None:
-    torch = require("torch")
-    x = torch.arange(16, device="cuda", dtype=torch.float32).reshape(16, 1)
-    wide = free() // 4 // 6  # each row takes a sixth of what is free
-
-    def rows(part: Any) -> Any:
-        return part.expand(-1, wide).clone().amax(1, keepdim=True) * 2
-
-    assert torch.equal(arraybridge.split_and_retry(rows, x), x * 2)
-
-
 def test_the_pinned_cache_of_torch_is_given_back_and_counted() -> None:
     torch = require("torch")
     if not hasattr(torch.accelerator, "empty_host_cache"):

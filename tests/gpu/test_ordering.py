@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -184,26 +183,6 @@ def test_the_caller_reads_the_result_when_it_is_there() -> None:
         assert (y.get(stream=stream) == value + 2).all()
 
 
-def test_threads_with_streams_of_their_own() -> None:
-    f = arraybridge.cupy(output_type="cupy")(lambda x: late(1) + x)
-    barrier = threading.Barrier(4)
-
-    def work(i: int) -> bool:
-        barrier.wait(60)
-        with cupy.cuda.Stream(non_blocking=True):
-            right = True
-            for _ in range(5):
-                x = late(i)
-                y = f(x)
-                del x
-                overwrite(0)
-                right &= bool(((y + 1).get() == i + 2).all())
-            return right
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(work, range(4)))
-
-
 @of_each_framework
 def test_a_queue_waits_for_the_default_stream_by_its_handle(name: str) -> None:
     """The usual case: nobody has chosen a stream, and the handle is 0."""
@@ -280,20 +259,6 @@ def test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again(
         assert overwrite(address), NOTHING_SHOWN
         cupy.cuda.get_current_stream().synchronize()
         assert arraybridge.device_of(y) == "gpu:1"
-        assert is_all(y, value)
-
-
-@needs_two_cards
-def test_a_copy_from_a_card_that_is_not_the_current_one() -> None:
-    for value in (3, 5):
-        with cupy.cuda.Device(1):
-            x = late(value)
-            address = address_of(x)
-        y = arraybridge.convert_memory(x, "cupy", gpu_id=0)
-        del x
-        with cupy.cuda.Device(1):
-            assert overwrite(address), NOTHING_SHOWN
-            cupy.cuda.get_current_stream().synchronize()
         assert is_all(y, value)
 
 
@@ -673,14 +638,6 @@ def test_a_source_of_prefetch_fills_one_buffer_again_and_again(how: str) -> None
 
     results = list(prefetch(items(), "cupy", depth=9, **options))
     assert [is_all(y, value) for value, y in enumerate(results)] == [True] * 4
-
-
-@pytest.mark.parametrize("per_device", [1, 4])
-def test_results_of_device_map_are_computed(per_device: int) -> None:
-    square = arraybridge.cupy(lambda x: (late(0) + x) * x)
-    items = [np.full(N, i, np.float32) for i in range(24)]
-    for i, y in enumerate(device_map(square, items, ["gpu:0"], per_device=per_device)):
-        assert ((y + 1).get() == i * i + 1).all()
 
 
 @needs_two_cards

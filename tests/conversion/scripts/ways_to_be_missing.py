@@ -31,22 +31,18 @@ class Refusing:
             raise ModuleNotFoundError(name)
 
 
-def refuse(name: str, *rest: Any, found: Any = builtins.__import__, **more: Any) -> Any:
+def refuse(name: str, *rest: Any, imported: Any = builtins.__import__, **more: Any) -> Any:
     if name.partition(".")[0] in HIDDEN:
         raise ImportError(f"{name} is not for you")
-    return found(name, *rest, **more)
+    return imported(name, *rest, **more)
 
 
-def hide(how: str) -> None:
-    if how == "none":
-        sys.modules.update(dict.fromkeys(HIDDEN))  # type: ignore[arg-type]
-    elif how == "finder":
-        sys.meta_path.insert(0, Refusing())  # type: ignore[arg-type]
-    else:
-        builtins.__import__ = refuse
-
-
-hide(sys.argv[1])
+if sys.argv[1] == "none":
+    sys.modules.update(dict.fromkeys(HIDDEN))  # type: ignore[arg-type]
+elif sys.argv[1] == "finder":
+    sys.meta_path.insert(0, Refusing())  # type: ignore[arg-type]
+else:
+    builtins.__import__ = refuse
 
 import numpy as np  # noqa: E402
 
@@ -61,23 +57,16 @@ ASKED: dict[str, Callable[[str], object]] = {
     "explain": lambda name: ab.explain(x, name),
     "devices": lambda name: ab.devices(name),
     "stack_slices": lambda name: ab.stack_slices([x, x], name),
-    "convert_tree": lambda name: ab.convert_tree([x], name),
-    "framework": lambda name: ab.framework(name),
     "native": lambda name: ab.Device("gpu", 0).native(name),
 }
 GOES_ON: dict[str, Callable[[], object]] = {
     "convert_memory": lambda: ab.convert_memory(x, "numpy") is x,
     "devices": lambda: [str(device) for device in ab.devices()],
-    "device_info": lambda: str(ab.device_info()),
-    "memory_stats": lambda: bool(str(ab.memory_stats())),
-    "free_memory": lambda: [ab.free_memory(), *map(ab.free_memory, NAMES)],
+    "device_info": lambda: [str(ab.device_info()), ab.least_used_gpu(), ab.gpu_available()],
+    "memory": lambda: [str(ab.memory_stats()), ab.free_memory(), *map(ab.free_memory, NAMES)],
     "is_oom_error": lambda: [ab.is_oom_error(MemoryError()), ab.is_oom_error(ValueError())],
-    "least_used_gpu": ab.least_used_gpu,
-    "gpu_available": ab.gpu_available,
     "gpu": lambda: ab.gpu(lambda y: y + 1)(x).tolist(),
     "array_namespace": lambda: ab.array_namespace(x).__name__,
-    "large transposed copy": lambda: ab.convert_memory(np.ones((300, 200)).T, "numpy", copy=True).shape,
-    "detect": lambda: ab.detect_memory_type(x),
     "gpu_context": lambda: ab.gpu_context(None).__enter__(),
 }
 
