@@ -193,12 +193,12 @@ def _counted(visible: str | None, order: str) -> tuple[Card, ...]:
     handles = [
         _ask("nvmlDeviceGetHandleByIndex", number) for number in range(_ask("nvmlDeviceGetCount") or 0)
     ]
-    whole = [uuid for handle in handles if (uuid := _ask("nvmlDeviceGetUUID", handle)) is not None]
+    every = [uuid for handle in handles if (uuid := _ask("nvmlDeviceGetUUID", handle)) is not None]
     # NVML counts by address. Equal cards are as fast as one another, and CUDA counts them by address, too.
-    if order != "PCI_BUS_ID" and len({_of_card(uuid, "nvmlDeviceGetName") for uuid in whole}) > 1:
-        whole.sort(key=_speed, reverse=True)
-    chosen = _chosen(whole, visible)
-    slices = [uuid for uuid in chosen if uuid not in whole]
+    if order != "PCI_BUS_ID" and len({_of_card(uuid, "nvmlDeviceGetName") for uuid in every}) > 1:
+        every.sort(key=_speed, reverse=True)
+    chosen = _chosen(every, visible)
+    slices = [uuid for uuid in chosen if uuid not in every]
     # CUDA shows one slice to a process, and no card beside it.
     return tuple(_card(index, uuid) for index, uuid in enumerate(slices[:1] or chosen))
 
@@ -209,12 +209,12 @@ def _speed(uuid: str) -> int:
     return int(cores or 0) * int(clock or 0)
 
 
-def _chosen(whole: list[str], visible: str | None) -> list[str]:
+def _chosen(undivided: list[str], visible: str | None) -> list[str]:
     """Cards and slices that ``CUDA_VISIBLE_DEVICES`` names, up to the first word that names none."""
-    usable = [next(iter(_slices(uuid)), uuid) for uuid in whole]
+    usable = [next(iter(_slices(uuid)), uuid) for uuid in undivided]
     if visible is None:
         return usable
-    every = [one for uuid in whole for one in (uuid, *_slices(uuid))]
+    every = [one for uuid in undivided for one in (uuid, *_slices(uuid))]
     chosen: list[str] = []
     for word in map(str.strip, visible.split(",")):
         # The beginning of an identity is enough, where it is the only one that begins so.
@@ -236,17 +236,17 @@ def _slices(uuid: str) -> list[str]:
 
 def _card(index: int, uuid: str) -> Card:
     # What a slice is part of; a card says that it is none.
-    whole = _of_card(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-    if whole is None:
-        whole = _ask("nvmlDeviceGetHandleByUUID", uuid)
-    address, memory = _ask("nvmlDeviceGetPciInfo", whole), _of_card(uuid, "nvmlDeviceGetMemoryInfo")
+    parent = _of_card(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+    if parent is None:
+        parent = _ask("nvmlDeviceGetHandleByUUID", uuid)
+    address, memory = _ask("nvmlDeviceGetPciInfo", parent), _of_card(uuid, "nvmlDeviceGetMemoryInfo")
     return Card(
         index,
         _of_card(uuid, "nvmlDeviceGetName") or "",
         uuid,
         "" if address is None else pci_address(address.domain, address.bus, address.device),
         None if memory is None else int(memory.total),
-        _ask("nvmlDeviceGetCudaComputeCapability", whole),
+        _ask("nvmlDeviceGetCudaComputeCapability", parent),
     )
 
 

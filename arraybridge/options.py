@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
@@ -15,6 +15,7 @@ __all__ = [
     "ANY",
     "OneWarning",
     "Settings",
+    "after_warnings",
     "already_told",
     "hold",
     "in_force",
@@ -46,21 +47,13 @@ ANY = ""
 
 
 class OneWarning:
-    """A block that is one call to the user: it warns of a missing GPU once, for however many arrays.
+    """A block that is one call to the user: it warns of a missing GPU once, for however many arrays."""
 
-    Not of those of which this has been ``said`` already, or of none after `ANY`.
-    """
-
-    __slots__ = ("_said", "_token")
-
-    def __init__(self, *said: str) -> None:
-        self._said = said
+    __slots__ = ("_token",)
 
     def __enter__(self) -> None:
         messages = already_told.get()
-        if messages is None or self._said:
-            messages = {**(messages or {}), **dict.fromkeys(self._said, "")}
-        self._token = already_told.set(messages)
+        self._token = already_told.set({} if messages is None else messages)
 
     def __exit__(self, *_: object) -> None:
         already_told.reset(self._token)
@@ -72,6 +65,17 @@ def warn_of_missing_gpu(message: str) -> None:
     # Several threads may work for one call: the first one warns.
     if messages is None or (ANY not in messages and messages.setdefault(message, mine) is mine):
         warn(message, MissingGpuWarning)
+
+
+@contextmanager
+def after_warnings(said: Sequence[str]) -> Iterator[None]:
+    """A block that does not say these messages again; after `ANY` it says none."""
+    messages = already_told.get()
+    token = already_told.set({**(messages or {}), **dict.fromkeys(said, "")} if said else messages)
+    try:
+        yield
+    finally:
+        already_told.reset(token)
 
 
 def _checked(value: object, name: str, *choices: str) -> Any:
@@ -132,5 +136,5 @@ def in_force() -> Settings:
 @contextmanager
 def hold(chosen: Settings) -> Iterator[None]:
     """Work for the call of another process, whose settings hold, and which warns once."""
-    with settings(missing_gpu=chosen.missing_gpu), OneWarning(*chosen.warnings):
+    with settings(missing_gpu=chosen.missing_gpu), after_warnings(chosen.warnings):
         yield

@@ -172,34 +172,36 @@ def _opened(tree: Any) -> _Opened:
     if cls not in _BUILT_IN and _is_registered(tree):
         return _registered(tree)
     names: Sequence[Any]
-    if isinstance(tree, (dict, UserDict)):
+    if isinstance(tree, (list, tuple, deque)):
+        names, children, extra = range(len(tree)), list(tree), getattr(tree, "maxlen", None)
+        make = _with_elements
+    elif isinstance(tree, (dict, UserDict)):
         names = list(tree)
         children = [tree[key] for key in names]
-    elif isinstance(tree, (list, tuple, deque)):
-        names, children, extra = range(len(tree)), list(tree), getattr(tree, "maxlen", None)
+        make = partial(_with, operator.setitem, names)
     else:
         fields = (
             vars(tree) if isinstance(tree, SimpleNamespace) else [f.name for f in dataclasses.fields(tree)]
         )
         names, words = [name for name in fields if hasattr(tree, name)], ".{}"
         children = [getattr(tree, name) for name in names]
-    return _Opened(
-        cls, tree, names, children, extra, partial(_copied, names), lambda i: words.format(names[i])
-    )
+        make = partial(_with, object.__setattr__, names)  # of frozen ones, too
+    return _Opened(cls, tree, names, children, extra, make, lambda i: words.format(names[i]))
 
 
-def _copied(names: Sequence[Any], like: Any, children: Sequence[Any]) -> Any:
-    """A container with other children, and with all that this one has besides."""
+def _with_elements(like: Any, children: Sequence[Any]) -> Any:
     if isinstance(like, tuple):
         again = tuple.__new__(type(like), children)
         getattr(again, "__dict__", {}).update(getattr(like, "__dict__", {}))
         return again
     copied = copy.copy(like)
-    if isinstance(like, (list, deque)):
-        copied.clear()
-        copied.extend(children)
-        return copied
-    put = operator.setitem if isinstance(like, (dict, UserDict)) else object.__setattr__  # frozen ones, too
+    copied.clear()
+    copied.extend(children)
+    return copied
+
+
+def _with(put: Callable[..., None], names: Sequence[Any], like: Any, children: Sequence[Any]) -> Any:
+    copied = copy.copy(like)
     for name, child in zip(names, children, strict=True):
         put(copied, name, child)
     return copied

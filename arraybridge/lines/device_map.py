@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import nullcontext
 from numbers import Integral
 from typing import Any, Literal, TypeVar
 
@@ -16,7 +15,7 @@ from arraybridge.functions.wrap import name_of
 from arraybridge.lines.devices import Job, own_framework
 from arraybridge.lines.gradients import for_other_threads
 from arraybridge.lines.threads import Run, Worker
-from arraybridge.options import ANY, OneWarning
+from arraybridge.options import ANY, OneWarning, after_warnings
 from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
@@ -174,7 +173,7 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
     missing: list[Device] = []
     for word in words:
         device = _parsed(word, framework)
-        with OneWarning(ANY) if missing else nullcontext():
+        with after_warnings([ANY] if missing else []):
             actual = find_device(device) if framework is None else find_or_host(framework, device)
         is_missing = actual == CPU and device.kind != "cpu"
         if device in missing or (actual in chosen and not is_missing):

@@ -14,8 +14,6 @@ from arraybridge.show import Table
 from arraybridge.testing.promises import PROMISES, BrokenPromiseError, Subject
 from arraybridge.types import FrameworkLike
 
-__all__ = ["FrameworkCheckError", "Report", "Verdict", "check_framework"]
-
 
 class FrameworkCheckError(AssertionError):
     """A framework breaks a promise; the message is the report."""

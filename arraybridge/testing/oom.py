@@ -12,8 +12,6 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.memory import recovery
 from arraybridge.types import FrameworkLike
 
-__all__ = ["Rehearsal", "inject_oom"]
-
 
 class Rehearsal:
     """What `inject_oom` did so far.

@@ -7,8 +7,6 @@ array holds is read by a copy that nothing else refers to.
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -24,14 +22,12 @@ from arraybridge.errors import (
     DtypeNotSupportedError,
     MemoryConversionError,
 )
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
 from arraybridge.memory.recognise import is_oom_error
 from arraybridge.memory.recovery import split_and_retry
 from arraybridge.testing.oom import inject_oom
 from arraybridge.testing.samples import DTYPES, LAYOUTS, sample
-
-__all__ = ["PROMISES", "BrokenPromiseError", "Subject"]
 
 Case = dict[str, Any]
 
@@ -108,11 +104,11 @@ PROMISES: dict[str, Promise] = {}
 
 
 def _promise(line: str, **each: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    def kept(check: Callable[..., None]) -> Callable[..., None]:
+    def keep(check: Callable[..., None]) -> Callable[..., None]:
         PROMISES[check.__name__] = Promise(check, line, each)
         return check
 
-    return kept
+    return keep
 
 
 # -- what the checks are made of -----------------------------------------------------------------------
@@ -402,22 +398,3 @@ def threads(s: Subject) -> None:
 
     with ThreadPoolExecutor(8) as workers:
         list(workers.map(work, range(160)))
-
-
-#: NumPy loads some of the standard library, and may load more.
-_LOADED = """
-import sys, numpy
-before = set(sys.modules)
-import arraybridge.testing
-print(*(name for name in sys.argv[1:] if name in sys.modules and name not in before))
-"""
-
-
-@_promise(
-    "import arraybridge", packages=lambda s: [registry.facts(s.name).packages] if s.name != "numpy" else []
-)
-def laziness(s: Subject, packages: tuple[str, ...]) -> None:
-    """``import arraybridge`` does not import it."""
-    command = [sys.executable, "-c", _LOADED, *packages]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    _hold(not done.stdout.split(), f"it loads {', '.join(done.stdout.split())}")

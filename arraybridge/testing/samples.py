@@ -9,8 +9,6 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 
-__all__ = ["DTYPES", "LAYOUTS", "sample"]
-
 #: Names of the dtypes that travel.
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
