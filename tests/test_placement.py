@@ -79,15 +79,9 @@ def test_what_says_nothing_of_its_place() -> None:
 
 
 def test_what_is_declared_alone_converts_nothing() -> None:
-    declared = functools.partial(arraybridge.memory_types("torch", "torch")(lambda x: x))
-    placed = placement(declared)
+    placed = placement(functools.partial(arraybridge.memory_types("torch", "torch")(lambda x: x)))
     assert placed is not None
     assert (placed.framework, placed.converts, placed.named_device()) == ("torch", False, None)
-
-
-def test_gpu_decides_on_each_call() -> None:
-    assert str(placement(arraybridge.gpu(np.sum))) == "the faster of cpu and gpu"
-    assert str(placement(arraybridge.gpu(gpu_id=1)(np.sum))) == "the faster of cpu and gpu on gpu:1"
 
 
 def test_words() -> None:
@@ -96,5 +90,7 @@ def test_words() -> None:
         (Placement("torch", 1), "torch on gpu:1"),
         (Placement("torch", "auto"), "torch on the freest gpu"),
         (Placement("jax", None, Device("cpu", 1)), "jax on cpu:1"),
+        (placement(arraybridge.gpu(np.sum)), "the faster of cpu and gpu"),
+        (placement(arraybridge.gpu(gpu_id=1)(np.sum)), "the faster of cpu and gpu on gpu:1"),
     ):
         assert str(placed) == words

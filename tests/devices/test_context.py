@@ -114,13 +114,10 @@ def test_without_arrays_the_default_device_decides(jax_devices: Any) -> None:
         assert array_namespace() is jax_devices.numpy
 
 
-def test_arrays_of_two_frameworks() -> None:
+def test_arrays_of_two_frameworks_and_of_pyclesperanto_have_none() -> None:
     torch = require("torch")
     with pytest.raises(TypeError, match="numpy and torch"):
         array_namespace(np.zeros(2), torch.zeros(2))
-
-
-def test_pyclesperanto_has_none() -> None:
     require("pyclesperanto")
     image = arraybridge.to_pyclesperanto(np.zeros((2, 2), np.float32))
     with pytest.raises(arraybridge.ArrayNotSupportedError, match="no array API namespace"):
@@ -132,10 +129,7 @@ def test_pyclesperanto_has_none() -> None:
 # -- the whole process -------------------------------------------------------------------------------
 
 
-def test_the_environment_chooses_for_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    jax = require("jax")
-    if len(jax.devices("cpu")) < 3:
-        pytest.skip("XLA_FLAGS gives JAX fewer than three CPU devices")
+def test_the_environment_chooses_for_every_thread(jax_devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = arraybridge.to_jax(np.ones(2, np.float32))
     monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "cpu:2")
     seen: list[tuple[str, str]] = []

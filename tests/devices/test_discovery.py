@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import arraybridge
@@ -53,19 +54,18 @@ def listed(monkeypatch: pytest.MonkeyPatch, *frameworks: Framework) -> list[Any]
     return devices()
 
 
-def test_the_host_of_numpy() -> None:
-    (cpu,) = devices("numpy")
-    assert str(cpu) == cpu == Device("cpu") == "cpu"
-    assert cpu.frameworks == ("numpy",)
-    assert cpu.total is None or 0 < cpu.free < cpu.total
-
-
-@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto"])
-def test_they_are_those_of_the_framework(name: str) -> None:
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
+def test_they_are_those_of_the_framework_and_are_accepted_as_their_words_are(name: str) -> None:
     require(name)
-    found = devices(name)
-    assert found == list(arraybridge.framework(name).devices())
-    assert all(d.frameworks == (name,) for d in found)
+    listed = devices(name)
+    assert listed == list(arraybridge.framework(name).devices())
+    for device in listed:
+        assert device.frameworks == (name,)
+        assert str(device) == device == Device(device.kind, device.index)
+        assert device.total is None or 0 < (device.free or 1) < device.total
+        for words in (device, str(device)):
+            x = arraybridge.convert_memory(np.zeros((2, 2), np.float32), name, device=words)
+            assert arraybridge.device_of(x) == device
 
 
 def test_those_that_are_loaded_unless_all_are_asked_for() -> None:
@@ -81,21 +81,10 @@ def test_those_that_are_loaded_unless_all_are_asked_for() -> None:
 
 def test_every_installed_framework() -> None:
     require("jax")
-    found = {str(d): d for d in devices("all")}
-    assert next(iter(found)) == "cpu"
-    assert {"numpy", "jax"} <= set(found["cpu"].frameworks)
-    for device in arraybridge.framework("jax").devices():
-        assert "jax" in found[str(device)].frameworks
-
-
-def test_devices_are_accepted_wherever_words_are() -> None:
-    require("jax")
-    import numpy as np
-
-    for device in devices("jax"):
-        x = arraybridge.convert_memory(np.zeros(2, np.float32), "jax", device=device)
-        assert arraybridge.device_of(x) == device
-        assert arraybridge.device_of(arraybridge.to_jax(x, device=str(device))) == device
+    listed = {str(d): d for d in devices("all")}
+    assert next(iter(listed)) == "cpu"
+    assert {"numpy", "jax"} <= set(listed["cpu"].frameworks)
+    assert all("jax" in listed[str(d)].frameworks for d in arraybridge.framework("jax").devices())
 
 
 @pytest.mark.usefixtures("two_cards")
@@ -144,9 +133,6 @@ def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) 
     assert [str(one.accelerator(i)) for i in range(3)] == ["opencl:1", "opencl:0", "opencl:2"]
     assert str(one.find_device(Device("gpu", 0))) == "opencl:1"
     assert str(one.find_device(Device("opencl", 0))) == "opencl:0"
-
-
-def test_a_card_that_opencl_does_not_have_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Card(0, "Card C", "GPU-cccc", "0000:01:00.0", 1, (7, 0))
     one = _opencl(monkeypatch, (other, FIRST), SECOND.pci, FIRST.pci, "")
     with pytest.raises(arraybridge.DeviceNotFoundError, match="Card C"):
@@ -171,9 +157,7 @@ def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not arraybridge.gpu_available()
     assert arraybridge.least_used_gpu() is None
     info = arraybridge.device_info()
-    assert info["available"] is False
-    assert info["backend"] == "cpu"
-    assert info["names"] == []
+    assert (info["available"], info["backend"], info["names"]) == (False, "cpu", [])
     assert str(info) == "no GPU; arrays live on the host"
 
 
@@ -187,16 +171,11 @@ def test_a_slice_is_no_other_card(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("two_cards")
 def test_cards_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "loaded", lambda: [arraybridge.framework("numpy")])
-    found = {str(device): device for device in devices()}
-    assert list(found) == ["cpu", "gpu:0", "gpu:1"]
-    assert (found["gpu:1"].name, found["gpu:1"].frameworks) == ("Card B", ())
-
-
-@pytest.mark.usefixtures("two_cards")
-def test_info_of_two_cards() -> None:
+    listed = {str(device): device for device in devices()}
+    assert list(listed) == ["cpu", "gpu:0", "gpu:1"]
+    assert (listed["gpu:1"].name, listed["gpu:1"].frameworks) == ("Card B", ())
     info = arraybridge.device_info()
-    assert info["available"] is True
-    assert info["backend"] == "cuda"
+    assert (info["available"], info["backend"]) == (True, "cuda")
     assert info["memory"] == [(1000, 100), (1000, 100)]
     assert info["versions"]["numpy"]
     assert str(info) == "cuda: gpu:0 Card A, gpu:1 Card B"
