@@ -15,7 +15,7 @@ import numpy as np
 from arraybridge.errors import CannotSplitError
 from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, leaves_of, map_arrays, source_of, together
 
-__all__ = ["Joined", "extent", "fixed", "kept", "part", "plain", "rows"]
+__all__ = ["Joined", "fixed", "kept", "part", "plain", "rows"]
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
@@ -39,17 +39,11 @@ class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
         return f"fixed({self.value!r})"
 
 
-def extent(x: Any, axis: int) -> int | None:
-    """Rows of an array along the axis; None where it has no such axis."""
-    owner, data = source_of(x)
-    shape = owner.shape(data)
-    return shape[axis] if -len(shape) <= axis < len(shape) else None
-
-
 def rows(tree: Any, axis: int) -> int | None:
     """Rows of the first array in there that has the axis; None where none has."""
-    extents = (extent(x, axis) for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) == ARRAY)
-    return next((count for count in extents if count is not None), None)
+    arrays = (x for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) == ARRAY)
+    shapes = (owner.shape(data) for owner, data in map(source_of, arrays))
+    return next((shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)), None)
 
 
 def plain(tree: Any) -> Any:

@@ -23,7 +23,6 @@ __all__ = [
     "GradientError",
     "MemoryConversionError",
     "MissingGpuWarning",
-    "Place",
     "SourceMismatchError",
     "UnknownArrayError",
     "UnknownFrameworkError",

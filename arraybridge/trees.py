@@ -212,9 +212,10 @@ def _registered(tree: Any) -> _Opened:
 
     one = optree.tree_flatten_one_level(tree, **_OPTREE)
     unflatten, metadata, entries = one.unflatten_func, one.metadata, one.entries
+    entry_of, cls, kind = one.path_entry_type, one.type, one.kind  # and not `one`, which holds the children
 
     def place(i: int) -> str:
-        return str(one.path_entry_type(entries[i], one.type, one.kind).codify(""))
+        return str(entry_of(entries[i], cls, kind).codify(""))
 
     def make(_: Any, children: Sequence[Any]) -> Any:
         return unflatten(metadata, tuple(children))
@@ -268,12 +269,7 @@ def prefix(error: Exception, place: str) -> None:
         error.args = (f"{place}: {text_of(error) or type(error).__name__}",)
 
 
-def map_arrays(
-    tree: Any,
-    change: Callable[[Any], Any],
-    *,
-    also: type | tuple[type, ...] = (),
-) -> Any:
+def map_arrays(tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = ()) -> Any:
     """The tree with each array replaced by what ``change`` makes of it; the very object where none changed.
 
     Containers keep their types, and dictionaries their order. What is no array stays the very object, and so

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
+import weakref
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -154,6 +156,16 @@ def test_each_container_is_filled_again(make: Callable[[Any, Any], Any]) -> None
     assert type(changed) is type(tree)
     assert [leaf for leaf in leaves_of(changed) if leaf is not None] == ["one", 2]
     assert structure.key() == flattened(make(0, make("other", [4])))[1].key()
+
+
+@containers
+def test_what_a_container_held_is_not_kept_with_its_structure(make: Callable[[Any, Any], Any]) -> None:
+    x = np.ones(2)
+    freed, (leaves, structure) = weakref.ref(x), flattened(make(x, [1]))
+    del leaves, x
+    gc.collect()
+    assert freed() is None
+    assert items(structure.filled(iter([1, 2, None])))[0] == 1
 
 
 @pytest.mark.parametrize("keys", [["b", "a", "c"], [3, 1, 2], ["b", 1, None, (2, "x")]])
