@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protoco
 from arraybridge.frameworks import registry
 from arraybridge.functions.calls import DecoratedCall, as_declared, in_framework
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, check_contract, checked_options
+from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, checked_options
 from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
 from arraybridge.placement import Placement
 from arraybridge.types import Device, FrameworkLike, GpuId, above
@@ -107,9 +107,13 @@ class FrameworkDecorator:
     @overload
     def __call__(self, fn: Callable[P, R], /) -> Decorated[P, R]: ...
     @overload
-    def __call__(self, *, output_type: None = None, **options: Unpack[DecoratorKeywords]) -> _Keeping: ...
+    def __call__(
+        self, *, output_type: None = None, **options: Unpack[DecoratorKeywords]
+    ) -> Callable[[Callable[P, R]], Decorated[P, R]]: ...
     @overload
-    def __call__(self, *, output_type: FrameworkLike, **options: Unpack[DecoratorKeywords]) -> _Changing: ...
+    def __call__(
+        self, *, output_type: FrameworkLike, **options: Unpack[DecoratorKeywords]
+    ) -> Callable[[Callable[P, Any]], Decorated[P, Any]]: ...
     def __call__(self, *fn: Any, **options: Any) -> Any:  # the options are listed one by one
         """Decorate a function, or take the options and return the decorator that does.
 
@@ -149,24 +153,16 @@ class FrameworkDecorator:
         return decorator(*fn) if fn else decorator
 
 
-class _Keeping(Protocol):
-    def __call__(self, fn: Callable[P, R], /) -> Decorated[P, R]: ...
-
-
-class _Changing(Protocol):
-    def __call__(self, fn: Callable[P, Any], /) -> Decorated[P, Any]: ...
-
-
 # -- the function around the function ------------------------------------------------------------------
 
 
 def _decorate(fn: Any, options: DecoratorOptions) -> Any:
-    what = f"@{options.framework}"
+    what = f"@{options.framework}" if options.converts else "@memory_types"
 
     def make(function: Any) -> Any:
         kind = kind_of_function(function)
         for option in ("oom_recovery", "slice_by_slice"):
-            if kind != "function" and getattr(options, option):
+            if kind == "coroutine" and getattr(options, option):
                 raise ValueError(
                     f"{what}({option}=…) takes plain functions, and {label_of(function)} is a {kind}"
                 )
@@ -177,7 +173,7 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
 
             run = gradients.flow(function, options)
         else:
-            run = DecoratedCall(in_framework, function, options)
+            run = DecoratedCall(in_framework if options.converts else as_declared, function, options)
         wrapper = wrap(function, run)
         vars(wrapper).update(
             input_memory_type=options.input_type or options.framework,
@@ -186,7 +182,7 @@ def _decorate(fn: Any, options: DecoratorOptions) -> Any:
             gpu_id=options.gpu_id,
             device=options.device,
             dtype_conversion=options.dtype_conversion,
-            _placement=Placement(options.framework, options.gpu_id, options.device),
+            _placement=Placement(options.framework, options.gpu_id, options.device, options.converts),
         )
         return wrapper
 
@@ -216,19 +212,8 @@ def memory_types(
     ('numpy', array([254, 253], dtype=uint8))
     """
     takes, gives = registry.framework_name(input_type), registry.framework_name(output_type)
-    check_contract(contract)
-
-    def make(fn: Any) -> Any:
-        wrapper = wrap(fn, DecoratedCall(as_declared, fn, contract))
-        vars(wrapper).update(
-            input_memory_type=takes,
-            output_memory_type=gives,
-            execution_memory_type=takes,
-            _placement=Placement(takes, converts=False),
-        )
-        return wrapper
-
-    return lambda fn: decorate(fn, "@memory_types", make)
+    options = checked_options(takes, {"output_type": gives, "contract": contract})
+    return partial(_decorate, options=options._replace(converts=False))
 
 
 # -- one for each framework ----------------------------------------------------------------------------

@@ -16,17 +16,16 @@ from arraybridge.frameworks.facts import BUILT_IN
 from arraybridge.functions.arguments import Args, Change, Kwargs, check_source, entering
 from arraybridge.functions.calls import (
     DecoratedCall,
-    Parts,
     Run,
     as_declared,
     handed_over,
     in_framework,
     recovering,
 )
-from arraybridge.functions.compiling import untraced
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import DecoratorOptions
+from arraybridge.functions.results import GiveBack
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
 from arraybridge.trees import ARRAY, flattened, is_array, kind_of, kinds, prefix, source_of
 
@@ -151,22 +150,16 @@ class Flow:
 
 def _complete(fn: Callable[..., Any], options: DecoratorOptions) -> Run:
     """What does all that a decorated function does."""
-    _, run, give_back, _ = in_framework(fn, options)
+    run, give_back = in_framework(fn, options)
     return lambda args, kwargs: give_back(run(args, kwargs), args, kwargs)
 
 
-def _flowing(fn: Callable[..., Any], options: DecoratorOptions) -> Parts:
+def _flowing(fn: Callable[..., Any], options: DecoratorOptions) -> tuple[Run, GiveBack]:
     """A function of one framework that gradients of others flow through."""
     run: Run = Flow(fn, options).called
     if options.oom_recovery:
         run = recovering(run, int(takes_self(fn)), options)
-    bring, _, give_back, _ = as_declared(fn, options.contract)
-
-    def outside(args: Args, kwargs: Kwargs) -> Any:
-        return give_back(run(args, kwargs), args, kwargs)
-
-    # torch.compile breaks its graph here.
-    return bring, run, give_back, lambda args, kwargs: untraced(outside, args, kwargs)
+    return run, as_declared(fn, options)[1]
 
 
 def flow(fn: Callable[..., Any], options: DecoratorOptions) -> DecoratedCall:

@@ -1,10 +1,10 @@
 """The options of the decorators: what each is called, takes and means, in one table; and their check."""
 
-from __future__ import annotations
+# The annotations of the table are read, so that they are not to be strings.
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict
 
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.decide import dtype_name
@@ -13,55 +13,14 @@ from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
-__all__ = ["DecoratorKeywords", "DecoratorOptions", "check_contract", "checked_options"]
+__all__ = ["DecoratorKeywords", "DecoratorOptions", "checked_options"]
 
 
-class DecoratorKeywords(TypedDict, total=False):
-    """The options of a decorator besides ``output_type``, on which the type of the result depends."""
+class _Option(NamedTuple):
+    """What an option is where it is left out, and what checks any other value and makes it plain."""
 
-    #: The accelerator to run on, or ``"auto"`` for the one with the most free memory. Left out, arrays stay
-    #: where they are, or go to the host where the framework does not reach them.
-    gpu_id: GpuId
-    #: Any device instead, in words as ``"cpu:1"``, or the device object of a framework.
-    device: DeviceLike | None
-    #: The framework that callers are expected to bring; readable as ``input_memory_type``.
-    input_type: FrameworkLike | None
-    #: Refuse arrays of any other framework than ``input_type``.
-    strict: bool
-    #: True frees memory and tries again when memory runs out; ``"split"`` also halves the batch. Plain
-    #: functions only.
-    oom_recovery: bool | Literal["split"]
-    #: How often to try again.
-    max_retries: int
-    #: The axis to halve along.
-    split_axis: int
-    #: The fewest rows of a part.
-    min_split: int
-    #: A dtype to cast the arrays among the arguments to, on their way in. Left out, they keep their own.
-    dtype: Any
-    #: The dtype of the results, see `DtypeConversion`. Left out, they keep their own.
-    dtype_conversion: DtypeConversion
-    #: Call the function for each plane of its 3-D arrays, and stack what comes back. Plain functions only.
-    slice_by_slice: bool
-    #: Called with the result; where it returns a false value, the call fails.
-    contract: Callable[[Any], Any] | None
-    #: What to do with a torch tensor that requires grad and enters another framework: ``"error"``, or
-    #: ``"detach"``. Inside torch the graph is kept. ``"flow"``: arrays of other frameworks may be passed that
-    #: are being differentiated; results are of the caller's framework, whose backward pass goes through.
-    grad: Grad | Literal["flow"]
-    #: False runs the function on the caller's CUDA stream, for kernels that are launched on the default one;
-    #: else each thread has a stream of its own.
-    stream: bool
-
-
-class DecoratorOptions(SimpleNamespace):
-    """The options of one decorator, checked, each an attribute; and ``framework``, that of the decorator."""
-
-    def _replace(self, **changes: Any) -> DecoratorOptions:
-        return DecoratorOptions(**{**vars(self), **changes})
-
-
-# -- what is checked -----------------------------------------------------------------------------------
+    default: Any
+    check: Callable[[str, Any], Any]
 
 
 def _flag(option: str, value: Any) -> bool:
@@ -98,11 +57,13 @@ def _recovery(option: str, value: Any) -> Any:
     return value if isinstance(value, bool) else _word("split", more=" or True or False")(option, value)
 
 
+def _framework(_: str, value: Any) -> str:
+    return registry.framework_name(value)
+
+
 def _output(_: str, value: Any) -> str:
-    if value == "input":
-        return "input"
     try:
-        return registry.framework_name(value)
+        return "input" if value == "input" else registry.framework_name(value)
     except UnknownFrameworkError as error:
         hint = nearest(value, ["input"])
         raise UnknownFrameworkError(f"{error}; output_type may also be 'input'{hint}") from None
@@ -116,35 +77,66 @@ def _conversion(option: str, value: Any) -> DtypeConversion:
     return value
 
 
-def check_contract(contract: Any) -> Any:
-    """Refuse a contract that cannot be called.
-
-    Raises:
-        TypeError: it is no function.
-    """
-    if contract is not None and not callable(contract):
-        raise TypeError(f"contract={contract!r} must be a function of the result")
-    return contract
+def _contract(option: str, value: Any) -> Any:
+    if not callable(value):
+        raise TypeError(f"{option}={value!r} must be a function of the result")
+    return value
 
 
-#: Option → its default, and what checks any other value and makes it plain.
-_TABLE: dict[str, tuple[Any, Callable[[str, Any], Any]]] = {
-    "gpu_id": (None, lambda _, value: check_gpu_id(value)),
-    "device": (None, lambda _, value: Device.parse(value)),
-    "input_type": (None, lambda _, value: registry.framework_name(value)),
-    "strict": (False, _flag),
-    "output_type": (None, _output),
-    "oom_recovery": (False, _recovery),
-    "max_retries": (2, _number(0)),
-    "split_axis": (0, _number(float("-inf"))),
-    "min_split": (1, _number(1)),
-    "dtype": (None, lambda _, value: dtype_name(value)),
-    "dtype_conversion": (DtypeConversion.NATIVE_OUTPUT, _conversion),
-    "slice_by_slice": (False, _flag),
-    "contract": (None, lambda _, value: check_contract(value)),
-    "grad": ("error", _word("error", "detach", "flow")),
-    "stream": (True, _flag),
+class DecoratorKeywords(TypedDict, total=False):
+    """The options of a decorator besides ``output_type``, on which the type of the result depends."""
+
+    #: The accelerator to run on, or ``"auto"`` for the one with the most free memory. Left out, arrays stay
+    #: where they are, or go to the host where the framework does not reach them.
+    gpu_id: Annotated["GpuId", _Option(None, lambda _, value: check_gpu_id(value))]
+    #: Any device instead, in words as ``"cpu:1"``, or the device object of a framework.
+    device: Annotated["DeviceLike | None", _Option(None, lambda _, value: Device.parse(value))]
+    #: The framework that callers are expected to bring; readable as ``input_memory_type``.
+    input_type: Annotated["FrameworkLike | None", _Option(None, _framework)]
+    #: Refuse arrays of any other framework than ``input_type``.
+    strict: Annotated[bool, _Option(False, _flag)]
+    #: True frees memory and tries again when memory runs out; ``"split"`` also halves the batch. Plain
+    #: functions only.
+    oom_recovery: Annotated[bool | Literal["split"], _Option(False, _recovery)]
+    #: How often to try again.
+    max_retries: Annotated[int, _Option(2, _number(0))]
+    #: The axis to halve along.
+    split_axis: Annotated[int, _Option(0, _number(float("-inf")))]
+    #: The fewest rows of a part.
+    min_split: Annotated[int, _Option(1, _number(1))]
+    #: A dtype to cast the arrays among the arguments to, on their way in. Left out, they keep their own.
+    dtype: Annotated[Any, _Option(None, lambda _, value: dtype_name(value))]
+    #: The dtype of the results, see `DtypeConversion`. Left out, they keep their own.
+    dtype_conversion: Annotated[DtypeConversion, _Option(DtypeConversion.NATIVE_OUTPUT, _conversion)]
+    #: Call the function for each plane of its 3-D arrays, and stack what comes back. Plain functions only.
+    slice_by_slice: Annotated[bool, _Option(False, _flag)]
+    #: Called with the result; where it returns a false value, the call fails.
+    contract: Annotated[Callable[[Any], Any] | None, _Option(None, _contract)]
+    #: What to do with a torch tensor that requires grad and enters another framework: ``"error"``, or
+    #: ``"detach"``. Inside torch the graph is kept. ``"flow"``: arrays of other frameworks may be passed that
+    #: are being differentiated; results are of the caller's framework, whose backward pass goes through.
+    grad: Annotated[Grad | Literal["flow"], _Option("error", _word("error", "detach", "flow"))]
+    #: False runs the function on the caller's CUDA stream, for kernels that are launched on the default one;
+    #: else each thread has a stream of its own.
+    stream: Annotated[bool, _Option(True, _flag)]
+
+
+_TABLE: dict[str, _Option] = {
+    "output_type": _Option(None, _output),
+    **{
+        option: annotation.__metadata__[0] for option, annotation in DecoratorKeywords.__annotations__.items()
+    },
 }
+
+
+class DecoratorOptions(SimpleNamespace):
+    """The options of one decorator, checked, each an attribute.
+
+    ``framework`` is that of the decorator; without ``converts`` it only declares.
+    """
+
+    def _replace(self, **changes: Any) -> Self:
+        return type(self)(**{**vars(self), **changes})
 
 
 def checked_options(framework: str, keywords: dict[str, Any]) -> DecoratorOptions:
@@ -158,14 +150,15 @@ def checked_options(framework: str, keywords: dict[str, Any]) -> DecoratorOption
         if option not in _TABLE:
             hint = nearest(option, _TABLE)
             raise TypeError(f"@{framework} has no option {option!r}{hint}; it has {', '.join(_TABLE)}")
-    options = DecoratorOptions(framework=framework)
+    options = DecoratorOptions(framework=framework, converts=True)
     for option, (default, check) in _TABLE.items():
         value = keywords.get(option, default)
-        unset = value is default or (value is None and default is None)
-        setattr(options, option, value if unset else check(option, value))
+        setattr(options, option, value if value is default else check(option, value))
     if options.gpu_id is not None and options.device is not None:
         raise ValueError(f"pass gpu_id={options.gpu_id!r} or device={keywords['device']!r}, not both")
     if options.strict and options.input_type is None:
         raise ValueError("strict=True refuses what is not of input_type; say which, as in input_type='numpy'")
+    if framework == "numpy":
+        options.gpu_id = None  # it lives on the host, whatever gpu_id says
     options.output_type = options.output_type or ("input" if options.grad == "flow" else framework)
     return options

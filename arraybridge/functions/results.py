@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.batches import plain
 from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import plans
 from arraybridge.conversion.convert import convert_memory
@@ -15,11 +16,12 @@ from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
 from arraybridge.functions.arguments import Args, Change, Kwargs, conversion, first_array, no_plans, say
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.wrap import label_of
-from arraybridge.trees import ARRAY, TREE, is_array, is_carrier, kind_of, kinds, map_arrays, source_of
+from arraybridge.trees import ARRAY, LEAF, is_array, is_carrier, kinds, map_arrays, source_of
 
 __all__ = ["GiveBack", "check_result", "giving_back"]
 
@@ -27,115 +29,107 @@ __all__ = ["GiveBack", "check_result", "giving_back"]
 GiveBack = Callable[[Any, Args, Kwargs], Any]
 
 
+#: The caller's first array, its framework, and it as an array of that: of a carrier the one that it carries.
+Home = tuple[Any, Framework, Any]
+#: What changes one array of a result, given where the first argument came from; None where nobody asks.
+Deliver = Callable[[Home | None, Any], Any]
+
+
 def giving_back(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> GiveBack:
     """What converts the arrays of a result as the options say, and checks the contract."""
-    label, contract, dtype_conversion = label_of(fn), options.contract, options.dtype_conversion
-    grad = "detach" if options.grad == "detach" else "error"
-    output, by_input = options.output_type, options.output_type == "input"
-    form, to_output = conversion("numpy" if by_input else output, grad)
+    label, contract, splits = label_of(fn), options.contract, options.oom_recovery == "split"
+    by_input, recasts = (
+        options.output_type == "input",
+        options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT,
+    )
+    form, convert = conversion("numpy" if by_input else options.output_type, options.grad)
+    deliver: Deliver = _homeward(convert, options.grad) if by_input else lambda _, x: convert(x)
+    leave = _leaving(_recasting(deliver, options.dtype_conversion) if recasts else deliver, deliver, options)
 
-    def give_back(
-        result: Any,
-        args: Args,
-        kwargs: Kwargs,
-        form: Any = form,
-        change: Change = to_output,
-        deliver: Change = to_output,
-        first: Any = None,
-    ) -> Any:
-        cls = type(result)
-        plan = None if open_logs else by_form.get(form, no_plans).get(cls)
+    def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
+        cls, first, planned = type(result), None, form
+        if by_input or recasts:
+            first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
+            planned = form if by_input and type(first) is np.ndarray and not recasts else None
+        plan = None if open_logs else by_form.get(planned, no_plans).get(cls)
         try:
             if plan is not None:
                 try:
                     result = plan(result)
                 except plans.declined:
-                    result = change(result)
-            elif (kind := kinds.get(cls) or kind_of(result)) == ARRAY:
-                result = _leaf(change, deliver, output, first, result)
-            elif kind == TREE or isinstance(result, np.generic):
-                result = map_arrays(result, partial(_leaf, change, deliver, output, first), also=np.generic)
+                    result = convert(result)
+            elif kinds.get(cls) != LEAF or isinstance(result, np.generic):
+                home = None if first is None else (first, *source_of(first))
+                if kinds.get(cls) == ARRAY:
+                    result = leave(home, result)
+                else:
+                    result = plain(result) if splits else result
+                    result = map_arrays(result, partial(leave, home), also=np.generic)
         except MemoryConversionError as error:
             say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise
         return result if contract is None else check_result(contract, result, label)
 
-    def give_back_by_input(result: Any, args: Args, kwargs: Kwargs) -> Any:
-        first = first_array(args[skip:] if skip else args, kwargs)
-        if not by_input or type(first) is np.ndarray:
-            way, deliver = form, to_output
+    return give_back
+
+
+def _homeward(to_numpy: Change, grad: Any) -> Deliver:
+    """What takes an array to the framework, the device and the carrier of what the caller brought."""
+
+    def deliver(home: Home | None, x: Any) -> Any:
+        if home is None:
+            return x
+        brought, framework, origin = home
+        if framework.name == "numpy":
+            x = to_numpy(x)
         else:
-            way, deliver = None, _as_it_is if first is None else _homeward(first, grad)
-        if native:
-            return give_back(result, args, kwargs, way, deliver, deliver, first)
-        return give_back(
-            result, args, kwargs, None, _recasting(deliver, dtype_conversion, first), deliver, first
-        )
+            device = framework.device_of(origin)
+            if open_logs or not framework.owns(x) or framework.device_of(x) != device:
+                x = convert_memory(x, framework.name, grad=grad, device=device)
+        carrier = None if kinds.get(type(brought)) else carrier_of(brought)
+        return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(brought, x)
 
-    native = dtype_conversion is DtypeConversion.NATIVE_OUTPUT
-    return give_back if native and not by_input else give_back_by_input
+    return deliver
 
 
-def _as_it_is(x: Any) -> Any:
-    return x
+def _leaving(change: Deliver, deliver: Deliver, options: DecoratorOptions) -> Deliver:
+    """``change`` for arrays, and ``deliver`` for NumPy's scalars where these are arrays without axes."""
+    output = options.output_type
+
+    def leave(home: Home | None, x: Any) -> Any:
+        if kinds.get(type(x)) == ARRAY:
+            return change(home, x)
+        if not isinstance(x, np.generic):
+            return x if is_carrier(x) else change(home, x)  # a carrier that the function made stays one
+        target = output if output != "input" else "numpy" if home is None else home[1].name
+        return deliver(home, np.asarray(x)) if target != "numpy" and _becomes_array(x, target) else x
+
+    return leave
 
 
-def _homeward(first: Any, grad: Any) -> Change:
-    """What brings an array to the framework, the device and the carrier of what the caller brought."""
-    source, origin = source_of(first)
-
-    def change(x: Any) -> Any:
-        owner, array = source_of(x)
-        if source.name != "numpy":
-            home, place = source.device_of(origin), owner.device_of(array)
-            if home.kind != place.kind or home.index != place.index:
-                return convert_memory(x, source.name, grad=grad, device=home)
-            if owner is source and not open_logs:
-                return x
-        return convert_memory(x, source.name, grad=grad)
-
-    carrier = None if kinds.get(type(first)) else carrier_of(first)
-    if carrier is None:
-        return change
-
-    def carried(x: Any) -> Any:
-        array = change(x)
-        return carrier.rebuild(first, array) if array.shape == source.shape(origin) else array
-
-    return carried
-
-
-def _leaf(change: Change, deliver: Change, output: str, first: Any, x: Any) -> Any:
-    """An array, or one of NumPy's scalars: an array without axes elsewhere, where there are such arrays."""
-    if kinds.get(type(x)) == ARRAY:
-        return change(x)
-    if not isinstance(x, np.generic):
-        return x if is_carrier(x) else change(x)  # a carrier that the function made stays one
-    if output == "input":
-        output = "numpy" if first is None else source_of(first)[0].name
-    if output == "numpy" or not is_array(x):
-        return x
+def _becomes_array(scalar: np.generic, target: str) -> bool:
+    """Whether one of NumPy's scalars can be an array without axes there."""
     try:
-        registry.framework(output).supports("float32", ())
-    except ArrayNotSupportedError:  # it has no arrays without axes
-        return x
-    return deliver(np.asarray(x))
+        registry.framework(target).supports("float32", ())
+    except ArrayNotSupportedError:  # it has no such arrays
+        return False
+    return is_array(scalar)
 
 
-def _recasting(deliver: Change, dtype_conversion: DtypeConversion, first: Any) -> Change:
+def _recasting(deliver: Deliver, dtype_conversion: DtypeConversion) -> Deliver:
     """``deliver``, which also converts the dtype."""
-    dtype = dtype_conversion.value
-    if dtype_conversion is DtypeConversion.PRESERVE_INPUT:
-        if first is None:
-            return deliver
-        source, array = source_of(first)
-        dtype = source.dtype_name(array)
 
-    def change(x: Any) -> Any:
+    def change(home: Home | None, x: Any) -> Any:
+        dtype = dtype_conversion.value
+        if dtype_conversion is DtypeConversion.PRESERVE_INPUT:
+            if home is None:
+                return deliver(home, x)
+            _, framework, array = home
+            dtype = framework.dtype_name(array)
         dtypes = source_of(x)[0].dtypes
         if dtypes is None or dtype in dtypes:
-            return deliver(convert_dtype(x, dtype))
-        return convert_dtype(deliver(x), dtype)  # its own framework has no such dtype
+            return deliver(home, convert_dtype(x, dtype))
+        return convert_dtype(deliver(home, x), dtype)  # its own framework has no such dtype
 
     return change
 
