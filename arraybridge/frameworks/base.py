@@ -452,6 +452,12 @@ def refuse(framework: Framework, what: str, instead: str) -> ArrayNotSupportedEr
     )
 
 
+def cannot_hold(framework: Framework, what: str, instead: str) -> ArrayNotSupportedError:
+    """The error for an array of another framework that has no place in ``framework``."""
+    reason = f"{framework.name} cannot hold {what}"
+    return ArrayNotSupportedError(f"{reason}: {instead}", target_type=framework.name, reason=reason)
+
+
 def refuse_dtype(framework: Framework, dtype: object, instead: str) -> DtypeNotSupportedError:
     """The error for elements of ``framework`` that no other framework can hold."""
     return DtypeNotSupportedError(

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.base import CPU, Framework, cannot_hold, refuse
 from arraybridge.frameworks.mlx import gradients as mlx_autodiff
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
@@ -109,7 +109,9 @@ class MlxFramework(Framework):
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         super().supports(dtype, shape)
         if any(extent > _MAX_EXTENT for extent in shape):
-            raise refuse(self, f"an array of shape {shape}", f"MLX has at most {_MAX_EXTENT} along an axis")
+            raise cannot_hold(
+                self, f"an array of shape {shape}", f"it has at most {_MAX_EXTENT} along an axis"
+            )
 
     # -- memory -----------------------------------------------------------------------------------
 

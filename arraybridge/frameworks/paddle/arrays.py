@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.base import CPU, Framework, cannot_hold, refuse
 from arraybridge.frameworks.paddle import gradients as paddle_autodiff
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
@@ -122,7 +122,7 @@ class PaddleFramework(Framework):
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         super().supports(dtype, shape)
         if len(shape) > _MAX_RANK:
-            raise refuse(self, f"an array of rank {len(shape)}", f"Paddle has at most {_MAX_RANK} axes")
+            raise cannot_hold(self, f"an array of rank {len(shape)}", f"it has at most {_MAX_RANK} axes")
 
     # -- memory -----------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
+from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import hostmemory, loans
-from arraybridge.frameworks.base import Framework, is_c_contiguous
+from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
 from arraybridge.frameworks.facts import can_find, is_imported
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.pyclesperanto import opencl
@@ -153,13 +153,9 @@ class PyclesperantoFramework(Framework):
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         super().supports(dtype, shape)
         if not 1 <= len(shape) <= MAX_RANK or 0 in shape:
-            what = f"an array of shape {shape}"
-            raise ArrayNotSupportedError(
-                f"pyclesperanto cannot hold {what}: it has one to {MAX_RANK} axes and at least one element;"
-                " reshape the array, or convert it plane by plane",
-                target_type=self.name,
-                reason=f"pyclesperanto cannot hold {what}",
-            )
+            has = f"it has one to {MAX_RANK} axes and at least one element"
+            instead = f"{has}; reshape the array, or convert it plane by plane"
+            raise cannot_hold(self, f"an array of shape {shape}", instead)
 
     # -- memory -----------------------------------------------------------------------------------
 

@@ -33,10 +33,6 @@ del _DLPACK_IDS[id(tf.complex128)]  # torch minds its alignment
 # Not type(tf.constant(0)): that opens every card, which TensorFlow then takes whole.
 _EAGER = tf.__internal__.EagerTensor
 
-#: TensorFlow ends the process for a tensor of rank 255 or more.
-MAX_RANK = 254
-
-
 # InternalErrors of memory that ran out: of copies to the card, and of CUDA and its libraries.
 _OOM = re.compile(
     r"Dst tensor is not initialized|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED"
@@ -175,11 +171,6 @@ class TensorflowFramework(Framework):
             if memory.size and hostmemory.address(memory) % self.alignment:
                 x = self.copy(x)  # tf.cast ends the process on memory that was imported misaligned
         return tf.cast(x, dtype)
-
-    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
-        super().supports(dtype, shape)
-        if len(shape) > MAX_RANK:
-            raise refuse(self, f"an array of rank {len(shape)}", f"TensorFlow has at most {MAX_RANK} axes")
 
     # -- memory -----------------------------------------------------------------------------------
 
