@@ -136,13 +136,7 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
     return source, array
 
 
-_DTYPES = frozenset(
-    (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64", "complex64", "complex128"),
-        *("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-    )
-)
+_DTYPES = hostmemory.PLAIN | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # How the names of dtypes begin whose elements are numbers, those of one framework alone among them.
 _NUMBERS = ("bool", "int", "uint", "float", "complex", "bfloat", "qint", "quint", "bits")
 
