@@ -117,8 +117,9 @@ class TorchFramework(Framework):
     def to_host(self, x: torch.Tensor) -> np.ndarray:
         if x.is_conj() or x.is_neg():
             x = self.copy(x)
-            return self.host_view(x) if x.is_cpu else self.to_host(x)
-        return super().to_host(x) if x.is_cpu else self.host_view(x.cpu())
+        elif x.is_cpu:
+            return super().to_host(x)
+        return self.host_view(x.cpu())
 
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device.kind != "cpu":
