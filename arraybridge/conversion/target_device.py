@@ -26,10 +26,7 @@ def target_device(
     if number is None or target.name == "numpy":
         return _nearest(source, target, source_device)
     if number == "auto":
-        freest = freest_device(target)
-        if freest is not None:
-            return freest
-        number = 0
+        return freest_device(target) or find_or_host(target, target.accelerator(0))
     return find_or_host(target, target.accelerator(number))
 
 

@@ -265,17 +265,9 @@ class TraceLog:
 
 
 def _row(route: Route) -> tuple[str, ...]:
-    return (
-        route.source,
-        route.target,
-        route.method,
-        str(route.device),
-        "yes" if route.shares_memory else "no",
-        str(route.copies),
-        format_bytes(route.nbytes),
-        format_seconds(route.seconds or 0.0),
-        route.reason,
-    )
+    shares = "yes" if route.shares_memory else "no"
+    amounts = str(route.copies), format_bytes(route.nbytes), format_seconds(route.seconds or 0.0)
+    return route.source, route.target, route.method, str(route.device), shares, *amounts, route.reason
 
 
 # -- who listens -------------------------------------------------------------------------------------
