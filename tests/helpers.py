@@ -89,7 +89,7 @@ def _split_tensorflow_cpu(tf: ModuleType) -> None:
 
 
 def run_python(
-    *arguments: str, env: dict[str, str] | None = None, timeout: float = 120
+    *arguments: str, env: dict[str, str] | None = None, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter with these arguments and return what came of it, also when it died.
 
@@ -147,7 +147,7 @@ def asked(*lines: str, env: dict[str, str] | None = None) -> str:
 
 
 def run_script(
-    script: str, *arguments: str, env: dict[str, str] | None = None, timeout: float = 120
+    script: str, *arguments: str, env: dict[str, str] | None = None, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of tests/scripts as ``run_python`` does."""
     return run_python(str(SCRIPTS / script), *arguments, env=env, timeout=timeout)

@@ -69,7 +69,7 @@ def test_without_a_card_nothing_has_passed(
     path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
     env = {**os.environ, "PATH": path, "PYTHON": sys.executable, "ARRAYBRIDGE_EMULATED_CARD": emulated}
     command = [Path(card_run.__file__).parent / "card.sh", argument]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
     assert done.returncode == code
     assert words in " ".join((done.stdout + done.stderr).split())
 

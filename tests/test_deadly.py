@@ -22,13 +22,13 @@ HOST = ("numpy", "torch", "jax", "tensorflow")
 OTHERS = ("torch", "jax", "tensorflow", "pyclesperanto")
 
 
-def run_to_its_end(*arguments: str, timeout: float) -> tuple[list[str], str]:
+def run_to_its_end(*arguments: str) -> tuple[list[str], str]:
     """Run a script of tests/deadly; return its lines, and what was wrong with its end ("" for nothing)."""
     try:
-        done = run_python("-X", "faulthandler", str(DEADLY / arguments[0]), *arguments[1:], timeout=timeout)
+        done = run_python("-X", "faulthandler", str(DEADLY / arguments[0]), *arguments[1:])
     except subprocess.TimeoutExpired as late:
         printed = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
-        return printed.splitlines(), f"{arguments[0]} hung for {timeout} s"
+        return printed.splitlines(), f"{arguments[0]} hung"
     wrong = f"{arguments[0]} ended with {done.returncode}\n{done.stderr[-4000:]}" if done.returncode else ""
     return done.stdout.splitlines(), wrong
 
@@ -43,7 +43,7 @@ def report_of(lines: list[str], wrong: str) -> dict[str, str]:
 
 def lines_of(script: str, *arguments: str) -> dict[str, str]:
     """Run a script in a process of its own to its end, and return its report."""
-    return report_of(*run_to_its_end(script, *arguments, timeout=240))
+    return report_of(*run_to_its_end(script, *arguments))
 
 
 # ---- what ends the process ---------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def together() -> dict[str, tuple[list[str], str]]:
     found: dict[str, tuple[list[str], str]] = {}
     left = list(REPORTS)
     while left:
-        lines, wrong = run_to_its_end("together.py", *left, timeout=600)
+        lines, wrong = run_to_its_end("together.py", *left)
         script = ""
         for line in lines:
             if line.startswith("== "):

@@ -28,7 +28,7 @@ SIGNATURE = """<dt class="sig" id="arraybridge.convert_memory"><span>convert_mem
 
 def run_tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,13 @@ assert in_threads(work) == [[True] * len(frameworks) ** 2] * 8
 
 def test_the_first_calls_of_a_process_come_from_threads() -> None:
     """Imports, plans and registry meet there."""
-    done = run_python("-c", FIRST_CALLS, *installed(), timeout=240)
+    done = run_python("-c", FIRST_CALLS, *installed())
     assert done.returncode == 0, done.stderr
 
 
 def test_ten_thousand_conversions_leave_nothing_behind() -> None:
     pytest.importorskip("psutil")
-    done = run_python(str(MANY_CONVERSIONS), *installed(), timeout=240)
+    done = run_python(str(MANY_CONVERSIONS), *installed())
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["done"] >= 10_000

@@ -49,7 +49,7 @@ def in_threads(one: Any) -> None:
     barrier = threading.Barrier(THREADS)
 
     def run(i: int) -> None:
-        barrier.wait(60)
+        barrier.wait(600)
         for _ in range(10):
             found, expected = one(i)
             assert np.unique(found).tolist() == [expected]
@@ -96,7 +96,7 @@ def test_each_thread_has_a_stream_of_its_own_and_the_caller_s_stays(name: str) -
     barrier = threading.Barrier(THREADS)
 
     def run(i: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        barrier.wait(60)
+        barrier.wait(600)
         return f(np.zeros(2, np.float32)), f(np.zeros(2, np.float32))
 
     with ThreadPoolExecutor(THREADS) as pool:

@@ -607,7 +607,7 @@ def test_what_a_thread_reads_is_kept_until_it_was_read(how: str) -> None:
         (y,) = Pipeline(lambda x: x.astype("float64")).map(items())
     for thread in threading.enumerate():
         if thread.name.startswith("arraybridge-"):
-            thread.join(60)
+            thread.join(600)
     gc.collect()
     with made:
         assert overwrite(addresses[0]), NOTHING_SHOWN
