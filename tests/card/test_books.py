@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cupy
 import numpy as np
 import pytest
@@ -64,3 +66,18 @@ def test_a_full_card_is_cleared_for_a_new_array_or_out_of_memory() -> None:
         arraybridge.convert_memory(np.zeros(4 * MIB, np.uint8), "cupy", 0)
     assert arraybridge.is_oom_error(caught.value)
     assert full.size
+
+
+def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
+    wide = books.capacity() // 4 // 6  # a row in float32 takes a sixth of the card
+    x = cupy.arange(16, dtype=np.float32).reshape(16, 1)
+    done: list[int] = []
+
+    def spread(part: Any) -> Any:
+        full = cupy.empty((len(part), wide), np.float32)
+        full[:, -1:] = part * 2
+        done.extend(part[:, 0].get().astype(int).tolist())
+        return full[:, -1:].copy()
+
+    assert arraybridge.split_and_retry(spread, x).get().tolist() == (x * 2).get().tolist()
+    assert done == list(range(16))
