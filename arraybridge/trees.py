@@ -256,6 +256,8 @@ def leaves_of(tree: Any) -> Iterator[Any]:
 
 def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
     """The arrays in nested containers, and leaves of the types ``also`` (``np.generic``: NumPy's scalars)."""
+    if kinds.get(type(tree)) == ARRAY:
+        return [tree]
     return [
         leaf
         for leaf in leaves_of(tree)

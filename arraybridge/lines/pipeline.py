@@ -120,7 +120,7 @@ class Pipeline:
 
         def join(result: Any) -> Any:  # in the thread of the last stage, and on its stream
             joined.add(result, next(counts))
-            return joined.result() if joined.done == rows else joined
+            return joined.result() if joined.done == rows else None
 
         *_, result = self._run(parts, "microbatch", join)
         return result
