@@ -83,7 +83,7 @@ class Program(NamedTuple):
 
     pid: int
     libraries: tuple[str, ...]
-    held: int
+    nbytes: int
 
 
 def pci_address(domain: int, bus: int, slot: int) -> str:

@@ -68,10 +68,10 @@ def warn_of_missing_gpu(message: str) -> None:
 
 
 @contextmanager
-def after_warnings(said: Sequence[str]) -> Iterator[None]:
+def after_warnings(messages: Sequence[str]) -> Iterator[None]:
     """A block that does not say these messages again; after `ANY` it says none."""
-    messages = already_told.get()
-    token = already_told.set({**(messages or {}), **dict.fromkeys(said, "")} if said else messages)
+    before = already_told.get()
+    token = already_told.set({**(before or {}), **dict.fromkeys(messages, "")} if messages else before)
     try:
         yield
     finally:

@@ -178,4 +178,4 @@ def test_programs_are_told_by_the_libraries_that_they_have_loaded() -> None:
         one.pid: one for one in machine.programs({"numpy": ("_multiarray_umath",), "none": ("no such",)})
     }
     assert found[os.getpid()].libraries == ("numpy",)
-    assert found[os.getpid()].held > 1 << 20
+    assert found[os.getpid()].nbytes > 1 << 20

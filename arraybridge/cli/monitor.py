@@ -96,7 +96,7 @@ def take_reading() -> MemoryStats:
     """Look at every device, and at every process that may be looked at."""
     programs = machine.programs({name: registry.facts(name).libraries for name in registry.framework_names()})
     frameworks = {program.pid: " + ".join(program.libraries) for program in programs}
-    by_device: dict[str, Mapping[int, int]] = {"cpu": {program.pid: program.held for program in programs}}
+    by_device: dict[str, Mapping[int, int]] = {"cpu": {program.pid: program.nbytes for program in programs}}
     for card in machine.cards():
         by_device[f"gpu:{card.index}"] = machine.reading(card).holders
     stats = memory_stats()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from arraybridge.devices.discovery import find_device, gpu_available
+from arraybridge.devices.discovery import find_device, framework_for_numpy_code, gpu_available
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, visible_devices
+from arraybridge.frameworks.base import CPU
 from arraybridge.placement import chosen_device, default_device
 from arraybridge.types import Device, DeviceLike
 
@@ -128,15 +128,14 @@ def _framework_for(device: Device) -> str:
         return "pyclesperanto"  # whose error says what to do
     if device == CPU:
         return "numpy"
-    names = registry.for_numpy_code()
-    for name in names:
-        framework = registry.usable(name)
-        if framework is not None and device in visible_devices(framework):
-            return name
+    name = framework_for_numpy_code(device)
+    if name is not None:
+        return name
     if chosen_device() is None:
         return "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
+    names = ", ".join(registry.for_numpy_code())
     raise DeviceNotFoundError(
-        f"none of {', '.join(names)} is installed with a device {device}, and others have no namespace;"
-        " install one of them for this device, or use_device('cpu')",
+        f"none of {names} is installed with a device {device}, and others have no namespace; install one of"
+        " them for this device, or use_device('cpu')",
         reason=f"no array namespace for {device}",
     )

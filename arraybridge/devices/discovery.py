@@ -22,6 +22,7 @@ __all__ = [
     "device_info",
     "devices",
     "find_device",
+    "framework_for_numpy_code",
     "gpu_available",
     "least_used_gpu",
 ]
@@ -169,6 +170,12 @@ def gpu_available() -> bool:
     if machine.cards():
         return True
     return any(device.kind == "gpu" for one in loaded() for device in visible_devices(one))
+
+
+def framework_for_numpy_code(device: Device) -> str | None:
+    """The first framework with that device that runs functions written for NumPy; None where none does."""
+    usable = (registry.usable(name) for name in registry.for_numpy_code())
+    return next((one.name for one in usable if one is not None and device in visible_devices(one)), None)
 
 
 def least_used_gpu() -> int | None:

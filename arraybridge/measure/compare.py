@@ -13,9 +13,9 @@ import numpy as np
 from arraybridge import pages
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.context import array_namespace, use_device
-from arraybridge.devices.discovery import gpu_available
+from arraybridge.devices.discovery import framework_for_numpy_code, gpu_available
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, visible_devices
+from arraybridge.frameworks.base import CPU
 from arraybridge.lines.devices import working_on
 from arraybridge.measure.benchmark import Timing, benchmark
 from arraybridge.placement import placement
@@ -217,8 +217,7 @@ def _compared(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, run
     card = Device("gpu", 0)
     if converts:
         return Comparison(cpu, on(card, args), "transfers are included")
-    usable = [one for name in registry.for_numpy_code() if (one := registry.usable(name)) is not None]
-    target = next((one.name for one in usable if card in visible_devices(one)), None)
+    target = framework_for_numpy_code(card)
     if target is None and any(source_of(x)[0].name == "numpy" for x in arrays_of(args)):
         names = ", ".join(registry.for_numpy_code())
         return Comparison(cpu, None, f"none of {names} is installed for the card: only the CPU was measured")
