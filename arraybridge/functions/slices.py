@@ -152,27 +152,25 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
     """
     values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     stacks: dict[Any, list[Any]] = {}
-    count: int | None = None
     for place, value in values.items():
-        if (isinstance(place, int) and place < skip) or kind_of(value) != ARRAY:
+        if place in range(skip) or kind_of(value) != ARRAY:
             continue
         source, data = source_of(value)
-        shape = source.shape(data)
-        if count is None and len(shape) > 3:
-            raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {shape}")
-        if count is None and len(shape) < 3:
-            return fn(*args, **kwargs)
-        if len(shape) == 3:
-            if count not in (None, shape[0]):
-                raise ValueError(
-                    f"slice_by_slice=True: the first array has {count} planes, another one has {shape[0]}"
-                )
-            count, stacks[place] = shape[0], source.unstack(data)
-    if count is None:
+        axes = len(source.shape(data))
+        if not stacks and axes < 3:
+            break
+        if not stacks and axes > 3:
+            raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {axes}")
+        if axes == 3:
+            stacks[place] = source.unstack(data)
+    if not stacks:
         return fn(*args, **kwargs)
+    counts = [len(planes) for planes in stacks.values()]
+    if len(set(counts)) > 1:
+        raise ValueError(f"slice_by_slice=True: the arrays have different numbers of planes: {counts}")
     results = []
-    for i in range(count):
-        one = {place: stacks[place][i] if place in stacks else value for place, value in values.items()}
+    for planes in zip(*stacks.values(), strict=True):
+        one = {**values, **dict(zip(stacks, planes, strict=True))}
         positional = [one.pop(place) for place in range(len(args))]
         results.append(_of_one(fn, positional, one))
     return join(results)

@@ -21,16 +21,7 @@ from arraybridge import (
     UnknownArrayError,
     device_of,
 )
-from tests.functions.cases import (
-    FRAMEWORKS,
-    HOST,
-    IMAGE,
-    decorator,
-    framework_of,
-    identity,
-    image,
-    values,
-)
+from tests.functions.cases import FRAMEWORKS, HOST, IMAGE, decorator, framework_of, identity, image, values
 from tests.helpers import require
 
 
@@ -101,19 +92,9 @@ class Batch:
 def test_containers_are_looked_into_and_keep_their_types() -> None:
     torch = require("torch")
     a = np.ones(1)
-    tree = {
-        "z": a,
-        "a": [a, (a, 1)],
-        "m": Pair(a, "right"),
-        3: OrderedDict(y=a, b=None),
-        "d": deque([a], maxlen=3),
-    }
-    tree |= {
-        "d": deque([a], maxlen=3),
-        "f": defaultdict(list, k=a),
-        "b": Batch(a, "one"),
-        "s": SimpleNamespace(x=a),
-    }
+    tree = {"z": a, "a": [a, (a, 1)], "m": Pair(a, "right"), 3: OrderedDict(y=a, b=None)}
+    tree |= {"d": deque([a], maxlen=3), "f": defaultdict(list, k=a)}
+    tree |= {"b": Batch(a, "one"), "s": SimpleNamespace(x=a)}
     seen = arraybridge.torch(identity)(tree)
     assert list(seen) == ["z", "a", "m", 3, "d", "f", "b", "s"]
     assert [type(value) for value in seen.values()] == [torch.Tensor, *map(type, list(tree.values())[1:])]
@@ -132,53 +113,37 @@ def test_containers_are_looked_into_and_keep_their_types() -> None:
 def test_what_is_no_array_passes_as_it_is() -> None:
     torch = require("torch")
     model = torch.nn.Linear(2, 2)
-    for value in (
-        1,
-        2.5,
-        1j,
-        "text",
-        b"b",
-        None,
-        True,
-        print,
-        identity,
-        model,
-        np.ndarray,
-        [],
-        np.float32(3),
-    ):
+    plain = (1, 2.5, 1j, "text", b"b", None, True, [])
+    for value in (*plain, print, identity, model, np.ndarray, np.float32(3)):
         assert arraybridge.numpy(identity)(value) is value
         assert arraybridge.torch(lambda *, x: x)(x=value) is value or type(value) is np.float32
 
 
-def test_device_in_words() -> None:
-    jax = require("jax")
-    if len(jax.devices("cpu")) < 2:
-        pytest.skip("JAX has one CPU device here")
-    seen = []
-
-    @arraybridge.jax(device="cpu:1")
-    def double(x: Any, y: Any) -> Any:
-        seen.extend([device_of(x), device_of(y)])
-        return x + y
-
-    result = double(IMAGE, y=jax.numpy.asarray(IMAGE))
-    assert seen == ["cpu:1", "cpu:1"]
-    assert device_of(result) == "cpu:1"
-    assert double(result, result) is not None
-
-
-@pytest.mark.parametrize(("name", "words"), [("jax", "cpu:1"), ("tensorflow", "cpu:1"), ("torch", "cpu")])
-def test_arrays_that_the_function_makes_live_on_its_device(name: str, words: str) -> None:
-    module = require(name)
+def second_device(name: str) -> tuple[str, Any]:
+    """A device of the host other than the first where there is one, in words, and as the framework has it."""
+    require(name)
+    words = "cpu" if name == "torch" else "cpu:1"
     if arraybridge.Device.parse(words) not in arraybridge.framework(name).devices():
         pytest.skip(f"{name} has no {words} here")
-    make = {
-        "jax": lambda: module.numpy.zeros(3),
-        "tensorflow": lambda: module.zeros(3),
-        "torch": lambda: module.zeros(3),
-    }[name]
-    assert device_of(decorator(name)(device=words)(make)()) == words
+    return words, arraybridge.Device.parse(words).native(name)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("name", ["jax", "tensorflow", "torch"])
+def test_a_device_is_for_all_arrays_and_without_any_for_those_that_the_function_makes(
+    name: str, native: bool
+) -> None:
+    words, own = second_device(name)
+    module = require(name)
+    make = module.numpy.zeros if name == "jax" else module.zeros
+    run = decorator(name)(device=own if native else words)(
+        lambda *xs, **named: [*xs, *named.values()] or [make(3)]
+    )
+    for _ in range(2):
+        assert [device_of(x) for x in run(IMAGE, y=image(name))] == [words] * 2
+        assert [device_of(x) for x in run()] == [words]
+    assert run.device == words
+    assert device_of(next(arraybridge.device_map(functools.partial(run), [IMAGE]))[0]) == words
 
 
 def test_gpu_id_counts_the_devices_of_pyclesperanto() -> None:
@@ -188,6 +153,8 @@ def test_gpu_id_counts_the_devices_of_pyclesperanto() -> None:
     result = arraybridge.pyclesperanto(gpu_id=last)(lambda x: x + x)(IMAGE)
     assert device_of(result) == f"opencl:{last}"
     assert values(result)[0] == [0.0, 2.0, 4.0]
+    both = arraybridge.pyclesperanto(gpu_id="auto")(lambda x, y: (device_of(x), device_of(y)))
+    assert len(set(both(IMAGE, y=IMAGE))) == 1
 
 
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto"])
@@ -201,27 +168,6 @@ def test_a_missing_device_is_refused_when_the_function_is_called(name: str, arra
         with arraybridge.settings(missing_gpu="host"), pytest.warns(arraybridge.MissingGpuWarning):
             assert run(*[IMAGE] * arrays) == ["cpu"] * arrays
     assert arraybridge.numpy(gpu_id=77)(identity)(IMAGE) is IMAGE
-
-
-def test_gpu_id_auto_puts_the_arrays_of_a_call_on_one_device() -> None:
-    require("pyclesperanto")
-    places = arraybridge.pyclesperanto(gpu_id="auto")(lambda x, y: (device_of(x), device_of(y)))(
-        IMAGE, y=IMAGE
-    )
-    assert places[0] == places[1]
-
-
-def test_device_takes_the_frameworks_own() -> None:
-    torch, jax = require("torch"), require("jax")
-    on_torch = arraybridge.torch(device=torch.device("cpu"))(identity)
-    assert arraybridge.device_of(on_torch(IMAGE)) == "cpu"
-    on_jax = arraybridge.jax(device=jax.devices("cpu")[1])(identity)
-    assert arraybridge.device_of(on_jax(IMAGE)) == "cpu:1"
-    assert on_jax.device == "cpu:1"
-    partial = functools.partial(on_jax)
-    assert arraybridge.device_of(next(arraybridge.device_map(partial, [IMAGE]))) == "cpu:1"
-    with pytest.raises(ValueError, match="is not a device"):
-        arraybridge.torch(device=3)  # type: ignore[call-overload]
 
 
 def test_input_type_is_declared_and_strict_refuses_the_rest() -> None:
@@ -318,14 +264,14 @@ def test_dtype_keeps_the_graph_inside_torch() -> None:
     assert x.grad.dtype == torch.float64
 
 
-CAST_ADVICE = [
-    ("float64", r'@pyclesperanto\(dtype="float32"\)\.'),
-    ("int64", r'@pyclesperanto\(dtype="int32"\) \(or one of int16, int8, uint16, uint32, uint8\)'),
-    ("complex64", "has no complex dtype"),
-]
-
-
-@pytest.mark.parametrize(("dtype", "advice"), CAST_ADVICE)
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        ("float64", r'@pyclesperanto\(dtype="float32"\)\.'),
+        ("int64", r'@pyclesperanto\(dtype="int32"\) \(or one of int16, int8, uint16, uint32, uint8\)'),
+        ("complex64", "has no complex dtype"),
+    ],
+)
 def test_the_advice_to_cast_is_an_option_of_the_decorator_and_keeps_the_kind(dtype: str, advice: str) -> None:
     require("pyclesperanto")
     with pytest.raises(DtypeNotSupportedError, match=rf"argument 'x': .* no dtype {dtype}.*{advice}"):

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import (
-    ArrayNotSupportedError,
-    DtypeConversion,
-)
-from tests.functions.cases import (
-    identity,
-)
+from arraybridge import ArrayNotSupportedError, DtypeConversion
+from tests.functions.cases import identity
 from tests.helpers import require, run_script
 
 
@@ -53,6 +48,30 @@ def test_tf_function_and_gradients_around_a_tensorflow_function() -> None:
     refused = arraybridge.numpy(identity)
     with pytest.raises(ArrayNotSupportedError, match=r"outside tf\.function"):
         tf.function(refused, autograph=False)(tf.constant([2.0]))
+
+
+def test_training_in_torch_goes_as_without_the_decorator() -> None:
+    torch = require("torch")
+    x = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
+    models = [torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)]
+    models[1].load_state_dict(models[0].state_dict())
+    decorated = arraybridge.torch(lambda x: models[0](x).square().mean())
+    models[1](torch.tensor(x)).square().mean().backward()
+    tensor = torch.tensor(x, requires_grad=True)
+    for loss in (
+        lambda: decorated(x),
+        lambda: torch.utils.checkpoint.checkpoint(decorated, tensor, use_reentrant=True),
+        lambda: torch.utils.checkpoint.checkpoint(decorated, tensor, use_reentrant=False),
+    ):
+        models[0].zero_grad()
+        loss().backward()
+        for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+    assert tensor.grad is not None
+    with torch.no_grad():
+        assert not decorated(x).requires_grad
+    with torch.inference_mode():
+        assert decorated(x).is_inference()
 
 
 def compiled(fn: Any, **options: Any) -> Any:

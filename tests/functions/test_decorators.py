@@ -12,19 +12,8 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import (
-    DtypeConversion,
-    Framework,
-    MemoryType,
-    UnknownFrameworkError,
-    memory_types,
-)
-from tests.functions.cases import (
-    IMAGE,
-    Box,
-    identity,
-    values,
-)
+from arraybridge import DtypeConversion, Framework, MemoryType, UnknownFrameworkError, memory_types
+from tests.functions.cases import IMAGE, Box, identity, values
 from tests.helpers import require
 
 

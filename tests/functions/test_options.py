@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 import arraybridge
-from arraybridge import (
-    UnknownFrameworkError,
-)
+from arraybridge import UnknownFrameworkError
 
 
 @pytest.mark.parametrize(

@@ -8,22 +8,8 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import (
-    DtypeConversion,
-    DtypeNotSupportedError,
-    GradientError,
-    convert_memory,
-    device_of,
-)
-from tests.functions.cases import (
-    FRAMEWORKS,
-    HOST,
-    IMAGE,
-    decorator,
-    framework_of,
-    identity,
-    values,
-)
+from arraybridge import DtypeConversion, DtypeNotSupportedError, GradientError, convert_memory, device_of
+from tests.functions.cases import FRAMEWORKS, HOST, IMAGE, decorator, framework_of, identity, values
 from tests.helpers import require
 
 
