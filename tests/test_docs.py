@@ -16,7 +16,7 @@ PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))] if DOCS.is_dir()
 #: What the blocks of a page import, so that it is skipped where that is missing.
 NEEDS = {
     "README": ("torch", "jax", "tensorflow"),
-    "carriers": ("torch", "xarray", "zarr"),
+    "carriers": ("torch", "xarray", "zarr", "h5py", "SimpleITK", "PIL", "pandas", "polars", "matplotlib"),
     "coming-from": ("torch",),
     "dask": ("dask", "distributed", "torch", "jax"),
     "decorators": ("torch", "jax", "pyclesperanto"),

@@ -127,9 +127,8 @@ class _Call:
         self._original = original
         self._name = name
         self._takes_trees = name == "jax.device_put"
-        self._plain = _PLAIN | {np.ndarray} if name.startswith("np.") else _PLAIN
-        if self._takes_trees:
-            self._plain -= {list, tuple}
+        passed_by = {np.ndarray} if name.startswith("np.") else set()
+        self._plain = _PLAIN - {list, tuple} if self._takes_trees else _PLAIN | passed_by
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if (args and type(args[0]) in self._plain) or _thread.busy or _is_compiling():

@@ -335,6 +335,30 @@ def test_containers_of_results() -> None:
     assert isinstance(result["mean"], np.ndarray)
 
 
+def test_a_result_that_is_scaled_into_a_dtype() -> None:
+    """As `dtype_conversion` asks, and then in a carrier that has room for that dtype."""
+    picture = pillow.fromarray(np.uint8([[0, 100], [200, 255]]))
+
+    @ab.torch(output_type="input", dtype_conversion=ab.DtypeConversion.PRESERVE_INPUT)
+    def inverted(x: Any) -> Any:
+        return 1 - x.to(torch.float32) / 255
+
+    back = inverted(picture)
+    assert (back.mode, np.asarray(back).tolist()) == ("L", [[255, 155], [55, 0]])
+
+    @ab.torch(output_type="input", dtype_conversion=ab.DtypeConversion.UINT16)
+    def unit(x: Any) -> Any:
+        return (x - x.min()) / (x.max() - x.min())
+
+    for carrier in (data_array(), image(), pandas.DataFrame(VALUES[0])):
+        result = unit(carrier)
+        assert type(result) is type(carrier)
+        values = np.uint16(ab.to_numpy(result))
+        assert ab.to_numpy(result).dtype == np.uint16
+        assert (values.min(), values.max()) == (0, 65535)
+    assert unit(image()).GetSpacing() == image().GetSpacing()
+
+
 def test_gpu_gives_carriers_back() -> None:
     @ab.gpu
     def plus_one(x: Any) -> Any:
