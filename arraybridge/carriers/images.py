@@ -35,6 +35,8 @@ class SimpleItk(Carrier):
 
     def array(self, x: Any) -> Any:
         sitk = sys.modules["SimpleITK"]
+        if "label" in x.GetPixelIDTypeAsString():  # SimpleITK ends the process where these are read
+            raise refused("a label map of SimpleITK", "it has no pixels; pass sitk.LabelMapToLabel(x)")
         ones = sitk.Image([1] * x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
         pixel = sitk.GetArrayFromImage(ones)
         shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]

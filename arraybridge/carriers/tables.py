@@ -38,7 +38,10 @@ class Pandas(Carrier):
             table = pandas.DataFrame(array, index=x.index, columns=x.columns)
             return _in_own_dtypes(table, x.dtypes.iloc[0]).__finalize__(x)
         if is_of(x, "pandas", "Index"):
-            return _in_own_dtypes(pandas.Index(array, name=x.name), x.dtype)
+            try:
+                return _in_own_dtypes(pandas.Index(array, name=x.name), x.dtype)
+            except NotImplementedError:  # no index of this dtype, as float16
+                return array
         series = pandas.Series(array, index=x.index, name=x.name)
         return _in_own_dtypes(series, x.dtype).__finalize__(x)
 
@@ -74,4 +77,6 @@ class Polars(Carrier):
             return x.to_numpy(), "polars keeps it in pieces or bits"
 
     def rebuild(self, x: Any, array: Any) -> Any:
-        return sys.modules["polars"].Series(x.name, array)
+        polars = sys.modules["polars"]
+        like = polars.Series(x.name, array)
+        return array if like.dtype == polars.Object else like

@@ -209,6 +209,17 @@ def test_what_is_refused_says_what_to_write(make: Any, words: str) -> None:
         convert_memory(make(), "torch")
 
 
+def test_a_label_map_is_refused() -> None:
+    """To look at its pixels ends the process."""
+    code = (
+        "import SimpleITK as sitk, arraybridge as ab\n"
+        "try: ab.to_numpy(sitk.Image([4, 3], sitk.sitkLabelUInt8))\n"
+        "except ab.MemoryConversionError as error: print(error)"
+    )
+    done = run_python("-W", "ignore", "-c", code)
+    assert "sitk.LabelMapToLabel(x)" in done.stdout, done.stderr
+
+
 def test_a_file_that_is_closed(tmp_path: Path) -> None:
     x = dataset(tmp_path)
     x.file.close()
@@ -312,7 +323,11 @@ def test_another_dtype_has_no_such_carrier() -> None:
 
     assert isinstance(as_complex(image()), (np.ndarray, sitk.Image))
     assert isinstance(as_complex(pillow.fromarray(VALUES[0])), np.ndarray)
+    assert isinstance(as_complex(polars.Series("a", [1.0])), np.ndarray)
     assert as_complex(data_array()).dtype == np.complex128
+    as_half = ab.torch(output_type="input")(lambda x: x.half())
+    assert isinstance(as_half(pandas.Index([1.0, 2.0])), np.ndarray)
+    assert as_half(polars.Series("a", [1.0])).dtype == polars.Float16
 
 
 def test_a_carrier_that_the_function_makes_stays_one() -> None:
