@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,11 +46,8 @@ Body = Callable[[list[Any]], list[Any]]
 Span = tuple[int, int]
 
 
-class Shape(NamedTuple):
-    """What is known of an array that has no values yet."""
-
-    shape: tuple[int, ...]
-    dtype: str
+#: What is known of an array that has no values yet: its shape, and its dtype by name.
+Shape = tuple[tuple[int, ...], str]
 
 
 class Linear:
@@ -83,10 +80,6 @@ class Autodiff:
 
     def stays_in_thread(self, x: Any) -> bool:
         """Whether something follows ``x`` that does not follow it into another thread."""
-        return self.follows(x)
-
-    def has_graph(self, x: Any) -> bool:
-        """Whether ``x`` is no start of a graph, and has one that stays behind where it leaves the process."""
         return self.follows(x)
 
     def prepare(self, x: Any) -> Any:

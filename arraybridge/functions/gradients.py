@@ -74,7 +74,14 @@ class Flow:
         if followed == {self.name}:
             return self.inside(args, kwargs)
         if len(followed) > 1:
-            raise self._two(followed)
+            names = " and ".join(sorted(followed))
+            raise GradientError(
+                f"{self.label}(): arrays of {names} are being differentiated in one call, and a backward pass"
+                " goes through one framework; pass those of the others without their graph: x.detach() in"
+                " torch, tf.stop_gradient(x) in TensorFlow, a value from outside of the transform in JAX",
+                target_type=self.name,
+                reason=f"differentiated arrays of {names}",
+            )
         caller, enter = registry.framework(followed.pop()), self.entering()
         # The caller's arrays are arguments, integers too; those of others are constants.
         slots = [owner is caller for owner in owners]
@@ -134,16 +141,6 @@ class Flow:
         callee.admit(x, self.label)
         return x
 
-    def _two(self, followed: set[str]) -> GradientError:
-        names = " and ".join(sorted(followed))
-        return GradientError(
-            f"{self.label}(): arrays of {names} are being differentiated in one call, and a backward pass"
-            " goes through one framework; pass those of the others without their graph: x.detach() in torch,"
-            " tf.stop_gradient(x) in TensorFlow, a value from outside of the transformation in JAX",
-            target_type=self.name,
-            reason=f"differentiated arrays of {names}",
-        )
-
 
 # -- the decorator -------------------------------------------------------------------------------------
 
@@ -192,8 +189,5 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "slice_by_slice": ((False,), "loop over the planes inside of the function"),
     "oom_recovery": ((False, True), "no gradient goes through parts; pass oom_recovery=True"),
     "dtype": ((None,), "cast inside of the function"),
-    "dtype_conversion": (
-        (DtypeConversion.NATIVE_OUTPUT,),
-        "convert inside of the function, where it is differentiated",
-    ),
+    "dtype_conversion": ((DtypeConversion.NATIVE_OUTPUT,), "convert inside of the function"),
 }

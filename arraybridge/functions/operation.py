@@ -24,6 +24,7 @@ from arraybridge.frameworks.autodiff import (
     Linear,
     Shape,
     Span,
+    merged,
     overlaps,
     picked,
     writes_to_argument,
@@ -67,8 +68,6 @@ class Operation:
         self.context = contextvars.copy_context()
         self.settings = callee.thread_settings()
 
-    # -- the function ------------------------------------------------------------------------------
-
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         """The results, and what their pullback may use; without it, the function will run again."""
         autodiff = self.callee.autodiff
@@ -77,12 +76,9 @@ class Operation:
         self._refuse_captured(linear.captured)
         results = self._left(results, [arrays[0]] * len(results))
         if self.caller.mutable:  # the backward reads the arguments, and the arrays beside them
-            self._part(results, self._spans(arrays) + [autodiff.span(x) for x, _ in self.versions])
+            spans = list(map(self.caller.autodiff.span, arrays))
+            self._part(results, spans + [autodiff.span(x) for x, _ in self.versions])
         return results, linear
-
-    def values(self, arrays: Sequence[Any]) -> list[Any]:
-        """The results alone."""
-        return self.linearise(arrays)[0]
 
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
         """The results as numbers, where the caller's program holds its thread.
@@ -92,16 +88,14 @@ class Operation:
         operation = self
         for state in states:
             operation = operation.replaying(state)
-        numbers: list[np.ndarray] = operation._under_settings(operation._numbers, arrays)
-        return numbers
+        return list(operation._under_settings(operation._numbers, arrays))
 
     def _numbers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         self._refuse_written()
         # Though it is read-only, it need not be copied: who writes to an argument is refused.
         entered = self._entered([hostmemory.writable_alias(x) for x in arrays])
         results = self.callee.autodiff.run(self.body, entered, self.label)
-        numbers: list[np.ndarray] = [convert_memory(y, "numpy", grad="detach") for y in results]
-        return numbers
+        return [convert_memory(y, "numpy", grad="detach") for y in results]
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         """Run once more, on arrays of the callee, with the random numbers of the first run."""
@@ -119,8 +113,8 @@ class Operation:
         return operation
 
     def foretell(self, shapes: list[Shape]) -> list[Shape]:
-        for shape in shapes:
-            self.callee.supports(shape.dtype, shape.shape)
+        for shape, dtype in shapes:
+            self.callee.supports(dtype, shape)
         foretold, captured, self.draws = self.callee.autodiff.foretell(self.body, shapes, self.label)
         if self.differentiated:
             self._refuse_captured(captured)
@@ -189,9 +183,6 @@ class Operation:
                 span = span_of(arrays[i])
             spans.append(span)
 
-    def _spans(self, arrays: Sequence[Any]) -> list[Span]:
-        return [self.caller.autodiff.span(x) for x in arrays]
-
     def _refuse_written(self) -> None:
         if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
             raise writes_to_argument(self.label)
@@ -228,18 +219,14 @@ class Pullback(Operation):
     def body(self, arrays: list[Any]) -> list[Any]:  # type: ignore[override]
         count = len(self.forward.active)
         _, linear = self.forward.again(arrays[:count])
-        return self._pulled(linear, arrays[count:])
+        return linear.pull(merged([None] * len(self.present), self.present, arrays[count:]))
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
         # Few ask for the next order; it runs again for those who do.
-        return self.values(arrays), None
-
-    def values(self, arrays: Sequence[Any]) -> list[Any]:
-        gradients: list[Any] = self._under_settings(self._values, arrays)
-        return gradients
+        return list(self._under_settings(self._values, arrays)), None
 
     def _values(self, arrays: Sequence[Any]) -> list[Any]:
-        likes, spans = picked(arrays, self.forward.active), self._spans(arrays)
+        likes, spans = picked(arrays, self.forward.active), list(map(self.caller.autodiff.span, arrays))
         linear, self.linear = self.linear, None  # which the caller's graph of the gradients would keep
         if linear is None:
             gradients = self._left(self.body(self._entered(arrays)), likes)
@@ -247,7 +234,8 @@ class Pullback(Operation):
             # The caller may write to a gradient, and pull back again.
             spans += [self.callee.autodiff.span(x) for x in linear.residuals() or ()]
             cotangents = self._entered(arrays[len(self.forward.active) :])
-            gradients = self._left(self._pulled(linear, cotangents), likes)
+            cotangents = merged([None] * len(self.present), self.present, cotangents)
+            gradients = self._left(linear.pull(cotangents), likes)
         self._part(gradients, spans)
         return gradients
 
@@ -261,7 +249,3 @@ class Pullback(Operation):
 
     def foretell(self, shapes: list[Shape]) -> list[Shape]:
         return picked(shapes, self.forward.active)
-
-    def _pulled(self, linear: Linear, cotangents: list[Any]) -> list[Any]:
-        operands = iter(cotangents)
-        return linear.pull([next(operands) if p else None for p in self.present])

@@ -39,7 +39,7 @@ def _for_other_threads(item: Any) -> Any:
 def refuse_graphs(result: Any) -> None:
     """Refuse what would come out of a process without the graph that it has there."""
     for autodiff, leaf, name in _derived(result):
-        if autodiff.has_graph(leaf):
+        if autodiff.follows(leaf) and not getattr(leaf, "is_leaf", False):  # torch and Paddle start there
             raise GradientError(
                 f"an array of {name} is being differentiated, and its graph would stay behind: its graph"
                 " stays in the process that made it. Send it without, as x.detach(), or compute under"

@@ -28,8 +28,6 @@ _WIDE = ("float64", "complex128")
 
 
 class JaxAutodiff(autodiff.Autodiff):
-    # -- its arrays --------------------------------------------------------------------------------
-
     def follows(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
@@ -39,8 +37,6 @@ class JaxAutodiff(autodiff.Autodiff):
         except (AttributeError, ValueError, RuntimeError):  # traced, or on several devices
             return 0, 0
         return start, start + x.size * x.dtype.itemsize
-
-    # -- as the caller -----------------------------------------------------------------------------
 
     def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
         operation.differentiated = False  # until its forward rule is asked for
@@ -53,8 +49,6 @@ class JaxAutodiff(autodiff.Autodiff):
             raise autodiff.forward_mode(operation.label, instead) from error
         return list(results)
 
-    # -- as the callee -----------------------------------------------------------------------------
-
     def linearise(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
@@ -64,7 +58,9 @@ class JaxAutodiff(autodiff.Autodiff):
             if compiled is not None:
                 return compiled
         results, vjp = _vjp(body, arrays, active)
-        return results, _Vjp(vjp, results, _pull, traced=traced)
+        captures = not traced and _are_traced(results)
+        captured = "an array that is differentiated or traced and none of its arguments" if captures else ""
+        return results, _Vjp(vjp, _pull, _kinds(results), captured)
 
     def admit(self, x: Any, label: str) -> None:
         _refuse_wide(x.dtype.name, label)
@@ -107,37 +103,28 @@ def _vjp(body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]) -> 
     return results, vjp
 
 
+def _kinds(results: list[Any]) -> _Kinds:
+    return tuple((y.shape, y.dtype) for y in results)
+
+
 def _pull(vjp: Callable[..., Any], cotangents: list[Any], kinds: _Kinds) -> list[Any]:
     """JAX's pullback, with zeros for the cotangents that are missing."""
-    cotangents = [
-        _conj(c)
-        if c is not None
-        else jnp.zeros(s, d)
-        if jnp.issubdtype(d, jnp.inexact)
-        else np.zeros(s, _FLOAT0)
-        for c, (s, d) in zip(cotangents, kinds, strict=True)
-    ]
+    zeros = [jnp.zeros(s, d) if jnp.issubdtype(d, jnp.inexact) else np.zeros(s, _FLOAT0) for s, d in kinds]
+    cotangents = [z if c is None else _conj(c) for c, z in zip(cotangents, zeros, strict=True)]
     return list(map(_conj, vjp(cotangents)))
 
 
 _compiled_pull = jax.jit(_pull, static_argnums=2)
 
 
+@dataclasses.dataclass(eq=False)
 class _Vjp(autodiff.Linear):
-    """A function of JAX at a point: what `jax.vjp` gives.
+    """A function of JAX at a point: what `jax.vjp` gives, and what calls that."""
 
-    Args:
-        run: calls it.
-        traced: whether its arguments were traced, so that traced results need not be captured ones.
-    """
-
-    def __init__(
-        self, vjp: Any, results: list[Any], run: Callable[..., list[Any]], *, traced: bool = False
-    ) -> None:
-        self.vjp, self.run = vjp, run
-        self.kinds: _Kinds = tuple((y.shape, y.dtype) for y in results)
-        if not traced and _are_traced(results):
-            self.captured = "an array that is differentiated or traced and none of its arguments"
+    vjp: Any
+    run: Callable[..., list[Any]]
+    kinds: _Kinds
+    captured: str = ""
 
     def pull(self, cotangents: list[Any]) -> list[Any]:
         return self.run(self.vjp, cotangents, self.kinds)
@@ -151,33 +138,23 @@ def _compiled(
 ) -> tuple[list[Any], autodiff.Linear] | None:
     """A call of a jitted function by programs for its forward and pullback; None if it cannot be one.
 
-    What is no array is part of the program where the function has to know it, else numbers are arguments.
+    Numbers are arguments; what else is no array is part of the programs.
     """
-    programs, failures = call.flow.programs, []
-    arguments = [isinstance(x, (jax.Array, float, int, complex)) for x in call.leaves]
-    numbers = [i for i, x in enumerate(call.leaves) if arguments[i] and not isinstance(x, jax.Array)]
-    # Numbers that the function has to know: none, one of them, or all.
-    for static in ((), *((i,) for i in numbers), numbers):
-        passed = [a and i not in static for i, a in enumerate(arguments)]
-        constants = tuple(None if p else (type(x), x) for x, p in zip(call.leaves, passed, strict=True))
-        try:
-            key = (call.key(), tuple(active), constants)
-            if key not in programs:
-                programs[key] = _program(call, active, passed)
-        except TypeError:  # something in it cannot be hashed
-            return None
-        if programs[key] is None:
-            continue
-        try:
-            results, vjp, refill = programs[key](arrays, autodiff.picked(call.leaves, passed))
-        # The function has to know a number, or fails anyway.
-        except (jax.errors.JAXTypeError, ValueError, OverflowError):
-            failures.append(key)
-            continue
-        programs.update(dict.fromkeys(failures))
-        call.refill = refill.value
-        return results, _Vjp(vjp, results, _compiled_pull)
-    return None
+    programs = call.flow.programs
+    passed = [isinstance(x, (jax.Array, float, int, complex)) for x in call.leaves]
+    constants = tuple(None if p else (type(x), x) for x, p in zip(call.leaves, passed, strict=True))
+    try:
+        key = (call.key(), tuple(active), constants)
+        if key not in programs:
+            programs[key] = _program(call, active, passed)
+    except TypeError:  # something in it cannot be hashed
+        return None
+    try:
+        results, vjp, refill = programs[key](arrays, autodiff.picked(call.leaves, passed))
+    except (jax.errors.JAXTypeError, ValueError, OverflowError):  # it has to know a number, or fails anyway
+        return None
+    call.refill = refill.value
+    return results, _Vjp(vjp, _compiled_pull, _kinds(results))
 
 
 def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) -> Any:
@@ -209,7 +186,7 @@ def _applied(
         return _called_back(operation, asked, states, arrays)
     for state in states:
         operation = operation.replaying(np.array(state))
-    return operation.values(list(map(_array, arrays))), states
+    return operation.linearise(list(map(_array, arrays)))[0], states
 
 
 def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: Any) -> tuple[Any, Any]:
@@ -255,14 +232,12 @@ def _called_back(
     operation: Operation, asked: bool, states: list[Any], arrays: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """The operation in a program: its shapes are foretold, and its values come by a callback."""
-    shapes = operation.foretell([autodiff.Shape(tuple(x.shape), x.dtype.name) for x in arrays])
-    for shape in shapes:
-        _refuse_wide(shape.dtype, operation.label)
-        if shape.dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
-            raise autodiff.not_foretold(
-                operation.label, f"{shape.dtype} while JAX's x64 is off; return int32"
-            )
-    expected = [jax.ShapeDtypeStruct(s.shape, jnp.dtype(s.dtype)) for s in shapes]
+    shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in arrays])
+    for _, dtype in shapes:
+        _refuse_wide(dtype, operation.label)
+        if dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
+            raise autodiff.not_foretold(operation.label, f"{dtype} while JAX's x64 is off; return int32")
+    expected = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes]
     # Where there is nothing to ask for, a program without the results need not run the function for it.
     asked = asked and bool(operation.draws)
     if asked:  # the random numbers of a card count once it is in use

@@ -24,8 +24,6 @@ class MlxAutodiff(autodiff.Autodiff):
     def __init__(self, settle: Callable[[Any], None]) -> None:
         self._settle = settle
 
-    # -- its arrays --------------------------------------------------------------------------------
-
     def follows(self, x: Any) -> bool:
         # What a transformation follows keeps its graph when it is computed; there is no other sign.
         self._settle(x)
@@ -40,8 +38,6 @@ class MlxAutodiff(autodiff.Autodiff):
         self._settle(x)
         dtype = hostmemory.np_dtype(str(x.dtype).removeprefix("mlx.core."))
         return np.lib.array_utils.byte_bounds(hostmemory.from_capsule(x.__dlpack__(), dtype))
-
-    # -- as the caller -----------------------------------------------------------------------------
 
     def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearise(arrays)
@@ -66,8 +62,6 @@ class MlxAutodiff(autodiff.Autodiff):
         call.vjp(pullback)
         call.jvp(refuse)
         return list(call(*arrays))
-
-    # -- as the callee -----------------------------------------------------------------------------
 
     def linearise(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str

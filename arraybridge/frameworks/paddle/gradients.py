@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import paddle
@@ -22,16 +21,11 @@ __all__ = ["AUTODIFF"]
 
 
 class PaddleAutodiff(autodiff.Autodiff):
-    # -- its arrays --------------------------------------------------------------------------------
-
     def follows(self, x: Any) -> bool:
         return not x.stop_gradient and paddle.is_grad_enabled()
 
     def stays_in_thread(self, x: Any) -> bool:
         return False
-
-    def has_graph(self, x: Any) -> bool:
-        return not x.stop_gradient and not x.is_leaf
 
     def span(self, x: Any) -> autodiff.Span:
         start = int(x.data_ptr())
@@ -43,8 +37,6 @@ class PaddleAutodiff(autodiff.Autodiff):
     def version(self, x: Any) -> int:
         return int(x.inplace_version)
 
-    # -- as the caller -----------------------------------------------------------------------------
-
     def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearise(arrays)
         # Paddle looks whether a tensor was written to for its own operations alone.
@@ -54,15 +46,26 @@ class PaddleAutodiff(autodiff.Autodiff):
         if not any(operation.active) or not any(smooth):
             return results
         call = _Call(operation, arrays, linear, results)
-        outputs = _Applied.apply(call, *call.anchors())
-        guard = _once(weakref.ref(call), operation.label)
+        outputs = _Applied.apply(call, *call.joined(dict(enumerate(arrays))))
+        alive, label = weakref.ref(call), operation.label
+
+        def guard(_: Any) -> None:
+            # backward() drops what a PyLayer keeps, with retain_graph=True too, and reads it the next time,
+            # which would end the process.
+            if alive() is None:
+                raise GradientError(
+                    f"{label}(): Paddle can run backward() once through a PyLayer, which this is, also"
+                    " with retain_graph=True; use paddle.grad(..., retain_graph=True) until the last one, or"
+                    " call the function again",
+                    target_type="paddle",
+                    reason="a second backward()",
+                )
+
         for y in outputs:
             y.register_hook(guard)
         # A PyLayer runs the hooks of its results and ignores what they give; those of a view count.
         views = map(_viewed, outputs)
         return [next(views) if s else y for y, s in zip(results, smooth, strict=True)]
-
-    # -- as the callee -----------------------------------------------------------------------------
 
     def linearise(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
@@ -109,15 +112,21 @@ class _Graph(autodiff.Linear):
                 sums[id(y)] = (y, sums[id(y)][1] + c if id(y) in sums else c)
         if not sums or not self.inputs:
             return list(map(paddle.zeros_like, self.inputs))
-        with _backward():
-            gradients = paddle.grad(
-                [y for y, _ in sums.values()],
-                self.inputs,
-                [c for _, c in sums.values()],
-                retain_graph=True,
-                create_graph=self.inner or any(not c.stop_gradient for _, c in sums.values()),
-                allow_unused=True,
+        if _engine.runs:
+            raise GradientError(
+                "a backward pass of Paddle has come to another one, through a function of another framework"
+                " that calls one of Paddle, which would end the process; call that one directly",
+                target_type="paddle",
+                reason="a backward within a backward",
             )
+        gradients = paddle.grad(
+            [y for y, _ in sums.values()],
+            self.inputs,
+            [c for _, c in sums.values()],
+            retain_graph=True,
+            create_graph=self.inner or any(not c.stop_gradient for _, c in sums.values()),
+            allow_unused=True,
+        )
         return [paddle.zeros_like(x) if g is None else g for x, g in zip(self.inputs, gradients, strict=True)]
 
     @property
@@ -138,25 +147,12 @@ class _Graph(autodiff.Linear):
         return ""
 
 
-#: Whether a backward pass runs in this thread: one within another ends the process.
-_engine = threading.local()
+class _Engine(threading.local):
+    #: Whether a backward pass of Paddle has come to another framework, in this thread.
+    runs = False
 
 
-@contextmanager
-def _backward(*, outer: bool = False) -> Iterator[None]:
-    before = getattr(_engine, "runs", False)
-    if before and not outer:
-        raise GradientError(
-            "a backward pass of Paddle has come to another one, through a function of another framework that"
-            " calls one of Paddle, which would end the process; call that one directly",
-            target_type="paddle",
-            reason="a backward within a backward",
-        )
-    _engine.runs = True
-    try:
-        yield
-    finally:
-        _engine.runs = before
+_engine = _Engine()
 
 
 # -- the operation ---------------------------------------------------------------------------------
@@ -178,39 +174,16 @@ class _Call:
             if active:
                 self.groups.setdefault(arrays[i].dtype, []).append(i)
 
-    def anchors(self) -> list[Any]:
-        """What stands for the arguments in Paddle's graph: one tensor of each dtype.
-
-        `paddle.grad` for some of a PyLayer's arguments fails, since the layer is not told for which; the
-        gradient of `paddle.concat` is.
-        """
-        return self.joined(dict(enumerate(self.arrays)))
-
     def joined(self, arrays: dict[int, Any]) -> list[Any]:
-        """The arrays of the arguments that get gradients, or their gradients, by their dtype."""
+        """The arrays of the arguments that get gradients, or their gradients: one tensor of each dtype.
+
+        Such a one stands for them in Paddle's graph: `paddle.grad` for some of a PyLayer's arguments fails,
+        since the layer is not told for which; the gradient of `paddle.concat` is.
+        """
         return [
             arrays[i] if not more else paddle.concat([arrays[j].reshape([-1]) for j in (i, *more)])
             for i, *more in self.groups.values()
         ]
-
-
-def _once(call: weakref.ref[_Call], label: str) -> Callable[[Any], None]:
-    """What a backward pass asks before it comes to an operation: Paddle's own would end the process.
-
-    ``backward()`` drops what a PyLayer keeps, ``retain_graph=True`` or not, and reads it the next time.
-    """
-
-    def guard(_: Any) -> None:
-        if call() is None:
-            raise GradientError(
-                f"{label}(): Paddle can run backward() once through a PyLayer, which this is, also with"
-                " retain_graph=True; use paddle.grad(..., retain_graph=True) until the last one, or call the"
-                " function again",
-                target_type="paddle",
-                reason="a second backward()",
-            )
-
-    return guard
 
 
 class _Applied(PyLayer):  # type: ignore[misc]  # paddle is Any here
@@ -233,8 +206,11 @@ class _Applied(PyLayer):  # type: ignore[misc]  # paddle is Any here
         if all(c is None for c in present):
             return (None,) * len(call.groups)
         pullback, operands = operation.pullback(arrays, present, call.linear)
-        with _backward(outer=True):
+        before, _engine.runs = _engine.runs, True
+        try:
             gradients = AUTODIFF.apply(pullback, operands)
+        finally:
+            _engine.runs = before
         places = [i for i, a in enumerate(operation.active) if a]
         return tuple(call.joined(dict(zip(places, gradients, strict=True))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 
 
 class TensorflowAutodiff(autodiff.Autodiff):
-    # -- its arrays --------------------------------------------------------------------------------
-
     def follows(self, x: Any) -> bool:
         if not isinstance(x, (tf.Tensor, tf.Variable)):
             return False  # several arrays in one, which no conversion takes
@@ -42,8 +41,6 @@ class TensorflowAutodiff(autodiff.Autodiff):
             return 0, 0  # on a card, or of a dtype that NumPy does not have
         return start, start + view.nbytes
 
-    # -- as the caller -----------------------------------------------------------------------------
-
     def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
         if not tf.executing_eagerly():
             raise GradientError(
@@ -52,17 +49,10 @@ class TensorflowAutodiff(autodiff.Autodiff):
                 " Tout); for a jacobian pass experimental_use_pfor=False",
                 reason="tf.function",
             )
-        for x in arrays:
-            if not isinstance(x, (tf.Tensor, tf.Variable)):
-                raise GradientError(
-                    f"{operation.label}(): a {type(x).__name__} is no single array; pass its parts, as"
-                    " x.values, or tf.convert_to_tensor(x)",
-                    reason="no single array",
-                )
-        results = _applied(*map(_tensor, arrays), operation=operation)
+        # A variable's value, from here on; what is no single array is refused where it is converted.
+        tensors = [_tensor(x) if isinstance(x, tf.Variable) else x for x in arrays]
+        results = _applied(*tensors, operation=operation)
         return list(results) if isinstance(results, (list, tuple)) else [results]
-
-    # -- as the callee -----------------------------------------------------------------------------
 
     def linearise(
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
@@ -82,13 +72,13 @@ class TensorflowAutodiff(autodiff.Autodiff):
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
     ) -> tuple[list[autodiff.Shape], str, bool]:
         try:
-            program = _traced(body, [tf.TensorSpec(s.shape, s.dtype) for s in shapes])
+            program = _traced(body, list(itertools.starmap(tf.TensorSpec, shapes)))
         except _NOT_TRACED as error:
             raise autodiff.not_foretold(label, error) from error
         if not all(y.shape.is_fully_defined() for y in program.outputs):
             raise autodiff.not_foretold(label, "the shape of a result depends on values")
         _refuse_drawing(program, label)
-        results = [autodiff.Shape(tuple(y.shape), y.dtype.name) for y in program.outputs]
+        results = [(tuple(y.shape), y.dtype.name) for y in program.outputs]
         return results, _captured(program.trainable_variables), False
 
     def refuse_again(self, body: autodiff.Body, arrays: list[Any], label: str) -> None:
@@ -186,7 +176,7 @@ def _applied(*arrays: Any, operation: Operation) -> Any:
         dense = [None if shape is None else _shaped(_tensor(c), shape) for c, shape in pairs]
         pullback, operands = operation.pullback(arrays, dense, linear)
         followed = any(pullback.active)
-        results = iter(AUTODIFF.apply(pullback, operands) if followed else pullback.values(operands))
+        results = iter(AUTODIFF.apply(pullback, operands) if followed else pullback.linearise(operands)[0])
         gradients = [next(results) if a else None for a in operation.active]
         return (gradients, [None] * len(variables)) if variables else gradients
 

@@ -26,8 +26,6 @@ _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 class TorchAutodiff(autodiff.Autodiff):
-    # -- its arrays --------------------------------------------------------------------------------
-
     def follows(self, x: torch.Tensor) -> bool:
         if x.requires_grad and torch.is_grad_enabled():
             return True
@@ -35,9 +33,6 @@ class TorchAutodiff(autodiff.Autodiff):
 
     def stays_in_thread(self, x: torch.Tensor) -> bool:
         return bool(_is_transformed(x))  # transforms belong to a thread; graphs do not
-
-    def has_graph(self, x: torch.Tensor) -> bool:
-        return x.grad_fn is not None
 
     def span(self, x: torch.Tensor) -> autodiff.Span:
         if x.layout is not torch.strided or _is_transformed(x):
@@ -50,16 +45,12 @@ class TorchAutodiff(autodiff.Autodiff):
     def version(self, x: torch.Tensor) -> int:
         return 0 if x.is_inference() else int(x._version)
 
-    # -- as the caller -----------------------------------------------------------------------------
-
     def apply(self, operation: Operation, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
         saved: list[torch.Tensor] = []
         try:
             return list(_Applied.apply(operation, saved, *arrays))
         finally:
             saved.clear()  # it lives as long as the graph, from now on
-
-    # -- as the callee -----------------------------------------------------------------------------
 
     def run(self, body: autodiff.Body, arrays: list[torch.Tensor], label: str) -> list[Any]:
         try:
@@ -85,14 +76,14 @@ class TorchAutodiff(autodiff.Autodiff):
         fake = _Foretelling(allow_non_fake_inputs=True)
         try:
             with torch.enable_grad(), fake:
-                arrays = [torch.empty(s.shape, dtype=getattr(torch, s.dtype)) for s in shapes]
+                arrays = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
                 active = [self.is_smooth(x) for x in arrays]
                 results, linear = self.linearise(body, arrays, active, label)
         except GradientError:
             raise
         except (RuntimeError, NotImplementedError, TypeError, MemoryConversionError) as error:
             raise autodiff.not_foretold(label, error) from error
-        foretold = [autodiff.Shape(tuple(y.shape), str(y.dtype).removeprefix("torch.")) for y in results]
+        foretold = [(tuple(y.shape), str(y.dtype).removeprefix("torch.")) for y in results]
         return foretold, linear.captured, fake.draws
 
     def random_state(self) -> np.ndarray:
@@ -188,7 +179,11 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
             results, linear = operation.linearise(arrays)
         # As tensors beside the graph, which count the writes to the results.
         read_again = [y.detach() for y in operation.read_again(results, linear)]
-        saved[:] = [*read_again, _holder(linear, [*arrays, *read_again])]
+        holder = torch.empty(
+            0
+        )  # for torch to keep and to free; beside it, the memory that the pullback reads
+        holder.linear, holder.spans = linear, [AUTODIFF.span(x) for x in (*arrays, *read_again)]
+        saved[:] = [*read_again, holder]
         return tuple(results)
 
     @staticmethod
@@ -212,7 +207,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         if torch.is_grad_enabled():
             gradients = iter(AUTODIFF.apply(pullback, operands))
         else:
-            gradients = iter(pullback.values(operands))
+            gradients = iter(pullback.linearise(operands)[0])
         return (None, None, *(next(gradients) if a else None for a in operation.active))
 
     @staticmethod
@@ -233,13 +228,6 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
 
 # torch asks for it at each call, and making it takes a third of one.
 _Applied.forward.__signature__ = inspect.signature(_Applied.forward)  # type: ignore[attr-defined]
-
-
-def _holder(linear: autodiff.Linear | None, read: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A tensor that holds it, for torch to keep and to free; ``read``: the tensors whose memory it reads."""
-    holder = torch.empty(0)
-    holder.linear, holder.spans = linear, [AUTODIFF.span(x) for x in read]
-    return holder
 
 
 def _held(saved: Sequence[torch.Tensor]) -> autodiff.Linear | None:
