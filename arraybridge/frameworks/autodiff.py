@@ -175,7 +175,7 @@ class Call:
     #: Which of them are arrays of the caller.
     slots: list[bool]
     #: Makes what the function returned of its arrays, once it has run.
-    refill: Callable[[Iterator[Any]], Any] | None = None
+    refill: Callable[[Iterator[Any]], Any] = list
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         return self.flow.run(self, merged(self.leaves, self.slots, arrays))

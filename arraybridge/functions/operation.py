@@ -216,7 +216,7 @@ class Pullback(Operation):
         self.callee, self.caller, self.enter = forward.callee, forward.caller, forward.enter
         self.context, self.settings, self.label = forward.context, forward.settings, forward.label
 
-    def body(self, arrays: list[Any]) -> list[Any]:  # type: ignore[override]
+    def body(self, arrays: list[Any]) -> list[Any]:
         count = len(self.forward.active)
         _, linear = self.forward.again(arrays[:count])
         return linear.pull(merged([None] * len(self.present), self.present, arrays[count:]))

@@ -159,7 +159,7 @@ def _compiled(
 
 def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) -> Any:
     leaves = [None if p else x for x, p in zip(call.leaves, passed, strict=True)]
-    call = dataclasses.replace(call, leaves=leaves, refill=None)  # which keeps no array of this one
+    call = dataclasses.replace(call, leaves=leaves, refill=list)  # which keeps no array of this one
 
     @jax.jit  # type: ignore[untyped-decorator]  # jax is Any here
     def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], Any, _Static]:
