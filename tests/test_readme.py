@@ -44,21 +44,17 @@ def test_the_first_screen_shows_the_first_conversion() -> None:
     assert README.index("conversion table: begin") < README.index("What you can rely on")
 
 
-def test_the_other_examples_run_as_they_are_written(tmp_path: Path) -> None:
-    """One after the other, each with names of its own alone."""
-    for name in ("torch", "jax", "tensorflow"):
-        require(name)
-    examples = EXAMPLE.findall(README)[1:]
-    assert len(examples) >= 3
-    for number, example in enumerate(examples):
-        (tmp_path / f"example_{number}.py").write_text(example, encoding="utf-8")
-    code = "import runpy, sys\nfor script in sys.argv[1:]: runpy.run_path(script, run_name='__main__')"
-    done = run_python("-c", code, *map(str, sorted(tmp_path.iterdir())))
-    assert done.returncode == 0, done.stderr
+# After those whose output is compared, and without theirs: each with names of its own alone.
+THE_OTHERS = """
+import contextlib, io, runpy, sys
+for script in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        runpy.run_path(script, run_name="__main__")
+"""
 
 
-def test_the_first_examples_run_share_and_print_what_they_say(tmp_path: Path) -> None:
-    """Those of the README and of the documentation's front page, the second in the process of the first."""
+def test_the_examples_run_as_they_stand_and_print_what_they_say(tmp_path: Path) -> None:
+    """Those of the README, and the first of the documentation's front page, in one process."""
     for name in ("torch", "jax", "tensorflow"):
         require(name)
     checks = (
@@ -69,18 +65,18 @@ def test_the_first_examples_run_share_and_print_what_they_say(tmp_path: Path) ->
     )
     code, said = "", ""
     for page in filter(Path.is_file, (CHECKOUT / "README.md", CHECKOUT / "docs" / "index.md")):
-        block = re.search(
-            r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$",
-            page.read_text(encoding="utf-8"),
-            flags=re.MULTILINE | re.DOTALL,
-        )
+        front = page.read_text(encoding="utf-8")
+        block = re.search(EXAMPLE.pattern + r"\n\n```text\n(.*?)^```$", front, flags=EXAMPLE.flags)
         assert block is not None
         code += "\n".join([block[1], *checks, ""])
         said += block[2]
-    script = tmp_path / "example.py"
-    script.write_text(code, encoding="utf-8")
+    examples = [code + THE_OTHERS, *EXAMPLE.findall(README)[1:]]
+    assert len(examples) >= 4
+    scripts = [tmp_path / f"example_{number}.py" for number in range(len(examples))]
+    for script, example in zip(scripts, examples, strict=True):
+        script.write_text(example, encoding="utf-8")
     # As a reader runs it, whom nobody has told how to silence TensorFlow.
-    done = run_python(str(script), env={"TF_CPP_MIN_LOG_LEVEL": ""})
+    done = run_python(*map(str, scripts), env={"TF_CPP_MIN_LOG_LEVEL": ""})
     assert (done.returncode, done.stdout) == (0, said), done.stderr
     # What TensorFlow itself says of some processors when it is imported.
     of_tensorflow = r"^(WARNING: All log messages before|I\d{4} .*\.cc:\d+\] |To enable the following).*\n"

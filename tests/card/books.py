@@ -8,7 +8,7 @@ import gc
 import cupy
 
 _card = ctypes.CDLL("libcudart.so.13")
-for _name in ("used_bytes", "capacity"):
+for _name in ("used_bytes", "capacity", "queued_work"):
     getattr(_card, f"card_{_name}").restype = ctypes.c_size_t
 
 
@@ -20,6 +20,11 @@ def used(card: int = 0) -> int:
 def capacity() -> int:
     """Bytes of each card."""
     return int(_card.card_capacity())
+
+
+def queued(card: int = 0) -> int:
+    """Pieces of work that wait on all streams of the card."""
+    return int(_card.card_queued_work(card))
 
 
 def is_open(card: int = 0) -> bool:

@@ -11,6 +11,7 @@ import pytest
 import arraybridge
 from arraybridge import free_memory, memory_stats
 from tests.card import books
+from tests.helpers import EMULATED
 
 pytestmark = pytest.mark.gpu
 
@@ -81,3 +82,26 @@ def test_a_batch_that_does_not_fit_is_split_and_nothing_is_done_twice() -> None:
 
     assert arraybridge.split_and_retry(spread, x).get().tolist() == (x * 2).get().tolist()
     assert done == list(range(16))
+
+
+@pytest.mark.skipif(EMULATED == "at-once", reason="with streams at once nothing ever waits")
+def test_what_waits_on_another_stream_goes_on_waiting() -> None:
+    """No call waits for the whole card."""
+    bystander = cupy.cuda.Stream(non_blocking=True)
+    with bystander:
+        late = cupy.zeros(6)
+        for _ in range(4):
+            late += 1
+    waiting = books.queued()
+    assert waiting >= 4
+    with cupy.cuda.Stream(non_blocking=True):
+        x = cupy.arange(6.0)
+        assert arraybridge.to_numpy(x).tolist() == list(range(6))
+        for target in ("cupy", "numpy"):
+            arraybridge.convert_memory(x, target, copy=True)
+        arraybridge.convert_memory(np.ones(6), "cupy", 0)
+        y = arraybridge.cupy(output_type="numpy")(lambda a: a + 1)(x)
+    assert y.tolist() == list(range(1, 7))
+    assert books.queued() >= waiting
+    bystander.synchronize()
+    assert (late.get() == 4).all()

@@ -116,6 +116,18 @@ def test_numpy_resizes_nothing_that_a_consumer_reads(target: str) -> None:
         del result
 
 
+@of_torch
+def test_torch_resizes_no_storage_that_a_consumer_reads(target: str) -> None:
+    torch = require("torch")
+    require(target)
+    owner = torch.arange(4096.0)
+    result = convert_memory(owner, target)
+    for count in (0, 1 << 16):
+        with pytest.raises(RuntimeError, match="resiz"):
+            owner.untyped_storage().resize_(count)
+    assert data.bits(result) == np.arange(4096, dtype=np.float32).tobytes()
+
+
 @pytest.mark.parametrize(
     ("shape", "strides"),
     [
