@@ -75,9 +75,9 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
         elif not open_logs:
             by_type = by_form.get(form, no_plans)
         values: list[Any] = []
-        brought = args
-        if skip or kwargs:
-            values, brought = [*args[:skip]], (*args[skip:], *kwargs.values())
+        brought = (*args, *kwargs.values()) if kwargs else args
+        if skip:
+            values, brought = [*brought[:skip]], brought[skip:]
         arrays = unplanned = False
         try:
             for value in brought:

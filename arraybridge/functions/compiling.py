@@ -14,15 +14,14 @@ from arraybridge.types import Device, GpuId
 if TYPE_CHECKING:
     from arraybridge.functions.calls import DecoratedCall
 
-__all__ = ["being_compiled", "keeps_graph", "traced", "untraced"]
+__all__ = ["being_compiled", "keeps_graph", "traced"]
 
 _BARE = checked_options("torch", {})
 
 
 def being_compiled() -> bool:
-    """Whether torch.compile traces the function that asks."""
-    # It loads this module when it is first used, and before that nobody is asked.
-    return "torch._dynamo" in sys.modules and bool(sys.modules["torch"].compiler.is_compiling())
+    """Whether torch.compile traces the function that asks, which has loaded ``torch._dynamo`` then."""
+    return bool(sys.modules["torch"].compiler.is_compiling())
 
 
 def keeps_graph(options: DecoratorOptions) -> bool:
@@ -35,15 +34,15 @@ def traced(call: DecoratedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     """The call as torch.compile traces it: in one graph where the function takes and returns tensors."""
     options = call.options
     if not options.converts:
-        return call.give_back(call.run(args, kwargs), args, kwargs)
+        return _complete(call, args, kwargs)
     arguments = (args[call.skip :], kwargs)
     if not call.keeps_graph or busy_workers or not _stays(arguments, options.device, options.gpu_id):
-        return untraced(_outside, call, args, kwargs)
+        return _untraced(_complete, call, args, kwargs)
     result = call.fn(*args, **kwargs)
-    return result if _stays(result) else untraced(call.give_back, result, args, kwargs)
+    return result if _stays(result) else _untraced(call.give_back, result, args, kwargs)
 
 
-def _outside(call: DecoratedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _complete(call: DecoratedCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return call.give_back(call.run(args, kwargs), args, kwargs)
 
 
@@ -63,12 +62,12 @@ def _stays(value: Any, device: Device | None = None, gpu_id: GpuId = None) -> bo
     return isinstance(value, plain)
 
 
-def untraced(call: Callable[..., Any], *args: Any) -> Any:
+def _untraced(call: Callable[..., Any], *args: Any) -> Any:
     """Call it outside of the graph: arrays that change the framework have memory, and tracers have none."""
-    if not _untraced:
-        _untraced.append(registry.framework("torch").untraced(lambda call, *args: call(*args)))
-    return _untraced[0](call, *args)
+    if not _between_graphs:
+        _between_graphs.append(registry.framework("torch").untraced(lambda call, *args: call(*args)))
+    return _between_graphs[0](call, *args)
 
 
 #: What calls a function as torch.compile leaves it alone, once that was needed.
-_untraced: list[Callable[..., Any]] = []
+_between_graphs: list[Callable[..., Any]] = []

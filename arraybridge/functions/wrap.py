@@ -86,12 +86,12 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
         ValueError: ``fn`` is a generator.
     """
     kind = kind_of_function(fn)
-    if kind not in _AROUND:
+    if kind == "generator":
         raise ValueError(
             f"decorators take functions that return, and {label_of(fn)} is a {kind}; decorate the function"
             " that makes one item, and call it in the generator"
         )
-    wrapper: Any = _AROUND[kind](run)
+    wrapper: Any = _around_coroutine(run) if kind == "coroutine" else _around_function(run)
     functools.update_wrapper(wrapper, fn)
     if not hasattr(fn, "__name__"):  # a partial, or an object that can be called
         wrapper.__name__ = name_of(fn)
@@ -116,6 +116,3 @@ def _around_coroutine(run: Any) -> Callable[..., Any]:
         return await run.awaited(args, kwargs)
 
     return wrapper
-
-
-_AROUND = {"function": _around_function, "coroutine": _around_coroutine}
