@@ -73,10 +73,7 @@ class TensorflowFramework(Framework):
         return str(x.dtype.name)
 
     def nbytes(self, x: Any) -> int:
-        count = x.dtype.size
-        for extent in x.shape if x.shape.rank is not None else [0]:
-            count *= extent or 0  # None: ragged, or not known yet
-        return int(count)
+        return x.dtype.size * (x.shape.num_elements() or 0)  # None: ragged, or not known yet
 
     def device_of(self, x: Any) -> Device:
         name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
