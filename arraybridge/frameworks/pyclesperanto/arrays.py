@@ -45,14 +45,15 @@ class PyclesperantoFramework(Framework):
         installed = [name for name in PACKAGES if can_find(name)]
         if not installed:
             raise ImportError("neither pyclesperanto nor pyclesperanto_prototype is installed")
-        self._main = opened((imported or installed)[0])
+        main = (imported or installed)[0]
+        self._main, self._others = opened(main), [name for name in PACKAGES if name != main]
         if self._main.has_cuda:
             self._kind, self.dlpack_device = "gpu", 2
         self.pool = PyclesperantoPool(self)
 
     def _packages(self) -> list[Package]:
         """The package that makes new arrays, and the other one if the process has imported it since."""
-        return list(dict.fromkeys((self._main, *map(opened, filter(is_imported, PACKAGES)))))
+        return [self._main, *map(opened, filter(is_imported, self._others))]
 
     def _package(self, x: Any) -> Package:
         return next(p for p in self._packages() if p.owns(x))
