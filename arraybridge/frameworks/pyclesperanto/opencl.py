@@ -1,20 +1,27 @@
-"""OpenCL beneath pyclesperanto: its devices, its errors, and a driver that ends the process.
+"""OpenCL beneath pyclesperanto: devices, errors, memory of the host, and a driver that ends the process.
 
 Needs pyopencl for all but the drivers, and does without where it is missing.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from arraybridge.errors import FrameworkNotInstalledError
+from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.pyclesperanto.driver import configured_icds, pocl_wheel
 from arraybridge.machine import pci_address
 
-__all__ = ["devices", "is_oom", "refuse_deadly_import_order"]
+__all__ = ["devices", "is_oom", "mapped", "refuse_deadly_import_order"]
 
 # INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
 _CODES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"
@@ -77,3 +84,25 @@ def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
             target_type="pyclesperanto",
             reason="a system PoCL cannot be loaded after TensorFlow",
         )
+
+
+@contextmanager
+def mapped(x: Any, write: bool) -> Iterator[np.ndarray]:
+    """The memory of an array of a CPU device, in this process."""
+    import pyopencl as cl
+
+    # A capsule's data pointer is the cl_mem here.
+    buffer = cl.Buffer.from_int_ptr(hostmemory.lent_at(x.__dlpack__()), retain=True)
+    queue = cl.CommandQueue(buffer.context)
+    flags = cl.map_flags.WRITE_INVALIDATE_REGION if write else cl.map_flags.READ
+    memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, tuple(x.shape), np.dtype(x.dtype))
+    if write and sys.platform == "linux":
+        # Huge pages, as NumPy has for its own memory: to touch small ones first takes five times the copy.
+        start = -(-hostmemory.address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = ctypes.c_size_t(memory.nbytes - mmap.PAGESIZE)
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), size, mmap.MADV_HUGEPAGE)
+    try:
+        yield memory
+    finally:
+        memory.base.release(queue)
+        queue.finish()
