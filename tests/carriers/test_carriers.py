@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import itertools
 import json
 import mmap
 import pickle
@@ -236,6 +237,29 @@ def test_no_package_is_imported_before_its_objects_come() -> None:
     )
     done = run_python("-W", "ignore", "-c", code)
     assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_an_array_of_a_framework_is_no_question_for_carriers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arraybridge import trees
+    from arraybridge.conversion import convert
+    from arraybridge.functions import results
+
+    calls: list[Callable[[Any], Any]] = [
+        lambda x: convert_memory(x, "torch"),
+        lambda x: ab.convert_tree({"a": x, "b": [x, 3, "word", None]}, "torch"),
+        doubled,
+    ]
+    arrays = VALUES, torch.ones(2)
+    for call, x in itertools.product(calls, arrays):
+        call(x)
+
+    def asked(x: Any) -> Any:
+        raise AssertionError(f"carriers were asked about {type(x)}")
+
+    for module in (trees, convert, results):
+        monkeypatch.setattr(module, "carrier_of", asked)
+    for call, x in itertools.product(calls, arrays):
+        call(x)
 
 
 # ---- through functions, and back -----------------------------------------------------------------------
