@@ -18,12 +18,11 @@ _LAYOUTS = {
     "sliced": "this array leaves elements out (a slice with a step, or a part of each row)",
     "": "this array is not in order",
 }
-#: Source and target, or the call that copies → the frameworks' own call that shares.
+#: Source and target → the frameworks' own call that shares.
 _NATIVE = {
     "numpy → torch": "torch.from_numpy(x)",
     "torch → numpy": "x.numpy()",
     "jax → numpy": "np.asarray(x)",
-    "tf.Tensor.numpy": "np.asarray(memoryview(x))",  # a variable is no buffer
 }
 
 
@@ -82,6 +81,10 @@ def _unaligned(event: Event, once: str) -> str:
     )
 
 
+def _by_hand(event: Event) -> str:
+    return "pass copy=False to" if event.kind == "conversion" else f"let to_{event.target}(x, copy=False)"
+
+
 def _shared_by(event: Event) -> str:
     return f"let arraybridge.to_{event.target}(x) share it"
 
@@ -111,7 +114,7 @@ def _narrowed(event: Event, once: str) -> str:
 
 
 def _shares_instead(event: Event, once: str) -> str:
-    native = _NATIVE.get(event.name) or _NATIVE.get(f"{event.source} → {event.target}")
+    native = _NATIVE.get(f"{event.source} → {event.target}")
     call = f"{native} or " if native and native.partition("(")[0] != event.name else ""
     return f"{call}arraybridge.to_{event.target}(x) shares it, if nobody writes to either"
 
@@ -132,7 +135,7 @@ _ADVICE: tuple[tuple[str, _Words], ...] = (
     (
         "read-only",
         lambda e, _: (
-            f"pass copy=False to share it, if nobody writes to the {e.target} array; or make the original"
+            f"{_by_hand(e)} share it, if nobody writes to the {e.target} array; or make the original"
             " writable (np.memmap(…, mode='c'))"
         ),
     ),

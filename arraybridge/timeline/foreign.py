@@ -40,7 +40,7 @@ _CALLS = {
     "pyclesperanto_prototype": "push pull asarray",
 }
 _WIDE = ("float64", "int64", "uint64", "complex128")
-_Read = tuple[Any, Any, int, int | None, Device]
+_STRIDED = ("numpy", "torch", "cupy")
 _COMPILERS = ("jit.script", "compile", "export.export")
 #: How programs write where a call is found.
 _SHORT = {
@@ -72,7 +72,7 @@ class Conversion(NamedTuple):
     writeable: bool = True
     steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     array: tuple[Any, ...] | None = None
-    spread: bool = False  # one end lies on several devices of JAX, in parts
+    obstacle: str = ""  # what no call could have shared, in words
 
     def reason(self) -> str:
         """Why it copied, in the words that `advice` knows; or that it shared."""
@@ -80,9 +80,8 @@ class Conversion(NamedTuple):
             return "both see the same memory"
         if self.source_device != self.device:
             return f"{self.device} is another device than {self.source_device}"
-        if self.spread:
-            in_jax = "it is laid out over other devices"
-            return in_jax if self.target == "jax" else "several devices hold a part of it each"
+        if self.obstacle:
+            return self.obstacle
         # Of NumPy's dtypes and others that have one the name; torch's have none.
         dtypes = self.source_dtype, self.target_dtype
         was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
@@ -90,7 +89,7 @@ class Conversion(NamedTuple):
             if self.target == "jax" and was in _WIDE and now not in _WIDE:
                 return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
             return f"it is a cast to {now}"
-        if self.steps is not None and self.target != "numpy" and not is_c_contiguous(*self.steps):
+        if self.steps is not None and self.target not in _STRIDED and not is_c_contiguous(*self.steps):
             return "its memory is not C-contiguous"
         if self.off:
             return f"its memory is not aligned to {registry.framework(self.target).alignment} bytes"
@@ -187,16 +186,13 @@ class _Call:
 
 
 class _Compiler(_Call):
-    """Stands for a compiler of torch, which knows functions by identity.
-
-    `torch.jit.script` gets torch's own while it runs. From the first `torch.compile` on, NumPy is left alone.
-    """
+    """Stands for a compiler of torch, which knows functions by identity, and gets the originals."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         global _compiles
         with _lock:
             if not self._name.startswith("torch.jit"):
-                _compiles = True
+                _compiles = True  # from the first `torch.compile` on, NumPy is left alone
                 _detach("numpy")
             _detach("torch")
             try:
@@ -233,13 +229,16 @@ def _facts(call: str, caller: str, lent: int, x: Any, y: Any) -> tuple[Any, ...]
         return *facts, True
     off = (at or 0) % (target.alignment or 1) if together else 0
     writeable = source.name != "numpy" or x.flags.writeable
-    return *facts, False, off, writeable, events.steps(source, view), events.same_array(x), spread
+    obstacle = "it is laid out over other devices" if spread and target.name == "jax" else source.must_copy(x)
+    return *facts, False, off, writeable, events.steps(source, view), events.same_array(x), obstacle
 
 
-def _of_others(owner: Framework, x: Any) -> _Read:
+def _of_others(owner: Framework, x: Any) -> tuple[Any, Any, int, int | None, Device]:
     device = owner.device_of(x)
     if owner.name == "tensorflow" and device.kind == "cpu":
         view = owner.host_view(x)
+        if view.dtype.hasobject:
+            raise TypeError("strings, which nobody shares")
         return view, view.dtype, view.nbytes, hostmemory.address(view), device
     owner.check(x)
     return x, owner.dtype_name(x), owner.nbytes(x), owner.address(x), device
@@ -253,7 +252,7 @@ def _begins(x: Any) -> int | None:
 
 
 #: What a framework tells soonest of an array: itself or a view; its dtype, bytes, address and device.
-_READ: dict[str, Callable[[Framework, Any], _Read]] = {
+_READ: dict[str, Callable[[Framework, Any], tuple[Any, Any, int, int | None, Device]]] = {
     "numpy": lambda _, x: (x, x.dtype, x.nbytes, hostmemory.address(x), CPU),
     "torch": lambda owner, x: (x, x.dtype, x.nbytes, x.data_ptr(), owner.device_of(x)),
     "jax": lambda owner, x: (x, x.dtype, x.size * x.dtype.itemsize, _begins(x), owner.device_of(x)),

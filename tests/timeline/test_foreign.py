@@ -45,6 +45,12 @@ def unaligned() -> np.ndarray[Any, Any]:
     return arraybridge.aligned((512 * 512 + 1,), "float32")[1:]
 
 
+def read_only() -> np.ndarray[Any, Any]:
+    x = aligned()
+    x.flags.writeable = False
+    return x
+
+
 def doubles() -> np.ndarray[Any, Any]:
     return aligned("float64")
 
@@ -101,10 +107,13 @@ SHARED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str]] = [
     ),
 ]
 COPY = "could be shared"
+READ_ONLY = ("numpy-torch", "it is read-only", "let to_torch(x, copy=False) share it")
 # Besides, a part of the reason, and of the advice.
 COPIED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str, str, str]] = [
     ("torch.tensor", aligned, lambda x: torch.tensor(x), "numpy-torch", COPY, "torch.from_numpy(x)"),
     ("Tensor.to", of_torch, lambda x: x.to(torch.int32), "torch-torch", "a cast to int32", "in that dtype"),
+    ("torch.tensor", lambda: aligned().T, lambda x: torch.tensor(x), "numpy-torch", COPY, "from_numpy(x)"),
+    ("torch.tensor", read_only, lambda x: torch.tensor(x), *READ_ONLY),
     ("np.array", of_jax, lambda x: np.array(x), "jax-numpy", COPY, "np.asarray(x)"),
     ("jnp.asarray", aligned, lambda x: jnp.asarray(x), "numpy-jax", COPY, "arraybridge.to_jax(x) shares it"),
     ("jnp.asarray", unaligned, lambda x: jnp.asarray(x), "numpy-jax", "not aligned to 64", "aligned(shape"),
@@ -117,7 +126,7 @@ COPIED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str, str, str]]
     ),
     (
         *("tf.Tensor.numpy", of_tensorflow, lambda x: x.numpy()),
-        *("tensorflow-numpy", COPY, "np.asarray(memoryview(x))"),
+        *("tensorflow-numpy", COPY, "arraybridge.to_numpy(x) shares it"),
     ),
     (
         *("np.asarray", of_variable, lambda x: np.asarray(x)),
@@ -217,6 +226,7 @@ def test_nothing_is_seen_of() -> None:
     assert heard(lambda: repr(t.double())) == [], "what torch casts to print"
     assert heard(lambda: jax.jit(lambda y: jnp.asarray(y) + 1)(x)) == [], "traced values"
     assert heard(lambda: arraybridge.to_torch(aligned())) == [], "steps of ours"
+    assert heard(lambda: tf.constant(["a"]).numpy()) == [], "words"
     with trace() as log:
         torch.from_numpy(x)
     assert not log.events, "a trace that does not ask"
