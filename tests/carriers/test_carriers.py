@@ -482,6 +482,9 @@ def test_chunks_of_files(tmp_path: Path) -> None:
         assert [len(part) for part in parts] == rows
         assert equal(np.concatenate(parts), tall)
     assert sum(float(t.sum()) for t in ab.prefetch(ab.chunks(zarr_array()), "torch")) == VALUES.sum()
+    (tmp_path / "b").mkdir()
+    without_chunks = dataset(tmp_path / "b", np.zeros((33, 2**17)))  # rows of 1 MiB
+    assert [len(part) for part in ab.chunks(without_chunks)] == [16, 16, 1]
     with pytest.raises(TypeError, match="chunks"):
         ab.chunks(tall)
 
