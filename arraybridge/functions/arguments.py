@@ -75,12 +75,12 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
         elif not open_logs:
             by_type = by_form.get(form, no_plans)
         values: list[Any] = []
-        brought = (*args, *kwargs.values()) if kwargs else args
+        arguments = (*args, *kwargs.values()) if kwargs else args
         if skip:
-            values, brought = [*brought[:skip]], brought[skip:]
+            values, arguments = [*arguments[:skip]], arguments[skip:]
         arrays = unplanned = False
         try:
-            for value in brought:
+            for value in arguments:
                 new, cls = value, type(value)
                 plan = by_type.get(cls)
                 if plan is not None:
@@ -92,9 +92,9 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
                     except plans.declined:
                         new = change(value)
                 elif kinds.get(cls) != LEAF:
-                    whole = plain(value) if splits else value
-                    new, unplanned = map_arrays(whole, change), True
-                    arrays = arrays or new is not whole
+                    unmarked = plain(value) if splits else value
+                    new, unplanned = map_arrays(unmarked, change), True
+                    arrays = arrays or new is not unmarked
                 values.append(new)
         except MemoryConversionError as error:
             cast = rf'Pass dtype= to the decorator to ask for a cast: @{options.framework}(dtype="\1")\2'
@@ -224,8 +224,8 @@ def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) ->
     names: list[str] = []
     with suppress(TypeError, ValueError):  # a callable written in C may have no signature
         for parameter in inspect.signature(fn).parameters.values():
-            name, rest = parameter.name, parameter.kind is parameter.VAR_POSITIONAL
-            names += [f"*{name}[{i}]" for i in range(len(args))] if rest else [repr(name)]
+            name, variadic = parameter.name, parameter.kind is parameter.VAR_POSITIONAL
+            names += [f"*{name}[{i}]" for i in range(len(args))] if variadic else [repr(name)]
     names += map(str, range(len(names), len(args)))
     return f"{label_of(fn)}(), argument {[*names[: len(args)], *map(repr, kwargs)][place]}"
 

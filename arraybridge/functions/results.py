@@ -79,15 +79,15 @@ def _homeward(to_numpy: Change, grad: Any) -> Deliver:
     def deliver(home: Home | None, x: Any) -> Any:
         if home is None:
             return x
-        brought, framework, origin = home
+        first, framework, origin = home
         if framework.name == "numpy":
             x = to_numpy(x)
         else:
             device = framework.device_of(origin)
             if open_logs or not framework.owns(x) or framework.device_of(x) != device:
                 x = convert_memory(x, framework.name, grad=grad, device=device)
-        carrier = None if kinds.get(type(brought)) else carrier_of(brought)
-        return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(brought, x)
+        carrier = None if kinds.get(type(first)) else carrier_of(first)
+        return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(first, x)
 
     return deliver
 
