@@ -19,6 +19,7 @@ class Array:
     def __init__(self, memory: Any) -> None:
         self.memory = memory
         self.shape, self.dtype, self.ndim = memory.shape, memory.dtype, memory.ndim
+        self.nbytes = memory.nbytes
         self.device = _devices[memory.device.id]
 
     def set(self, values: np.ndarray) -> None:
