@@ -84,44 +84,6 @@ FILTERS = {
 }
 
 
-# -- a pointwise function in each ----------------------------------------------------------------------
-
-
-@arraybridge.numpy
-def numpy_raised(x: Any) -> Any:
-    """At least 9."""
-    return np.maximum(x, 9)
-
-
-@arraybridge.torch
-def torch_raised(x: Any) -> Any:
-    return x.clamp(min=9)
-
-
-@arraybridge.jax
-def jax_raised(x: Any) -> Any:
-    return importlib.import_module("jax").numpy.maximum(x, 9)
-
-
-@arraybridge.tensorflow
-def tensorflow_raised(x: Any) -> Any:
-    return importlib.import_module("tensorflow").maximum(x, 9)
-
-
-@arraybridge.pyclesperanto
-def clesperanto_raised(x: Any) -> Any:
-    return clesperanto().maximum_image_and_scalar(x, None, 9)
-
-
-POINTWISE = {
-    "numpy": numpy_raised,
-    "torch": torch_raised,
-    "jax": jax_raised,
-    "tensorflow": tensorflow_raised,
-    "pyclesperanto": clesperanto_raised,
-}
-
-
 def blockwise(fn: Any, image: np.ndarray, chunks: tuple[tuple[int, ...], ...]) -> np.ndarray:
     """The plain call of ``fn`` on each chunk of a 2-D image, put together by hand."""
     rows, columns = (np.cumsum(sizes)[:-1] for sizes in chunks)

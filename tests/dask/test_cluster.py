@@ -71,10 +71,10 @@ def test_a_worker_without_the_framework() -> None:
             assert caught.value.target_type == "torch"
             assert "No module named 'torch'" in caught.value.reason
         with pytest.raises(FrameworkNotInstalledError, match="tensorflow>="):
-            map_blocks(functions.tensorflow_raised, eight_rows()).compute(scheduler=client)
+            map_blocks(functions.tensorflow_mean, eight_rows()).compute(scheduler=client)
         # The worker goes on with what it has.
-        result = map_blocks(functions.numpy_raised, eight_rows()).compute(scheduler=client)
-        np.testing.assert_array_equal(result, np.maximum(np.arange(16), 9).reshape(8, 2))
+        result = map_blocks(functions.normalise, eight_rows()).compute(scheduler=client)
+        assert abs(result[:4].mean()) < 1e-6
 
 
 # -- a worker dies -----------------------------------------------------------------------------------

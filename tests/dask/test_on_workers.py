@@ -72,13 +72,13 @@ def image() -> Any:
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_the_bits_of_the_plain_call(name: str, scheduler: Any) -> None:
-    """Of a filter, on each chunk; of a pointwise function, on the whole."""
+    """Of a filter, on each chunk; and of another one after it."""
     require(name)
     filtered = functions.blockwise(functions.FILTERS[name], IMAGE, CHUNKS)
     assert not np.array_equal(filtered, IMAGE)
     check_equal(computed(map_blocks(functions.FILTERS[name], image()), scheduler), filtered)
-    raised = map_blocks(functions.POINTWISE[name], map_blocks(functions.POINTWISE["numpy"], image()))
-    check_equal(computed(raised, scheduler), np.maximum(IMAGE, np.float32(9)))
+    both = map_blocks(functions.normalise, map_blocks(functions.FILTERS[name], image()))
+    check_equal(computed(both, scheduler), functions.blockwise(functions.normalise, filtered, CHUNKS))
 
 
 def test_functions_by_value(scheduler: Any) -> None:
