@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import ARRAY, LEAF, kind_of, kinds, source_of
 from arraybridge.errors import CannotSplitError
-from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, leaves_of, map_arrays, source_of, together
+from arraybridge.trees import leaves_of, map_arrays, together
 
 __all__ = ["Joined", "fixed", "kept", "part", "plain", "rows"]
 

@@ -16,7 +16,8 @@ import pytest
 
 import arraybridge
 from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_tree
-from arraybridge.trees import ARRAY, LEAF, TREE, arrays_of, flattened, kind_of, kinds, leaves_of
+from arraybridge.arrays import ARRAY, LEAF, TREE, kind_of, kinds
+from arraybridge.trees import arrays_of, flattened, leaves_of
 from arraybridge.types import Cache
 from tests import matrix_data as data
 from tests.helpers import require

@@ -24,13 +24,13 @@ GROUP = "arraybridge.carriers"
 
 # Root module of an object's class → the module here and the class in it.
 _MODULES = {
-    "xarray": ("images", "Xarray"),
+    "xarray": ("labelled", "Xarray"),
     "SimpleITK": ("images", "SimpleItk"),
     "PIL": ("images", "Pillow"),
     "zarr": ("files", "Files"),
     "h5py": ("files", "Files"),
-    "pandas": ("tables", "Pandas"),
-    "polars": ("tables", "Polars"),
+    "pandas": ("labelled", "Pandas"),
+    "polars": ("labelled", "Polars"),
 }
 _registered: list[Carrier] = []
 # Type → the carriers to ask of its objects.

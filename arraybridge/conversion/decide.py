@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import source_of
 from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack
-from arraybridge.conversion.target_device import shares_cards, target_device
 from arraybridge.errors import (
     CopyRequiredError,
     DtypeNotSupportedError,
@@ -25,7 +25,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals, refuse
 from arraybridge.frameworks.parts import itself
-from arraybridge.trees import source_of
+from arraybridge.placement import shares_cards, target_device
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["Decision", "Request", "decide", "dtype_name", "find_source", "is_dtype"]

@@ -17,6 +17,7 @@ from dask.array.utils import meta_from_array
 from dask.layers import ArraySliceDep
 from dask.tokenize import normalize_token
 
+from arraybridge.arrays import is_array
 from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of
 from arraybridge.dask.workers import on_this_worker
 from arraybridge.errors import (
@@ -31,7 +32,7 @@ from arraybridge.frameworks.facts import how_to_install
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.wrap import kind_of_function, name_of
 from arraybridge.placement import decorated, placement
-from arraybridge.trees import is_array, prefix
+from arraybridge.trees import prefix
 from arraybridge.types import FrameworkLike, GpuId
 
 __all__ = ["BlockError", "from_dask", "map_blocks", "map_overlap", "to_dask"]

@@ -1,15 +1,13 @@
-"""What this process and each framework hold, and which of its devices has the most room."""
+"""What this process and each framework hold, on which device."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.machine import own_memory
-from arraybridge.types import Device
 
-__all__ = ["THIS_PROCESS", "Holding", "freest_device", "holdings"]
+__all__ = ["THIS_PROCESS", "Holding", "holdings"]
 
 #: The holder of the host's memory.
 THIS_PROCESS = "this process"
@@ -61,9 +59,3 @@ def holdings() -> list[Holding]:
     own = Holding("cpu", THIS_PROCESS, used, None, peak)
     usages = [(one.name, usage) for one in loaded() for usage in one.pool.usage()]
     return [own, *(Holding(str(u.device), name, u.used, u.cached, u.peak) for name, u in usages)]
-
-
-def freest_device(framework: Framework) -> Device | None:
-    """The accelerator with the most free memory, the first of equals; None where it has none."""
-    accelerators = [device for device in framework.devices() if device.kind != "cpu"]
-    return max(accelerators, key=framework.pool.free_memory_of, default=None)

@@ -10,30 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import ARRAY, LEAF, TREE, is_array, kind_of, kinds, source_of
 from arraybridge.batches import plain
 from arraybridge.conversion import plans
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.plans import by_form
-from arraybridge.conversion.target_device import target_device
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError, SourceMismatchError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.wrap import label_of
-from arraybridge.placement import busy_workers, card_meant, worker_device
-from arraybridge.trees import (
-    ARRAY,
-    LEAF,
-    TREE,
-    is_array,
-    kind_of,
-    kinds,
-    leaves_of,
-    map_arrays,
-    prefix,
-    source_of,
-)
+from arraybridge.placement import busy_workers, card_meant, target_device, worker_device
+from arraybridge.trees import leaves_of, map_arrays, prefix
 from arraybridge.types import Device
 
 __all__ = [

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import ARRAY, is_array, kind_of, kinds, source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
@@ -27,7 +28,7 @@ from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.results import GiveBack
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import ARRAY, flattened, is_array, kind_of, kinds, prefix, source_of
+from arraybridge.trees import flattened, prefix
 
 __all__ = ["flow"]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import ARRAY, LEAF, is_array, is_carrier, kinds, source_of
 from arraybridge.batches import plain
 from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import plans
@@ -21,7 +22,7 @@ from arraybridge.functions.arguments import Args, Change, Kwargs, conversion, fi
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.wrap import label_of
-from arraybridge.trees import ARRAY, LEAF, is_array, is_carrier, kinds, map_arrays, source_of
+from arraybridge.trees import map_arrays
 
 __all__ = ["GiveBack", "check_result", "giving_back"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from arraybridge.arrays import ARRAY, TREE, kind_of, source_of
 from arraybridge.batches import kept
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
 from arraybridge.options import OneWarning
-from arraybridge.trees import ARRAY, TREE, kind_of, map_arrays, source_of, together
+from arraybridge.trees import map_arrays, together
 from arraybridge.types import FrameworkLike, GpuId
 
 __all__ = ["call_by_planes", "process_slices", "stack_slices", "unstack_slices"]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
@@ -13,7 +14,7 @@ from arraybridge.frameworks.base import Framework, open_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.streams import ThreadStreams
 from arraybridge.placement import busy_workers, default_device, placement, worker_device
-from arraybridge.trees import map_arrays, source_of
+from arraybridge.trees import map_arrays
 from arraybridge.types import Device
 
 __all__ = ["Job", "noting", "own_framework", "working_on"]

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import LEAF, kinds
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import Autodiff
-from arraybridge.trees import LEAF, arrays_of, kinds
+from arraybridge.trees import arrays_of
 
 __all__ = ["for_other_threads", "refuse_graphs"]
 

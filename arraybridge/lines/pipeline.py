@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import source_of
 from arraybridge.batches import Joined, part, plain
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
@@ -15,7 +16,7 @@ from arraybridge.lines.gradients import for_other_threads
 from arraybridge.lines.report import PipelineReport, StageReport
 from arraybridge.lines.threads import Run, Worker
 from arraybridge.placement import placement
-from arraybridge.trees import arrays_of, source_of
+from arraybridge.trees import arrays_of
 
 __all__ = ["Pipeline"]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from arraybridge.arrays import LEAF, kinds
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.loans import Kept
 from arraybridge.frameworks.parts import Mark, Streams
-from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
+from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
 __all__ = ["ThreadStreams", "marks_of", "received"]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import numpy as np
 
 from arraybridge import pages
+from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.context import array_namespace, use_device
 from arraybridge.devices.discovery import framework_for_numpy_code, gpu_available
@@ -20,7 +21,7 @@ from arraybridge.lines.devices import working_on
 from arraybridge.measure.benchmark import Timing, benchmark
 from arraybridge.placement import placement
 from arraybridge.show import Table, format_seconds
-from arraybridge.trees import arrays_of, map_arrays, source_of
+from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
 __all__ = ["STANDARD", "Comparison", "SizeComparison", "compare"]

@@ -8,8 +8,9 @@ from io import IOBase
 from typing import Any
 
 from arraybridge import batches
+from arraybridge.arrays import ARRAY, kind_of, source_of
 from arraybridge.errors import CannotSplitError
-from arraybridge.trees import ARRAY, kind_of, leaves_of, source_of
+from arraybridge.trees import leaves_of
 
 __all__ = ["Split", "named", "nothing_to_split", "portion", "read_once"]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN, is_imported
 from arraybridge.machine import cards, no_cards
-from arraybridge.trees import source_of
 from arraybridge.types import Cache, Device
 
 __all__ = ["Card", "Cards"]

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.arrays import ARRAY, kind_of, source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.hostmemory import np_dtype
-from arraybridge.trees import ARRAY, kind_of, map_arrays, outline, source_of, together
+from arraybridge.trees import map_arrays, outline, together
 
 __all__ = ["difference", "dtype_name", "widened"]
 

@@ -240,7 +240,7 @@ def test_no_package_is_imported_before_its_objects_come() -> None:
 
 
 def test_an_array_of_a_framework_is_no_question_for_carriers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arraybridge import trees
+    from arraybridge import arrays as kinds_of_values
     from arraybridge.conversion import convert
     from arraybridge.functions import results
 
@@ -256,7 +256,7 @@ def test_an_array_of_a_framework_is_no_question_for_carriers(monkeypatch: pytest
     def asked(x: Any) -> Any:
         raise AssertionError(f"carriers were asked about {type(x)}")
 
-    for module in (trees, convert, results):
+    for module in (kinds_of_values, convert, results):
         monkeypatch.setattr(module, "carrier_of", asked)
     for call, x in itertools.product(calls, arrays):
         call(x)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import Pipeline, TraceLog, convert_memory, device_map, prefetch, trace, trees
+from arraybridge import Pipeline, TraceLog, arrays, convert_memory, device_map, prefetch, trace
 from arraybridge.conversion import trace as trace_module
 from arraybridge.testing import inject_oom
 from arraybridge.timeline import events
@@ -384,7 +384,7 @@ def test_nothing_is_recorded_when_no_trace_is_open() -> None:
 @pytest.mark.parametrize("options", [{}, {"output_type": "input"}, {"output_type": "numpy"}])
 def test_torch_compile_is_left_alone(options: Any) -> None:
     torch = require("torch")
-    trees.kinds.clear()  # what is learnt at first sight of a type is learnt while torch traces
+    arrays.kinds.clear()  # what is learnt at first sight of a type is learnt while torch traces
     torch.compiler.reset()
 
     @arraybridge.torch(**options)

@@ -1,4 +1,4 @@
-"""pandas and polars: columns of one numeric dtype."""
+"""Arrays with names for their axes or rows: xarray, and columns of one numeric dtype of pandas and polars."""
 
 from __future__ import annotations
 
@@ -9,7 +9,22 @@ import numpy as np
 
 from arraybridge.carriers.carrier import Carrier, is_of, refused
 
-__all__ = ["Pandas", "Polars"]
+__all__ = ["Pandas", "Polars", "Xarray"]
+
+
+class Xarray(Carrier):
+    """Arrays with names for their axes. Datasets carry several arrays, and are none."""
+
+    def carries(self, x: Any) -> bool:
+        return is_of(x, "xarray", "DataArray", "Variable")
+
+    def array(self, x: Any) -> Any:
+        return x.data  # of any framework, which says what it has against Dask's and sparse ones
+
+    def rebuild(self, x: Any, array: Any) -> Any:
+        like = x.copy(deep=False, data=array)
+        like.encoding = {}  # says how the old values lie in a file; xarray's own arithmetic drops it, too
+        return like
 
 
 class Pandas(Carrier):
