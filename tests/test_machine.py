@@ -30,7 +30,7 @@ class FakeNvml:
     def __init__(self, *cards: tuple[Any, ...], holders: dict[int, int] | None = None) -> None:
         self.cards = cards or (("Card A", "GPU-aaaa-1", 0x1A, ()), ("Card B", "GPU-bbbb-2", 0x3B, ()))
         self.holders = holders
-        self.free = {"GPU-aaaa-1": 400, "GPU-bbbb-2": 900}
+        self.free = {"GPU-aaaa-1": 400, "GPU-bbbb-2": 900, "GPU-cccc-3": 700}
         self._answers: dict[str, Callable[..., Any]] = {
             "nvmlDeviceGetCount": lambda: len(self.cards),
             "nvmlDeviceGetHandleByIndex": lambda index: self.cards[index][1],

@@ -106,6 +106,24 @@ print((y.get() == 3).all())
 """,
         ["True"],
     ),
+    "who lends to no stream of each thread is waited for": (
+        """
+from tests.gpu.test_ordering import ForeignDlpack, Lender
+class Refusing(ForeignDlpack):
+    def __dlpack__(self, stream=None, **options):
+        if stream == 2: raise BufferError('per-thread default stream is not supported')
+        return super().__dlpack__(stream=stream)
+lender, cupys, queue = Lender(), ab.framework('cupy'), cupy.cuda.Stream(non_blocking=True)
+class Queues(type(cupys.streams)):
+    def handle(self, device): return queue.ptr
+lender.streams = Queues()
+x = cupy.zeros(4096)
+with queue: x += 3
+y = cupys.adopt(Refusing(x), lender, ab.Device('gpu', 0))
+print((y.get() == 3).all())
+""",
+        ["True"],
+    ),
     "the cards are those of CUDA": (
         """
 cards = machine.cards()

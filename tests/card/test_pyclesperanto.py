@@ -64,5 +64,9 @@ def test_late_work_is_waited_for() -> None:
         "x = cupy.zeros(4096, np.float32)",
         "for _ in range(4): x += 1",
         "print((to(x, 'pyclesperanto').get() == 4).all())",
+        "image = to(host, 'pyclesperanto', 0)",
+        "with cle._on(image.device):",
+        "    for _ in range(4): image.memory += 1",
+        "print((to(image, 'cupy').get() == host + 4).all())",
     )
-    assert said == "True"
+    assert said.split() == ["True", "True"]

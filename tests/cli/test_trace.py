@@ -170,7 +170,9 @@ def test_processes_that_send_classes_of_the_script(tmp_path: Path, method: str) 
         "    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:\n"
         "        print([one.value for one in pool.map(Square, [2, 3])])\n",
     )
-    done = run_cli("trace", str(file), method, timeout=60)
+    # A start-up file or a library may import it before the script is there.
+    script(tmp_path, "import multiprocessing\n", "sitecustomize.py")
+    done = run_cli("trace", str(file), method, timeout=60, env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "[4, 9]" in done.stdout
     assert done.stdout.count("no conversions") == 1

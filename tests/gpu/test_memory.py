@@ -226,9 +226,14 @@ def test_what_was_copied_is_complete_when_the_call_returns(name: str, locked: bo
 
 
 def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
-    cupy, torch = require("cupy"), require("torch")
+    """To where it is managed no more, since torch takes no such capsule."""
+    cupy = require("cupy")
     with cupy_allocates_by(cupy.cuda.MemoryPool(cupy.cuda.malloc_managed).malloc):
         x = cupy.arange(6, dtype=np.float32)
+        copied = arraybridge.framework("cupy").copy(x)
+    reasons = [arraybridge.framework("cupy").must_copy(one) for one in (x, copied)]
+    assert (reasons, copied.get().sum()) == (["it lies in managed memory", ""], 15)
+    torch = require("torch")
     assert explain(x, "torch").reason == "it lies in managed memory"
     y = arraybridge.to_torch(x)
     assert (isinstance(y, torch.Tensor), y.is_cuda, y.tolist()) == (True, True, [0, 1, 2, 3, 4, 5])

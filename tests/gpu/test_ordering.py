@@ -262,6 +262,20 @@ def test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again(
         assert is_all(y, value)
 
 
+@needs_two_cards
+def test_a_default_stream_waits_for_the_copy_to_the_card_that_is_current() -> None:
+    """Its handle is 0, which means that of whichever card is the current one."""
+    x = late(3)
+    address = address_of(x)
+    with cupy.cuda.Device(1):
+        y = arraybridge.to_gpu(x, 1)
+    del x
+    gc.collect()
+    assert overwrite(address), NOTHING_SHOWN
+    cupy.cuda.get_current_stream().synchronize()
+    assert is_all(y, 3)
+
+
 LAYOUTS: dict[str, Any] = {
     "strided": lambda a: a.reshape(64, -1)[::2, 1::3],
     "transposed": lambda a: a.reshape(64, -1).T,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import arraybridge
 from arraybridge import Pipeline, device_map
 from arraybridge.frameworks.parts import Pool
 from arraybridge.lines.streams import ThreadStreams
+from arraybridge.lines.threads import Worker
 from tests.cards import CardArray
 from tests.lines.streams import StreamFramework
 
@@ -58,10 +60,12 @@ def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: Strea
 
 @pytest.mark.usefixtures("no_real_card")
 def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFramework) -> None:
-    streams = ThreadStreams(5)
-    for _ in range(2):
-        streams.hold({"x": CardArray(np.zeros(1), 1)})
-    streams.close()
+    with ExitStack() as stack:
+        worker = Worker(len, str, (), depth=5)
+        worker.enter_all(stack, [])
+        for number in range(2):
+            worker.outcome(0, number, {"x": CardArray(np.zeros(1), 1)}, [])
+        assert not [e for e in framework.log if e[1] == "synchronize"]
     assert [n for _, what, n in framework.log if what == "synchronize"] == [1, 2]
 
 

@@ -225,16 +225,17 @@ def test_hot_spots_in_numbers() -> None:
             log.hotspots(top=top)  # type: ignore[arg-type]
 
 
-def test_hot_spots_as_table_page_and_json() -> None:
+def test_hot_spots_as_table_page_and_json(monkeypatch: pytest.MonkeyPatch) -> None:
     require("torch")
+    monkeypatch.setenv("COLUMNS", "60")
     with trace() as log:
         convert_memory(np.ones(400)[::-1], "torch")
     spots = log.hotspots()
     text = repr(spots)
     assert "3.1 KiB" in text
-    assert "→ this array runs backwards: make it C-contiguous" in text
+    assert "→ this array runs backwards: make it C-contiguous where" in text
     assert "1 line, 3.1 KiB copied" in text.splitlines()[-1]
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 60
     page = html.unescape(spots._repr_html_())
     assert page.startswith("<table")
     assert re.findall(r"<td>(.*?)</td>", page)[1] == "3.1 KiB"
@@ -262,6 +263,18 @@ def test_what_would_save_the_copy(make: Any, target: str, options: dict[str, Any
     (spot,) = log.hotspots()
     assert spot.nbytes > 0
     assert words in spot.advice
+
+
+def test_different_arrays_are_not_to_be_converted_before_the_loop() -> None:
+    require("torch")
+    images = np.ones((12, 4, 4))[:, ::-1]
+    with trace() as log:
+        for image in images:
+            convert_memory(image, "torch")
+    (spot,) = log.hotspots()
+    assert spot.count == 12
+    assert "make it C-contiguous where it is made" in spot.advice
+    assert not any(words in spot.advice for words in ("the same array", "before the loop"))
 
 
 def test_a_read_only_array_is_told_how_to_be_shared() -> None:

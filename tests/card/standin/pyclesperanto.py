@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,18 @@ import numpy as np
 CUDA = 2
 _devices = [SimpleNamespace(index=i, type="CUDA", name=f"card {i}") for i in range(2)]
 _current = [_devices[0]]
+
+
+@cache
+def _queue(index: int) -> Any:
+    return cupy.cuda.Stream(non_blocking=True)
+
+
+@contextmanager
+def _on(device: Any) -> Iterator[None]:
+    """In a queue of its own, which waits for no other."""
+    with cupy.cuda.Device(device.index), _queue(device.index):
+        yield
 
 
 class Array:
@@ -23,18 +38,18 @@ class Array:
         self.device = _devices[memory.device.id]
 
     def set(self, values: np.ndarray) -> None:
-        with cupy.cuda.Device(self.device.index):
+        with _on(self.device):
             self.memory.set(values)
 
     def get(self, origin: Any = None, region: Any = None) -> np.ndarray:
-        with cupy.cuda.Device(self.device.index):
+        with _on(self.device):
             return self.memory.get()
 
     # No stream=, no max_version=, and versioned always.
 
     def __dlpack__(self, stream: Any = None, version: tuple[int, int] = (1, 0)) -> Any:
-        with cupy.cuda.Device(self.device.index):
-            return self.memory.__dlpack__(stream=1, max_version=(1, 0))
+        with _on(self.device):
+            return self.memory.__dlpack__(stream=-1, max_version=(1, 0))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (CUDA, self.device.index)
@@ -58,14 +73,14 @@ def select_device(device_id: int, device_type: str = "all") -> Any:
 
 
 def create(shape: tuple[int, ...], dtype: Any, device: Any) -> Array:
-    with cupy.cuda.Device(device.index):
+    with _on(device):
         return Array(cupy.empty(shape, dtype))
 
 
 def from_dlpack(producer: Any, *, device: Any = None, copy: bool | None = None) -> Array:
     if producer.__dlpack_device__() != (CUDA, device.index):
         raise ValueError("copy=False requested but source device differs")
-    with cupy.cuda.Device(device.index):
+    with _on(device):
         memory = cupy.from_dlpack(producer)
     assert memory.flags.c_contiguous, "it knows no strides"
     return Array(memory)
