@@ -12,7 +12,7 @@ from typing import Any
 
 from arraybridge.show import Cell, html_table
 
-__all__ = ["COLOURS", "PICTURE", "page", "picture", "sortable_table", "tag"]
+__all__ = ["COLOURS", "page", "picture", "sortable_table", "tag"]
 
 #: What is drawn → its colour, the same in every picture and on every page. Copies are red.
 COLOURS = {

@@ -17,7 +17,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import ForeignHost, is_foreign_array
 from arraybridge.types import Cache, empty_caches
 
-__all__ = ["Carrier", "Unread", "carrier_of", "is_of", "opened", "refused", "register_carrier"]
+__all__ = ["Carrier", "carrier_of", "opened", "register_carrier"]
 
 #: Entry-point group of other packages: ``root module of the objects' classes = "package.module:Class"``.
 GROUP = "arraybridge.carriers"

@@ -9,7 +9,7 @@ import numpy as np
 
 from arraybridge.carriers.carrier import Carrier, carrier_of, is_of, refused
 
-__all__ = ["Files", "chunks"]
+__all__ = ["chunks"]
 
 # Of a file that has no chunks, read at a time.
 _NBYTES = 16 * 2**20

@@ -9,8 +9,6 @@ import numpy as np
 
 from arraybridge.carriers.carrier import Carrier, Unread, is_of, refused
 
-__all__ = ["Pillow", "SimpleItk"]
-
 
 class SimpleItk(Carrier):
     """Images with a place in space."""

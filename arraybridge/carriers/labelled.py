@@ -9,8 +9,6 @@ import numpy as np
 
 from arraybridge.carriers.carrier import Carrier, is_of, refused
 
-__all__ = ["Pandas", "Polars", "Xarray"]
-
 
 class Xarray(Carrier):
     """Arrays with names for their axes. Datasets carry several arrays, and are none."""

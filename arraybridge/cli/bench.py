@@ -24,8 +24,6 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.measure.compare import STANDARD
 from arraybridge.show import format_bytes, format_seconds
 
-__all__ = ["bench"]
-
 Json = dict[str, Any]
 Call = Callable[[], object]
 Make = Callable[[Any, Any], Callable[[Any], Any]]

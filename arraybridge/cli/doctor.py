@@ -34,8 +34,6 @@ from arraybridge.frameworks.facts import install_command
 from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
 from arraybridge.show import format_bytes
 
-__all__ = ["doctor"]
-
 Json = dict[str, Any]
 _SEVERITIES = {"error": "red", "warning": "yellow", "note": "cyan"}
 _STATES = {

@@ -25,8 +25,6 @@ from arraybridge.frameworks.facts import can_find
 from arraybridge.show import Cell, format_bytes, format_rate, format_seconds, html_table
 from arraybridge.types import Device
 
-__all__ = ["matrix"]
-
 Json = dict[str, Any]
 T = TypeVar("T")
 _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red"}

@@ -20,8 +20,6 @@ from arraybridge.frameworks.holdings import Holding
 from arraybridge.memory.stats import DeviceMemory, MemoryStats
 from arraybridge.show import format_bytes
 
-__all__ = ["monitor"]
-
 _HISTORY = 24
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -29,26 +29,6 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.show import text_table
 
-__all__ = [
-    "AsJson",
-    "Frameworks",
-    "as_json",
-    "chosen_frameworks",
-    "console",
-    "module_of",
-    "paragraphs",
-    "print_json",
-    "print_left_out",
-    "progress",
-    "show",
-    "size_in_bytes",
-    "stdout_is_for_json",
-    "table",
-    "timer",
-    "usable",
-    "writable",
-]
-
 #: Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")]
 Frameworks = Annotated[

@@ -28,7 +28,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.placement import shares_cards, target_device
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
-__all__ = ["Decision", "Request", "decide", "dtype_name", "find_source", "is_dtype"]
+__all__ = ["dtype_name"]
 
 
 @dataclass(slots=True, eq=False, repr=False)  # equality would compare arrays

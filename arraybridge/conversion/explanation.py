@@ -8,7 +8,7 @@ from typing import Literal
 from arraybridge.show import format_bytes, format_seconds, html_table
 from arraybridge.types import Device
 
-__all__ = ["Method", "Route"]
+__all__ = ["Route"]
 
 Method = Literal["same", "view", "dlpack", "device", "host"]
 

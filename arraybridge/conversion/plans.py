@@ -23,7 +23,7 @@ from arraybridge.frameworks.base import CPU, refusals
 from arraybridge.frameworks.parts import Fallback
 from arraybridge.types import Cache, Device
 
-__all__ = ["by_form", "form_of", "keep"]
+__all__ = ["by_form", "form_of"]
 
 #: Form → type of the array → the plan, a function of the array.
 by_form: Cache[Hashable, dict[type, FastFunction]] = Cache()

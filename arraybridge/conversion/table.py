@@ -18,8 +18,6 @@ from typing import Any
 
 from arraybridge.frameworks.base import Framework
 
-__all__ = ["FRAMEWORKS", "TABLE", "FastFunction", "RouteFunction", "cell", "dlpack"]
-
 FastFunction = Callable[[Any], Any]
 #: Builds the fast converter of a pair for arrays that need no care, or None where each needs it.
 RouteFunction = Callable[[Framework, Framework], "FastFunction | None"]

@@ -22,7 +22,7 @@ from arraybridge.types import above
 if TYPE_CHECKING:
     from arraybridge.timeline.hotspots import HotSpots
 
-__all__ = ["Span", "TraceLog", "everywhere", "listen_in", "listeners", "note", "open_logs", "span", "trace"]
+__all__ = ["TraceLog", "everywhere", "listen_in", "listeners", "note", "open_logs", "span", "trace"]
 
 _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "bytes", "time", "reason")
 

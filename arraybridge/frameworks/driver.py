@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["card_at", "has_context", "is_awake", "primary_context"]
-
 # The number of CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.
 _DEVICE_ORDINAL = 9
 

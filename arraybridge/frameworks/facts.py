@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from types import ModuleType
 
-__all__ = ["BUILT_IN", "Facts", "can_find", "how_to_install", "install_command", "is_imported"]
+__all__ = ["BUILT_IN", "can_find", "how_to_install", "install_command", "is_imported"]
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -11,7 +11,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
 
-__all__ = ["FOREIGN_HOST", "foreign_framework", "is_foreign_array", "is_on_card", "offers", "offers_alone"]
+__all__ = ["foreign_framework", "is_foreign_array", "is_on_card", "offers_alone"]
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["hint_for"]
-
 # Root module of a class, or of the first of its bases that is found here → the expression.
 _EXPRESSIONS = {
     "pandas": "x.to_numpy(dtype), with a dtype of numbers for all of it (of categories, x.cat.codes)",

@@ -13,7 +13,7 @@ import numpy as np
 
 from arraybridge.errors import DtypeNotSupportedError
 
-__all__ = ["ALIGNMENT", "address", "aligned", "capsule", "compact", "extents", "fresh", "np_dtype", "packed"]
+__all__ = ["address", "aligned", "compact", "extents", "fresh", "np_dtype", "packed"]
 
 #: JAX and TensorFlow share host memory only where it is aligned to this many bytes.
 ALIGNMENT = 64

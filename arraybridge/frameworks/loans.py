@@ -23,7 +23,7 @@ from typing import Any
 from arraybridge.frameworks.parts import Streams
 from arraybridge.types import Device
 
-__all__ = ["Kept", "Loan", "captures", "keep", "keep_after", "release", "settle"]
+__all__ = ["Kept", "settle"]
 
 # CUDA's handle for the default stream of whichever thread uses it, which is another one in each.
 _OF_EACH_THREAD = 2

@@ -14,8 +14,6 @@ from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, itself
 from arraybridge.types import Device
 
-__all__ = ["NumpyFramework"]
-
 _NUMBERS = frozenset("biufc")
 # NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_WRITEABLE, from NumPy's C API.
 _C_CONTIGUOUS = 0x1

@@ -15,7 +15,7 @@ import numpy as np
 
 from arraybridge.types import Device
 
-__all__ = ["Fallback", "Fast", "Mark", "Pool", "Streams", "Usage"]
+__all__ = ["Fallback", "Mark", "Streams"]
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error

@@ -12,8 +12,6 @@ from arraybridge.frameworks.facts import BUILT_IN, Facts
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["facts_of_plugin", "load", "package_of", "plugins"]
-
 #: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
 GROUP = "arraybridge.frameworks"
 

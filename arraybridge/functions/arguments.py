@@ -25,20 +25,7 @@ from arraybridge.placement import busy_workers, card_meant, target_device, worke
 from arraybridge.trees import leaves_of, map_arrays, prefix
 from arraybridge.types import Device
 
-__all__ = [
-    "Args",
-    "Bring",
-    "Change",
-    "Kwargs",
-    "bringing",
-    "check_source",
-    "conversion",
-    "entering",
-    "first_array",
-    "named_device",
-    "no_plans",
-    "say",
-]
+__all__ = ["conversion"]
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]

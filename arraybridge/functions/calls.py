@@ -26,8 +26,6 @@ from arraybridge.placement import card_meant
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import map_arrays
 
-__all__ = ["DecoratedCall", "Run", "as_declared", "handed_over", "in_framework", "recovering"]
-
 #: What takes the arguments as they came, and returns a result.
 Run = Callable[[Args, Kwargs], Any]
 Compose = Callable[[Callable[..., Any], DecoratorOptions], tuple[Run, GiveBack]]

@@ -14,8 +14,6 @@ from arraybridge.types import Device, GpuId
 if TYPE_CHECKING:
     from arraybridge.functions.calls import DecoratedCall
 
-__all__ = ["being_compiled", "keeps_graph", "traced"]
-
 _BARE = checked_options("torch", {})
 
 

@@ -18,20 +18,7 @@ from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wra
 from arraybridge.placement import Placement
 from arraybridge.types import Device, FrameworkLike, GpuId, above
 
-__all__ = [
-    "Decorated",
-    "FrameworkDecorator",
-    "cupy",
-    "decorator_of",
-    "jax",
-    "memory_types",
-    "mlx",
-    "numpy",
-    "paddle",
-    "pyclesperanto",
-    "tensorflow",
-    "torch",
-]
+__all__ = ["cupy", "jax", "memory_types", "mlx", "numpy", "paddle", "pyclesperanto", "tensorflow", "torch"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -32,7 +32,7 @@ from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 
-__all__ = ["DtypeConversion", "convert_dtype"]
+__all__ = ["DtypeConversion"]
 
 
 class DtypeConversion(Enum):

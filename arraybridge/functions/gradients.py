@@ -30,8 +30,6 @@ from arraybridge.functions.results import GiveBack
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
 from arraybridge.trees import flattened, prefix
 
-__all__ = ["flow"]
-
 
 def _owner(x: Any) -> Framework | None:
     """The framework of an array; None for what is no array, or one without derivatives."""

@@ -31,7 +31,7 @@ from arraybridge.frameworks.autodiff import (
 )
 from arraybridge.frameworks.base import Framework
 
-__all__ = ["Operation", "Pullback"]
+__all__ = ["Operation"]
 
 
 class Operation:

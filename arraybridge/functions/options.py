@@ -13,8 +13,6 @@ from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
-__all__ = ["DecoratorKeywords", "DecoratorOptions", "checked_options"]
-
 
 class _Option(NamedTuple):
     """What an option is where it is left out, and what checks any other value and makes it plain."""

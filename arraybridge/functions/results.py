@@ -24,8 +24,6 @@ from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.wrap import label_of
 from arraybridge.trees import map_arrays
 
-__all__ = ["GiveBack", "check_result", "giving_back"]
-
 #: What returns the result for the caller, given the arguments as they came.
 GiveBack = Callable[[Any, Args, Kwargs], Any]
 

@@ -13,7 +13,7 @@ from arraybridge.options import OneWarning
 from arraybridge.trees import map_arrays, together
 from arraybridge.types import FrameworkLike, GpuId
 
-__all__ = ["call_by_planes", "process_slices", "stack_slices", "unstack_slices"]
+__all__ = ["process_slices", "stack_slices", "unstack_slices"]
 
 
 def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:

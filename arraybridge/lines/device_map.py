@@ -19,7 +19,7 @@ from arraybridge.options import ANY, OneWarning, after_warnings
 from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
-__all__ = ["device_map", "source_of_items", "whole_number", "with_progress"]
+__all__ = ["device_map"]
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ from arraybridge.placement import busy_workers, default_device, placement, worke
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device
 
-__all__ = ["Job", "noting", "own_framework", "working_on"]
+__all__ = ["working_on"]
 
 
 class noting:  # noqa: N801  # a context manager that is called as a function

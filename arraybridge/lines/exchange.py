@@ -22,8 +22,6 @@ from arraybridge.frameworks.numpy import NumpyFast
 from arraybridge.lines.gradients import refuse_graphs
 from arraybridge.memory.shared import Place, Segment, SharedArray, make_segment, open_segment
 
-__all__ = ["Exchange"]
-
 # Bytes from which on an array goes by shared memory, where a pipe becomes slow, and messages for which a
 # segment is kept that none of them uses.
 _LARGE, _KEPT = 1 << 17, 8

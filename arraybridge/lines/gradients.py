@@ -13,8 +13,6 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import Autodiff
 from arraybridge.trees import arrays_of
 
-__all__ = ["for_other_threads", "refuse_graphs"]
-
 
 def for_other_threads(items: Iterator[Any]) -> Iterator[Any]:
     """Items for functions that other threads run; an item that a tape or tracer follows is refused."""

@@ -21,7 +21,7 @@ from arraybridge.lines.threads import attempt
 from arraybridge.options import Settings, hold, in_force
 from arraybridge.trees import arrays_of
 
-__all__ = ["Process", "ProcessDiedError"]
+__all__ = ["ProcessDiedError"]
 
 
 class ProcessDiedError(MemoryConversionError, RuntimeError):

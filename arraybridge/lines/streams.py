@@ -15,8 +15,6 @@ from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
-__all__ = ["ThreadStreams", "marks_of", "received"]
-
 
 def marks_of(tree: Any) -> list[Mark]:
     """What another thread has to wait for before it reads the arrays of this thread; one mark a device.

@@ -31,8 +31,6 @@ from arraybridge.lines.streams import ThreadStreams, marks_of, received
 from arraybridge.options import already_told
 from arraybridge.timeline.events import device_words, handed_out, site
 
-__all__ = ["END", "Run", "Span", "Worker", "attempt"]
-
 #: A result that stands for no item: the input has ended.
 END = object()
 

@@ -12,7 +12,7 @@ from arraybridge.arrays import ARRAY, kind_of, source_of
 from arraybridge.errors import CannotSplitError
 from arraybridge.trees import leaves_of
 
-__all__ = ["Split", "named", "nothing_to_split", "portion", "read_once"]
+__all__ = ["named"]
 
 Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
 

@@ -22,15 +22,7 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
 
-__all__ = [
-    "Coexistence",
-    "SharedPoolError",
-    "coexist",
-    "free_memory",
-    "gpu_context",
-    "release_caches",
-    "share_gpu_memory",
-]
+__all__ = ["Coexistence", "SharedPoolError", "coexist", "free_memory", "gpu_context", "share_gpu_memory"]
 
 #: Caches of arraybridge's own, which `release_caches` empties: functions from a device (None: all) and the
 #: name of a framework (None: all) to the bytes that they gave back.

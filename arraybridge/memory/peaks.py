@@ -11,7 +11,7 @@ from arraybridge.frameworks.holdings import holdings
 from arraybridge.frameworks.registry import loaded
 from arraybridge.show import format_bytes, html_table, text_table
 
-__all__ = ["MemoryPeak", "memory_peak"]
+__all__ = ["memory_peak"]
 
 _COLUMNS = ("device", "holder", "before", "peak", "growth")
 

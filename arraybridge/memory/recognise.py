@@ -9,7 +9,7 @@ from arraybridge.errors import text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.registry import loaded
 
-__all__ = ["chain", "is_oom", "is_oom_error", "let_go"]
+__all__ = ["is_oom_error", "let_go"]
 
 
 def is_oom_error(error: BaseException) -> bool:

@@ -18,16 +18,7 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.show import format_bytes, html_table, text_table
 from arraybridge.types import Device
 
-__all__ = [
-    "COLUMNS",
-    "DeviceMemory",
-    "GpuLoad",
-    "MemoryCollector",
-    "MemoryStats",
-    "gpu_utilization",
-    "memory_stats",
-    "records",
-]
+__all__ = ["DeviceMemory", "MemoryCollector", "MemoryStats", "gpu_utilization", "memory_stats"]
 
 REST_OF_PROCESS = "this process, otherwise"  # contexts, libraries, and pools whose owner does not count them
 OTHERS = "other processes"

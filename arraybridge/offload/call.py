@@ -30,8 +30,6 @@ from arraybridge.show import format_bytes, format_seconds
 from arraybridge.trees import arrays_of, leaves_of, map_arrays
 from arraybridge.types import Device, GpuId
 
-__all__ = ["Decision", "Offload", "staying"]
-
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
 LOOK_BYTES, LOOK_SECONDS = 1 << 20, 1e-3
 #: What takes less on the CPU is done there before a card has begun.

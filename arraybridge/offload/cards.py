@@ -22,8 +22,6 @@ from arraybridge.frameworks.facts import BUILT_IN, is_imported
 from arraybridge.machine import cards, no_cards
 from arraybridge.types import Cache, Device
 
-__all__ = ["Card", "Cards"]
-
 #: The free memory of a card is asked for again after so many seconds.
 ASK_AGAIN = 0.5
 

@@ -13,8 +13,6 @@ from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.hostmemory import np_dtype
 from arraybridge.trees import map_arrays, outline, together
 
-__all__ = ["difference", "dtype_name", "widened"]
-
 
 def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
     """How the result of a card differs from NumPy's, in words, or ``""``; and whether the bits are the same.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from arraybridge.offload.call import Decision
     from arraybridge.offload.timings import History
 
-__all__ = ["Offloaded", "gpu", "stay_on_gpu"]
+__all__ = ["gpu", "stay_on_gpu"]
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -13,8 +13,6 @@ import numpy as np
 
 from arraybridge.show import format_bytes, format_seconds, text_table
 
-__all__ = ["CARD", "CPU", "History", "Timings"]
-
 CPU, CARD = "cpu", "card"
 
 #: An estimate is the median of so many runs.

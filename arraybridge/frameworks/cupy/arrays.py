@@ -15,9 +15,6 @@ from arraybridge.frameworks.cupy.memory import CupyPool, devices
 from arraybridge.frameworks.cupy.streams import CupyStreams, on_card, on_loan
 from arraybridge.types import Device
 
-__all__ = ["CupyFramework"]
-
-
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
 

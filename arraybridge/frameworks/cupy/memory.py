@@ -14,7 +14,7 @@ from arraybridge.frameworks.cupy.streams import on_card
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
-__all__ = ["CupyPool", "devices"]
+__all__ = ["devices"]
 
 
 def devices() -> tuple[Device, ...]:

@@ -14,8 +14,6 @@ from arraybridge.frameworks import driver, loans
 from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.types import Device
 
-__all__ = ["CupyStreams", "on_card", "on_loan"]
-
 
 @contextmanager
 def on_card(index: int) -> Iterator[None]:

@@ -19,8 +19,6 @@ from arraybridge.frameworks.jax.memory import JaxPool, as_device, cpu_alone, jax
 from arraybridge.frameworks.parts import Fallback, Fast
 from arraybridge.types import Device
 
-__all__ = ["JaxFramework"]
-
 # Of memory whose axes lie in another order JAX 0.7.1 makes wrong values, and 0.7.2 no array.
 _HONOURS_ORDER = jax.__version_info__ >= (0, 8)
 # jax.enable_x64, of 0.8 and later, is thread-local as a context manager.

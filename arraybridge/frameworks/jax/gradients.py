@@ -17,8 +17,6 @@ from arraybridge.frameworks import autodiff
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
 
-__all__ = ["AUTODIFF"]
-
 #: What is known of each result of a function, to make zeros of.
 _Kinds = tuple[tuple[tuple[int, ...], Any], ...]
 

@@ -18,8 +18,6 @@ from arraybridge.frameworks.facts import can_find
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
-__all__ = ["JaxPool", "as_device", "cpu_alone", "jax_device", "local_devices"]
-
 _next = jax.jit(lambda x: x + 1)
 
 

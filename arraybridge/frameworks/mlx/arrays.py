@@ -15,8 +15,6 @@ from arraybridge.frameworks.mlx import gradients as mlx_autodiff
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
-__all__ = ["MlxFramework"]
-
 _DTYPES = hostmemory.PLAIN - {"complex128"} | {"bfloat16"}
 # Extents are 32-bit integers there.
 _MAX_EXTENT = 2**31 - 1

@@ -15,8 +15,6 @@ from arraybridge.frameworks import autodiff, hostmemory
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
 
-__all__ = ["MlxAutodiff"]
-
 
 class MlxAutodiff(autodiff.Autodiff):
     """``settle``: computes an array, or says why that cannot be."""

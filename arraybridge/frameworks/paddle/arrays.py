@@ -15,8 +15,6 @@ from arraybridge.frameworks.paddle import gradients as paddle_autodiff
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
-__all__ = ["PaddleFramework"]
-
 # No uint16: Paddle takes its numbers for bfloat16.
 _DTYPES = hostmemory.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # It has these dtypes, and no more than a cast for them: no slice, no sum, no clone.

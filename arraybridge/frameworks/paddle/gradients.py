@@ -17,8 +17,6 @@ from arraybridge.frameworks import autodiff
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
 
-__all__ = ["AUTODIFF"]
-
 
 class PaddleAutodiff(autodiff.Autodiff):
     def follows(self, x: Any) -> bool:

@@ -23,8 +23,6 @@ from arraybridge.frameworks.pyclesperanto.packages import MAX_RANK, PACKAGES, Pa
 from arraybridge.machine import cards
 from arraybridge.types import Device
 
-__all__ = ["PyclesperantoFramework"]
-
 # The kernels know these and no others: push() turns float64 into float32, int64 into int32, bool into
 # uint8 and complex64 into its real part, and the prototype turns everything into float32.
 _DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "uint32"})

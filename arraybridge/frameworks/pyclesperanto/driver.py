@@ -9,7 +9,7 @@ from functools import cache
 
 from arraybridge.frameworks.facts import can_find
 
-__all__ = ["configured_icds", "pocl_wheel", "use_pocl_wheel"]
+__all__ = ["use_pocl_wheel"]
 
 
 def configured_icds() -> list[str]:

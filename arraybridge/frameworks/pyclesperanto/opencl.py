@@ -21,7 +21,7 @@ from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.pyclesperanto.driver import configured_icds, pocl_wheel
 from arraybridge.machine import pci_address
 
-__all__ = ["devices", "is_oom", "mapped", "refuse_deadly_import_order"]
+__all__ = ["devices"]
 
 # INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
 _CODES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"

@@ -15,8 +15,6 @@ from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.facts import BUILT_IN, can_find
 from arraybridge.frameworks.pyclesperanto import opencl
 
-__all__ = ["MAX_RANK", "PACKAGES", "Package", "opened", "selected"]
-
 PACKAGES = BUILT_IN["pyclesperanto"].packages
 MAX_RANK = 3
 # From this many bytes on it pays to map what lies in memory of the host (benchmarks/conversion.py).

@@ -17,8 +17,6 @@ from arraybridge.frameworks.parts import Fallback, Fast, Pool, Usage
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
-__all__ = ["TensorflowFramework"]
-
 # Float8 has neither DLPack nor a bitcast nor the buffer protocol here, and goes through NumPy (ml_dtypes).
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 _DTYPES = hostmemory.PLAIN | {"bfloat16", *_FLOAT8}

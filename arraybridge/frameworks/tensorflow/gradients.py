@@ -18,8 +18,6 @@ from arraybridge.frameworks import autodiff
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
 
-__all__ = ["AUTODIFF"]
-
 # A private name: nothing public tells whether a tape follows a tensor. 0 says that none does.
 _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
 

@@ -25,8 +25,6 @@ from arraybridge.frameworks.torch.memory import TorchPool, torch_device
 from arraybridge.frameworks.torch.streams import TorchStreams, from_interface, on_loan
 from arraybridge.types import Device
 
-__all__ = ["TorchFramework"]
-
 # How messages of memory that ran out begin where torch raises a plain RuntimeError (or AcceleratorError).
 _OOM = re.compile(
     r"\[enforce fail at (?:alloc_cpu|CPUAllocator)\.cpp.*DefaultCPUAllocator: "

@@ -6,8 +6,6 @@ import torch
 
 from arraybridge.frameworks import hostmemory
 
-__all__ = ["CARRIERS", "DTYPES", "NAMES", "REAL"]
-
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (

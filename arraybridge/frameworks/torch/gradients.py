@@ -18,8 +18,6 @@ from arraybridge.frameworks import autodiff
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
 
-__all__ = ["AUTODIFF"]
-
 # Two private names. Nothing public tells that a transform of torch.func follows a tensor, nor runs a function
 # on tensors without values that says what it did (torch.device("meta") does not hold for constants).
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor

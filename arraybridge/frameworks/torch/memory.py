@@ -14,8 +14,6 @@ from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.parts import Pool, Usage
 from arraybridge.types import Device
 
-__all__ = ["TorchPool", "torch_device"]
-
 
 def torch_device(device: Device) -> torch.device:
     """Torch's own object for a device that `find_device` has seen."""

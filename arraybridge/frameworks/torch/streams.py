@@ -16,9 +16,6 @@ from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.frameworks.torch.dtypes import CARRIERS, NAMES
 from arraybridge.types import Device
 
-__all__ = ["TorchStreams", "from_interface", "on_loan"]
-
-
 if torch.backends.cuda.is_built():
     loans.captures.append(torch.cuda.is_current_stream_capturing)
 
