@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -100,8 +100,11 @@ def test_packages_come_along_in_wheels(tmp_path: Path, monkeypatch: pytest.Monke
         card_run.on_path(tmp_path / "none", tmp_path / "site")
 
 
-def test_every_benchmark_is_there(tmp_path: Path) -> None:
+def test_every_benchmark_is_there_with_its_options(tmp_path: Path) -> None:
     for one in card_run.benchmarks_into(tmp_path):
         assert set(one.needs_one_of) <= set(card_run.FRAMEWORKS)
-        assert importlib.util.find_spec(one.command[1]) is not None
+        options = [word for word in one.command if word.startswith("--")]
+        program = one.command[: one.command.index(options[0])]
+        done = run_python(*program, "--help", env={"COLUMNS": "200", "NO_COLOR": "1"})
+        assert set(options) <= set(re.findall(r"--[\w-]+", done.stdout)), (one.name, done.stderr)
     assert sum(one.seconds for one in card_run.benchmarks_into(tmp_path)) <= card_run.LIMIT

@@ -18,6 +18,7 @@ import time
 import xml.etree.ElementTree as ET
 import zipfile
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,12 +38,16 @@ print(version, any(device.kind == "gpu" for device in arraybridge.devices(sys.ar
 
 
 class Benchmark(NamedTuple):
-    """One that measures a card: its arguments to Python, what it needs, and its seconds at most."""
+    """One that measures a card: its arguments to Python, what it needs, and its seconds at most.
+
+    ``prints``: the file that what it prints goes to.
+    """
 
     name: str
     command: tuple[str, ...]
     needs_one_of: tuple[str, ...]
     seconds: float
+    prints: Path | None = None
 
 
 def benchmarks_into(folder: Path) -> list[Benchmark]:
@@ -50,7 +55,6 @@ def benchmarks_into(folder: Path) -> list[Benchmark]:
     # Emulated, CuPy has no cuBLAS and no cuFFT, and no time means anything.
     few = ("--functions", "elementwise,reduction,filter", "--rounds", "3") if EMULATED else ()
     sizes = "1e3,1e4" if EMULATED else "1e3,1e4,1e5,1e6,1e7,1e8"
-    files = [str(folder / name) for name in ("sizes.json", "matrix.html")]
     cli, any_of = ("-m", "arraybridge"), ("cupy", "torch", "jax")
     transfer = ("-m", "benchmarks.memory", "--section", "transfer", "--section", "reading")
     ahead = (
@@ -65,11 +69,17 @@ def benchmarks_into(folder: Path) -> list[Benchmark]:
         Benchmark("prefetch", (*ahead, "--out", str(folder)), ("torch", "cupy"), 60),
         Benchmark(
             "sizes",
-            (*cli, "bench", "--sizes", sizes, *few, "--out", files[0]),
+            (*cli, "bench", "--sizes", sizes, *few, "--json"),
             any_of,
             120,
+            folder / "sizes.json",
         ),
-        Benchmark("matrix", (*cli, "matrix", "--size", "1MiB", "--html", files[1]), any_of, 90),
+        Benchmark(
+            "matrix",
+            (*cli, "matrix", "--size", "1MiB", "--html", str(folder / "matrix.html")),
+            any_of,
+            90,
+        ),
     ]
 
 
@@ -92,10 +102,14 @@ class Outcome:
         return "PASSED: all was run", 0
 
 
-def run(command: list[str], seconds: float, env: dict[str, str]) -> int | None:
-    """The return code of a command; None where its time was up. What it started ends with it."""
-    print("$", *command, flush=True)
-    process = subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True)
+def run(command: list[str], seconds: float, env: dict[str, str], prints: Path | None = None) -> int | None:
+    """The return code of a command; None where its time was up. What it started ends with it.
+
+    ``prints``: the file that what it prints goes to.
+    """
+    print("$", *command, *(() if prints is None else (">", prints)), flush=True)
+    with nullcontext() if prints is None else prints.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=file, start_new_session=True)
     try:
         return process.wait(max(1, seconds))
     except subprocess.TimeoutExpired:
@@ -263,7 +277,8 @@ def benchmarks(folder: Path, there: list[str], until: float, out: Outcome) -> No
             out.not_run += 1
             continue
         started = time.monotonic()
-        code = run([sys.executable, *one.command], min(one.seconds, until - started), environment())
+        seconds = min(one.seconds, until - started)
+        code = run([sys.executable, *one.command], seconds, environment(), one.prints)
         how = "its time was up" if code is None else "done" if code == 0 else f"FAILED with {code}"
         out.lines.append(f"{one.name}: {how}, {time.monotonic() - started:.0f} s")
         if code == 0:

@@ -143,9 +143,17 @@ def test_a_card_that_has_failed_hides_no_error_of_ones_own() -> None:
     assert seen() is None
 
 
-@pytest.mark.parametrize("inside_jit", [False, True])
-@pytest.mark.parametrize("name", ["jax", "tensorflow"])
-def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str, inside_jit: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("jax", ""),
+        ("jax", "inside jit"),
+        ("jax", "donated"),
+        ("tensorflow", ""),
+        ("tensorflow", "inside jit"),
+    ],
+)
+def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str, how: str) -> None:
     module, memory = require(name), Memory()
     room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
     lent = [module.device_put(np.arange(3)) if name == "jax" else module.constant([1, 2, 3])]
@@ -156,10 +164,14 @@ def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str
         room._lend_to_tensorflow(memory, lent[0], Device("cpu", 0))
     del memory
     collected(loans.release)
+    if how == "donated":  # which deletes what JAX has of it, and leaves the object
+        module.jit(lambda x: x + 1, donate_argnums=0)(lent[0]).block_until_ready()
+        assert lent[0].is_deleted()
+        collected(loans.release)
     assert seen() is not None, "its array is alive"
     collected(lent.clear)
     assert seen() is not None, "nobody has asked its queue yet"
-    if inside_jit:
+    if how == "inside jit":
 
         def traced(x: Any) -> Any:
             loans.release()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import GradientError
+from arraybridge import GradientError, placement
+from arraybridge.memory import recovery
 from tests.functions.gradients.directions import (
     CALLEES,
     SIN,
@@ -181,10 +182,15 @@ def test_what_belongs_to_no_device_goes_where_the_rest_is() -> None:
     np.testing.assert_allclose(x.grad, np.cos(X) * np.arange(1, 5), rtol=1e-6)
 
 
-def test_where_memory_runs_out_it_runs_again() -> None:
+@pytest.mark.filterwarnings("ignore::arraybridge.MissingGpuWarning")
+def test_where_memory_runs_out_it_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the caches of the card freed that a number means in a worker of a Dask cluster."""
     runs: list[Any] = []
+    freed: list[int | None] = []
+    monkeypatch.setattr(placement, "only_card", 0)
+    monkeypatch.setattr(recovery, "release_caches", lambda _, gpu_id: freed.append(gpu_id) or 0)
 
-    @arraybridge.jax(grad="flow", oom_recovery=True)
+    @arraybridge.jax(gpu_id=7, grad="flow", oom_recovery=True)
     def f(x: Any) -> Any:
         runs.append(x)
         if len(runs) == 1:
@@ -192,9 +198,11 @@ def test_where_memory_runs_out_it_runs_again() -> None:
         return x * 2
 
     x = tensor()
-    f(x).sum().backward()
+    with arraybridge.settings(missing_gpu="host"):
+        f(x).sum().backward()
     np.testing.assert_array_equal(x.grad, np.full_like(X, 2))
     assert len(runs) == 2
+    assert freed == [0]
 
 
 @pytest.mark.parametrize("caller", ["torch", "tensorflow"])
