@@ -54,7 +54,10 @@ def call_cli(*arguments: str, **env: str) -> Result:
 
 
 class Site:
-    """A throw-away folder of packages that comes before everything installed, and hides other frameworks."""
+    """A throw-away folder of packages that comes before everything installed, and hides other frameworks.
+
+    But for those that the variable SHOWN names: `site.run("doctor", SHOWN="torch")`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "site"

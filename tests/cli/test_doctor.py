@@ -13,7 +13,7 @@ import arraybridge
 from arraybridge.cli.doctor import FAULTS, Facts, Trial, problems_of
 from arraybridge.frameworks.pyclesperanto.driver import pocl_wheel
 from arraybridge.machine import Card, Driver
-from tests.cli.programs import Site, environment, run_cli
+from tests.cli.programs import Site
 from tests.helpers import require
 
 Json = dict[str, Any]
@@ -150,10 +150,23 @@ def test_pyclesperanto_is_imported_as_a_user_does(tmp_path: Path) -> None:
     require("pyclesperanto")
     if pocl_wheel() is None:
         pytest.skip("the PoCL wheel is not installed")
-    env = environment(OCL_ICD_VENDORS=str(tmp_path))
-    answer = report(run_cli("doctor", "--json", env=env))
+    site = Site(tmp_path)
+    without_a_driver = {"SHOWN": "pyclesperanto", "OCL_ICD_VENDORS": str(tmp_path)}
+    answer = report(site.run("doctor", "--json", **without_a_driver))
     seen = answer["frameworks"]["pyclesperanto"]
     assert (seen["state"], seen["plain_import"]) == ("works", "fails")
     assert answer["by_id"]["no-opencl"]["fix"][0] == f"export OCL_ICD_FILENAMES={pocl_wheel()}"
-    advised = run_cli("doctor", "--json", env=env | {"OCL_ICD_FILENAMES": str(pocl_wheel())})
+    advised = site.run("doctor", "--json", **without_a_driver, OCL_ICD_FILENAMES=str(pocl_wheel()))
     assert "no-opencl" not in report(advised)["by_id"]
+
+
+# TensorFlow takes twice as long to import as all others together.
+@pytest.mark.parametrize("names", ["torch jax", pytest.param("torch jax tensorflow", marks=pytest.mark.slow)])
+def test_real_frameworks_work_in_both_orders(names: str, tmp_path: Path) -> None:
+    for name in names.split():
+        require(name)
+    answer = report(Site(tmp_path).run("doctor", "--json", SHOWN=f"{names} jaxlib"))
+    for name in ("numpy", *names.split()):
+        assert answer["frameworks"][name]["state"] == "works"
+        assert answer["frameworks"][name]["devices"]
+    assert [trial["crash"] for trial in answer["import_orders"]] == [None, None]

@@ -1,12 +1,14 @@
-"""Hides the frameworks that the environment has, but for those that are planted beside this file."""
+"""Hides the frameworks that the environment has, but for those planted beside this file or named in SHOWN."""
 
+import os
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 HERE = Path(__file__).parent
 FRAMEWORKS = {"cupy", "jax", "jaxlib", "pyclesperanto", "pyclesperanto_prototype", "tensorflow", "torch"}
-HIDDEN = {name for name in FRAMEWORKS if not (HERE / name).exists()}
+SHOWN = os.environ.get("SHOWN", "").split()
+HIDDEN = {name for name in FRAMEWORKS if name not in SHOWN and not (HERE / name).exists()}
 
 
 class Without(PathFinder):
