@@ -1,4 +1,4 @@
-"""Ends with an iterator that is half read, while its threads are in native code; test_ends.py runs it."""
+"""Ends with iterators that are half read, while their threads are in native code; test_threads.py runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arraybridge import Pipeline, convert_memory, device_map
 kept: list[Any] = []
 
 
-def main(what: str, name: str) -> None:
+def main(name: str) -> None:
     x = convert_memory(np.ones((300, 300), np.float32), name)
 
     def work(i: int) -> Any:
@@ -23,13 +23,11 @@ def main(what: str, name: str) -> None:
             result = result @ x
         return result
 
-    if what == "device_map":
-        results = device_map(work, count(), "cpu", per_device=3)
-    else:
-        results = Pipeline(work, lambda y: y @ x).map(count())
-    for _ in range(3):
-        next(results)
-    kept.append(results)
+    kept.append(device_map(work, count(), "cpu", per_device=3))
+    kept.append(Pipeline(work, lambda y: y @ x).map(count()))
+    for results in kept:
+        for _ in range(3):
+            next(results)
 
 
 if __name__ == "__main__":

@@ -350,13 +350,15 @@ def outcome(call: Callable[..., Any], x: Any, options: dict[str, Any]) -> tuple[
 def test_results_and_errors_are_the_same(framework: str) -> None:
     tensors = [torch.arange(4.0), torch.ones(2, requires_grad=True), jnp.arange(4), tf.ones((2, 2))]
     options: list[dict[str, Any]] = [{}, {"dtype": None}, {"dtype": "float32"}, {"copy": True}]
+    cases = []
     for call, x, option in itertools.product(CALLS[framework], [*ARGUMENTS, *tensors], options):
         if isinstance(x, (tf.Tensor, jax.Array)) and framework == "torch" and call is CALLS["torch"][3]:
             continue  # torch.asarray reads a JAX array as flat float32
         if isinstance(x, np.ndarray) and any(step < 0 for step in x.strides) and call is CALLS["torch"][4]:
             continue  # torch.from_dlpack ends the process (pytorch #188023)
-        expected = outcome(call, x, option)
-        with trace(foreign=True):
+        cases.append((outcome(call, x, option), call, x, option))
+    with trace(foreign=True):
+        for expected, call, x, option in cases:
             assert outcome(call, x, option) == expected, (x, option)
 
 
