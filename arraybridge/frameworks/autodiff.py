@@ -7,6 +7,7 @@ says what a framework does as either of them; `arraybridge.functions.operation` 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ class Autodiff:
 
     def is_smooth(self, x: Any) -> bool:
         """Whether its dtype can be differentiated."""
-        return _SMOOTH.search(str(x.dtype)) is not None
+        return _is_smooth(x.dtype)
 
     def span(self, x: Any) -> Span:
         """Its memory; (0, 0) where nobody knows."""
@@ -152,7 +153,11 @@ class Autodiff:
 #: Where no random numbers are drawn.
 NO_STATE = np.zeros(0, np.uint8)
 
-_SMOOTH = re.compile("float|complex")
+
+@functools.cache
+def _is_smooth(dtype: Any) -> bool:
+    return re.search("float|complex", str(dtype)) is not None
+
 
 #: The derivatives of a framework that has none.
 NOT_DIFFERENTIABLE = Autodiff()

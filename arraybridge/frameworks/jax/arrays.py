@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -209,17 +210,7 @@ class JaxFramework(Framework):
         return jnp
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        values = {name: getattr(jax.config, name) for name in _SETTINGS}
-
-        @contextmanager
-        def same() -> Iterator[None]:
-            with ExitStack() as stack:
-                for name, value in values.items():
-                    if value != getattr(jax.config, name):
-                        stack.enter_context(_SETTINGS[name](value))
-                yield
-
-        return same
+        return functools.partial(_under, {name: getattr(jax.config, name) for name in _SETTINGS})
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return jax.profiler.TraceAnnotation(name)
@@ -229,6 +220,15 @@ class JaxFramework(Framework):
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
+
+
+@contextmanager
+def _under(values: dict[str, Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, value in values.items():
+            if value != getattr(jax.config, name):
+                stack.enter_context(_SETTINGS[name](value))
+        yield
 
 
 class JaxFast(Fast):

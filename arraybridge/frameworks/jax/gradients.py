@@ -22,7 +22,7 @@ _Kinds = tuple[tuple[tuple[int, ...], Any], ...]
 
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0
-_WIDE = ("float64", "complex128")
+_WIDE = (np.dtype("float64"), np.dtype("complex128"))
 
 
 class JaxAutodiff(autodiff.Autodiff):
@@ -61,7 +61,7 @@ class JaxAutodiff(autodiff.Autodiff):
         return results, _Vjp(vjp, _pull, _kinds(results), captured)
 
     def admit(self, x: Any, label: str) -> None:
-        _refuse_wide(x.dtype.name, label)
+        _refuse_wide(x.dtype, label)
 
 
 AUTODIFF = JaxAutodiff()
@@ -71,7 +71,7 @@ def _are_traced(arrays: Sequence[Any]) -> bool:
     return any(isinstance(x, jax.core.Tracer) for x in arrays)
 
 
-def _refuse_wide(dtype: str, label: str) -> None:
+def _refuse_wide(dtype: np.dtype, label: str) -> None:
     if dtype in _WIDE and not jax.config.jax_enable_x64:
         raise GradientError(
             f"{label}(): {dtype} while JAX's x64 is off, where gradients would be narrowed; call it under"
@@ -232,7 +232,7 @@ def _called_back(
     """The operation in a program: its shapes are foretold, and its values come by a callback."""
     shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in arrays])
     for _, dtype in shapes:
-        _refuse_wide(dtype, operation.label)
+        _refuse_wide(jnp.dtype(dtype), operation.label)
         if dtype in ("int64", "uint64") and not jax.config.jax_enable_x64:
             raise autodiff.not_foretold(operation.label, f"{dtype} while JAX's x64 is off; return int32")
     expected = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape, dtype in shapes]

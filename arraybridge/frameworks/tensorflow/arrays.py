@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Hashable
@@ -75,10 +76,7 @@ class TensorflowFramework(Framework):
 
     def device_of(self, x: Any) -> Device:
         name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
-        if not name:
-            return CPU
-        kind, _, index = name.rpartition("/device:")[2].partition(":")
-        return Device("cpu" if kind == "CPU" else "gpu", int(index or 0))
+        return _named_device(name) if name else CPU
 
     def address(self, x: Any) -> int:
         self.check(x)  # a capsule of strings ends the process
@@ -320,6 +318,12 @@ def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
             return tf.zeros(()) + 1
 
     loans.keep_after(lent, x, begin, lambda y: y.numpy())
+
+
+@functools.cache
+def _named_device(name: str) -> Device:
+    kind, _, index = name.rpartition("/device:")[2].partition(":")
+    return Device("cpu" if kind == "CPU" else "gpu", int(index or 0))
 
 
 def _name_of(device: Device) -> str:

@@ -6,6 +6,7 @@ frameworks at once, in `arraybridge.conversion.decide` (``_objection``).
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Hashable, Iterator
@@ -253,20 +254,9 @@ class TorchFramework(Framework):
         return namespace
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        grad, inference, casts = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasts()
-
-        @contextmanager
-        def same() -> Iterator[None]:
-            with ExitStack() as stack:
-                if inference != torch.is_inference_mode_enabled():
-                    stack.enter_context(torch.inference_mode(inference))
-                stack.enter_context(torch.set_grad_enabled(grad))
-                for kind, was, now in zip(_AUTOCASTS, casts, _autocasts(), strict=True):
-                    if was != now:
-                        stack.enter_context(torch.autocast(kind, was, enabled=was is not None))
-                yield
-
-        return same
+        return functools.partial(
+            _under, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasts()
+        )
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return torch.profiler.record_function(name)
@@ -297,6 +287,18 @@ def _autocasts() -> list[torch.dtype | None]:
     return [
         torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in _AUTOCASTS
     ]
+
+
+@contextmanager
+def _under(grad: bool, inference: bool, casts: list[torch.dtype | None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        if inference != torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(inference))
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, was, now in zip(_AUTOCASTS, casts, _autocasts(), strict=True):
+            if was != now:
+                stack.enter_context(torch.autocast(kind, was, enabled=was is not None))
+        yield
 
 
 def _advice_for(dtype: torch.dtype) -> str:

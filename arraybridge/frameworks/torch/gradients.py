@@ -157,9 +157,10 @@ class _Graph(autodiff.Linear):
             if node in seen:
                 continue
             seen.add(node)
-            if node.name() == "torch::autograd::AccumulateGrad":
+            following = [n for n, _ in node.next_functions if n is not None]
+            nodes += following
+            if not following and hasattr(node, "variable"):
                 leaves.append(node.variable)
-            nodes += [n for n, _ in node.next_functions if n is not None]
         if all(id(x) in arguments for x in leaves):
             return ""
         return "a trainable tensor that is none of its arguments (its values are x.detach())"
@@ -177,9 +178,8 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
             results, linear = operation.linearise(arrays)
         # As tensors beside the graph, which count the writes to the results.
         read_again = [y.detach() for y in operation.read_again(results, linear)]
-        holder = torch.empty(
-            0
-        )  # for torch to keep and to free; beside it, the memory that the pullback reads
+        # For torch to keep and to free; beside it, the memory that the pullback reads.
+        holder = torch.empty(0)
         holder.linear, holder.spans = linear, [AUTODIFF.span(x) for x in (*arrays, *read_again)]
         saved[:] = [*read_again, holder]
         return tuple(results)
