@@ -45,9 +45,9 @@ class NumpyFramework(Framework):
             return
         what = {
             "O": "pass the elements as a numeric array",
-            "U": "strings are no numbers",
-            "S": "strings are no numbers",
-            "T": "strings are no numbers",
+            "U": "pass the numbers that the strings stand for, x.astype(float)",
+            "S": "pass the numbers that the strings stand for, x.astype(float)",
+            "T": "pass the numbers that the strings stand for, x.astype(float)",
             "M": 'view it as integers first, x.view("int64")',
             "m": 'view it as integers first, x.view("int64")',
         }.get(dtype.kind, 'convert its fields one at a time, x["field"]')

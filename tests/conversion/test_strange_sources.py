@@ -327,6 +327,18 @@ class Producer:
         return (1, 0)
 
 
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_rare_float8_types_travel_wherever_both_ends_have_them(target: str, dtype: str) -> None:
+    require(target)
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    source = np.arange(5).astype(getattr(ml_dtypes, dtype))
+    tensor = require("tensorflow").constant(source)
+    for x in (source, tensor):
+        result = convert_memory(x, target, copy=True)
+        assert (data.dtype_name(result), data.bits(result)) == (dtype, source.tobytes())
+
+
 @pytest.mark.parametrize("versions", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "int64", "bool"])
 @targets

@@ -19,7 +19,7 @@ from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
 # Float8 has neither DLPack nor a bitcast nor the buffer protocol here, and goes through NumPy (ml_dtypes).
-_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+_FLOAT8 = tuple(f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz"))
 _DTYPES = hostmemory.PLAIN | {"bfloat16", *_FLOAT8}
 
 # DTypes are interned, and looking up an id is three times as fast as hashing a DType.

@@ -62,7 +62,7 @@ class TorchFramework(Framework):
         if x.is_quantized:
             raise refuse_dtype(self, x.dtype, "pass x.dequantize(), or x.int_repr() with its scale")
         if x.device.type == "meta":
-            raise refuse(self, "a meta tensor", "it has no values")
+            raise refuse(self, "a meta tensor", "it has no values; pass one made on a device")
         if hasattr(type(x), "full_tensor"):
             instead = "pass x.to_local(), the part of this process, or x.full_tensor()"
             raise refuse(self, "a tensor that is spread over processes (DTensor)", instead)
