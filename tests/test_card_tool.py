@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 import zipfile
 from pathlib import Path
@@ -83,6 +84,18 @@ def test_parts_hold_every_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for words in ("0/2", "3/2", "1", "all"):
         with pytest.raises(card_run.argparse.ArgumentTypeError, match="is no part, as 1/2 is"):
             card_run.part_of(words)
+
+
+def test_a_file_that_needs_what_is_missing_was_not_run_and_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "test_of_dask.py"
+    file.write_text("import pytest\npytest.importorskip('no_such_package')\n")
+    monkeypatch.setattr(card_run, "ROOT", tmp_path)
+    monkeypatch.setattr(card_run, "gpu_files", lambda _: [file])
+    out = card_run.Outcome()
+    card_run.tests(tmp_path, [], "2/2", time.monotonic() + 500, out)
+    assert (out.failed, out.not_run, out.verdict()[1]) == ([], 1, 3)
 
 
 def test_packages_come_along_in_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,8 @@ def test_mlx_keeps_float64_and_complex64() -> None:
 
 def test_paddle_shares_both_ways() -> None:
     paddle = needed("paddle")
-    for source in (np.arange(6.0), np.arange(3.0)[2:][::-1]):  # reversed along a single element
+    for source in (np.arange(6.0), np.arange(3.0)[::-1][:1]):  # reversed along a single element
+        assert explain(source, "paddle").shares_memory
         tensor = convert_memory(source, "paddle", copy=False)
         source[0] = 9.0
         assert bits(tensor) == source.tobytes()

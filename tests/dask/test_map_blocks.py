@@ -102,6 +102,15 @@ def test_dtypes() -> None:
         check_equal(computed(array), expected)
 
 
+def test_a_dtype_that_nobody_declared_is_said_to_be_that_of_the_array() -> None:
+    mean = lambda b: b.mean(0).astype("float32")  # noqa: E731  # as of JAX, which narrows
+    array = map_overlap(mean, to_dask(np.ones((4, 6)), chunks=(4, 3)), depth=0, drop_axis=0)
+    with pytest.raises(
+        BlockError, match=r"float64 was expected \(that of the array, since dtype= was left out\)"
+    ):
+        array.compute(scheduler="synchronous")
+
+
 @pytest.mark.parametrize("decorated", [False, True])
 def test_blocks_without_axes(decorated: bool) -> None:
     """NumPy makes scalars of them."""
