@@ -12,6 +12,7 @@ import pytest
 import arraybridge
 from arraybridge import GradientError, placement
 from arraybridge.memory import recovery
+from tests.functions import cases
 from tests.functions.gradients.directions import (
     CALLEES,
     SIN,
@@ -130,12 +131,7 @@ def test_no_graph_crosses_into_other_processes() -> None:
     x = torch.ones(3, requires_grad=True)
     # As torch itself refuses to send what has a graph; a result must not look as if it had one.
     with pytest.raises(GradientError):
-        list(arraybridge.device_map(squared, [x], devices=["cpu"], processes=True))
-
-
-@arraybridge.torch(grad="flow")
-def squared(x: Any) -> Any:
-    return x * x
+        list(arraybridge.device_map(cases.squared, [x], devices=["cpu"], processes=True))
 
 
 @pytest.mark.parametrize("around", ["nothing", "a trace"])
