@@ -67,12 +67,12 @@ class Conversion(NamedTuple):
     device: Device
     nbytes: int
     shares: bool
-    #: Address of the source modulo the alignment that the target needs; 0 where it does not count.
-    off: int = 0
+    off: int = 0  # its address modulo the alignment that the target needs; 0 where it does not count
     writeable: bool = True
     steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     array: tuple[Any, ...] | None = None
     obstacle: str = ""  # what no call could have shared, in words
+    wanted: str = ""  # the dtype that the program asked JAX for
 
     def reason(self) -> str:
         """Why it copied, in the words that `advice` knows; or that it shared."""
@@ -86,7 +86,7 @@ class Conversion(NamedTuple):
         dtypes = self.source_dtype, self.target_dtype
         was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
         if was != now:
-            if self.target == "jax" and was in _WIDE and now not in _WIDE:
+            if self.target == "jax" and self.wanted in ("", was) and was in _WIDE and now not in _WIDE:
                 return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
             return f"it is a cast to {now}"
         if self.steps is not None and self.target not in _STRIDED and not is_c_contiguous(*self.steps):
@@ -114,8 +114,7 @@ _is_compiling: Callable[[], bool] = bool  # torch's, once it is loaded
 # unseen by `__torch_function__` of its class and by function modes, which belong to the program.
 _unseen: Callable[[], AbstractContextManager[Any]] = nullcontext
 _compiles = False
-#: The logs that hear of foreign calls in this thread.
-_listening: Callable[[], Iterable[Any]] = tuple
+_listening: Callable[[], Iterable[Any]] = tuple  # the logs that hear of foreign calls in this thread
 
 
 class _Call:
@@ -126,6 +125,7 @@ class _Call:
         self._original = original
         self._name = name
         self._takes_trees = name == "jax.device_put"
+        self._takes_dtype = name in ("jnp.asarray", "jnp.array")
         passed_by = {np.ndarray} if name.startswith("np.") else set()
         self._plain = _PLAIN - {list, tuple} if self._takes_trees else _PLAIN | passed_by
 
@@ -139,25 +139,26 @@ class _Call:
         _thread.busy = True
         try:
             lent = hostmemory.lent_at(x) if type(x) is _CAPSULE else 0  # before the call takes it
+            wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
             began = time.perf_counter()
             result = self._original(*args, **kwargs)
             if result is not x:
-                self._tell(logs, x, result, lent, began, time.perf_counter() - began)
+                self._tell(logs, (lent, wanted, x, result), began, time.perf_counter() - began)
         finally:
             _thread.busy = False
         return result
 
-    def _tell(self, logs: Iterable[Any], x: Any, y: Any, lent: int, began: float, seconds: float) -> None:
+    def _tell(self, logs: Iterable[Any], seen: tuple[Any, ...], began: float, seconds: float) -> None:
         frame: Any = currentframe()
         frame = frame.f_back.f_back  # that of whoever called the framework
         at = events.site(frame, foreign=True)
         if at is None:  # a step of a conversion of ours
             return
         caller = frame.f_globals.get("__name__", "").partition(".")[0]
-        trees = self._takes_trees
-        pairs = zip(leaves_of(x), leaves_of(y), strict=False) if trees else ((x, y),)
+        lent, wanted, *pair = seen
+        pairs = zip(*map(leaves_of, pair), strict=False) if self._takes_trees else (pair,)
         with _unseen():
-            conversions = [c for pair in pairs if (c := _facts(self._name, caller, lent, *pair))]
+            conversions = [c for x, y in pairs if (c := _facts(self._name, caller, lent, wanted, x, y))]
         for conversion in conversions:
             event = (None, began, seconds / len(conversions), _thread.name, _thread.number, at, conversion)
             for log in logs:
@@ -206,18 +207,19 @@ def _is_source(x: Any) -> bool:
     return registry.find_owner(x) is not None or type(x) is _CAPSULE
 
 
-def _facts(call: str, caller: str, lent: int, x: Any, y: Any) -> tuple[Any, ...] | None:
+def _facts(call: str, caller: str, lent: int, wanted: Any, x: Any, y: Any) -> tuple[Any, ...] | None:
     """What a `Conversion` is made of; None where it was none, or one that a framework made for itself."""
     source, target = registry.find_owner(x), registry.find_owner(y)
     if target is None or y is x or not (source or lent):
         return None
-    if caller in _own_callers((source or target).name, target.name):
-        return None  # as torch casts to print
+    if caller in _own_callers((source or target).name, target.name) or getattr(y, "is_meta", False):
+        return None  # as torch casts to print; or there is no memory
     try:
-        _, now, nbytes, result_at, after = _READ.get(target.name, _of_others)(target, y)
+        now, nbytes, result_at, after = _READ.get(target.name, _of_others)(target, y)
         if source is None:
             return call, "capsule", target.name, now, now, after, after, nbytes, lent == result_at
-        view, was, _, at, before = _READ.get(source.name, _of_others)(source, x)
+        was, _, at, before = _READ.get(source.name, _of_others)(source, x)
+        asked = "" if wanted is None else np.dtype(wanted).name
     except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
         return None  # traced, or an array of another kind: a trace must not fail what it sees
     together = before is after or before == after
@@ -229,19 +231,18 @@ def _facts(call: str, caller: str, lent: int, x: Any, y: Any) -> tuple[Any, ...]
         return *facts, True
     off = (at or 0) % (target.alignment or 1) if together else 0
     writeable = source.name != "numpy" or x.flags.writeable
+    steps = events.steps(source, x) if source.name in _STRIDED else None
     obstacle = "it is laid out over other devices" if spread and target.name == "jax" else source.must_copy(x)
-    return *facts, False, off, writeable, events.steps(source, view), events.same_array(x), obstacle
+    return *facts, False, off, writeable, steps, events.same_array(x), obstacle, asked
 
 
-def _of_others(owner: Framework, x: Any) -> tuple[Any, Any, int, int | None, Device]:
+def _of_others(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
+    owner.check(x)
     device = owner.device_of(x)
     if owner.name == "tensorflow" and device.kind == "cpu":
         view = owner.host_view(x)
-        if view.dtype.hasobject:
-            raise TypeError("strings, which nobody shares")
-        return view, view.dtype, view.nbytes, hostmemory.address(view), device
-    owner.check(x)
-    return x, owner.dtype_name(x), owner.nbytes(x), owner.address(x), device
+        return view.dtype, view.nbytes, hostmemory.address(view), device
+    return owner.dtype_name(x), owner.nbytes(x), owner.address(x), device
 
 
 def _begins(x: Any) -> int | None:
@@ -251,11 +252,11 @@ def _begins(x: Any) -> int | None:
         return None
 
 
-#: What a framework tells soonest of an array: itself or a view; its dtype, bytes, address and device.
-_READ: dict[str, Callable[[Framework, Any], tuple[Any, Any, int, int | None, Device]]] = {
-    "numpy": lambda _, x: (x, x.dtype, x.nbytes, hostmemory.address(x), CPU),
-    "torch": lambda owner, x: (x, x.dtype, x.nbytes, x.data_ptr(), owner.device_of(x)),
-    "jax": lambda owner, x: (x, x.dtype, x.size * x.dtype.itemsize, _begins(x), owner.device_of(x)),
+#: What a framework tells soonest of an array: its dtype, bytes, address and device.
+_READ: dict[str, Callable[[Framework, Any], tuple[Any, int, int | None, Device]]] = {
+    "numpy": lambda _, x: (x.dtype, x.nbytes, hostmemory.address(x), CPU),
+    "torch": lambda owner, x: (x.dtype, x.nbytes, x.data_ptr(), owner.device_of(x)),
+    "jax": lambda owner, x: (x.dtype, x.size * x.dtype.itemsize, _begins(x), owner.device_of(x)),
 }
 
 

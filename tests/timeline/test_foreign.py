@@ -165,6 +165,22 @@ def test_each_call_is_seen(
     assert log.records == [], "records are of our own conversions"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "reason"),
+    [
+        (np.float32, "it is a cast to float32"),
+        ("int32", "it is a cast to int32"),
+        (np.float64, "it is narrowed from float64 to float32, since JAX's x64 is off"),
+        (None, "it is narrowed from float64 to float32, since JAX's x64 is off"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_a_dtype_that_the_program_asks_for_is_no_narrowing(dtype: Any, reason: str) -> None:
+    x = doubles()
+    assert [e.reason for e in heard(lambda: jnp.asarray(x, dtype=dtype))] == [reason]
+    assert [e.reason for e in heard(lambda: jnp.array(x, dtype))] == [reason]
+
+
 def test_the_same_tensor_twice_is_told_once() -> None:
     x, others = aligned(), [aligned() for _ in range(3)]
     with trace(foreign=True) as log:
@@ -214,6 +230,16 @@ def test_pyclesperanto() -> None:
     assert cle.pull is pull
 
 
+def test_capsules_into_pyclesperanto(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its CUDA backend alone has the call; a stand-in copies."""
+    cle = require("pyclesperanto")
+    stand_in = lambda producer: cle.push(np.from_dlpack(producer))  # noqa: E731  # no module's own function
+    monkeypatch.setattr(cle, "from_dlpack", stand_in, raising=False)
+    (event,) = heard(lambda: cle.from_dlpack(torch.ones(4, 4)))
+    assert (event.name, event.source, event.nbytes) == ("cle.from_dlpack", "torch", 64)
+    assert cle.from_dlpack is stand_in
+
+
 # ---- what counts for nobody --------------------------------------------------------------------------
 
 
@@ -227,6 +253,7 @@ def test_nothing_is_seen_of() -> None:
     assert heard(lambda: jax.jit(lambda y: jnp.asarray(y) + 1)(x)) == [], "traced values"
     assert heard(lambda: arraybridge.to_torch(aligned())) == [], "steps of ours"
     assert heard(lambda: tf.constant(["a"]).numpy()) == [], "words"
+    assert heard(lambda: t.to("meta", torch.int32)) == [], "bytes that do not exist"
     with trace() as log:
         torch.from_numpy(x)
     assert not log.events, "a trace that does not ask"

@@ -145,6 +145,7 @@ def _held(device: Any) -> int:
     return int((device.memory_stats() or {}).get("bytes_in_use", 0))
 
 
+@cache
 def as_device(device: Any) -> Device:
     if device.platform == "cpu":
         return Device("cpu", device.id)
