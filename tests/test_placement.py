@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -64,10 +63,6 @@ def test_every_room_finds_the_same_place(fn: Any) -> None:
     assert "jax on cpu:1" in str(Pipeline(fn))
     with pytest.raises(arraybridge.DeviceNotFoundError, match="jax has no device cpu:77"):
         device_map(fn, [x], devices=["cpu:77"])
-    dask = pytest.importorskip("dask.array")
-    objects = dask.from_array(np.array([object(), object()]), 1)
-    with pytest.raises(arraybridge.DtypeNotSupportedError, match="runs in jax"):
-        importlib.import_module("arraybridge.dask").map_blocks(fn, objects)
 
 
 def test_what_says_nothing_of_its_place() -> None:

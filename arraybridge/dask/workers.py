@@ -201,4 +201,4 @@ def recoveries() -> dict[str, int]:
         return dict(_counts)
 
 
-arrays.register()
+arrays.register_tokens()
