@@ -39,7 +39,7 @@ from tests.dask.functions import (
 )
 from tests.helpers import require
 
-SCHEDULERS = ("synchronous", "threads", "cluster")
+SCHEDULERS = ("threads", "cluster")
 
 
 @pytest.fixture(scope="module")
