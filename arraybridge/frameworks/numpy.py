@@ -63,6 +63,8 @@ class NumpyFramework(Framework):
         return ""  # NumPy views any strides, byte order and alignment, and can say read-only
 
     def copy(self, x: np.ndarray) -> np.ndarray:
+        if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
+            return hostmemory.compact(x)  # which the others can share, where it is large
         return x.copy()
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arraybridge import aligned, explain
+from arraybridge import aligned, explain, to_numpy
 from tests.helpers import require
 
 
@@ -53,3 +53,9 @@ def test_what_makes_no_sense_is_named(shape: Any, dtype: Any, error: type[Except
         aligned(shape, dtype)
     with pytest.raises(TypeError, match="is no dtype"):
         aligned(2, require("torch").qint8)
+
+
+def test_a_large_copy_for_numpy_can_be_shared_by_every_framework() -> None:
+    own = [np.ones(1 << 16, np.float32) for _ in range(8)]
+    copies = [to_numpy(x, copy=True) for x in own]
+    assert [x.ctypes.data % 64 for x in copies] == [0] * 8
