@@ -24,8 +24,6 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.memory.shared import SharedArray
 from arraybridge.types import Device
 
-__all__ = ["load", "register_sizes", "register_tokens", "register_transport", "save", "size"]
-
 #: Dask knows these arrays by itself.
 _KNOWN_TO_DASK = ("numpy", "cupy")
 

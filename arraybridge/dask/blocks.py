@@ -32,8 +32,6 @@ from arraybridge.placement import decorated
 from arraybridge.trees import prefix
 from arraybridge.types import FrameworkLike, GpuId
 
-__all__ = ["BlockError", "from_dask", "map_blocks", "map_overlap", "to_dask"]
-
 
 class BlockError(MemoryConversionError, ValueError):
     """A function did not give the block that was declared: another shape, another dtype, or no array."""

@@ -19,8 +19,6 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.memory import cleanup, recovery
 
-__all__ = ["WorkerSetup", "cluster", "on_this_worker", "prepare", "recoveries"]
-
 
 class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
     """The plugin that `cluster` and `prepare` give to workers.

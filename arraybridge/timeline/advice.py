@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from arraybridge.frameworks import registry
 from arraybridge.timeline.events import Event
 
-__all__ = ["advice_for"]
-
 _PACKED = {"torch": "x.contiguous()", "cupy": "cupy.ascontiguousarray(x)"}
 _LAYOUTS = {
     "transposed": "this array is transposed",

@@ -25,9 +25,17 @@ if TYPE_CHECKING:
     from arraybridge.conversion.explanation import Route
 
 __all__ = [
-    "CONVERSIONS", "Event", "Site", "as_own", "began", "device_words", "handed_out", "layout", "line_of",
-    "same_array", "site", "source_line", "steps",
-]  # fmt: skip
+    "Event",
+    "as_own",
+    "began",
+    "device_words",
+    "handed_out",
+    "layout",
+    "line_of",
+    "same_array",
+    "site",
+    "steps",
+]
 
 #: The kinds of events that move an array: ours, and those of the frameworks' own calls.
 CONVERSIONS = ("conversion", "foreign")

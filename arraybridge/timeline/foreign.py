@@ -25,8 +25,6 @@ from arraybridge.timeline import events
 from arraybridge.trees import leaves_of
 from arraybridge.types import Device
 
-__all__ = ["Conversion", "hear", "let_go"]
-
 #: Package → its calls that convert, by where they are found.
 _CALLS = {
     # JAX's and TensorFlow's arrays are buffers, which NumPy reads without asking them.

@@ -13,7 +13,7 @@ from arraybridge.show import format_bytes, format_seconds, html_table, text_tabl
 from arraybridge.timeline.advice import advice_for
 from arraybridge.timeline.events import CONVERSIONS, Event, source_line
 
-__all__ = ["HotSpot", "HotSpots", "hotspots"]
+__all__ = ["HotSpots", "hotspots"]
 
 _COLUMNS = ("where", "copied", "time", "count", "what")
 _STEPS = ("retry", "split", "clean-up")

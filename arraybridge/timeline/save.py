@@ -12,7 +12,7 @@ from typing import Any
 
 from arraybridge.timeline.events import CONVERSIONS, Event, source_line
 
-__all__ = ["document", "save"]
+__all__ = ["save"]
 
 Json = dict[str, Any]
 
