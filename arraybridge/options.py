@@ -109,7 +109,7 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
     if annotate is not None:
         _checked(annotate, "annotate", "torch", "jax", "nvtx")
     (before,) = _missing_gpu.get()
-    chosen = [missing_gpu or before]
+    chosen: list[MissingGpu | None] = [missing_gpu or before]
     token = _missing_gpu.set(chosen)
     try:
         with nullcontext() if annotate is None else above["annotate"](annotate):

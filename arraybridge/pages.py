@@ -34,7 +34,7 @@ COLOURS = {
 _INK = "#76808d"
 
 #: Settings of matplotlib for all pictures: transparent, with strokes that show on white and on black.
-PICTURE = {
+PICTURE: dict[Any, Any] = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
     **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _INK),
@@ -74,7 +74,7 @@ def _beside(name: str) -> str:
     """The text of a file that comes with the package."""
     from importlib.resources import files  # costs 10 ms, and only a page needs it
 
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return files("arraybridge").joinpath(name).read_text(encoding="utf-8")
 
 
 def tag(kind: str, words: str = "") -> str:

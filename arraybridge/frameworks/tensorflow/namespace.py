@@ -88,7 +88,7 @@ def isdtype(dtype: Any, kind: Any) -> Any:
 
 def can_cast(from_: Any, to: Any, /) -> Any:
     """Whether every value of the one dtype (or array) has its place in the other."""
-    return _numpy.can_cast(_dtype(from_), _dtype(to))
+    return np.can_cast(_dtype(from_), _dtype(to))
 
 
 def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +106,7 @@ def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 unique_all, unique_counts = _by_way_of_numpy(_numpy.unique_all), _by_way_of_numpy(_numpy.unique_counts)
 unique_inverse = _by_way_of_numpy(_numpy.unique_inverse)
-unique_values, searchsorted = _by_way_of_numpy(_numpy.unique_values), _by_way_of_numpy(_numpy.searchsorted)
+unique_values, searchsorted = _by_way_of_numpy(_numpy.unique_values), _by_way_of_numpy(np.searchsorted)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
