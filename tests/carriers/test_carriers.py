@@ -48,6 +48,7 @@ def image(values: Any = VALUES, *, vector: bool = False) -> Any:
 
 
 def dataset(tmp_path: Path, values: Any = VALUES, **options: Any) -> Any:
+    tmp_path.mkdir(exist_ok=True)
     return h5py.File(tmp_path / "scan.h5", "w").create_dataset("scan", data=values, **options)
 
 
@@ -141,6 +142,7 @@ def test_memory_outlives_what_carried_it() -> None:
 def test_the_image_itself_stays_as_it_was() -> None:
     x = image()
     twin = sitk.Image(x)
+    assert [ab.explain(x, name).copies for name in ("numpy", "torch")] == [1, 1]
     convert_memory(x, "torch").zero_()
     for one in (x, twin):
         assert one.GetMetaData("patient") == "Ada"
@@ -338,6 +340,15 @@ def test_files_and_buffers_come_back_as_numpy(tmp_path: Path) -> None:
     for x in (zarr_array(), dataset(tmp_path), memoryview(VALUES)):
         assert equal(doubled(x), VALUES * 2)
         assert type(doubled(x)) is np.ndarray
+
+
+def test_a_file_counts_as_numpy_where_the_source_is_declared(tmp_path: Path) -> None:
+    for strict in (True, False):
+        double = ab.torch(input_type="numpy", output_type="numpy", strict=strict)(lambda x: x * 2)
+        for x in (zarr_array(), dataset(tmp_path / str(strict))):
+            assert equal(double(x), VALUES * 2)
+    with pytest.raises(MemoryConversionError, match="this one is of numpy"):
+        ab.torch(input_type="jax", strict=True)(lambda x: x)(zarr_array())
 
 
 def test_another_dtype_has_no_such_carrier() -> None:
