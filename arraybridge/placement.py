@@ -88,13 +88,11 @@ class Placement(NamedTuple):
         Raises:
             DeviceNotFoundError: the framework has no such device.
         """
-        if self.framework is None:
+        gpu_id = card_meant(self.gpu_id)
+        if self.framework is None or (self.device is None and not isinstance(gpu_id, int)):
             return None
         framework = registry.framework(self.framework)
-        if self.device is not None:
-            return find_or_host(framework, self.device)
-        index = card_meant(self.gpu_id)
-        return find_or_host(framework, framework.accelerator(index)) if isinstance(index, int) else None
+        return target_device(framework, framework, CPU, gpu_id, self.device)
 
 
 def placement(fn: Any) -> Placement | None:

@@ -37,10 +37,8 @@ Deliver = Callable[[Home | None, Any], Any]
 def giving_back(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> GiveBack:
     """What converts the arrays of a result as the options say, and checks the contract."""
     label, contract, splits = label_of(fn), options.contract, options.oom_recovery == "split"
-    by_input, recasts = (
-        options.output_type == "input",
-        options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT,
-    )
+    by_input = options.output_type == "input"
+    recasts = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
     form, convert = conversion("numpy" if by_input else options.output_type, options.grad)
     deliver: Deliver = _homeward(convert, options.grad) if by_input else lambda _, x: convert(x)
     leave = _leaving(_recasting(deliver, options.dtype_conversion) if recasts else deliver, deliver, options)
