@@ -163,7 +163,9 @@ class _Call:
                 log._add(event)
 
     def __get__(self, x: Any, cls: Any = None) -> Any:
-        return self if x is None else MethodType(self, x)
+        # A function written in C takes no self where a program has it as an attribute of a class.
+        is_method = x is not None and hasattr(type(self._original), "__get__")
+        return MethodType(self, x) if is_method else self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)

@@ -400,6 +400,19 @@ def test_methods_and_keywords() -> None:
     assert [e.name for e in log.events] == ["Tensor.numpy", "Tensor.numpy", "np.asarray", "Tensor.to"]
 
 
+def test_attributes_of_a_class_take_self_as_the_originals_do() -> None:
+    with trace(foreign=True):
+
+        class Reader:
+            to_torch, to_jax = torch.from_numpy, jnp.asarray
+
+            def __jax_array__(self) -> Any:
+                return jnp.ones(2)
+
+        assert Reader().to_torch(np.ones(3)).shape == (3,)
+        assert Reader().to_jax().shape == (2,)
+
+
 def test_autograd_and_subclasses() -> None:
     class Marked(torch.Tensor):  # type: ignore[misc]
         pass
