@@ -1,7 +1,7 @@
 """The array API over TensorFlow: `tf.experimental.numpy`, and by their names of today what that lacks.
 
-This module is the namespace; what it does not define is looked up there. What has a derivative is made of
-TensorFlow's own functions; the rest is NumPy's.
+This module is the namespace; what it does not define is looked up there, and else in TensorFlow. What has a
+derivative is made of TensorFlow's own functions; the rest is NumPy's.
 """
 
 from __future__ import annotations
@@ -21,21 +21,16 @@ from arraybridge.frameworks.base import CPU
 
 _np = tf.experimental.numpy
 
-# fmt: off
-acos, acosh, asin, asinh, atan = _np.arccos, _np.arccosh, _np.arcsin, _np.arcsinh, _np.arctan
-atan2, atanh, pow = _np.arctan2, _np.arctanh, _np.power  # noqa: A001
-bitwise_invert, bitwise_left_shift = tf.bitwise.invert, tf.bitwise.left_shift
-bitwise_right_shift = tf.bitwise.right_shift
 nan = math.nan
-bool = tf.bool  # noqa: A001
-# fmt: on
+bitwise_invert, matrix_transpose = tf.bitwise.invert, tf.linalg.matrix_transpose
+bitwise_left_shift, bitwise_right_shift = tf.bitwise.left_shift, tf.bitwise.right_shift
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_np, name)
+    return getattr(_np, name) if hasattr(_np, name) else getattr(tf, name)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: Any = None) -> Any:
+def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
     """``x`` in another dtype."""
     return tf.cast(x, dtype)
 
@@ -49,19 +44,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
 
 def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
     """``x`` with its axes in another order."""
-    return _np.transpose(x, tuple(axes))
-
-
-def matrix_transpose(x: Any, /) -> Any:
-    """``x`` with its last two axes exchanged."""
-    if len(x.shape) < 2:
-        raise ValueError(f"matrix_transpose takes matrices, not an array of shape {tuple(x.shape)}")
-    return _np.swapaxes(x, -1, -2)
-
-
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
-    """The arrays along an axis."""
-    return tuple(tf.unstack(x, axis=axis))
+    return tf.transpose(x, axes)
 
 
 def trunc(x: Any, /) -> Any:
@@ -74,6 +57,41 @@ def copysign(x1: Any, x2: Any, /) -> Any:
     return tf.where(_np.signbit(x1) == _np.signbit(x2), x1, -x1)
 
 
+def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
+    """The inner products along an axis, of the conjugate of ``x1``."""
+    return _np.sum(tf.math.conj(x1) * x2, axis=axis)
+
+
+def _cumulative(
+    op: Any,
+    start: int,
+    x: Any,
+    /,
+    *,
+    axis: int | None = None,
+    dtype: Any = None,
+    include_initial: bool = False,
+) -> Any:
+    """What the elements up to each give; of integers in 64 bits where no dtype is named."""
+    if axis is None and len(x.shape) != 1:
+        raise ValueError(f"axis is left out, which {len(x.shape)} axes do not allow")
+    axis = (axis or 0) % len(x.shape)
+    if dtype is None:
+        exact = tf.uint64 if x.dtype.is_unsigned else tf.int64
+        dtype = x.dtype if x.dtype.is_floating or x.dtype.is_complex else exact
+    result = op(tf.cast(x, dtype), axis=axis)
+    if include_initial:
+        before = [[int(i == axis), 0] for i in range(len(x.shape))]
+        result = tf.pad(result, before, constant_values=tf.cast(start, dtype))
+    return result
+
+
+cumulative_sum = partial(_cumulative, tf.cumsum, 0)
+cumulative_prod = partial(_cumulative, tf.math.cumprod, 1)
+
+# -- what has no derivative --------------------------------------------------------------------------
+
+
 def _dtype(x: Any) -> Any:
     """NumPy's dtype of an array, or of a dtype of TensorFlow's namespace; words are words."""
     if isinstance(x, str):
@@ -81,18 +99,19 @@ def _dtype(x: Any) -> Any:
     return np.dtype(tf.as_dtype(x.dtype if isinstance(x, tf.Tensor) else x).as_numpy_dtype)
 
 
-def isdtype(dtype: Any, kind: Any) -> Any:
+def isdtype(dtype: Any, kind: Any) -> bool:
     """Whether the dtype is of a kind (in words), is another dtype, or any of a tuple of these."""
-    return _numpy.isdtype(_dtype(dtype), tuple(map(_dtype, kind if isinstance(kind, tuple) else (kind,))))
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    return _numpy.isdtype(_dtype(dtype), tuple(map(_dtype, kinds)))
 
 
-def can_cast(from_: Any, to: Any, /) -> Any:
+def can_cast(from_: Any, to: Any, /) -> bool:
     """Whether every value of the one dtype (or array) has its place in the other."""
     return np.can_cast(_dtype(from_), _dtype(to))
 
 
 def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """NumPy's function for one that TensorFlow lacks and that has no derivative."""
+    """NumPy's function, of tensors."""
 
     @wraps(fn)
     def run(*args: Any, **options: Any) -> Any:
@@ -118,61 +137,36 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     return framework.from_host(hostmemory.fresh(view) if objection or copy else view, CPU)
 
 
-def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: Any = False
-) -> Any:
-    """The sums of the elements up to each; of integers in 64 bits where no dtype is named."""
-    return _cumulative(tf.cumsum, 0, x, axis, dtype, include_initial)
+def __array_namespace_info__() -> Any:  # noqa: N807  # the standard's name
+    """What the standard asks of a namespace: devices, dtypes and what it can do."""
+    info = _numpy.__array_namespace_info__()
+
+    def tensorflow_dtypes(of_numpy: Callable[..., dict[str, Any]], **options: Any) -> dict[str, Any]:
+        return {name: tf.as_dtype(dtype) for name, dtype in of_numpy(**options).items()}
+
+    return SimpleNamespace(
+        capabilities=info.capabilities,
+        default_device=lambda: "CPU:0",
+        devices=lambda: [native.name for native in tf.config.list_logical_devices()],
+        default_dtypes=partial(tensorflow_dtypes, info.default_dtypes),
+        dtypes=partial(tensorflow_dtypes, info.dtypes),
+    )
 
 
-def cumulative_prod(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: Any = False
-) -> Any:
-    """The products of the elements up to each; of integers in 64 bits where no dtype is named."""
-    return _cumulative(tf.math.cumprod, 1, x, axis, dtype, include_initial)
+# -- linear algebra ----------------------------------------------------------------------------------
 
 
-def _cumulative(op: Any, start: int, x: Any, axis: int | None, dtype: Any, include_initial: Any) -> Any:
-    if axis is None:
-        if len(x.shape) != 1:
-            raise ValueError(f"axis is left out, which {len(x.shape)} axes do not allow")
-        axis = 0
-    if dtype is None:
-        dtype = x.dtype
-        if not (dtype.is_floating or dtype.is_complex):
-            dtype = tf.uint64 if dtype.is_unsigned else tf.int64
-    result = op(tf.cast(x, dtype), axis=axis)
-    if include_initial:
-        before = [[int(i == axis % len(x.shape)), 0] for i in range(len(x.shape))]
-        result = tf.pad(result, before, constant_values=tf.cast(start, dtype))
-    return result
-
-
-def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """The inner products along an axis, of the conjugate of ``x1``."""
-    return _np.sum(tf.math.conj(x1) * x2, axis=axis)
-
-
-def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: Any = False, ord: float = 2) -> Any:  # noqa: A002
+def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:  # noqa: A002
     """The norm of the vectors along one or more axes; of all elements where it is None."""
-    size = tf.abs(x) if x.dtype.is_floating or x.dtype.is_complex else tf.abs(tf.cast(x, tf.float64))
-    if ord == math.inf:
-        return tf.reduce_max(size, axis, keepdims)
-    if ord == -math.inf:
-        return tf.reduce_min(size, axis, keepdims)
+    size = tf.abs(x if x.dtype.is_floating or x.dtype.is_complex else tf.cast(x, tf.float64))
+    if ord in (math.inf, -math.inf):
+        return (tf.reduce_max if ord > 0 else tf.reduce_min)(size, axis, keepdims)
     if ord == 0:
         return tf.reduce_sum(tf.cast(size != 0, size.dtype), axis, keepdims)
-    if ord == 2:
-        return tf.sqrt(tf.reduce_sum(size * size, axis, keepdims))
     return tf.reduce_sum(size**ord, axis, keepdims) ** (1 / ord)
 
 
-def _matrix_norm(x: Any, /, *, keepdims: Any = False, ord: Any = "fro") -> Any:  # noqa: A002
-    """The norm of the matrices in the last two axes: ``"fro"``, 1 or inf."""
-    return tf.norm(x, ord, axis=(-2, -1), keepdims=keepdims)
-
-
-def _svd(x: Any, /, *, full_matrices: Any = True) -> tuple[Any, Any, Any]:
+def _svd(x: Any, /, *, full_matrices: bool = True) -> tuple[Any, Any, Any]:
     """``(u, s, vh)``."""
     s, u, v = tf.linalg.svd(x, full_matrices=full_matrices)
     return u, s, tf.linalg.adjoint(v)
@@ -184,32 +178,11 @@ def _matrix_power(x: Any, n: int, /) -> Any:
     return reduce(tf.matmul, factors, tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype))
 
 
-def __array_namespace_info__() -> Any:  # noqa: N807  # the standard's name
-    """What the standard asks of a namespace: devices, dtypes and what it can do."""
-    of_numpy = _numpy.__array_namespace_info__()
-
-    def dtypes(*, device: Any = None, kind: Any = None) -> dict[str, Any]:
-        return {name: tf.as_dtype(dtype) for name, dtype in of_numpy.dtypes(kind=kind).items()}
-
-    def default_dtypes(*, device: Any = None) -> dict[str, Any]:
-        numbers = {"real floating": 0.0, "complex floating": 0j, "integral": 0, "indexing": np.int64(0)}
-        return {kind: _np.asarray(number).dtype for kind, number in numbers.items()}
-
-    return SimpleNamespace(
-        capabilities=lambda: {**of_numpy.capabilities(), "max dimensions": 254},
-        default_device=lambda: "CPU:0",
-        devices=lambda: [native.name for native in tf.config.list_logical_devices()],
-        default_dtypes=default_dtypes,
-        dtypes=dtypes,
-    )
-
-
-_of_each = {"axis1": -2, "axis2": -1}
+_last_two = {"axis1": -2, "axis2": -1}
 # TensorFlow's own, and beside it what that lacks, or what the standard means by the name.
 linalg = SimpleNamespace(**vars(tf.linalg))
 linalg.cross, linalg.matmul, linalg.outer, linalg.tensordot = _np.cross, _np.matmul, _np.outer, _np.tensordot
-linalg.diagonal, linalg.trace = partial(_np.diagonal, **_of_each), partial(_np.trace, **_of_each)
-linalg.matrix_norm, linalg.vector_norm = _matrix_norm, _vector_norm
-linalg.matrix_power, linalg.matrix_transpose = _matrix_power, matrix_transpose
+linalg.diagonal, linalg.trace = partial(_np.diagonal, **_last_two), partial(_np.trace, **_last_two)
+linalg.matrix_norm, linalg.vector_norm = partial(tf.norm, ord="fro", axis=(-2, -1)), _vector_norm
+linalg.matrix_power, linalg.vecdot = _matrix_power, vecdot
 linalg.svd, linalg.svdvals = _svd, partial(tf.linalg.svd, compute_uv=False)
-linalg.vecdot = vecdot
