@@ -14,7 +14,6 @@ from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import foreign, registry
-from arraybridge.options import OneWarning
 from arraybridge.placement import chosen_device
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
@@ -333,8 +332,7 @@ def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **optio
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, gpu_id=gpu_id, **options)
 
-    with OneWarning():
-        return map_arrays(tree, convert)
+    return map_arrays(tree, convert)
 
 
 def _name_options(*functions: Any) -> None:

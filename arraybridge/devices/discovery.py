@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from arraybridge import machine
-from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
+from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.stats import DeviceMemory, memory_stats
-from arraybridge.options import missing_gpu, warn_of_missing_gpu
+from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike
 
 __all__ = [
@@ -149,7 +149,7 @@ def find_device(device: Device) -> Device:
     if device in usable:
         return device
     if device.kind != "cpu" and missing_gpu() == "host":
-        warn_of_missing_gpu(f"{device} is missing, so the CPU is used")
+        warn(f"{device} is missing, so the CPU is used", MissingGpuWarning)
         return CPU
     have = ", ".join(str(d) for d in usable)
     advice = "" if device.kind == "cpu" else " (gpu_available() says whether there is one at all)"

@@ -15,12 +15,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, DtypeNotSupportedError
+from arraybridge.errors import (
+    ArrayNotSupportedError,
+    DeviceNotFoundError,
+    DtypeNotSupportedError,
+    MissingGpuWarning,
+    warn,
+)
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Fast, Pool, Streams
-from arraybridge.options import missing_gpu, warn_of_missing_gpu
+from arraybridge.options import missing_gpu
 from arraybridge.types import Device, above
 
 __all__ = ["CPU", "Framework", "find_or_host", "open_devices", "refusals", "visible_devices"]
@@ -402,9 +408,8 @@ def find_or_host(framework: Framework, device: Device) -> Device:
     except DeviceNotFoundError as error:
         if device.kind == "cpu" or not framework.has_host or missing_gpu() != "host":
             raise
-        warn_of_missing_gpu(
-            f"{framework.name}: {device} is missing, so the host takes its place. {error.reason}"
-        )
+        words = f"{framework.name}: {device} is missing, so the host takes its place. {error.reason}"
+        warn(words, MissingGpuWarning)
         return CPU
 
 

@@ -9,7 +9,6 @@ from arraybridge.arrays import ARRAY, TREE, kind_of, source_of
 from arraybridge.batches import kept
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
-from arraybridge.options import OneWarning
 from arraybridge.trees import map_arrays, together
 from arraybridge.types import FrameworkLike, GpuId
 
@@ -117,8 +116,7 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
     ((2, 2, 3), [2.5, 8.5])
     """
     source, data = source_of(array)
-    with OneWarning():
-        return join([_of_one(fn, (plane, *args), kwargs) for plane in unstack_slices(data, source.name)])
+    return join([_of_one(fn, (plane, *args), kwargs) for plane in unstack_slices(data, source.name)])
 
 
 def _of_one(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

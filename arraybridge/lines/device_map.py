@@ -15,7 +15,6 @@ from arraybridge.functions.wrap import name_of
 from arraybridge.lines.devices import Job, own_framework
 from arraybridge.lines.gradients import for_other_threads
 from arraybridge.lines.threads import Run, Worker
-from arraybridge.options import ANY, OneWarning, after_warnings
 from arraybridge.placement import placement
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
@@ -85,13 +84,12 @@ def device_map(
         raise TypeError(f"setup={setup!r} must be a function without arguments")
     whole_number("per_device", per_device)
     source = source_of_items("device_map", items)
-    with OneWarning():
-        workers = [
-            _worker(Job(fn, setup, device), processes)
-            for device in _devices_of(fn, devices)
-            for _ in range(per_device)
-        ]
-        run = Run([workers], _IN_FLIGHT * len(workers), ordered=ordered)
+    workers = [
+        _worker(Job(fn, setup, device), processes)
+        for device in _devices_of(fn, devices)
+        for _ in range(per_device)
+    ]
+    run = Run([workers], _IN_FLIGHT * len(workers), ordered=ordered)
     results = run.results(for_other_threads(source))
     return with_progress(results, name_of(fn), items) if progress else results
 
@@ -173,8 +171,7 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
     missing: list[Device] = []
     for word in words:
         device = _parsed(word, framework)
-        with after_warnings([ANY] if missing else []):
-            actual = find_device(device) if framework is None else find_or_host(framework, device)
+        actual = find_device(device) if framework is None else find_or_host(framework, device)
         is_missing = actual == CPU and device.kind != "cpu"
         if device in missing or (actual in chosen and not is_missing):
             raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")

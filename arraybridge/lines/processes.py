@@ -18,7 +18,7 @@ from arraybridge.lines.devices import noting
 from arraybridge.lines.exchange import Exchange
 from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import attempt
-from arraybridge.options import Settings, hold, in_force
+from arraybridge.options import MissingGpu, missing_gpu, settings
 from arraybridge.trees import arrays_of
 
 __all__ = ["ProcessDiedError"]
@@ -78,7 +78,7 @@ class Process:
         """Start the process, and end it in the end, whatever it does then."""
         spawn = multiprocessing.get_context("spawn")
         self.connection, other_end = spawn.Pipe()
-        process = spawn.Process(target=serve, args=(other_end, self.name, in_force()), daemon=True)
+        process = spawn.Process(target=serve, args=(other_end, self.name, missing_gpu()), daemon=True)
         process.start()
         self.started.append(process)
         other_end.close()
@@ -100,7 +100,7 @@ class Process:
 # -- in the process ----------------------------------------------------------------------------------
 
 
-def serve(connection: Connection, name: str, settings: Settings) -> None:
+def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
     """What a process does: one item after the other, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     exchange = Exchange()
@@ -118,7 +118,7 @@ def serve(connection: Connection, name: str, settings: Settings) -> None:
         with noting(f"its result cannot be pickled, to leave the process for {name}"):
             return exchange.dumps((True, result))
 
-    with hold(settings), suppress(EOFError, OSError):  # of the pipe: all others are answers
+    with settings(missing_gpu=missing), suppress(EOFError, OSError):  # of the pipe: all others are answers
         job, refusal = attempt(unpickled, "the function", connection.recv_bytes())
         while True:
             data = connection.recv_bytes()

@@ -28,7 +28,6 @@ from arraybridge.errors import handed_from, note_on, place
 from arraybridge.frameworks.parts import Mark
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.streams import ThreadStreams, marks_of, received
-from arraybridge.options import already_told
 from arraybridge.timeline.events import device_words, handed_out, site
 
 #: A result that stands for no item: the input has ended.
@@ -189,10 +188,8 @@ class Run:
         self._unread = _Failed()
         self._end = sys.maxsize  # items behind this number are of no use, since that one has failed
         self._threads: list[threading.Thread] = []
-        warnings = already_told.get()  # one call to the user, which warns once, and at the line of that call
         self._call: list[tuple[Any, Any]] = [
-            (already_told, {} if warnings is None else warnings),
-            (handed_from, place()),
+            (handed_from, place()),  # where warnings point
             (handed_out, site() if open_logs and trace.listeners() else None),
         ]
 
