@@ -91,8 +91,6 @@ class TorchAutodiff(autodiff.Autodiff):
         return torch.cat(states).numpy() if len(states) > 1 else states[0].numpy()
 
     def set_random_state(self, state: np.ndarray) -> None:
-        if not state.size:  # the function draws none
-            return
         every = torch.from_numpy(state.copy())
         size = torch.get_rng_state().numel()
         torch.set_rng_state(every[:size])
