@@ -196,7 +196,7 @@ class _ArrayColumn(_Column):
     def whole(self) -> Any:
         if self.room is None:
             return self.owner.concatenate(list(self.kept.values()), self.joined.axis)
-        return self.owner.filled(self.room, self.facts["devices"])
+        return self.room
 
 
 for _class in (_Column, _ArrayColumn):

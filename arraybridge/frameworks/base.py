@@ -299,7 +299,7 @@ class Framework(ABC):
             return [x[i] for i in range(self.shape(x)[0])]
 
     def room(self, part: Any, shape: tuple[int, ...]) -> Any:
-        """Memory for an array like ``part``, of another shape, for `write` and `filled`.
+        """An array like ``part``, of another shape, whose rows `write` sets.
 
         None where parts are kept, and concatenated at the end.
         """
@@ -309,10 +309,6 @@ class Framework(ABC):
         """Copy ``part`` into these rows of what `room` gave."""
         with self.beside(room):
             room[rows] = part
-
-    def filled(self, room: Any, device: Device) -> Any:
-        """The array of what `room` gave, all its rows written."""
-        return room
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         """An array whose values nobody has set."""

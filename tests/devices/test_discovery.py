@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -106,25 +108,17 @@ def test_frameworks_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) 
         listed(monkeypatch, Cards({"gpu:0": "GPU-bbbb", "gpu:1": "GPU-aaaa"}))
 
 
-class _Package:
-    """OpenCL devices of the tests: the two cards the other way round, and a CPU."""
-
-    def device_names(self) -> list[str]:
-        return ["Card B", "Card A", "CPU"]
-
-    def is_cpu(self, index: int) -> bool:
-        return index == 2
-
-
 def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses: str) -> Any:
-    require("pyclesperanto")
-    from arraybridge.frameworks.pyclesperanto import arrays as pyclesperanto
+    """OpenCL devices of the tests: the two cards the other way round, and a CPU."""
+    from arraybridge.frameworks.pyclesperanto import images as pyclesperanto
 
-    one = object.__new__(pyclesperanto.PyclesperantoFramework)
-    monkeypatch.setattr(one, "_main", _Package(), raising=False)
+    require("pyclesperanto")
+    one: Any = copy.copy(arraybridge.framework("pyclesperanto"))
+    names = ("Card B", "Card A", "CPU")
+    one.natives, one.gpus = [SimpleNamespace(name=name) for name in names], 2
     monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
-    seen = [(name, address, 1) for name, address in zip(_Package().device_names(), addresses, strict=True)]
-    monkeypatch.setattr(pyclesperanto.opencl, "devices", lambda: seen)
+    seen = [(name, address, 1) for name, address in zip(names, addresses, strict=True)]
+    monkeypatch.setattr(pyclesperanto.opencl, "described", lambda: seen)
     return one
 
 

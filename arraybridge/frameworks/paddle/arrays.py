@@ -17,7 +17,7 @@ from arraybridge.types import Device
 
 # No uint16: Paddle takes its numbers for bfloat16.
 _DTYPES = hostmemory.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
-# It has these dtypes, and no more than a cast for them: no slice, no sum, no clone.
+# It has these dtypes, and no more than a cast for them: no slice and no sum.
 _NO_KERNELS = ("uint32", "uint64")
 # phi::DDim::kMaxRank.
 _MAX_RANK = 9
@@ -79,8 +79,7 @@ class PaddleFramework(Framework):
         return Device("gpu", place.gpu_device_id()) if place.is_gpu_place() else CPU
 
     def devices(self) -> tuple[Device, ...]:
-        count = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
-        return (CPU, *(Device("gpu", i) for i in range(count)))
+        return (CPU, *(Device("gpu", i) for i in range(paddle.device.cuda.device_count())))
 
     def missing_device_reason(self) -> str:
         if not paddle.is_compiled_with_cuda():
@@ -112,7 +111,7 @@ class PaddleFramework(Framework):
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: Any) -> Any:
-        return super().copy(x) if self.dtype_name(x) in _NO_KERNELS else x.clone()
+        return self.to_device(x, self.device_of(x))
 
     def cast(self, x: Any, dtype: str) -> Any:
         return x.astype(getattr(paddle, dtype))
@@ -140,19 +139,17 @@ def _place(device: Device) -> Any:
 
 class PaddlePool(Pool):
     def is_started(self) -> bool:
-        return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+        return paddle.device.cuda.device_count() > 0
 
     def usage(self) -> list[Usage]:
         rows = []
-        for i in range(paddle.device.cuda.device_count() if self.is_started() else 0):
+        for i in range(paddle.device.cuda.device_count()):
             used = paddle.device.cuda.memory_allocated(i)
             cached = paddle.device.cuda.memory_reserved(i) - used
             rows.append(Usage(Device("gpu", i), used, cached, paddle.device.cuda.max_memory_allocated(i)))
         return rows
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        if not self.is_started():
-            return 0
         before = sum(one.cached or 0 for one in self.usage())
         paddle.device.cuda.empty_cache()
         return max(before - sum(one.cached or 0 for one in self.usage()), 0)

@@ -9,8 +9,6 @@ import ctypes
 import mmap
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,10 +16,9 @@ import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks.facts import is_imported
 from arraybridge.frameworks.pyclesperanto.driver import configured_icds, pocl_wheel
 from arraybridge.machine import pci_address
-
-__all__ = ["devices"]
 
 # INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
 _CODES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"
@@ -43,18 +40,23 @@ def is_oom(error: BaseException) -> bool:
 
 
 @cache
-def devices() -> list[tuple[str, str, int | None]]:
-    """Name, PCI address or ``""``, and bytes of OpenCL's devices, GPUs first; opens none. Needs pyopencl."""
+def devices() -> list[Any]:
+    """OpenCL's devices as pyopencl has them, GPUs first; opens none. Empty without pyopencl."""
     try:
         import pyopencl as cl
     except ImportError:
         return []
     try:
-        native = [d for platform in cl.get_platforms() for d in platform.get_devices()]
-    except cl.Error:
+        natives = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.Error:  # PLATFORM_NOT_FOUND_KHR
         return []
-    native.sort(key=lambda d: d.type != cl.device_type.GPU)
-    return [(d.name, _pci_address(d), int(d.global_mem_size)) for d in native]
+    return sorted(natives, key=lambda device: device.type != cl.device_type.GPU)
+
+
+@cache
+def described() -> list[tuple[str, str, int | None]]:
+    """Name, PCI address or ``""``, and bytes of each of them."""
+    return [(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()]
 
 
 def _pci_address(device: Any) -> str:
@@ -64,16 +66,16 @@ def _pci_address(device: Any) -> str:
     return pci_address(domain, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
 
 
-def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
+def refuse_deadly_import_order() -> None:
     """A system PoCL shares LLVM's symbols with TensorFlow: loaded after it, the process ends.
 
     The wheel carries its LLVM inside and may be loaded in any order (PoCL 3.1 of Debian 12 is meant).
     """
-    loaded = [name for name, module in sys.modules.copy().items() if module is not None]
-    if "tensorflow" not in loaded:
+    loaded = [*sys.modules]
+    if not is_imported("tensorflow"):
         return
-    first = min((loaded.index(name) for name in (*packages, "pyopencl") if name in loaded), default=None)
-    if first is not None and first < loaded.index("tensorflow"):
+    before = loaded[: loaded.index("tensorflow")]
+    if not {"pyopencl", "pyclesperanto", "pyclesperanto_prototype"}.isdisjoint(before):
         return
     wheel = pocl_wheel()
     if any("libpocl" in icd and icd != wheel for icd in configured_icds()):
@@ -86,23 +88,22 @@ def refuse_deadly_import_order(packages: tuple[str, ...]) -> None:
         )
 
 
-@contextmanager
-def mapped(x: Any, write: bool) -> Iterator[np.ndarray]:
-    """The memory of an array of a CPU device, in this process."""
+def fill_mapped(x: Any, values: np.ndarray) -> None:
+    """Set the elements of an array of a CPU device where they lie, in this process.
+
+    Large ones take a quarter of the time so, since they can be given huge pages, as NumPy gives its own.
+    """
     import pyopencl as cl
 
     # A capsule's data pointer is the cl_mem here.
     buffer = cl.Buffer.from_int_ptr(hostmemory.lent_at(x.__dlpack__()), retain=True)
     queue = cl.CommandQueue(buffer.context)
-    flags = cl.map_flags.WRITE_INVALIDATE_REGION if write else cl.map_flags.READ
-    memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, tuple(x.shape), np.dtype(x.dtype))
-    if write and sys.platform == "linux":
-        # Huge pages, as NumPy has for its own memory: to touch small ones first takes five times the copy.
+    flags = cl.map_flags.WRITE_INVALIDATE_REGION
+    memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, values.shape, values.dtype)
+    if sys.platform == "linux":
         start = -(-hostmemory.address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE
         size = ctypes.c_size_t(memory.nbytes - mmap.PAGESIZE)
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), size, mmap.MADV_HUGEPAGE)
-    try:
-        yield memory
-    finally:
-        memory.base.release(queue)
-        queue.finish()
+    np.copyto(memory, values)
+    memory.base.release(queue)
+    queue.finish()
