@@ -70,6 +70,7 @@ class Exchange:
     def _segment(self, place: Place) -> Segment:
         if place.key not in self._mapped:
             self._mapped[place.key] = open_segment(place)
+            self._mapped[place.key].hide()  # nobody else opens it here
         return self._mapped[place.key]
 
 

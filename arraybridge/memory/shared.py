@@ -1,7 +1,7 @@
 """Memory that processes share: `shared`, and the segments behind it.
 
 On Linux a segment is a file of the kernel without a name (``memfd_create``), which goes with the last process
-that maps it, however that ends. Another process opens it by way of ``/proc``, as long as the one that made it
+that maps it, however that ends. Another process opens it by way of ``/proc``, as long as the one that sent it
 keeps its descriptor. Elsewhere it is `multiprocessing.shared_memory`, whose names Python's tracker removes.
 """
 
@@ -92,14 +92,14 @@ def make_segment(size: int) -> Segment:
         note_on(
             error,
             f"{size} bytes of shared memory cannot be had. Let go of shared arrays, raise the limit of"
-            " descriptors (ulimit -n), of which an array takes one where it was made, or enlarge /dev/shm"
+            " descriptors (ulimit -n), of which an array takes one in each process, or enlarge /dev/shm"
             " (docker run --shm-size=2g), whichever is short",
         )
         raise
 
 
-def open_segment(place: Place, keep: bool = False) -> Segment:
-    """The segment that lies there, mapped here too; with ``keep`` others may open it here from now on.
+def open_segment(place: Place) -> Segment:
+    """The segment that lies there, mapped here too, where others may open it from now on.
 
     Raises:
         SharedMemoryGoneError: it is not there any more, on another machine, or another user's.
@@ -111,7 +111,7 @@ def open_segment(place: Place, keep: bool = False) -> Segment:
     reason = "it is on another machine; send x.view(numpy.ndarray), whose bytes travel"
     try:
         if place.machine == _MACHINE:
-            return _open_anonymous(place, keep) if _ANONYMOUS else _open_named(place)
+            return _open_anonymous(place) if _ANONYMOUS else _open_named(place)
     except PermissionError as error:
         cause, reason = error, "that process belongs to another user"
     except (FileNotFoundError, ProcessLookupError) as error:
@@ -140,12 +140,12 @@ def _make_anonymous(size: int) -> Segment:
     descriptor = os.memfd_create(key)
     try:
         os.ftruncate(descriptor, size)
-        return _open_anonymous(Place(_MACHINE, os.getpid(), descriptor, key, size), keep=True)
+        return _open_anonymous(Place(_MACHINE, os.getpid(), descriptor, key, size))
     finally:
         os.close(descriptor)
 
 
-def _open_anonymous(place: Place, keep: bool) -> Segment:
+def _open_anonymous(place: Place) -> Segment:
     descriptor = os.open(f"/proc/{place.process}/fd/{place.descriptor}", os.O_RDWR)
     with ExitStack() as opened:
         opened.callback(os.close, descriptor)
@@ -155,8 +155,8 @@ def _open_anonymous(place: Place, keep: bool) -> Segment:
         address = _system.mmap(None, place.size, access, mmap.MAP_SHARED, descriptor, 0)
         if address == ctypes.c_void_p(-1).value:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        kept = opened.pop_all() if keep else ExitStack()
-    here = place._replace(process=os.getpid(), descriptor=descriptor) if keep else place
+        kept = opened.pop_all()
+    here = place._replace(process=os.getpid(), descriptor=descriptor)
     return Segment(here, address, partial(_system.munmap, address, place.size), kept.close)
 
 
@@ -184,7 +184,7 @@ def _named(place: Place, memory: SharedMemory, hide: Callable[[], Any]) -> Segme
 
 # -- arrays ------------------------------------------------------------------------------------------
 
-# What a worker of a pool has made and sent, and nobody has read: there it is gone as soon as it is sent.
+# What a worker of a pool has sent, and nobody has read: there it is gone as soon as it is sent.
 _sent: list[Segment] = []
 
 
@@ -233,15 +233,15 @@ class SharedArray(np.ndarray):
         segment = self._segment
         if segment is None:
             return self.view(np.ndarray).__reduce_ex__(protocol)
-        handed_over = multiprocessing.parent_process() is not None and segment.place.process == os.getpid()
-        if handed_over:
+        if multiprocessing.parent_process() is not None:
             _hand_over(segment)
+        place = segment.place._replace(process=os.getpid())  # a fork has a descriptor of its own
         layout = _start(self) - segment.address, self.shape, self.strides, self.dtype
-        return _arrived, (segment.place, handed_over, self.flags.writeable, *layout)
+        return _arrived, (place, self.flags.writeable, *layout)
 
 
-def _arrived(place: tuple[Any, ...], handed_over: bool, writeable: bool, *layout: Any) -> SharedArray:
-    segment = open_segment(Place(*place), keep=handed_over)
+def _arrived(place: tuple[Any, ...], writeable: bool, *layout: Any) -> SharedArray:
+    segment = open_segment(Place(*place))
     segment.state.value = Segment.ARRIVED
     array = _array(segment, *layout)
     array.flags.writeable = writeable

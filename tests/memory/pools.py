@@ -5,11 +5,21 @@ from __future__ import annotations
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing.connection import Connection
 
 import numpy as np
 
 from arraybridge import shared
 from tests.lines.functions import fill, filled, make_shared
+
+
+def give_back(connection: Connection) -> None:
+    """Sends an array back when its maker has let go of it."""
+    x = connection.recv()
+    connection.send("arrived")
+    connection.recv()
+    connection.send(x)
+    connection.recv()
 
 
 def main(method: str) -> None:
@@ -35,6 +45,17 @@ def main(method: str) -> None:
         assert made[0].tolist() == [1, 1, 1]
         assert np.shares_memory(onwards, made[0])
         print("onwards", flush=True)
+    y, (ours, theirs) = shared(np.ones(3)), context.Pipe()
+    process = context.Process(target=give_back, args=(theirs,))
+    process.start()
+    ours.send(y)
+    assert ours.recv() == "arrived"
+    del y
+    ours.send("gone")
+    assert ours.recv().tolist() == [1, 1, 1]
+    ours.send("read")
+    process.join()
+    print("held there", flush=True)
     process = context.Process(target=fill, args=(x[::-1], 9))
     process.start()
     process.join()
