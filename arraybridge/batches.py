@@ -183,7 +183,8 @@ class _ArrayColumn(_Column):
             self.kept[joined.done] = kept(x)
         else:
             along = (slice(None),) * (joined.axis % len(owner.shape(data)))
-            owner.write(self.room, (*along, slice(joined.done, joined.done + count)), data)
+            with owner.beside(self.room):
+                self.room[*along, joined.done : joined.done + count] = data
 
     def _without_rows(self, owner: Any, what: str) -> CannotSplitError:
         return CannotSplitError(

@@ -147,7 +147,7 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         DtypeNotSupportedError: no such dtype is known.
     """
-    name = _name(dtype)
+    name = hostmemory.word_of(dtype)
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
@@ -159,17 +159,7 @@ def dtype_name(dtype: Any) -> str:
 
 def is_dtype(word: Any) -> bool:
     """Whether this is a dtype, by name or of any framework."""
-    return _name(word) in _DTYPES
-
-
-def _name(dtype: Any) -> str:
-    if isinstance(dtype, (type, np.dtype)):
-        try:
-            return np.dtype(dtype).name
-        except TypeError:
-            return str(dtype)
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", dtype)
-    return str(name).removeprefix("torch.")
+    return hostmemory.word_of(word) in _DTYPES
 
 
 # -- how ---------------------------------------------------------------------------------------------
@@ -206,7 +196,6 @@ class _Choice:
             source.supports(self.cast, source.shape(array))
             return self._decision(self._copying, 0, "", itself)  # the cast makes the copy
         if self.request.copy:
-            source.check_copy(array)
             return self._decision(self._copying, 1, "copy=True was asked for", source.copy)
         return self._decision("same", 0, "it is there already", itself)
 

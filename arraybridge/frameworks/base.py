@@ -73,9 +73,6 @@ class Framework(ABC):
     pool: Pool = Pool()
     autodiff: Autodiff = NOT_DIFFERENTIABLE
 
-    def __repr__(self) -> str:
-        return f"<arraybridge framework {self.name!r}>"
-
     # -- which arrays, and what they hold ---------------------------------------------------------
 
     @abstractmethod
@@ -235,15 +232,12 @@ class Framework(ABC):
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: Any) -> Any:
-        """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
-        return self.from_host(self.to_host(x), self.device_of(x))
-
-    def check_copy(self, x: Any) -> None:
-        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave.
+        """A C-contiguous copy on the same device, complete on return or ordered on its stream.
 
         Raises:
-            MemoryConversionError: or a subclass.
+            MemoryConversionError: or a subclass, for one of its arrays that nobody can copy.
         """
+        return self.from_host(self.to_host(x), self.device_of(x))
 
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
@@ -299,16 +293,11 @@ class Framework(ABC):
             return [x[i] for i in range(self.shape(x)[0])]
 
     def room(self, part: Any, shape: tuple[int, ...]) -> Any:
-        """An array like ``part``, of another shape, whose rows `write` sets.
+        """An array like ``part``, of another shape, into which parts are written by ``room[rows] = part``.
 
         None where parts are kept, and concatenated at the end.
         """
         return None
-
-    def write(self, room: Any, rows: tuple[slice, ...], part: Any) -> None:
-        """Copy ``part`` into these rows of what `room` gave."""
-        with self.beside(room):
-            room[rows] = part
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         """An array whose values nobody has set."""
@@ -434,16 +423,6 @@ def is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
     """Whether the elements lie one beside the other, in the order of the axes."""
     expected = c_strides(shape, itemsize)
     return all(a == b or n == 1 for a, b, n in zip(strides, expected, shape, strict=True))
-
-
-def is_compact(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether the elements lie one beside the other, in whatever order of the axes."""
-    expected = itemsize
-    for stride, extent in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n != 1):
-        if stride != expected:
-            return False
-        expected *= extent
-    return True
 
 
 def refuse(framework: Framework, what: str, instead: str) -> ArrayNotSupportedError:

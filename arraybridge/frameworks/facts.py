@@ -23,8 +23,6 @@ class Facts:
         runs_numpy_code: whether functions written for NumPy run on its arrays: True where ``@gpu``,
             `array_namespace` and `compare` may choose it, None where ``@gpu`` takes it by name alone, False
             where it never does. The first in the list is the nearest to NumPy.
-        beneath: the root module of a library on which it stands and which may be used alone, and the file
-            beside its own that judges that library's errors (``is_oom``); or None.
         libraries: parts of paths by which one sees that a process has loaded it.
         nicknames: what people call it in code; not accepted, but understood by suggestions.
     """
@@ -36,7 +34,6 @@ class Facts:
     extra: str = ""
     requirements: tuple[str, ...] = ()
     runs_numpy_code: bool | None = None
-    beneath: tuple[str, str] | None = None
     libraries: tuple[str, ...] = ()
     nicknames: tuple[str, ...] = ()
 
@@ -97,7 +94,6 @@ BUILT_IN = {
             extra="pyclesperanto",
             requirements=("pyclesperanto>=0.25", "pyopencl[pocl]>=2025.1"),
             runs_numpy_code=False,
-            beneath=("pyopencl", "pyclesperanto.opencl"),
             libraries=("/pyclesperanto", "/pyopencl/"),
             nicknames=("cle", "opencl"),
         ),

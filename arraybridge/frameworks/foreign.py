@@ -16,12 +16,6 @@ __all__ = ["foreign_framework", "is_foreign_array", "is_on_card", "offers_alone"
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 
-# Arrays on devices whose libraries offer no protocol, and the methods that bring them to the host.
-_METHODS_TO_HOST = {
-    ("pyopencl.array", "Array"): "get",
-    ("numba.cuda.simulator.cudadrv.devicearray", "FakeCUDAArray"): "copy_to_host",
-}
-
 # DLPack device types: kDLCPU, kDLCUDAHost (pinned), kDLROCMHost can be read by the processor.
 _HOST_TYPES = (1, 3, 11)
 _CUDA_TYPES = (2, 13)
@@ -44,8 +38,6 @@ class ForeignHost(NumpyFramework):
 
 
 FOREIGN_HOST = ForeignHost()
-_BYTES = ForeignHost("its array interface hands out a copy of its bytes")
-_FETCHED = ForeignHost("it was read from a device that no framework here shares")
 _SCALAR = ForeignHost("a scalar of NumPy is a value, with no memory to share")
 
 
@@ -53,13 +45,7 @@ def is_foreign_array(x: Any) -> bool:
     """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
     if isinstance(x, (type, *_NO_NUMBERS)):
         return False
-    return any(offers(x, protocol) for protocol in _PROTOCOLS) or _method_to_host(type(x)) is not None
-
-
-def _method_to_host(cls: type) -> str | None:
-    """The method by which an array of this class comes to the host, where there is no other way."""
-    methods = (_METHODS_TO_HOST.get((base.__module__, base.__qualname__)) for base in cls.__mro__)
-    return next(filter(None, methods), None)
+    return any(offers(x, protocol) for protocol in _PROTOCOLS)
 
 
 def offers(x: Any, protocol: str) -> bool:
@@ -93,29 +79,24 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
-    method = _method_to_host(type(x))
-    if method is not None:
-        return _FETCHED, np.asarray(getattr(x, method)())
     if is_on_card(x):
         return _import_cuda(x)
     if (kind := _dlpack_kind(x)) not in (None, *_HOST_TYPES):
         raise refuse(FOREIGN_HOST, f"an array on DLPack device type {kind}", "copy it to the host first")
     try:
-        return _open(x)
+        return FOREIGN_HOST, _open(x)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
         what = f"an array of type {type(x).__qualname__}"
         raise refuse(FOREIGN_HOST, what, f"its memory cannot be read: {told(error)}") from error
 
 
-def _open(x: Any) -> tuple[Framework, np.ndarray]:
+def _open(x: Any) -> np.ndarray:
     if not offers(x, "__array_interface__"):
-        return FOREIGN_HOST, hostmemory.from_dlpack(x)
+        return hostmemory.from_dlpack(x)
     interface = x.__array_interface__
     if interface.get("data") is None:
-        return FOREIGN_HOST, np.asarray(x)  # by the buffer protocol
-    memory = np.asarray(hostmemory.Interface(interface, x))
-    # Bytes were made for this one question, as Pillow does, or else nobody could ever change them.
-    return (_BYTES if isinstance(interface["data"], bytes) else FOREIGN_HOST), memory
+        return np.asarray(x)  # by the buffer protocol
+    return np.asarray(hostmemory.Interface(interface, x))
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:

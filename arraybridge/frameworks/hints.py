@@ -15,6 +15,8 @@ _EXPRESSIONS = {
     "zarr": 'x["name"][...]',
     "scipy": "x.toarray()",
     "sparse": "x.todense()",
+    "pyopencl": "x.get()",
+    "numba": "x.copy_to_host()",
     "dask": "x.compute(), or work on its blocks with arraybridge.dask.map_blocks(fn, x)",
 }
 

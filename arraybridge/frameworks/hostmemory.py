@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import operator
 import sys
 from contextlib import suppress
 from typing import Any
@@ -75,6 +74,15 @@ def np_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name))
 
 
+def word_of(dtype: Any) -> str:
+    """What a dtype is called that is given by name, as NumPy takes it, or as a framework's own."""
+    if isinstance(dtype, (type, np.dtype)):
+        with suppress(TypeError):
+            return np.dtype(dtype).name
+    # torch's prints as torch.float32, TensorFlow's has a name.
+    return str(dtype if isinstance(dtype, str) else getattr(dtype, "name", dtype)).removeprefix("torch.")
+
+
 _names: dict[np.dtype[Any], str] = {}
 
 
@@ -107,13 +115,12 @@ def extents(shape: Any) -> tuple[int, ...]:
 
     Raises:
         TypeError: it is neither.
+        ValueError: one of them is negative.
     """
-    with suppress(TypeError):
-        return (operator.index(shape),)
     try:
-        return tuple(map(operator.index, shape))
-    except TypeError as error:
-        raise TypeError(f"shape={shape!r} must be a whole number, or several, as (2, 3)") from error
+        return np.broadcast_to(0, shape).shape
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"shape={shape!r} must be a whole number, or several, none negative") from error
 
 
 def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
@@ -128,7 +135,7 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
 
     Raises:
         DtypeNotSupportedError: NumPy has this dtype only through ``ml_dtypes``, which is missing.
-        TypeError: NumPy has no such dtype, or the shape is no whole number, nor several.
+        TypeError: there is no such dtype, or the shape is no whole number, nor several.
         ValueError: a negative extent, or a dtype whose elements are Python objects.
 
     >>> image = aligned((512, 512), "float32")
@@ -136,28 +143,18 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     >>> image.ctypes.data % 64
     0
     """
-    counts = extents(shape)
-    if any(extent < 0 for extent in counts):
-        raise ValueError(f"shape={shape!r} has a negative extent")
     elements = _dtype_of(dtype)
     if elements.hasobject:
         raise ValueError(f"dtype={elements} holds Python objects, which no other framework can share")
-    return packed(counts, elements)
+    return packed(extents(shape), elements)
 
 
 def _dtype_of(dtype: Any) -> np.dtype[Any]:
     """The NumPy dtype of a name, of what NumPy takes, or of a framework's own dtype, as ``torch.float32``."""
-    try:
-        return np_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-    except DtypeNotSupportedError:
-        raise
-    except TypeError as error:
-        if not isinstance(dtype, str):  # torch's prints as torch.float32, TensorFlow's has a name
-            with suppress(TypeError):
-                return np_dtype(getattr(dtype, "name", None) or str(dtype).removeprefix("torch."))
-        raise TypeError(
-            f"dtype={dtype!r} is no dtype that NumPy has; pass one by name, as 'float32', or as np.float32"
-        ) from error
+    if not isinstance(dtype, str):
+        with suppress(TypeError):
+            return np.dtype(dtype)
+    return np_dtype(word_of(dtype))
 
 
 def packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

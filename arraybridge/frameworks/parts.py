@@ -13,9 +13,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from arraybridge import machine
 from arraybridge.types import Device
 
-__all__ = ["Fallback", "Mark", "Streams"]
+__all__ = ["Fallback", "Holding", "Mark", "Streams"]
 
 
 class Fallback(Exception):  # noqa: N818  # a signal, no error
@@ -42,10 +43,6 @@ class Fast:
         `cannot_view` say the same. It raises for an array that is not simply there, in the host's memory.
         """
         return None
-
-    def same(self) -> Callable[[Any], Any]:
-        """What becomes of an array that is asked for in its own framework: nothing."""
-        return itself
 
     def view(self) -> Callable[[Any], np.ndarray] | None:
         """A function from a host array to its NumPy view, or None."""
@@ -94,11 +91,8 @@ class Mark(NamedTuple):
 class Streams:
     """Queues of work on accelerators, one a thread, and the order between them."""
 
-    #: Whether there are any: those of a class of its own are.
+    #: Whether there are any.
     has_queues: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        cls.has_queues = True
 
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         """A context in which this thread queues its work on a stream of its own on ``device``.
@@ -134,26 +128,48 @@ class Streams:
         return x
 
 
-class Usage(NamedTuple):
-    """Bytes that a framework holds on a device; None where it does not count them.
+class Holding(NamedTuple):
+    """Bytes that one holder has on one device; None where nobody counts them.
 
-    ``used`` by live arrays, ``cached`` on top of that for arrays to come, ``peak`` the most ever used.
+    Attributes:
+        device: the device in words, ``"cpu"`` or ``"gpu:0"``.
+        holder: a framework's name, ``"this process"`` (on the host), ``"this process, otherwise"``,
+            ``"other processes"``, or ``"everything else"``.
+        used: held by live arrays (by a process: all that it holds).
+        cached: kept by the framework for arrays to come.
+        peak: the most that ``used`` has been.
     """
 
-    device: Device
+    device: str
+    holder: str
     used: int | None
-    cached: int | None
-    peak: int | None
+    cached: int | None = None
+    peak: int | None = None
+
+    @property
+    def reserved(self) -> int | None:
+        """What the holder has taken from the device: ``used`` and ``cached``; None where it does not tell."""
+        return None if self.used is None or self.cached is None else self.used + self.cached
+
+    @property
+    def fragmentation(self) -> float | None:
+        """The part of what is reserved that no live array uses, from 0 to 1; None where it does not tell.
+
+        Much of it beside an error of memory that has run out says that free memory lies in pieces, or in
+        another framework's cache.
+        """
+        return None if self.reserved is None else (self.cached or 0) / max(1, self.reserved)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields, ``reserved`` and ``fragmentation``."""
+        return {**self._asdict(), "reserved": self.reserved, "fragmentation": self.fragmentation}
 
 
 class Pool:
     """The cards as the framework sees them, and the memory that it holds there.
 
-    No question opens a card, but for `free_memory_of`.
+    No question opens a card, but for `card_memory` and `free_memory_of`.
     """
-
-    #: Whether `free_memory_of` counts what `usage` calls cached as free.
-    counts_cache_as_free: ClassVar[bool] = False
 
     def is_started(self) -> bool:
         """Whether the framework has opened its accelerators; what it holds is asked only of one that has."""
@@ -184,20 +200,22 @@ class Pool:
         return device.name, "", None
 
     def card_memory(self, device: Device) -> tuple[int, int] | None:
-        """Free and total bytes of a card that the framework has opened, or None."""
+        """Free and total bytes of a card; None where the framework cannot tell."""
         return None
 
     def free_memory_of(self, device: Device) -> int:
-        """Free bytes on the device, for ``gpu_id="auto"``; 0 where the framework cannot tell."""
-        return 0
+        """Bytes that the framework could still take on a card, its cache included; 0 where nobody tells."""
+        free = machine.free_memory(device.index) if device.kind == "gpu" else None
+        if free is None:
+            free, _ = self.card_memory(device) or (0, 0)
+        return free + sum(one.cached or 0 for one in self.usage() if one.device == device)
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[Holding]:
         """What the framework holds, one entry for each device that it has opened."""
         return []
 
-    def reset_peak(self, device: Device) -> bool:
-        """Start the count of `Usage.peak` anew; False where that cannot be."""
-        return False
+    def reset_peak(self) -> None:
+        """Start the count of `Holding.peak` anew on every device, where that can be."""
 
     def oom_error(self) -> Exception:
         """An error as the framework raises it when memory runs out, for rehearsals of that."""

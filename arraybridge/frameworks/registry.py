@@ -30,7 +30,6 @@ __all__ = [
     "framework_names",
     "instances",
     "is_installed",
-    "is_oom_of_a_library",
     "loaded",
     "register",
     "roots",
@@ -56,19 +55,13 @@ def register(framework: Framework) -> Framework:
         framework: an instance of a subclass of `Framework`.
 
     Raises:
-        TypeError: it is no such instance, has no name, or its ``modules`` are no tuple of names.
+        TypeError: it is no such instance, or has no name.
     """
     if not isinstance(framework, Framework):
         raise TypeError(f"register() takes an instance of a Framework subclass, not {framework!r}")
     name: object = getattr(framework, "name", None)
     if not isinstance(name, str) or not name:
         raise TypeError(f"{type(framework).__name__} needs a class attribute 'name', a string")
-    modules: object = _facts_of(framework).modules
-    if not isinstance(modules, (tuple, list)) or not all(isinstance(module, str) for module in modules):
-        raise TypeError(
-            f"the modules of {type(framework).__name__} are {modules!r}; they must be a tuple of names, as in"
-            f" modules = ({name!r},)"
-        )
     _instances[name] = framework
     _forget()
     return framework
@@ -210,14 +203,13 @@ def loaded(name: str | None = None) -> list[Framework]:
 
     One that is imported but does not work here (pyclesperanto without an OpenCL device) is left out.
     """
-    ready = []
-    for one in dict.fromkeys((*BUILT_IN, *_instances)) if name is None else [name]:
-        candidate = _instances.get(one)
-        if candidate is None and one in BUILT_IN and is_imported(*BUILT_IN[one].packages):
-            candidate = usable(one)
-        if candidate is not None:
-            ready.append(candidate)
-    return ready
+    names = dict.fromkeys((*BUILT_IN, *_instances)) if name is None else [name]
+    ready = (
+        usable(one)
+        for one in names
+        if one in _instances or (one in BUILT_IN and is_imported(*BUILT_IN[one].packages))
+    )
+    return [one for one in ready if one is not None]
 
 
 def usable(name: str) -> Framework | None:
@@ -251,14 +243,10 @@ def find_owner(x: Any) -> Framework | None:
 
 def _candidates(cls: type) -> Iterator[Framework]:
     """The frameworks whose array an object of that class may be."""
-    for root in _roots_of(cls):
+    for root in dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__):
         if root not in roots() and root != "builtins":
             _load_plugins(root)
         yield from map(framework, roots().get(root, ()))
-
-
-def _roots_of(cls: type) -> dict[str, None]:
-    return dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__)
 
 
 def _load_plugins(root: str) -> None:
@@ -269,14 +257,7 @@ def _load_plugins(root: str) -> None:
 
 
 def unknown_array(x: Any) -> UnknownArrayError:
-    """The error for an object that is no array, with what would help.
-
-    Raises:
-        FrameworkNotInstalledError: it may be one of a plug-in that does not load.
-    """
-    for name in _failed & plugins().keys():
-        if not _roots_of(type(x)).keys().isdisjoint((name, package_of(plugins()[name]))):
-            framework(name)
+    """The error for an object that is no array, with what would help."""
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
     return UnknownArrayError(
         f"an object of type {cls} is no array: {hint_for(x)}", reason=f"{cls} is no array"
@@ -302,12 +283,3 @@ def _read_device(x: Any) -> Device | None:
 
 above["native device"] = _native_device
 above["read device"] = _read_device
-
-
-def is_oom_of_a_library(error: BaseException) -> bool:
-    """Whether a library on which a framework stands, used alone, has run out of memory: pyopencl, say."""
-    root = type(error).__module__.partition(".")[0]
-    for one in BUILT_IN.values():
-        if one.beneath is not None and one.beneath[0] == root:
-            return bool(importlib.import_module(f"arraybridge.frameworks.{one.beneath[1]}").is_oom(error))
-    return False

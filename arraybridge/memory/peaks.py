@@ -67,8 +67,7 @@ class MemoryPeak:
 
     def _start(self) -> None:
         for one in loaded():
-            for usage in one.pool.usage():
-                one.pool.reset_peak(usage.device)
+            one.pool.reset_peak()
         for device, holder, used, _, peak in holdings():
             if used is not None:
                 self._rows[device, holder] = PeakRow(device, holder, used, used)

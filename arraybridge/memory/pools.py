@@ -217,8 +217,6 @@ def _checked(
             " as 'numpy', 'torch' or 'cupy'"
         )
     extents = hostmemory.extents(shape)
-    if any(n < 0 for n in extents):
-        raise ValueError(f"shape={extents} has a negative extent")
     with suppress(TypeError):  # torch.float32; bfloat16, which NumPy knows once ml_dtypes is imported
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 
 from arraybridge.errors import text_of
-from arraybridge.frameworks import registry
 from arraybridge.frameworks.registry import loaded
 
 __all__ = ["is_oom_error", "let_go"]
@@ -39,7 +38,7 @@ def _says_so(error: BaseException) -> bool:
         except Exception:  # its message, which the framework reads, cannot be read
             if text_of(error) is not None:
                 raise
-    return registry.is_oom_of_a_library(error)
+    return False
 
 
 def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
 from arraybridge import machine
-from arraybridge.frameworks.holdings import Holding, holdings
-from arraybridge.frameworks.registry import loaded
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.holdings import holdings
+from arraybridge.frameworks.parts import Holding
 from arraybridge.show import format_bytes, html_table, text_table
 from arraybridge.types import Device
 
@@ -151,8 +152,8 @@ def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
 
 def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
     """A device that the driver does not show, through a framework that has opened it."""
-    for one in loaded():
-        memory = one.pool.card_memory(Device.parse(device))
+    for row in rows:
+        memory = registry.framework(row.holder).pool.card_memory(Device.parse(device))
         if memory is not None:
             free, total = memory
             remainder = Holding(device, REST, max(0, total - free - _reserved(rows)))

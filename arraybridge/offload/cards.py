@@ -58,15 +58,8 @@ class Card:
         """Bytes that the backend could still take, its cache included; 0 where it cannot tell."""
         now = self.clock()
         if now - self._asked >= ASK_AGAIN:
-            self._asked, self._free = now, self._ask()
+            self._asked, self._free = now, self.framework.pool.free_memory_of(self.device)
         return self._free
-
-    def _ask(self) -> int:
-        pool = self.framework.pool
-        free = pool.free_memory_of(self.device)
-        if not free or pool.counts_cache_as_free:
-            return free
-        return free + sum(use.cached or 0 for use in pool.usage() if use.device == self.device)
 
 
 class Cards:

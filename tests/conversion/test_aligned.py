@@ -42,7 +42,7 @@ def test_the_dtype_of_a_framework(framework: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "dtype", "error", "words"),
     [
-        *((2, dtype, TypeError, r"is no dtype .*; pass .*'float32'") for dtype in ("no dtype", "x.y", 3.5)),
+        *((2, dtype, TypeError, "not understood") for dtype in ("no dtype", "x.y", 3.5)),
         *((shape, "f4", TypeError, "whole number") for shape in (2.5, "ab", None, (2, None))),
         ((-1,), "f4", ValueError, "negative"),
         (2, object, ValueError, "object"),
@@ -51,7 +51,10 @@ def test_the_dtype_of_a_framework(framework: str, name: str) -> None:
 def test_what_makes_no_sense_is_named(shape: Any, dtype: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         aligned(shape, dtype)
-    with pytest.raises(TypeError, match="is no dtype"):
+
+
+def test_a_dtype_that_numpy_lacks_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="qint8"):
         aligned(2, require("torch").qint8)
 
 

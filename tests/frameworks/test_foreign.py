@@ -48,6 +48,7 @@ NO_ARRAYS: dict[str, tuple[Any, str]] = {
     "__array__ alone": (OnlyArrayMethod(), "np.asarray"),
     "object": (object(), "__dlpack__"),
     "mock": (MagicMock(), "MagicMock"),
+    "array of pyopencl alone": (type("Array", (), {"__module__": "pyopencl.array"})(), "x.get()"),
     "class of arrays": (np.ndarray, "type"),
     "dtype": (np.dtype("f4"), "Float32DType"),
 }

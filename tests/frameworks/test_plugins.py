@@ -87,15 +87,15 @@ def test_an_array_is_enough_to_find_the_framework_of_a_package(slates: str) -> N
 
 # ---- one that does not load ------------------------------------------------------------------------------
 
-# What is wrong → the code of the plug-in's module, and the error that its author sees.
+# Name → the code of the plug-in's module, and the error that its author sees.
 BROKEN: dict[str, tuple[str | None, str]] = {
-    "module missing": (None, "ModuleNotFoundError"),
+    "missing": (None, "ModuleNotFoundError"),
     "exits": ("raise SystemExit(3)", "SystemExit"),
     "syntax": ("def f(:", "SyntaxError"),
-    "class missing": ("class Other: pass", "AttributeError"),
-    "no framework": ("class Bridge: pass", "TypeError"),
+    "classless": ("class Other: pass", "AttributeError"),
+    "other": ("class Bridge: pass", "TypeError"),
     "abstract": (
-        "from arraybridge import Framework\nclass Bridge(Framework):\n    name = 'myarr'",
+        "from arraybridge import Framework\nclass Bridge(Framework):\n    name = 'abstract'",
         "TypeError",
     ),
     "misnamed": (
@@ -103,36 +103,35 @@ BROKEN: dict[str, tuple[str | None, str]] = {
         "TypeError",
     ),
 }
-ENTRY = "myarr = brokenplug.bridge:Bridge"
+# It says itself what is missing, as the built-in frameworks do.
+LAMPLESS = """
+import arraybridge
+
+class Bridge:
+    def __init__(self):
+        raise arraybridge.FrameworkNotInstalledError("there is no lamp", target_type="lampless")
+"""
 
 
-def plant(folder: Path, code: str | None, entry: str = ENTRY) -> str:
-    """A folder in which a distribution, its package and its entry point are found."""
-    lay_out(folder, "plug-dist", "1.0", entry)
-    package = folder / "brokenplug"
+def plant(site: Path, name: str, code: str | None) -> None:
+    """A distribution with a package and an entry point, which leads into a broken module of the package."""
+    lay_out(site, f"{name}-dist", "1.0", f"{name} = {name}plug.bridge:Bridge")
+    package = site / f"{name}plug"
     package.mkdir()
-    # Beside the module that is broken, the package has arrays.
-    (package / "__init__.py").write_text("class Array:\n    shape, dtype = (2,), 'float32'\n", "utf-8")
+    (package / "__init__.py").touch()
     if code is not None:
         (package / "bridge.py").write_text(code, encoding="utf-8")
-    return str(folder)
 
 
-def report(site: str, *arguments: str) -> Any:
-    paths = os.pathsep.join([str(PLANTED), site, str(CHECKOUT), str(PLUGIN.parents[1])])
-    done = run_python(str(PLUGIN / "break_it.py"), *arguments, env={"PYTHONPATH": paths})
+def test_what_does_not_load_harms_nobody_else(tmp_path: Path) -> None:
+    for name, (code, _) in BROKEN.items():
+        plant(tmp_path, name, code)
+    plant(tmp_path, "lampless", LAMPLESS)
+    plant(tmp_path, "numpy", "raise RuntimeError")  # which cannot take the place of what is built in
+    paths = os.pathsep.join([str(PLANTED), str(tmp_path), str(CHECKOUT)])
+    done = run_python(str(PLUGIN / "break_it.py"), *BROKEN, "lampless", env={"PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("wrong", BROKEN)
-def test_only_who_names_it_or_asks_for_its_arrays_is_told(tmp_path: Path, wrong: str) -> None:
-    code, cause = BROKEN[wrong]
-    answers = report(plant(tmp_path, code), "imported")
-    for cls, message, chained in (answers["named"] | answers["its arrays"]).values():
-        assert (cls, chained) == ("FrameworkNotInstalledError", cause), message
-        for words in ("plug-dist", ENTRY, "pip install --upgrade plug-dist", "pip uninstall plug-dist"):
-            assert words in message
+    answers = json.loads(done.stdout)
     assert answers["others"] == answers["again"]
     assert answers["others"] == {
         "devices": ["cpu"],
@@ -146,36 +145,23 @@ def test_only_who_names_it_or_asks_for_its_arrays_is_told(tmp_path: Path, wrong:
         "gpu": [2],
         "unknown": True,
     }
-    (warning,) = answers["warnings"]
-    assert warning.startswith(f"{PLUGIN / 'break_it.py'}: RuntimeWarning: the framework myarr is offered by")
-    assert "plug-dist" in warning
-
-
-def test_what_a_plug_in_says_itself_is_passed_on(tmp_path: Path) -> None:
-    """As the built-in frameworks do where a driver is missing; nobody is warned of it."""
-    code = (
-        "import arraybridge\n"
-        "class Bridge:\n"
-        "    def __init__(self):\n"
-        "        raise arraybridge.FrameworkNotInstalledError('myarr finds no lamp', target_type='myarr')\n"
-    )
-    answers = report(plant(tmp_path, code), "imported")
-    for cls, message, _ in (answers["named"] | answers["its arrays"]).values():
-        assert (cls, "myarr finds no lamp" in message) == ("FrameworkNotInstalledError", True)
-    assert answers["warnings"] == []
-
-
-def test_a_plug_in_cannot_replace_a_built_in_framework(tmp_path: Path) -> None:
-    answers = report(plant(tmp_path, "raise RuntimeError", entry="numpy = brokenplug.bridge:Bridge"))
-    assert answers["others"]["convert_memory"] == [1, 1]
-    assert answers["warnings"] == []
-    assert {cls for cls, _, _ in answers["named"].values()} == {"UnknownFrameworkError"}
+    for _, message, _ in answers["named"].pop("lampless").values():
+        assert "there is no lamp" in message
+    assert len(answers["warnings"]) == len(BROKEN), "one of each, and none of what says it by itself"
+    for name, told in answers["named"].items():
+        start = f"{PLUGIN / 'break_it.py'}: RuntimeWarning: the framework {name} is offered by"
+        assert any(warning.startswith(start) for warning in answers["warnings"])
+        for cls, message, chained in told.values():
+            assert (cls, chained) == ("FrameworkNotInstalledError", BROKEN[name][1]), message
+            entry = f"{name} = {name}plug.bridge:Bridge"
+            for words in (entry, f"pip install --upgrade {name}-dist", f"pip uninstall {name}-dist"):
+                assert words in message
 
 
 def test_the_commands_show_it_or_do_without(slates: str, tmp_path: Path) -> None:
     pytest.importorskip("typer")
-    broken = plant(tmp_path, "raise RuntimeError('no lamp')")
-    paths = os.pathsep.join([str(PLANTED), slates, broken, str(CHECKOUT)])
+    plant(tmp_path, "lampless", "raise RuntimeError('no lamp')")
+    paths = os.pathsep.join([str(PLANTED), slates, str(tmp_path), str(CHECKOUT)])
 
     def command(*arguments: str) -> Any:
         """What a command says in JSON, where NumPy is the only other framework."""
@@ -186,8 +172,8 @@ def test_the_commands_show_it_or_do_without(slates: str, tmp_path: Path) -> None
 
     rows = command("doctor")["frameworks"]
     states = {name: row["state"] for name, row in rows.items() if row["state"] in ("works", "broken")}
-    assert states == {"numpy": "works", "slates": "works", "myarr": "broken"}
+    assert states == {"numpy": "works", "slates": "works", "lampless": "broken"}
     assert rows["slates"]["version"] == "3.2.1"
-    assert all(words in json.dumps(rows) for words in ("plug-dist", "no lamp"))
+    assert all(words in json.dumps(rows) for words in ("lampless-dist", "no lamp"))
     assert "slates" in json.dumps(command("matrix", "--frameworks", "numpy,slates", "--size", "64KiB"))
     assert command("monitor", "--once")["devices"][0]["device"] == "cpu"

@@ -172,12 +172,9 @@ def test_registering_nonsense_is_a_type_error() -> None:
     class Nameless(CardFramework):
         name = ""
 
-    class Misdeclared(CardFramework):
-        modules = "tests"  # type: ignore[assignment]
-
     before = registry.roots()
-    for thing in (None, "cards", CardFramework, np, Nameless(), Misdeclared()):
-        with pytest.raises(TypeError, match=r"Framework|name|modules of Misdeclared are .*; they must be"):
+    for thing in (None, "cards", CardFramework, np, Nameless()):
+        with pytest.raises(TypeError, match=r"Framework|name"):
             register(thing)  # type: ignore[arg-type]
     assert registry.roots() == before
     assert "cards" not in registry.framework_names()

@@ -215,6 +215,8 @@ def test_streams_are_entered_around_the_function_alone() -> None:
     events: list[str] = []
 
     class Side(Streams):
+        has_queues = True
+
         @contextlib.contextmanager
         def stream(self, device: Any) -> Iterator[None]:
             events.append(f"enter {device}")

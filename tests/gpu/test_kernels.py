@@ -1,7 +1,6 @@
 """Kernels of one's own on a card, as docs/kernels.md shows them: launched where the arrays are ordered.
 
-What needs no card (numba's simulator, PoCL, Pallas interpreted) is in tests/conversion/test_kernel_arrays.py
-and runs with the page.
+What needs no card (numba on the host, PoCL, Pallas interpreted) runs with the page.
 """
 
 from __future__ import annotations

@@ -33,6 +33,8 @@ class StreamFramework(CardFramework):
 
 
 class NotedStreams(Streams):
+    has_queues = True
+
     def __init__(self, owner: StreamFramework) -> None:
         self.owner = owner
 

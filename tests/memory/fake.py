@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.parts import Holding, Pool
 from arraybridge.types import Device
 from tests.cards import CardFramework
 
@@ -42,15 +42,14 @@ class FakePool(Pool):
             self.owner.cached[i] = 0
         return freed
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[Holding]:
         return [
-            Usage(Device("gpu", i), self.owner.used[i], self.owner.cached[i], self.owner.peak[i])
+            Holding(f"gpu:{i}", "fake", self.owner.used[i], self.owner.cached[i], self.owner.peak[i])
             for i in (0, 1)
         ]
 
-    def reset_peak(self, device: Device) -> bool:
-        self.owner.peak[device.index] = self.owner.used[device.index]
-        return True
+    def reset_peak(self) -> None:
+        self.owner.peak = self.owner.used.copy()
 
     def card_memory(self, device: Device) -> tuple[int, int] | None:
         return 700, 1000

@@ -16,7 +16,7 @@ import pytest
 
 import arraybridge
 from arraybridge import MemoryCollector, gpu_utilization, memory_peak, memory_stats
-from arraybridge.frameworks.holdings import Holding
+from arraybridge.frameworks.parts import Holding
 from tests.memory.fake import FakeFramework
 from tests.test_machine import FAST, SLOW, FakeNvml, plant
 

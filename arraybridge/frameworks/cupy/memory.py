@@ -11,7 +11,7 @@ import numpy as np
 from arraybridge import machine
 from arraybridge.frameworks import driver
 from arraybridge.frameworks.cupy.streams import on_card
-from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.parts import Holding, Pool
 from arraybridge.types import Device
 
 __all__ = ["devices"]
@@ -61,13 +61,13 @@ class CupyPool(Pool):
             cupy.get_default_pinned_memory_pool().free_all_blocks()  # it counts blocks, not bytes
         return int(freed)
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[Holding]:
         rows = []
         for i in _opened():
             with on_card(i):
                 used = sum(int(pool.used_bytes()) for pool in _pools())
                 total = sum(int(pool.total_bytes()) for pool in _pools())
-                rows.append(Usage(Device("gpu", i), used, total - used, None))
+                rows.append(Holding(f"gpu:{i}", "cupy", used, total - used))
         return rows
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
@@ -83,8 +83,6 @@ class CupyPool(Pool):
                 cupy.cuda.runtime.deviceSynchronize()
 
     def card_memory(self, device: Device) -> tuple[int, int] | None:
-        if device.kind != "gpu" or device.index not in _opened():
-            return None
         with on_card(device.index):
             return cupy.cuda.runtime.memGetInfo()
 
@@ -101,13 +99,6 @@ class CupyPool(Pool):
         if cupy.cuda.runtime.is_hip or driver.is_awake():
             return None
         return tuple(Device("gpu", card.index) for card in machine.cards())
-
-    def free_memory_of(self, device: Device) -> int:
-        free = None if cupy.cuda.runtime.is_hip else machine.free_memory(device.index)
-        if free is not None:
-            return free
-        with on_card(device.index):
-            return int(cupy.cuda.runtime.memGetInfo()[0])
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
         nbytes = sum((usage.used or 0) + (usage.cached or 0) for usage in self.usage())

@@ -51,6 +51,8 @@ loans.captures.append(lambda: cupy.cuda.get_current_stream().is_capturing())
 
 
 class CupyStreams(Streams):
+    has_queues = True
+
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         return _side_stream(device.index)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from arraybridge.frameworks import hostmemory, loans
-from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, is_compact, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.jax.memory import JaxPool, as_device, cpu_alone, jax_device, local_devices
 from arraybridge.frameworks.parts import Fallback, Fast
@@ -82,6 +82,11 @@ class JaxFramework(Framework):
             raise refuse(
                 self, "a traced value", "it has no values yet; convert outside jax.jit, jax.grad and jax.vmap"
             )
+        if x.is_deleted():
+            instead = (
+                "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
+            )
+            raise refuse(self, "a deleted array", instead)
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             raise refuse_dtype(self, x.dtype, "pass jax.random.key_data(x)")
         if hostmemory.name_of(x.dtype) not in _DTYPES:
@@ -100,12 +105,7 @@ class JaxFramework(Framework):
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
             return as_device(jax.devices()[0])
-        if x.is_deleted():
-            instead = (
-                "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
-            )
-            raise refuse(self, "a deleted array", instead)
-        return as_device(min(x.devices(), key=lambda d: d.id))
+        return as_device(min(x.sharding.device_set, key=lambda d: d.id))
 
     def must_copy(self, x: jax.Array) -> str:
         return "several devices hold a part of it each" if self.pool.is_scattered(x) else ""
@@ -138,11 +138,12 @@ class JaxFramework(Framework):
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         if is_c_contiguous(shape, strides, itemsize):
             return ""
-        if _HONOURS_ORDER:
-            if is_compact(shape, strides, itemsize):
-                return ""
-            return "it is no permutation of a compact array, and XLA knows no other strides"
-        return "this JAX imports memory as C-contiguous, whatever its strides"
+        if not _HONOURS_ORDER:
+            return "this JAX imports memory as C-contiguous, whatever its strides"
+        axes = sorted(zip(strides, shape, strict=True), reverse=True)
+        if is_c_contiguous(tuple(n for _, n in axes), tuple(s for s, _ in axes), itemsize):
+            return ""
+        return "it is no permutation of a compact array, and XLA knows no other strides"
 
     # -- devices ----------------------------------------------------------------------------------
 
@@ -248,14 +249,6 @@ class JaxFast(Fast):
             return x.dtype, shape if 0 in shape else len(shape), None if alone else x.sharding, is_lent
 
         return facts
-
-    def same(self) -> Callable[[jax.Array], jax.Array]:
-        def same(x: jax.Array) -> jax.Array:
-            if x.is_deleted():
-                raise Fallback
-            return x
-
-        return same
 
     def view(self) -> Callable[[jax.Array], np.ndarray]:
         asarray = np.asarray

@@ -15,7 +15,7 @@ from jax.extend import backend as jax_backend
 from arraybridge import machine
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.facts import can_find
-from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.parts import Holding, Pool
 from arraybridge.types import Device
 
 _next = jax.jit(lambda x: x + 1)
@@ -27,8 +27,6 @@ def local_devices() -> list[Any]:
 
 
 class JaxPool(Pool):
-    counts_cache_as_free = True  # of what JAX may take, all that no array holds
-
     def native_device(self, device: Device) -> Any:
         return jax_device(device)
 
@@ -62,16 +60,17 @@ class JaxPool(Pool):
                 x.block_until_ready()
 
     def is_scattered(self, x: jax.Array) -> bool:
-        return len(x.devices()) > 1
+        return len(x.sharding.device_set) > 1
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[Holding]:
         rows = []
         for device in self._opened():
             stats = device.memory_stats()
             if stats:
                 used, pool = stats["bytes_in_use"], stats.get("pool_bytes")
                 cached = None if pool is None else max(0, pool - used)
-                rows.append(Usage(as_device(device), used, cached, stats.get("peak_bytes_in_use")))
+                peak = stats.get("peak_bytes_in_use")
+                rows.append(Holding(str(as_device(device)), "jax", used, cached, peak))
         return rows
 
     def visible_devices(self) -> tuple[Device, ...] | None:

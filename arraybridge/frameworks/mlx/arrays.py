@@ -12,7 +12,7 @@ import numpy as np
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, cannot_hold, refuse
 from arraybridge.frameworks.mlx import gradients as mlx_autodiff
-from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.parts import Holding, Pool
 from arraybridge.types import Device
 
 _DTYPES = hostmemory.PLAIN - {"complex128"} | {"bfloat16"}
@@ -132,16 +132,15 @@ def _mx_name(dtype: str) -> str:
 
 
 class MlxPool(Pool):
-    def usage(self) -> list[Usage]:
-        device = Device("gpu", 0) if mx.is_available(mx.gpu) else CPU
-        return [Usage(device, mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())]
+    def usage(self) -> list[Holding]:
+        device = "gpu:0" if mx.is_available(mx.gpu) else "cpu"
+        return [Holding(device, "mlx", mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())]
 
     def is_started(self) -> bool:
         return True
 
-    def reset_peak(self, device: Device) -> bool:
+    def reset_peak(self) -> None:
         mx.reset_peak_memory()
-        return True
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         before = mx.get_cache_memory()

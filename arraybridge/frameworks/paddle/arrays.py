@@ -12,7 +12,7 @@ import paddle
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, cannot_hold, refuse
 from arraybridge.frameworks.paddle import gradients as paddle_autodiff
-from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.parts import Holding, Pool
 from arraybridge.types import Device
 
 # No uint16: Paddle takes its numbers for bfloat16.
@@ -141,12 +141,15 @@ class PaddlePool(Pool):
     def is_started(self) -> bool:
         return paddle.device.cuda.device_count() > 0
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[Holding]:
         rows = []
         for i in range(paddle.device.cuda.device_count()):
             used = paddle.device.cuda.memory_allocated(i)
-            cached = paddle.device.cuda.memory_reserved(i) - used
-            rows.append(Usage(Device("gpu", i), used, cached, paddle.device.cuda.max_memory_allocated(i)))
+            cached, peak = (
+                paddle.device.cuda.memory_reserved(i) - used,
+                paddle.device.cuda.max_memory_allocated(i),
+            )
+            rows.append(Holding(f"gpu:{i}", "paddle", used, cached, peak))
         return rows
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Pool, Usage
+from arraybridge.frameworks.parts import Fallback, Fast, Holding, Pool
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
@@ -147,9 +147,6 @@ class TensorflowFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
-    def check_copy(self, x: Any) -> None:
-        self.check(x)
-
     def copy(self, x: Any) -> Any:
         self.check(x)
         if isinstance(x, tf.Variable):
@@ -267,24 +264,22 @@ class TensorflowPool(Pool):
     def asking_opens(self) -> bool:
         return not self.is_started()
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[Holding]:
         # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
         rows = []
         for device in _devices() if self.is_started() else ():
             if device.kind == "gpu":
                 info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
-                rows.append(Usage(device, info["current"], None, info["peak"]))
+                rows.append(Holding(str(device), "tensorflow", info["current"], None, info["peak"]))
         return rows
 
     def synchronize(self) -> None:
         if self.is_started():
             tf.test.experimental.sync_devices()
 
-    def reset_peak(self, device: Device) -> bool:
-        if device.kind != "gpu" or not self.is_started():
-            return False
-        tf.config.experimental.reset_memory_stats(f"GPU:{device.index}")
-        return True
+    def reset_peak(self) -> None:
+        for one in self.usage():
+            tf.config.experimental.reset_memory_stats(one.device.upper())
 
     def read_device(self, x: Any) -> Device | None:
         if not isinstance(x, (tf.config.LogicalDevice, tf.config.PhysicalDevice)):

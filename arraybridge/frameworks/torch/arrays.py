@@ -188,16 +188,13 @@ class TorchFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
-    def check_copy(self, x: torch.Tensor) -> None:
-        if not (x.is_cpu and x.layout is torch.strided) or x.is_nested or _has_memory(x):
-            return
-        if not x.untyped_storage().nbytes():  # torch ends the process
-            raise refuse(self, "a tensor whose storage was resized to nothing", "make a new tensor")
-
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_conj() or x.is_neg():
             return x.resolve_conj().resolve_neg().contiguous()
         strided = x.layout is torch.strided and not x.is_nested
+        if strided and x.is_cpu and not _has_memory(x) and not x.untyped_storage().nbytes():
+            # torch ends the process
+            raise refuse(self, "a tensor whose storage was resized to nothing", "make a new tensor")
         plain = not x.requires_grad and not x.is_quantized
         if strided and plain and x.itemsize == 1 and x.dtype not in NAMES:
             # uint1 to uint7, and the like, have no kernel that copies. (What requires grad is no such one.)

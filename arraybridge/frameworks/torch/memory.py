@@ -11,7 +11,7 @@ import torch
 from arraybridge import machine
 from arraybridge.frameworks import driver
 from arraybridge.frameworks.base import CPU
-from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.parts import Holding, Pool
 from arraybridge.types import Device
 
 
@@ -51,24 +51,22 @@ class TorchPool(Pool):
             freed += int(locked - torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
         return freed
 
-    def usage(self) -> list[Usage]:
+    def usage(self) -> list[Holding]:
         rows = []
         for i in _numbers():
             stats = torch.cuda.memory_stats_as_nested_dict(i)
             if stats:
                 used, reserved = (stats[k]["all"] for k in ("allocated_bytes", "reserved_bytes"))
                 cached = reserved["current"] - used["current"]
-                rows.append(Usage(Device("gpu", i), used["current"], cached, used["peak"]))
+                rows.append(Holding(f"gpu:{i}", "torch", used["current"], cached, used["peak"]))
         return rows
 
     def card_memory(self, device: Device) -> tuple[int, int] | None:
-        return torch.cuda.mem_get_info(device.index) if _numbers(device) else None
+        return torch.cuda.mem_get_info(device.index) if torch.cuda.is_available() else None
 
-    def reset_peak(self, device: Device) -> bool:
-        if not _numbers(device):
-            return False
-        torch.cuda.reset_peak_memory_stats(device.index)
-        return True
+    def reset_peak(self) -> None:
+        for i in _numbers():
+            torch.cuda.reset_peak_memory_stats(i)
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
         if not torch.cuda.is_available():
@@ -104,14 +102,6 @@ class TorchPool(Pool):
         if torch.version.cuda is None or driver.is_awake():
             return None
         return (CPU, *(Device("gpu", card.index) for card in machine.cards()))
-
-    def free_memory_of(self, device: Device) -> int:
-        if device.kind != "gpu":
-            return 0
-        free = machine.free_memory(device.index) if torch.version.cuda else None
-        if free is not None:
-            return free
-        return torch.cuda.mem_get_info(device.index)[0] if torch.cuda.is_available() else 0
 
     def oom_error(self) -> Exception:
         return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")

@@ -21,6 +21,8 @@ if torch.backends.cuda.is_built():
 
 
 class TorchStreams(Streams):
+    has_queues = True
+
     def stream(self, device: Device) -> AbstractContextManager[Any]:
         return _side_stream(device.index) if device.kind == "gpu" else nullcontext()
 

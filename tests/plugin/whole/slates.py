@@ -9,7 +9,7 @@ import numpy as np
 import arraybridge
 from arraybridge import Device
 from arraybridge.frameworks.facts import Facts
-from arraybridge.frameworks.parts import Pool, Usage
+from arraybridge.frameworks.parts import Holding, Pool
 
 __version__ = "3.2.1"
 
@@ -39,8 +39,8 @@ class SlatePool(Pool):
     def free_memory_of(self, device: Device) -> int:
         return 1 << 29
 
-    def usage(self) -> list[Usage]:
-        return [Usage(CARD, 100, 20, 300)]
+    def usage(self) -> list[Holding]:
+        return [Holding("gpu:0", "slates", 100, 20, 300)]
 
 
 class SlatesFramework(arraybridge.Framework):
