@@ -232,12 +232,11 @@ class Framework(ABC):
     # -- values -----------------------------------------------------------------------------------
 
     def copy(self, x: Any) -> Any:
-        """A C-contiguous copy on the same device, complete on return or ordered on its stream.
-
-        Raises:
-            MemoryConversionError: or a subclass, for one of its arrays that nobody can copy.
-        """
+        """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
         return self.from_host(self.to_host(x), self.device_of(x))
+
+    def check_copy(self, x: Any) -> None:
+        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave."""
 
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
