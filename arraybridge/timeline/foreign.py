@@ -78,8 +78,6 @@ class Conversion(NamedTuple):
             return "both see the same memory"
         if self.source_device != self.device:
             return f"{self.device} is another device than {self.source_device}"
-        if self.obstacle:
-            return self.obstacle
         # Of NumPy's dtypes and others that have one the name; torch's have none.
         dtypes = self.source_dtype, self.target_dtype
         was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
@@ -87,6 +85,8 @@ class Conversion(NamedTuple):
             if self.target == "jax" and self.wanted in ("", was) and was in _WIDE and now not in _WIDE:
                 return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
             return f"it is a cast to {now}"
+        if self.obstacle:
+            return self.obstacle
         if self.steps is not None and self.target not in _STRIDED and not is_c_contiguous(*self.steps):
             return "its memory is not C-contiguous"
         if self.off:
@@ -220,10 +220,12 @@ def _facts(call: str, caller: str, lent: int, wanted: Any, x: Any, y: Any) -> tu
             return call, "capsule", target.name, now, now, after, after, nbytes, lent == result_at
         was, _, at, before = _READ.get(source.name, _of_others)(source, x)
         asked = "" if wanted is None else np.dtype(wanted).name
+        spread = (at is None) != (result_at is None)
+        if source is target and at is None and source.name == "jax":
+            spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
     except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
         return None  # traced, or an array of another kind: a trace must not fail what it sees
     together = before is after or before == after
-    spread = (at is None) != (result_at is None)
     if source is target and together and was == now and not spread:
         return None
     facts = call, source.name, target.name, was, now, before, after, nbytes
@@ -232,7 +234,7 @@ def _facts(call: str, caller: str, lent: int, wanted: Any, x: Any, y: Any) -> tu
     off = (at or 0) % (target.alignment or 1) if together else 0
     writeable = source.name != "numpy" or x.flags.writeable
     steps = events.steps(source, x) if source.name in _STRIDED else None
-    obstacle = "it is laid out over other devices" if spread and target.name == "jax" else source.must_copy(x)
+    obstacle = "it is laid out anew over devices" if spread and target.name == "jax" else source.must_copy(x)
     return *facts, False, off, writeable, steps, events.same_array(x), obstacle, asked
 
 
@@ -245,18 +247,16 @@ def _of_others(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
     return owner.dtype_name(x), owner.nbytes(x), owner.address(x), device
 
 
-def _begins(x: Any) -> int | None:
-    try:
-        return int(x.unsafe_buffer_pointer())
-    except (ValueError, RuntimeError):  # several devices hold a part of it each
-        return None
+def _of_jax(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
+    at = None if owner.pool.is_scattered(x) else x.unsafe_buffer_pointer()
+    return x.dtype, x.size * x.dtype.itemsize, at, owner.device_of(x)
 
 
 #: What a framework tells soonest of an array: its dtype, bytes, address and device.
 _READ: dict[str, Callable[[Framework, Any], tuple[Any, int, int | None, Device]]] = {
     "numpy": lambda _, x: (x.dtype, x.nbytes, hostmemory.address(x), CPU),
     "torch": lambda owner, x: (x.dtype, x.nbytes, x.data_ptr(), owner.device_of(x)),
-    "jax": lambda owner, x: (x.dtype, x.size * x.dtype.itemsize, _begins(x), owner.device_of(x)),
+    "jax": _of_jax,
 }
 
 
