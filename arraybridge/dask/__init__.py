@@ -15,21 +15,13 @@ what Dask has to know of arrays (`arraybridge.dask.arrays`). Install it with the
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from arraybridge.errors import FrameworkNotInstalledError
 
 if TYPE_CHECKING:
-    from arraybridge.dask.blocks import BlockError as BlockError
-    from arraybridge.dask.blocks import from_dask as from_dask
-    from arraybridge.dask.blocks import map_blocks as map_blocks
-    from arraybridge.dask.blocks import map_overlap as map_overlap
-    from arraybridge.dask.blocks import to_dask as to_dask
-    from arraybridge.dask.workers import WorkerSetup as WorkerSetup
-    from arraybridge.dask.workers import cluster as cluster
-    from arraybridge.dask.workers import prepare as prepare
-    from arraybridge.dask.workers import recoveries as recoveries
+    from arraybridge.dask.blocks import BlockError, from_dask, map_blocks, map_overlap, to_dask
+    from arraybridge.dask.workers import cluster, prepare, recoveries
 
 __all__ = [
     "BlockError",
@@ -42,21 +34,17 @@ __all__ = [
     "to_dask",
 ]
 
-# Loaded when first asked for: Dask itself loads `arrays`, by its entry point, and needs no more.
-_WORKERS = ("cluster", "prepare", "recoveries", "WorkerSetup")
-
 
 def __getattr__(name: str) -> Any:
-    if name not in (*__all__, *_WORKERS):
+    # Loaded when first asked for: Dask loads `arrays`, by its entry point, while it is imported itself.
+    if name not in __all__:
         raise AttributeError(f"module 'arraybridge.dask' has no attribute {name!r}")
     try:
-        for package in ("cloudpickle", "dask.array", "distributed"):
-            importlib.import_module(package)
+        from arraybridge.dask import blocks, workers
     except ImportError as error:
         raise FrameworkNotInstalledError(
             'arraybridge.dask needs Dask and distributed; run pip install "dask[array]" distributed'
             ' cloudpickle, or pip install ".[dask]" in a checkout of arraybridge.',
             reason=str(error),
         ) from error
-    workers = importlib.import_module("arraybridge.dask.workers")  # teaches Dask the arrays
-    return getattr(workers if name in _WORKERS else importlib.import_module("arraybridge.dask.blocks"), name)
+    return getattr(workers if name in ("cluster", "prepare", "recoveries") else blocks, name)

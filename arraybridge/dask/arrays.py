@@ -9,7 +9,6 @@ tokens when a name of `arraybridge.dask` is first used; how arrays travel where 
 
 from __future__ import annotations
 
-import copyreg
 import pickle
 import sys
 from collections.abc import Callable, Iterable
@@ -34,11 +33,7 @@ def register_sizes(sizeof: Any) -> None:
 
 
 def register_tokens() -> None:
-    """Teach Dask which arrays are the same.
-
-    Raises:
-        ModuleNotFoundError: Dask is not installed.
-    """
+    """Teach Dask which arrays are the same."""
     from dask.tokenize import normalize_token
 
     _teach(normalize_token, token)
@@ -72,8 +67,6 @@ def _teach_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable[st
             continue
         for cls in owner.array_classes():
             dispatch.register(cls, answer)
-            if not owner.all_pickle:
-                copyreg.pickle(cls, _reduced)
 
 
 def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
@@ -150,15 +143,6 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
         header["grad"], more = save(x.grad)
         frames += more
     return header, frames
-
-
-def _reduced(x: Any) -> tuple[Any, ...]:
-    """What pickle writes of an array whose framework would lose bits."""
-    try:
-        return load, save(x)
-    except NotImplementedError:
-        reduced: tuple[Any, ...] = x.__reduce_ex__(4)
-        return reduced
 
 
 def load(header: dict[str, Any], frames: list[Any]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any
@@ -25,9 +24,8 @@ from arraybridge.errors import (
     UnknownArrayError,
 )
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.facts import how_to_install
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.wrap import kind_of_function, name_of
+from arraybridge.functions.wrap import name_of
 from arraybridge.placement import decorated
 from arraybridge.trees import prefix
 from arraybridge.types import FrameworkLike, GpuId
@@ -38,7 +36,7 @@ class BlockError(MemoryConversionError, ValueError):
 
 
 class Block:
-    """A function of blocks: it brings each result back into the type of its chunk, and checks it.
+    """A function of blocks: it brings each result back into the type of its chunk, and checks its dtype.
 
     It travels as bytes that are only opened where a block is computed, so that the scheduler, which opens
     everything else in a graph, needs no framework; and they are opened once in a process, so that what a
@@ -55,22 +53,17 @@ class Block:
         #: Where the dtype comes from, in words.
         self.expected = expected
         self.target = target
-        #: Whether a result has the shape of its block, which is compared at once.
-        self.keeps_shape = True
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
         """The function; by its parameters Dask knows whether it wants the block's number."""
-        if self._fn is None:
-            with _opening:
-                self._fn = _opened(self._carried)
-        return self._fn
+        return self._fn or _opened(self._carried)
 
     def __repr__(self) -> str:
         return f"<blocks of {self.__name__}>"
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
-        return (normalize_token(self.__wrapped__), str(self.dtype), self.target, self.keeps_shape)
+        return (normalize_token(self.__wrapped__), str(self.dtype), self.target)
 
     def __getstate__(self) -> dict[str, Any]:
         self._carried = self._carried or cloudpickle.dumps(self._fn)
@@ -86,7 +79,7 @@ class Block:
             raise
         target = self.target or detect_memory_type(blocks[0])
         try:
-            result = convert_memory(np.asarray(result) if isinstance(result, np.generic) else result, target)
+            result = convert_memory(result, target)
         except UnknownArrayError:
             raise BlockError(
                 f"{self.__name__}() returned a {type(result).__name__} for a block; it has to return one"
@@ -102,49 +95,25 @@ class Block:
                 f" ({self.expected}): pass dtype={str(result.dtype)!r}, or have the function cast its result",
                 target_type=target,
             )
-        return _of_shape(blocks[0].shape, result, self.__name__) if self.keeps_shape else result
+        return result
 
 
-_opening = threading.RLock()  # a function may carry another one
+_opened = lru_cache(maxsize=64)(cloudpickle.loads)
 
 
-@lru_cache(maxsize=64)
-def _opened(carried: bytes) -> Callable[..., Any]:
-    """The function of these bytes, which stays open for the next block."""
-    try:
-        fn: Callable[..., Any] = cloudpickle.loads(carried)
-    except ModuleNotFoundError as error:
-        # A function that mentions its framework brings the import along.
-        names = registry.roots().get((error.name or "").partition(".")[0], ())
-        if not names:
-            raise
-        raise FrameworkNotInstalledError(
-            f"{names[0]} is not installed; run {how_to_install(registry.facts(names[0]))}.",
-            target_type=names[0],
-            reason=str(error),
-        ) from error
-    return fn
-
-
-def _in_place(out: Any, block: Block, name: str | None, token: str) -> Any:
-    """The array, each block of which is compared with the place that it is to fill, unless it was before."""
-    if block.keeps_shape and name is None:
-        return out
+def _in_place(out: Any, name: str | None, token: str, function: str) -> Any:
+    """The array, each block of which is compared with the place that it is to fill."""
     axes = tuple(range(out.ndim))
     places = ArraySliceDep(out.chunks)
     return da.blockwise(
-        _filling, axes, out, axes, places, axes, block.__name__, None,
+        _filling, axes, out, axes, places, axes, function, None,
         align_arrays=False, dtype=out.dtype, meta=out._meta, name=name, token=token,
     )  # fmt: skip
 
 
 def _filling(block: Any, place: tuple[slice, ...], function: str) -> Any:
-    """The block, if it fills its place in the result."""
-    return _of_shape(tuple(s.stop - s.start for s in place), block, function)
-
-
-def _of_shape(expected: tuple[float, ...], block: Any, function: str) -> Any:
-    """The block, if it has that shape; a size that nobody knows is nan."""
+    """The block, if it fills its place in the result; a size that nobody knows is nan."""
+    expected = tuple(s.stop - s.start for s in place)
     if len(block.shape) != len(expected) or any(
         n != m and not math.isnan(m) for n, m in zip(block.shape, expected, strict=True)
     ):
@@ -186,8 +155,7 @@ def map_blocks(
         a Dask array; nothing is computed.
 
     Raises:
-        TypeError: ``fn`` cannot be called, or is a coroutine or generator function; ``array`` is no Dask
-            array.
+        TypeError: ``fn`` cannot be called; ``array`` is no Dask array.
 
     While it is computed:
         ValueError: two arrays have different numbers of blocks along an axis.
@@ -204,16 +172,9 @@ def map_blocks(
     array([3., 3., 3., 3.], dtype=float32)
     """
     block, meta = _declared("map_blocks", fn, array, dtype, meta)
-    block.keeps_shape = _keeps_shape(arrays, kwargs)
     name, token = kwargs.pop("name", None), kwargs.pop("token", block.__name__)
     out = da.map_blocks(block, array, *arrays, dtype=meta.dtype, meta=meta, token=token, **kwargs)
-    return _in_place(out, block, name, token)
-
-
-def _keeps_shape(more: tuple[Any, ...], options: dict[str, Any]) -> bool:
-    """Whether a result has the shape of its block: of the only one, where nothing else is declared."""
-    reshapes = any(options.get(word) is not None for word in ("chunks", "drop_axis", "new_axis"))
-    return not reshapes and not any(isinstance(one, da.Array) for one in more)
+    return _in_place(out, name, token, block.__name__)
 
 
 def map_overlap(
@@ -265,22 +226,19 @@ def map_overlap(
                 f"the chunk sizes of {one!r} are not known, so that nobody can say where its blocks meet;"
                 " call its compute_chunk_sizes() first"
             )
-    block.keeps_shape = _keeps_shape(arrays, kwargs) and kwargs.get("trim", True)
     # Dask would give the name to the blocks with their margins.
     name, token = kwargs.pop("name", None), kwargs.pop("token", block.__name__)
     out = da.map_overlap(
         block, array, *arrays, depth=depth, boundary=boundary, dtype=meta.dtype, meta=meta, token=token,
         **kwargs,
     )  # fmt: skip
-    return _in_place(out, block, name, token)
+    return _in_place(out, name, token, block.__name__)
 
 
 def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: Any) -> tuple[Block, Any]:
     """The function for the blocks, and an empty array like its results."""
     if not callable(fn):
         raise TypeError(f"{what}() takes a function first, and {fn!r} cannot be called")
-    if kind_of_function(fn) != "function":
-        raise TypeError(f"{what}() takes plain functions, and {name_of(fn)} is a coroutine or generator")
     if not isinstance(array, da.Array):
         advice = "; make one with to_dask(x, chunks)" if is_array(array) else ""
         raise TypeError(f"{what}() takes a Dask array second, and this is a {type(array).__name__}{advice}")
@@ -347,13 +305,9 @@ def from_dask(array: Any, framework: FrameworkLike, gpu_id: GpuId = None, **opti
     >>> from_dask(to_dask(np.arange(4), chunks=2) + 1, "torch")
     tensor([1, 2, 3, 4])
     """
-    name = registry.framework_name(framework)
     if not isinstance(array, da.Array):
         raise TypeError(
             f"from_dask() takes a Dask array, and this is a {type(array).__name__}; convert_memory() takes"
             " others"
         )
-    computed = array.compute()
-    if isinstance(computed, np.generic):  # what NumPy makes of an array without axes
-        computed = np.asarray(computed)
-    return convert_memory(computed, name, gpu_id=gpu_id, **options)
+    return convert_memory(array.compute(), framework, gpu_id=gpu_id, **options)

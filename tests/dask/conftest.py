@@ -1,7 +1,24 @@
-"""What holds for all tests with Dask."""
+"""What holds for all tests with Dask, and the one cluster that serves them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+from distributed import Client
+
+from arraybridge.dask import cluster
+from tests.dask.functions import QUIET
 from tests.dask.patience import let_workers_end
 
 let_workers_end()
+
+
+@pytest.fixture(scope="package")
+def two_workers() -> Iterator[Client]:
+    """Worker processes of `cluster`, in which warnings are errors, and a client that is nobody's default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", "error")
+        workers = cluster(2, cards=False, **QUIET)
+    with workers, Client(workers, set_as_default=False) as client:
+        yield client

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed import WorkerPlugin
 
 import arraybridge
 from arraybridge import convert_memory, detect_memory_type, device_of
@@ -21,18 +18,12 @@ from arraybridge.testing import inject_oom
 from tests import matrix_data as data
 from tests.helpers import require
 
-#: Every framework that computes without a GPU.
-FRAMEWORKS = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto")
+#: Of clusters. Port 0: two runs at a time must not quarrel about 8787, which None stands for.
+QUIET: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
 
 #: float32, 13 × 10, no two values alike; no chunk of it is like another.
 IMAGE = (np.random.default_rng(7).permutation(130).astype("float32") / 4).reshape(13, 10)
 CHUNKS = ((5, 5, 3), (4, 6))
-
-
-def clesperanto() -> Any:
-    """The package that serves pyclesperanto here."""
-    arraybridge.framework("pyclesperanto")
-    return sys.modules.get("pyclesperanto_prototype") or importlib.import_module("pyclesperanto")
 
 
 # -- a filter in each framework, whose result depends on the whole block --------------------------------
@@ -72,7 +63,8 @@ def tensorflow_mean(x: Any) -> Any:
 def clesperanto_gaussian(x: Any) -> Any:
     """A Gaussian blur."""
     assert detect_memory_type(x) == "pyclesperanto"
-    return clesperanto().gaussian_blur(x, sigma_x=1, sigma_y=1)
+    package = sys.modules.get("pyclesperanto_prototype") or importlib.import_module("pyclesperanto")
+    return package.gaussian_blur(x, sigma_x=1, sigma_y=1)
 
 
 FILTERS = {
@@ -91,17 +83,6 @@ def blockwise(fn: Any, image: np.ndarray, chunks: tuple[tuple[int, ...], ...]) -
     return np.block([[convert_memory(fn(part.copy()), "numpy") for part in row] for row in parts])
 
 
-# -- filters with a margin ------------------------------------------------------------------------------
-
-
-@arraybridge.torch
-def sum_of_nine(x: Any) -> Any:
-    """Sum of 3 × 3 of whole numbers; what lies outside the block counts as 0."""
-    padded = importlib.import_module("torch").nn.functional.pad(x, (1, 1, 1, 1))
-    height, width = x.shape
-    return sum(padded[i : i + height, j : j + width] for i in range(3) for j in range(3))
-
-
 # -- what happens on workers ----------------------------------------------------------------------------
 
 
@@ -112,6 +93,14 @@ class Model:
     @arraybridge.torch
     def scaled(self, x: Any) -> Any:
         return x * self.factor
+
+
+@arraybridge.torch
+def sum_of_nine(x: Any) -> Any:
+    """Sum of 3 × 3 of whole numbers; what lies outside the block counts as 0."""
+    padded = importlib.import_module("torch").nn.functional.pad(x, (1, 1, 1, 1))
+    height, width = x.shape
+    return sum(padded[i : i + height, j : j + width] for i in range(3) for j in range(3))
 
 
 @arraybridge.torch
@@ -144,44 +133,10 @@ def plus_one(x: Any) -> Any:
     return x + 1
 
 
-@arraybridge.torch
-def dies_once(x: Any, marker: str) -> Any:
-    """Ends its process the first time that it is called."""
-    try:
-        Path(marker).touch(exist_ok=False)
-        os.kill(os.getpid(), signal.SIGKILL)
-    except FileExistsError:
-        pass
-    return x * 2
-
-
 @arraybridge.pyclesperanto(gpu_id=1)
 def number_of_second(x: Any) -> Any:
     """The number of the accelerator on which it runs."""
     return np.full(x.shape, device_of(x).index, np.float32)
-
-
-@arraybridge.pyclesperanto(gpu_id=1)
-def number_of_only(x: Any) -> Any:
-    """The same again: a function remembers where it has run."""
-    return np.full(x.shape, device_of(x).index, np.float32)
-
-
-class Marks(WorkerPlugin):
-    """A plugin of somebody else's."""
-
-    name = "mark"
-
-
-class Others(WorkerPlugin):
-    """A plugin of the caller's."""
-
-    name = "others"
-
-
-def plugins(dask_worker: Any) -> list[str]:
-    """Names of the plugins that have prepared the worker, but for Dask's own."""
-    return sorted({"arraybridge", "mark", "others"} & dask_worker.plugins.keys())
 
 
 #: One entry for each time that JAX traced a function in this process.
@@ -206,14 +161,6 @@ def number_of_traces() -> int:
     return len(traces)
 
 
-def forget_traces() -> None:
-    traces.clear()
-
-
-def process() -> int:
-    return os.getpid()
-
-
 def environment() -> dict[str, str]:
     return dict(os.environ)
 
@@ -227,22 +174,12 @@ def only_card() -> int | None:
     return importlib.import_module("arraybridge.placement").only_card
 
 
-def pretend_dask_cuda() -> None:
-    """As if dask-cuda had started this process."""
-    sys.modules["dask_cuda"] = sys.modules["distributed"]
-
-
 # -- what tests begin and end with ------------------------------------------------------------------------
 
 
 def numbers() -> Any:
     """Whole numbers, float64: [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]], in blocks of 2 × 2."""
     return to_dask(np.arange(12.0).reshape(3, 4), chunks=(2, 2))
-
-
-def eight_rows() -> Any:
-    """Whole numbers in two blocks, float32."""
-    return to_dask(np.arange(16, dtype=np.float32).reshape(8, 2), chunks=(4, 2))
 
 
 def computed(array: Any, scheduler: Any = "synchronous") -> np.ndarray:

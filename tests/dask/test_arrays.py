@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,32 +11,23 @@ import pytest
 
 import arraybridge
 from tests import matrix_data as data
-from tests.dask.functions import bits, built
-from tests.helpers import require, run_python
+from tests.dask.functions import QUIET, bits, built
+from tests.helpers import asked, require
 
 pytest.importorskip("distributed")
 
 import dask
 from dask.base import tokenize
 from dask.sizeof import sizeof
-from distributed import Client, wait
+from distributed import Client, LocalCluster, wait
 from distributed.protocol import deserialize, serialize, to_serialize
 from distributed.protocol.core import dumps, loads
 
-from arraybridge.dask import cluster
 from arraybridge.dask.arrays import load, register_transport, save
 
 register_transport()  # as `cluster` does
 
-PROGRAMS = Path(__file__).parent / "scripts" / "array_programs.py"
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
-
-
-def program(*arguments: str, **env: str) -> Any:
-    """What a program of array_programs.py prints."""
-    done = run_python(str(PROGRAMS), *arguments, env=env)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def pairs(layouts: tuple[str, ...], dtypes: tuple[str, ...] = data.DTYPES) -> list[Any]:
@@ -126,32 +116,58 @@ def test_size_and_token_of_what_has_no_dense_bytes() -> None:
     assert tokenize(tf.constant(["a"])) != tokenize(tf.constant(["b"]))
 
 
-def test_dask_knows_the_sizes_where_nobody_imports_arraybridge() -> None:
+PROGRAM = """
+import importlib, json, sys
+
+def knows():
+    import torch
+    from dask.sizeof import sizeof
+    from dask.tokenize import tokenize
+    from distributed.protocol import deserialize, serialize
+    sent = torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
+    back = deserialize(*serialize(sent))
+    same = torch.equal(sent.view(torch.int16), back.view(torch.int16))
+    return [sizeof(torch.zeros(1000)), tokenize(sent), same]
+
+def frameworks():
+    return [name for name in ("jax", "pyclesperanto", "tensorflow", "torch") if name in sys.modules]
+"""
+
+
+def test_what_dask_knows_where_nobody_has_imported_arraybridge() -> None:
+    """And once somebody has, although Dask's own answers are in use then."""
     require("torch")
-    result = program("sizes", "torch")
-    assert result["bytes"] == 40_000_000
-    assert result["loaded before"] == [], "the entry point loads no framework"
-    assert "torch" in result["loaded after"], "the line above, and the test below, can fail"
-    assert not result["dask module"]
+    lines = (
+        "import dask.array; before = frameworks()",
+        "import torch; from dask.sizeof import sizeof; from dask.tokenize import tokenize",
+        "from distributed.protocol import serialize",
+        "size = sizeof(torch.zeros(1000, 10_000)); tokenize(torch.zeros(3)); serialize(torch.zeros(3))",
+        "early = 'arraybridge.dask.workers' in sys.modules",
+        "import arraybridge.dask.workers; arraybridge.dask.arrays.register_transport()",
+        "print(json.dumps([before, frameworks(), size, early, knows()]))",
+    )
+    expected = [[], ["torch"], 40_000_000, False, [4000, tokenize(bfloat16()), True]]
+    assert json.loads(asked(PROGRAM, *lines)) == expected
 
 
-def test_no_framework_is_loaded_by_what_teaches_dask() -> None:
-    assert set(program("loaded", "arraybridge.dask.workers")) <= {"cupy"}, "dask.array imports CuPy"
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        # Dask's own answers are in use; torch comes later; Dask registers its own for torchvision's sake.
-        ["torch", "distributed", "use", "arraybridge.dask.workers", "use"],
-        ["arraybridge.dask.workers", "torch"],
-        ["arraybridge.dask.workers", "torchvision"],
-    ],
-    ids=" ".join,
-)
-def test_the_registration_holds_in_every_order(steps: list[str]) -> None:
+def test_what_dask_knows_of_a_framework_that_comes_later() -> None:
+    """Also where an object of torchvision's has made Dask register its own answers."""
     require("torch")
-    assert program("order", *steps) == {"bytes": 4000, "same token": True, "same bits": True}
+    lines = (
+        "import arraybridge.dask.workers; arraybridge.dask.arrays.register_transport()",
+        "before = frameworks(); later = knows()",
+        "from distributed.protocol.serialize import dask_serialize",
+        "try: dask_serialize.dispatch(type('Compose', (), {'__module__': 'torchvision.transforms'}))",
+        "except TypeError: pass",  # there is no answer for that class, which is right
+        "print(json.dumps([before, later, knows()]))",
+    )
+    known = [4000, tokenize(bfloat16()), True]
+    assert json.loads(asked(PROGRAM, *lines, env={"PYTHONHASHSEED": "1"})) == [[], known, known]
+
+
+def bfloat16() -> Any:
+    torch = require("torch")
+    return torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
 
 
 # -- tokens ------------------------------------------------------------------------------------------
@@ -187,12 +203,6 @@ def test_tokens_mind_gradients_attributes_and_devices_and_not_strides() -> None:
     ramp = jax.numpy.arange(5.0)
     assert tokenize(jax.device_put(ramp, first)) != tokenize(jax.device_put(ramp, last))
     assert through_the_wire(jax.device_put(ramp, last)).devices() == {last}
-
-
-def test_tokens_are_the_same_in_another_process() -> None:
-    require("torch")
-    tokens = program("tokens", "torch", PYTHONHASHSEED="1")["arrays"]
-    assert tokens == {"torch": tokenize(built("torch", "aligned", "float32").array)}
 
 
 @arraybridge.numpy
@@ -241,15 +251,14 @@ def test_every_layout_travels_bit_for_bit(framework: str, layout: str, dtype: st
 
 
 def test_64_bits_of_jax_travel_where_x64_is_off() -> None:
-    """Also inside of an object: JAX's own pickle narrows them."""
     jax = require("jax")
     values = [2**64 - 1, 2**32 + 5]
     with data.x64(jax):
         wide = jax.numpy.array(values, dtype="uint64")
-    assert sizeof(wide) == 16  # Dask has met one, in case JAX was imported after arraybridge.dask
-    for back in (through_the_wire(wide), *through_the_wire(Measurement(wide)).arrays):
-        assert back.dtype == np.uint64
-        assert np.asarray(back).tolist() == values
+    assert sizeof(wide) == 16
+    back = through_the_wire(wide)
+    assert back.dtype == np.uint64
+    assert np.asarray(back).tolist() == values
 
 
 def test_lazy_bits_of_torch_are_resolved() -> None:
@@ -332,39 +341,22 @@ def test_what_only_pickle_can_carry_is_left_to_pickle() -> None:
 # -- a worker spills ---------------------------------------------------------------------------------
 
 
-def spilled_bytes(dask_worker: Any) -> tuple[int, int]:
-    """Bytes of memory that a worker takes its data for, and bytes of what is on the disk."""
-    return dask_worker.data.memory.total_weight, dask_worker.data.spilled_total.memory
-
-
-def ramp(i: int, framework: str) -> Any:
-    """20 MB, each array another one."""
-    values = np.arange(5_000_000, dtype=np.float32)
-    values[0] = -i
-    return arraybridge.convert_memory(values, framework)
-
-
-def check_ramp(x: Any, i: int) -> bool:
-    values = np.asarray(arraybridge.convert_memory(x, "numpy"))
-    return bool(values[0] == -i and (values[1:] == np.arange(1, 5_000_000, dtype=np.float32)).all())
-
-
-@pytest.mark.parametrize("framework", ["torch", pytest.param("jax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_worker_spills_arrays_and_reads_them_back(framework: str) -> None:
-    """500 MB for a worker that may keep 100 MB: Dask sees by the sizes alone that it has to spill."""
+    """100 MB for a worker that may keep 20 MB: Dask sees by the sizes alone that it has to spill."""
     require(framework)
     # What the whole process holds decides nothing here: the frameworks' libraries alone are large.
-    memory = {"target": 0.1, "spill": False, "pause": False, "terminate": False}
+    memory = {"target": 0.02, "spill": False, "pause": False, "terminate": False}
     with (
         dask.config.set({f"distributed.worker.memory.{key}": value for key, value in memory.items()}),
-        cluster(1, threads_per_worker=1, memory_limit=10**9, dashboard_address=":0") as started,
+        LocalCluster(1, processes=False, memory_limit=10**9, **QUIET) as started,
         Client(started) as client,
     ):
-        arrays = client.map(ramp, range(25), framework=framework, pure=False)
-        wait(arrays, timeout=120)
-        assert all(future.status == "finished" for future in arrays)
-        ((in_memory, on_disk),) = client.run(spilled_bytes).values()
-        assert in_memory <= 101_000_000
-        assert on_disk >= 399_000_000
-        right = client.gather([client.submit(check_ramp, x, i) for i, x in enumerate(arrays)])
-        assert right == [True] * 25
+        arrays = client.map(lambda i: float32(framework, 10**6) - i, range(25), pure=False)
+        wait(arrays)
+        held = started.workers[0].data
+        assert held.memory.total_weight <= 20_100_000
+        assert held.spilled_total.memory >= 79_900_000
+        expected = np.arange(10**6, dtype=np.float32)
+        for i, future in enumerate(arrays):
+            np.testing.assert_array_equal(arraybridge.to_numpy(future.result()), expected - i)

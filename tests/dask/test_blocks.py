@@ -1,0 +1,563 @@
+"""map_blocks and map_overlap: margins, what is declared, and bad input; in and out of Dask."""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing
+from typing import Any
+
+import cloudpickle
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+import arraybridge
+from arraybridge import (
+    ArrayNotSupportedError,
+    DeviceNotFoundError,
+    DtypeConversion,
+    DtypeNotSupportedError,
+    GradientError,
+    UnknownArrayError,
+    UnknownFrameworkError,
+    convert_memory,
+)
+from arraybridge.dask import BlockError, from_dask, map_blocks, map_overlap, to_dask
+from tests.dask import functions
+from tests.dask.functions import CHUNKS, FILTERS, IMAGE, check_equal, computed, numbers
+from tests.helpers import asked, require
+
+WHOLE = np.arange(12.0).reshape(3, 4)
+
+
+def image() -> Any:
+    return to_dask(IMAGE, CHUNKS)
+
+
+@pytest.fixture(autouse=True)
+def _in_this_thread() -> Any:
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+# -- the bits of the plain call ------------------------------------------------------------------------
+
+# Workers import no TensorFlow: its 14 seconds prove nothing more.
+PLACES = [(name, "threads") for name in FILTERS]
+PLACES += [(name, "cluster") for name in ("numpy", "torch", "jax", "pyclesperanto")]
+
+
+@pytest.mark.parametrize(("name", "scheduler"), PLACES)
+def test_the_bits_of_the_plain_call(name: str, scheduler: Any, request: pytest.FixtureRequest) -> None:
+    """Of a filter, on each chunk; and of another one after it."""
+    require(name)
+    scheduler = request.getfixturevalue("two_workers") if scheduler == "cluster" else scheduler
+    filtered = functions.blockwise(FILTERS[name], IMAGE, CHUNKS)
+    assert not np.array_equal(filtered, IMAGE)
+    check_equal(computed(map_blocks(FILTERS[name], image()), scheduler), filtered)
+    both = map_blocks(functions.normalise, map_blocks(FILTERS[name], image()))
+    check_equal(computed(both, scheduler), functions.blockwise(functions.normalise, filtered, CHUNKS))
+
+
+def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
+    torch = require("torch")
+    require("jax")
+    weights = np.array([1, 2], np.float32)
+
+    @arraybridge.torch
+    def by_value(x: Any, factor: float = 1) -> Any:
+        """It travels with its framework, its closure and its defaults."""
+        return torch.multiply(x, float(weights[1]) * factor)
+
+    for fn in (
+        by_value,
+        lambda b: b + b,
+        arraybridge.gpu(lambda b: b + b),
+        functools.partial(functions.twice),
+        functions.Model(2).scaled,
+        functools.partial(np.multiply, 2),
+        arraybridge.torch(output_type="jax")(lambda b: b * 2),
+    ):
+        check_equal(computed(map_blocks(fn, numbers()), two_workers), WHOLE * 2)
+
+
+def test_a_function_that_cannot_travel_runs_on_threads() -> None:
+    lock = multiprocessing.get_context("spawn").Lock()
+
+    def guarded(block: Any) -> Any:
+        with lock:
+            return block + 1
+
+    check_equal(computed(map_blocks(guarded, numbers()), "threads"), WHOLE + 1)
+
+
+def test_the_scheduler_needs_no_framework() -> None:
+    """What it opens of a graph mentions torch nowhere, not even where a function does."""
+    torch = require("torch")
+
+    @arraybridge.torch
+    def by_value(x: Any) -> Any:
+        return torch.add(x, 1)
+
+    carried = []
+    for fn in (by_value, functions.twice):
+        (array,) = dask.optimize(map_blocks(fn, numbers()))
+        graph = dict(array.__dask_graph__())
+        assert sum(type(value).__name__ == "Task" for value in graph.values()) == 4, "a task for each block"
+        carried.append(cloudpickle.dumps(graph))
+    carried.append(cloudpickle.dumps(by_value))  # the check can fail
+    lines = (
+        "import pickle, sys",
+        f"for carried in {carried!r}:",
+        "    pickle.loads(carried)",
+        "    print('torch' in sys.modules)",
+    )
+    assert asked(*lines).split() == ["False", "False", "True"]
+
+
+def test_jax_compiles_once_in_a_worker(two_workers: Client) -> None:
+    jax = require("jax")
+
+    @jax.jit
+    def inner(x: Any) -> Any:
+        functions.traces.append(1)  # runs while JAX traces, and then no more
+        return x * 3
+
+    @arraybridge.jax
+    def tripled(x: Any) -> Any:
+        return inner(x)
+
+    whole = np.arange(40, dtype=np.float32)
+    for _ in range(2):
+        check_equal(computed(map_blocks(tripled, to_dask(whole, 2)), two_workers), whole * 3)
+    assert set(two_workers.run(functions.number_of_traces).values()) == {1}
+
+
+# -- with a margin -------------------------------------------------------------------------------------
+
+BOUNDARIES = {
+    "none": {"mode": "constant"},  # what the function itself takes for its edges
+    "reflect": {"mode": "symmetric"},
+    "periodic": {"mode": "wrap"},
+    "nearest": {"mode": "edge"},
+    5: {"mode": "constant", "constant_values": 5},
+}
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_filter_across_chunks(boundary: Any) -> None:
+    require("torch")
+    whole = np.arange(130, dtype=np.int64).reshape(13, 10) ** 2
+    result = map_overlap(functions.sum_of_nine, to_dask(whole, CHUNKS), depth=1, boundary=boundary)
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(whole, 1, **BOUNDARIES[boundary]), (3, 3))
+    check_equal(computed(result), windows.sum((2, 3)))
+
+
+@pytest.mark.parametrize("depth", [(2, 1), {0: 2, 1: 1}])
+def test_depth_and_boundary_for_each_axis(depth: Any) -> None:
+    shapes = []
+
+    @arraybridge.numpy
+    def opposite(x: Any) -> Any:
+        """What stands two rows above and one column to the right."""
+        shapes.append(x.shape)
+        return np.roll(x, (2, -1), (0, 1))
+
+    whole = np.arange(48).reshape(8, 6)
+    boundary = {0: "periodic", 1: -1}
+    result = computed(map_overlap(opposite, to_dask(whole, (4, 3)), depth=depth, boundary=boundary))
+    check_equal(result, np.roll(np.pad(whole, ((0, 0), (0, 1)), constant_values=-1), (2, -1), (0, 1))[:, :6])
+    assert shapes == [(4 + 2 * 2, 3 + 2 * 1)] * 4
+
+
+def inner(b: Any) -> Any:
+    return b[1:-1]
+
+
+def test_a_filter_that_cuts_its_margins_off_itself() -> None:
+    x, whole = to_dask(np.arange(10.0), 4), np.arange(10.0)
+    options: dict[str, Any] = {"depth": 1, "boundary": "reflect", "trim": False, "name": "mine"}
+    for fn in (inner, arraybridge.numpy(inner)):
+        result = map_overlap(fn, x, **options)
+        assert (result.chunks, result.name) == (((4, 4, 2),), "mine")
+        check_equal(computed(result), whole)
+    halves = map_overlap(lambda b: b[1:-1:2], x, chunks=((2, 2, 1),), **options)
+    check_equal(computed(halves), whole[::2])
+    for wrong in (lambda b: b, lambda b: np.concatenate([b, b]), lambda b: b[None]):
+        with pytest.raises(BlockError, match="returned a block of shape"):
+            map_overlap(wrong, x, **options).compute()
+
+
+def test_a_filter_that_drops_an_axis() -> None:
+    whole = np.arange(24.0).reshape(4, 6)
+    padded = np.pad(whole, ((1, 1), (0, 0)), mode="symmetric")
+    options: dict[str, Any] = {"depth": {0: 1, 1: 0}, "boundary": "reflect", "drop_axis": -1}
+    three_rows = lambda b: np.convolve(b.sum(1), np.ones(3), "same")  # noqa: E731
+    array = map_overlap(three_rows, to_dask(whole, (2, 6)), **options)
+    assert array.chunks == ((2, 2),)
+    check_equal(computed(array), sum(padded[i : i + 4].sum(1) for i in range(3)))
+
+
+def test_margins_of_another_array() -> None:
+    """Each with its own depth; the result is of the shape that the array with the margin to cut off has."""
+    a, b = to_dask(np.arange(3.0), 1), to_dask(np.arange(3.0) * 10, 1)
+    depths: dict[str, Any] = {"depth": [0, 1], "boundary": "reflect"}
+    result = map_overlap(lambda x, y: x + y[1:-1], a, b, **depths)
+    check_equal(computed(result), np.array([0.0, 11.0, 22.0]))
+    with pytest.raises(BlockError):
+        map_overlap(lambda x, y: x + y, a, b, **depths).compute()
+
+
+def test_chunks_whose_sizes_nobody_knows() -> None:
+    require("torch")
+    x = numbers()
+    rows = x[x[:, 0] > 3]
+    check_equal(map_blocks(functions.twice, rows).compute(), WHOLE[1:] * 2)
+    narrow = map_blocks(lambda b: b[:, :1] * 1, rows, chunks=(rows.chunks[0], (1, 1)))
+    check_equal(narrow.compute(), WHOLE[1:, ::2])
+    with pytest.raises(BlockError, match=r"shape \(1, 3\) where \(nan, 2\) was expected"):
+        map_blocks(lambda b: np.ones((1, 3)), rows).compute()
+    for arrays in ((rows,), (x, rows)):
+        with pytest.raises(ValueError, match=r"not known.*compute_chunk_sizes\(\)"):
+            map_overlap(functions.twice, *arrays, depth=1, boundary="reflect")
+    result = computed(map_overlap(functions.twice, rows.compute_chunk_sizes(), depth=1, boundary=0))
+    check_equal(result, WHOLE[1:] * 2)
+
+
+# -- several arrays, and other arguments ---------------------------------------------------------------
+
+
+def test_arguments_of_the_function() -> None:
+    require("torch")
+
+    @arraybridge.torch
+    def line(b: Any, factor: Any = 1, offset: Any = 0) -> Any:
+        return b * factor + offset
+
+    @arraybridge.torch
+    def less_sum(b: Any, table: Any) -> Any:
+        """A literal array is handed whole, also one of the same shape: only Dask arrays come in blocks."""
+        assert table.shape == (3, 4)
+        return b - table.sum()
+
+    x = numbers()
+    for array, expected in (
+        (map_blocks(line, x, factor=3, offset=0.5), WHOLE * 3 + 0.5),
+        (map_blocks(line, x, 3), WHOLE * 3),
+        (map_blocks(functools.partial(line, offset=2), x), WHOLE + 2),
+        (map_blocks(line, x, factor=dask.delayed(np.array([7.0]))), WHOLE * 7),
+        (map_overlap(line, x, depth=1, boundary=0, offset=4), WHOLE + 4),
+        (map_blocks(less_sum, x, WHOLE), WHOLE - 66),
+        (map_blocks(less_sum, x, table=WHOLE), WHOLE - 66),
+    ):
+        check_equal(computed(array), expected)
+
+
+def test_the_number_of_the_block() -> None:
+    require("torch")
+
+    @arraybridge.torch
+    def numbered(b: Any, block_id: Any = None) -> Any:
+        return b * 0 + block_id[0] * 10 + block_id[1]
+
+    @arraybridge.torch
+    def placed(b: Any, block_info: Any = None) -> Any:
+        (top, _), (left, _) = block_info[0]["array-location"]
+        assert block_info[None]["dtype"] == np.float64
+        return b * 0 + top * 10 + left
+
+    x = numbers()
+    ids = np.array([[0.0, 0, 1, 1], [0, 0, 1, 1], [10, 10, 11, 11]])
+    check_equal(computed(map_blocks(numbered, x)), ids)
+    check_equal(computed(map_overlap(numbered, x, depth=1, boundary="reflect")), ids)
+    check_equal(computed(map_blocks(placed, x)), ids * 2)
+
+
+def test_several_arrays() -> None:
+    a, b, c = np.arange(12, dtype="f4").reshape(3, 4), np.arange(4, dtype="f4"), np.ones((3, 1), "f4")
+    arrays = to_dask(a, (2, 2)), to_dask(b, 2), to_dask(c, (2, 1))
+    product = arraybridge.numpy(lambda a, b, c: a * b + c)
+    check_equal(computed(map_blocks(product, *arrays)), a * b + c)
+    # Of equally many blocks of other sizes: they meet by their numbers, as in Dask.
+    x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((3, 1),))
+    result = map_blocks(lambda a, b: a + b.mean(), x, y)
+    assert result.chunks == ((2, 2),)
+    check_equal(computed(result), np.array([1.0, 2.0, 5.0, 6.0]))
+    other = map_blocks(lambda a, b: b + a.sum(), x, y, chunks=y.chunks)
+    check_equal(computed(other), np.array([1.0, 2.0, 3.0, 8.0]))
+    # One of a single chunk is handed over whole, before and after images of one chunk each.
+    images, stack = to_dask(np.arange(24.0).reshape(3, 2, 4), (1, 2, 4)), to_dask(np.ones((3, 2, 4)))
+    expected = np.arange(24.0).reshape(3, 2, 4) + 24
+    check_equal(computed(map_blocks(lambda a, b: a + b.sum(), images, stack)), expected)
+    check_equal(computed(map_blocks(lambda b, a: a + b.sum(), stack, images)), expected)
+    for wrong in (
+        map_blocks(lambda a, b: b + a.sum(), x, y),
+        map_blocks(arraybridge.numpy(lambda a, b: a + b), images, stack),
+        map_blocks(lambda b, a: b + a.sum(), stack, images),
+    ):
+        with pytest.raises(BlockError, match="was expected"):
+            wrong.compute()
+
+
+def test_every_two_arrays_have_to_meet() -> None:
+    one, u, v = to_dask(np.ones(1), 1), to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((1, 2, 1),))
+    with pytest.raises(ValueError, match="do not align"):
+        map_blocks(lambda a, b, c: a + b + c.mean(), one, u, v).compute()
+    # By default Dask cuts them alike.
+    check_equal(computed(map_overlap(lambda a, b: a + b, u, v, depth=0)), np.arange(0.0, 8.0, 2.0))
+
+
+# -- what is declared ----------------------------------------------------------------------------------
+
+
+def test_nothing_is_called_before_it_is_computed() -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def noted(*blocks: Any) -> Any:
+        calls.append(blocks[0].shape)
+        return blocks[0] * 2.0
+
+    x = numbers()
+    arrays = [
+        map_blocks(noted, x),
+        map_blocks(arraybridge.numpy(noted), x, x),
+        map_blocks(noted, x, chunks=((2, 1), (2, 2))),
+        map_blocks(noted, x, meta=np.empty((0, 0))),
+        map_overlap(noted, x, depth=1, boundary="reflect"),
+        map_overlap(arraybridge.numpy(noted), x, x, depth=1, boundary="none"),
+    ]
+    for array in arrays:
+        repr(array)
+        assert (array.shape, array.dtype) == ((3, 4), np.float64)
+        assert len(array.dask) > 0
+    assert calls == []
+    check_equal(computed(arrays[0]), WHOLE * 2)
+    # Each block once, and no empty one to find out about its dtype.
+    assert sorted(calls) == [(1, 2), (1, 2), (2, 2), (2, 2)]
+
+
+def test_changed_shapes() -> None:
+    require("torch")
+    x = numbers()
+    both_signs = arraybridge.numpy(lambda b: np.stack([b, -b]))
+    for array, expected in (
+        (map_blocks(functions.one_row, x, chunks=((1, 1), (2, 2))), WHOLE[::2]),
+        (map_blocks(arraybridge.torch(lambda b: b.sum(0)), x[:2], drop_axis=0), WHOLE[:2].sum(0)),
+        (map_blocks(arraybridge.torch(lambda b: b[None] + 1), x, new_axis=0), WHOLE[None] + 1),
+        (map_blocks(both_signs, x, new_axis=0, chunks=(2, *x.chunks)), np.stack([WHOLE, -WHOLE])),
+    ):
+        check_equal(computed(array), expected)
+    everything = map_blocks(arraybridge.torch(lambda b: b.sum()), x.rechunk((3, 4)), drop_axis=(0, 1))
+    check_equal(np.asarray(computed(everything)), np.array(66.0))
+
+
+def test_dtypes() -> None:
+    require("torch")
+    x = to_dask(np.array([0, 1, 2, 3], np.int16), chunks=2)
+    floats = arraybridge.torch(lambda b: b.float() / 2)
+    check_equal(computed(map_blocks(functions.twice, x)), np.array([0, 2, 4, 6], np.int16))
+    for declared in ({"dtype": "float32"}, {"meta": np.empty(0, np.float32)}):
+        check_equal(computed(map_blocks(floats, x, **declared)), np.array([0, 0.5, 1, 1.5], np.float32))
+    both = map_blocks(floats, x, dtype=np.float32, meta=np.empty(0, np.int8))
+    assert computed(both).dtype == np.float32
+    # Those of the decorator: floating → integer fills the range of the dtype, block by block.
+    for conversion, values, dtype in (
+        (DtypeConversion.FLOAT32, [0, 0.5, 1, 1.5], np.float32),
+        (DtypeConversion.PRESERVE_INPUT, [-32768, 32767] * 2, np.int16),
+        (DtypeConversion.UINT8, [0, 255] * 2, np.uint8),
+    ):
+        halved = arraybridge.torch(dtype_conversion=conversion)(lambda b: b.double() / 2)
+        for fn in (halved, functools.partial(halved)):
+            check_equal(computed(map_blocks(fn, x)), np.array(values, dtype))
+    # Byte order is no other dtype: FITS images are big-endian, and what is computed from them is not.
+    big = np.arange(12, dtype=">f4").reshape(3, 4)
+    for fn in (functions.twice, arraybridge.numpy(lambda b: b * 2)):
+        np.testing.assert_array_equal(map_blocks(fn, to_dask(big, (2, 2))).compute(), big * 2)
+
+
+# What a function gives back, what is declared, and what the error says.
+WRONG_BLOCKS = {
+    "shape": (lambda b: b[:1], {}, ("(1, 2)", "(2, 2)", "chunks=, drop_axis= or new_axis=")),
+    "rank": (lambda b: b[0], {}, ("(2,)", "drop_axis=")),
+    "chunks": (lambda b: b[:1], {"chunks": (2, 2)}, ("(1, 2)", "(2, 2)", "chunks=")),
+    "declared rank": (lambda b: b, {"drop_axis": 0}, ("(2, 2)", "where (2,) was expected")),
+    "new axis": (lambda b: np.stack([b, b]), {"new_axis": 0}, ("(2, 2, 2)", "(1, 2, 2)", "new_axis=")),
+    "dtype": (lambda b: b > 1, {}, ("bool", "float64", "that of the array", "pass dtype='bool'")),
+    "declared dtype": (lambda b: b, {"dtype": "int8"}, ("float64", "int8", "what was declared")),
+    "dtype of meta": (lambda b: b, {"meta": np.empty((0, 0), "int8")}, ("float64", "that of meta=")),
+    "None": (lambda b: None, {}, ("NoneType", "one array")),
+    "list": (lambda b: b.tolist(), {}, ("list", "one array")),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_BLOCKS)
+def test_blocks_that_were_not_declared(kind: str) -> None:
+    wrong, declared, words = WRONG_BLOCKS[kind]
+
+    def culprit(b: Any) -> Any:
+        return wrong(b)
+
+    # One block that gives itself away, before Dask puts several together.
+    x = numbers()[:2, :2]
+    for fn in (culprit, arraybridge.numpy(culprit)):
+        with pytest.raises(BlockError) as caught:
+            map_blocks(fn, x, **declared).compute()
+        assert isinstance(caught.value, ValueError)
+        for word in ("culprit()", *words):
+            assert word in str(caught.value)
+
+
+def test_a_filter_keeps_its_shape() -> None:
+    with pytest.raises(BlockError, match=r"returned a block of shape .* was expected"):
+        map_overlap(lambda b: b[1:], numbers(), depth=1, boundary="reflect").compute()
+    # Undeclared, the dtype is said to be that of the array: the mean of JAX narrows, say.
+    mean = map_overlap(lambda b: b.mean(0).astype("f4"), to_dask(np.ones((4, 6))), depth=0, drop_axis=0)
+    with pytest.raises(BlockError, match=r"float64 was expected \(that of the array, since dtype="):
+        mean.compute()
+
+
+# -- what workers say ----------------------------------------------------------------------------------
+
+ERRORS: dict[str, tuple[type[Exception], str, dict[str, str]]] = {
+    "one_row": (BlockError, r"one_row\(\) returned a block of shape \(1, 2\)", {"target_type": "numpy"}),
+    "with_graph": (
+        GradientError,
+        r"with_graph\(\).*torch\.no_grad\(\)",
+        {"source_type": "torch", "target_type": "numpy"},
+    ),
+    "clesperanto_identity": (
+        DtypeNotSupportedError,
+        r"clesperanto_identity\(\).*float64",
+        {"source_type": "numpy", "target_type": "pyclesperanto"},
+    ),
+    "on_a_card_that_is_not_there": (DeviceNotFoundError, "gpu:99", {"target_type": "torch"}),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_arrive_with_their_class_and_attributes(name: str, two_workers: Client) -> None:
+    require("pyclesperanto" if name.startswith("clesperanto") else "torch")
+    cls, words, attributes = ERRORS[name]
+    with pytest.raises(cls, match=words) as caught:
+        map_blocks(getattr(functions, name), numbers()).compute(scheduler=two_workers)
+    assert type(caught.value) is cls
+    assert {key: getattr(caught.value, key) for key in attributes} == attributes
+    assert caught.value.reason  # type: ignore[attr-defined]
+
+
+def test_what_the_function_raises_comes_out(two_workers: Client) -> None:
+    def failing(b: Any) -> Any:
+        raise ZeroDivisionError("of its own")
+
+    with pytest.raises(ZeroDivisionError, match=r"^of its own$"):
+        map_blocks(failing, numbers()).compute(scheduler=two_workers)
+
+
+# -- bad input, and odd arrays -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [map_blocks, functools.partial(map_overlap, depth=1)])
+def test_what_is_no_function_or_no_dask_array(function: Any) -> None:
+    require("torch")
+    with pytest.raises(TypeError, match=r"a Dask array second.*ndarray.*to_dask\(x, chunks\)"):
+        function(functions.twice, np.zeros(3))
+    with pytest.raises(TypeError, match=r"a Dask array second.*list$"):
+        function(functions.twice, [1, 2])
+    with pytest.raises(TypeError, match=r"\(\) takes a function first, and .* cannot be called"):
+        function("twice", numbers())
+    with pytest.raises(UnknownArrayError, match="list is no array"):
+        function(functions.twice, numbers(), meta=[1])
+    with pytest.raises(TypeError, match="chunks of a Dask array are of numpy or cupy"):
+        function(functions.twice, numbers(), meta=convert_memory(np.empty(0), "torch"))
+
+
+def test_odd_arrays() -> None:
+    require("torch")
+    empty = to_dask(np.zeros((0, 4), np.float32), chunks=(1, 2))
+    check_equal(computed(map_blocks(functions.twice, empty)), np.zeros((0, 4), np.float32))
+    # NumPy makes a scalar of a block without axes.
+    for fn in (lambda b: b * 2, arraybridge.numpy(lambda b: b * 2)):
+        result = computed(map_blocks(fn, to_dask(np.array(3.0), chunks=())))
+        check_equal(np.asarray(result), np.array(6.0))
+    objects = da.from_array(np.array([1, None, "x"], object), chunks=2)
+    with pytest.raises(DtypeNotSupportedError, match="object"):
+        map_blocks(functions.twice, objects).compute()
+    assert computed(map_blocks(arraybridge.numpy(lambda b: b[:]), objects)).tolist() == [1, None, "x"]
+    masked = da.ma.masked_array(numbers(), numbers() > 3)
+    with pytest.raises(ArrayNotSupportedError, match="mask would be lost"):
+        map_blocks(functions.twice, masked).compute()
+
+
+def test_names() -> None:
+    """Of the graph: the function's by default, the same for the same call, and another for another one."""
+    require("torch")
+    x = numbers()
+    plain = map_blocks(functions.twice, x)
+    assert plain.name.startswith("twice-")
+    assert plain.name == map_blocks(functions.twice, x).name != map_blocks(functions.twice, x + 1).name
+    assert map_blocks(functions.one_row, x, name="mine", chunks=((1, 1), (2, 2))).name == "mine"
+    assert map_blocks(functions.twice, x, token="mine").name.startswith("mine-")  # noqa: S106
+    named = map_overlap(lambda a: a + 1, x, depth=1, boundary="none", name="mine")
+    assert named.name == "mine"
+    check_equal(computed(named), WHOLE + 1)
+    whole = np.arange(6.0)
+    assert to_dask(whole, 3).name == to_dask(convert_memory(whole, "torch"), 3).name
+    assert to_dask(whole, 3).name not in (to_dask(whole, 6).name, to_dask(whole + 1, 3).name)
+    assert to_dask(whole, 3, name="mine").name == "mine"
+
+
+# -- in and out ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_there_and_back(name: str) -> None:
+    require(name)
+    array = to_dask(convert_memory(IMAGE, name), chunks=(5, 6))
+    assert (array.dtype, array.shape, array.chunks) == (np.float32, (13, 10), ((5, 5, 3), (6, 4)))
+    assert type(array._meta) is np.ndarray
+    check_equal(computed(array), IMAGE)
+    back = from_dask(array, name)
+    assert arraybridge.detect_memory_type(back) == name
+    check_equal(convert_memory(back, "numpy"), IMAGE)
+    check_equal(from_dask(array + 1, "numpy", dtype="float64"), IMAGE.astype("float64") + 1)
+
+
+def test_odd_arrays_there_and_back() -> None:
+    torch = require("torch")
+    require("ml_dtypes")
+    arrays = [torch.full(shape, 2.5) for shape in ((), (0, 4), (1,))]  # (): Dask computes a NumPy scalar
+    for x in (*arrays, torch.arange(6).to(torch.bfloat16) / 4):
+        array = to_dask(x)
+        assert str(array.dtype) == str(x.dtype).removeprefix("torch.")
+        back = from_dask(map_blocks(functions.twice, array), "torch")
+        assert torch.equal(back, x * 2)
+        assert back.dtype == x.dtype
+
+
+def test_later_writes_change_nothing() -> None:
+    for chunks in (3, 6):
+        x = np.arange(6.0)
+        array = to_dask(x, chunks)
+        x[:] = -1
+        check_equal(computed(array), np.arange(6.0))
+
+
+def test_what_cannot_enter_or_leave() -> None:
+    torch = require("torch")
+    for thing in ([1, 2], 3.0, None, "x"):
+        with pytest.raises(UnknownArrayError, match="is no array"):
+            to_dask(thing)
+    with pytest.raises(ValueError, match="Chunks do not add up to shape"):
+        to_dask(np.zeros(4), chunks=((2, 1),))
+    x = torch.ones(4, requires_grad=True)
+    with pytest.raises(GradientError, match="grad='detach'"):
+        to_dask(x)
+    check_equal(computed(to_dask(x, 2, grad="detach")), np.ones(4, np.float32))
+    with pytest.raises(TypeError, match=r"takes a Dask array.*list.*convert_memory\(\)"):
+        from_dask([1, 2], "torch")
+    with pytest.raises(UnknownFrameworkError, match="did you mean 'torch'"):
+        from_dask(numbers(), "toch")
+    with pytest.raises(DeviceNotFoundError, match="gpu:99"):
+        from_dask(numbers(), "torch", 99)
