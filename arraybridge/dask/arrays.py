@@ -75,7 +75,7 @@ def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[
     from distributed.protocol.numpy import serialize_numpy_ndarray
 
     ends = [(context or {}).get(end, {}).get("address") for end in ("sender", "recipient")]
-    if all(ends) and len({get_address_host(end) for end in ends}) == 1:
+    if x.segment is not None and all(ends) and len({get_address_host(end) for end in ends}) == 1:
         return {"shared": pickle.dumps(x)}, []
     header, frames = serialize_numpy_ndarray(x.view(np.ndarray))
     return header, frames

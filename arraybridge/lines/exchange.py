@@ -10,7 +10,7 @@ import io
 import os
 import pickle
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.numpy import NumpyFast
 from arraybridge.lines.gradients import refuse_graphs
-from arraybridge.memory.shared import Place, Segment, SharedArray, make_segment, open_segment
+from arraybridge.memory.shared import Segment, SharedArray, make_segment, open_segment
 
 # Bytes from which on an array goes by shared memory, where a pipe becomes slow, and messages for which a
 # segment is kept that none of them uses.
@@ -38,7 +38,8 @@ class Exchange:
     def __init__(self) -> None:
         #: Segments made here, each with the number of the last message that it went with.
         self.segments: dict[Segment, int] = {}
-        self._mapped: dict[str, Segment] = {}
+        #: Those of the other side, which stay mapped.
+        self._mapped: set[Segment] = set()
         self._messages = 0
 
     def dumps(self, x: Any) -> bytes:
@@ -51,59 +52,48 @@ class Exchange:
                 segment.state.value = Segment.DROPPED
                 del self.segments[segment]
         pickler = _Pickler([one for one in self.segments if one.state.value == Segment.FREE])
-        with ExitStack() as undone:
-            undone.callback(_free, pickler.used, os.getpid())
-            pickler.dump(x)
-            undone.pop_all()
-        self.segments.update(dict.fromkeys(pickler.used, self._messages))
+        pickler.dump(x)
+        for segment in pickler.used:
+            segment.state.value = Segment.ON_ITS_WAY
+            self.segments[segment] = self._messages
         return pickle.dumps([segment.place for segment in pickler.used]) + pickler.file.getvalue()
 
     def loads(self, data: bytes) -> Any:
         """The object that the other side has sent."""
         file = io.BytesIO(data)
-        self._mapped = {k: one for k, one in self._mapped.items() if one.state.value != Segment.DROPPED}
-        leases = [_Lease(self._segment(place)) for place in pickle.load(file)]  # noqa: S301  # our own process
-        result = pickle.load(file)  # noqa: S301
-        del leases  # each lives as long as an array in it
-        return result
-
-    def _segment(self, place: Place) -> Segment:
-        if place.key not in self._mapped:
-            self._mapped[place.key] = open_segment(place)
-            self._mapped[place.key].hide()  # nobody else opens it here
-        return self._mapped[place.key]
+        segments = [open_segment(place) for place in pickle.load(file)]  # noqa: S301  # our own process
+        for segment in segments:
+            segment.hide()  # nobody else opens it here
+        in_use = {one for one in self._mapped if one.state.value != Segment.DROPPED}
+        self._mapped = in_use.union(segments)
+        return pickle.load(file, buffers=map(_in_use, segments))  # noqa: S301
 
 
-class _Lease:
-    """A segment of the other side, in use here as long as this object lives."""
-
-    def __init__(self, segment: Segment) -> None:
-        segment.state.value = Segment.ARRIVED
-        self.__array_interface__ = segment.__array_interface__
-        weakref.finalize(self, _free, [segment], os.getpid()).atexit = False
-        _leases[segment.place.key] = self
+def _in_use(segment: Segment) -> np.ndarray:
+    """The bytes of a segment, which is free again when they and every array over them are gone."""
+    segment.state.value = Segment.ARRIVED
+    memory = np.asarray(segment)
+    weakref.finalize(memory, _free, segment, os.getpid()).atexit = False
+    return memory
 
 
-# Key of the segment → the lease, while it lives.
-_leases: weakref.WeakValueDictionary[str, _Lease] = weakref.WeakValueDictionary()
-
-
-def _free(segments: list[Segment], process: int) -> None:
-    for segment in segments if os.getpid() == process else ():  # what a fork lets go of is in use on
+def _free(segment: Segment, process: int) -> None:
+    if os.getpid() == process:  # what a fork lets go of is in use on
         segment.state.value = Segment.FREE
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, spare: list[Segment]) -> None:
-        self.file = io.BytesIO()
-        super().__init__(self.file, pickle.HIGHEST_PROTOCOL)
-        self.used: list[Segment] = []
-        self._spare: dict[int, list[Segment]] = {}
-        for segment in spare:
-            self._spare.setdefault(segment.place.size, []).append(segment)
+    """Writes large arrays to segments, in the order in which it comes to them."""
+
+    def __init__(self, free: list[Segment]) -> None:
+        self.file, self._free = io.BytesIO(), free
+        used: dict[Segment, pickle.PickleBuffer] = {}
+        super().__init__(self.file, 5, buffer_callback=lambda buffer: buffer not in used.values())
+        self.used = used
 
     def reducer_override(self, obj: Any) -> Any:
-        owner = None if isinstance(obj, (type, SharedArray)) else registry.find_owner(obj)
+        is_shared = isinstance(obj, SharedArray) and obj.segment is not None
+        owner = None if is_shared or isinstance(obj, type) else registry.find_owner(obj)
         if owner is None:
             return NotImplemented
         refuse_graphs(obj)
@@ -121,12 +111,12 @@ class _Pickler(pickle.Pickler):
     def _in_segment(self, x: np.ndarray) -> tuple[Any, ...]:
         order: Any = "F" if x.flags.f_contiguous and not x.flags.c_contiguous else "C"
         size = 1 << (Segment.HEAD + x.nbytes - 1).bit_length()  # pages are had when they are written to
-        spare = self._spare.get(size)
-        segment = spare.pop() if spare else make_segment(size)
-        segment.state.value = Segment.ON_ITS_WAY
-        self.used.append(segment)
-        np.copyto(_array(segment, x.shape, x.dtype, order), x)
-        return _received, (segment.place.key, x.flags.writeable, x.shape, x.dtype, order)
+        fitting = [one for one in self._free if one.place.size == size and one not in self.used]
+        segment = fitting[0] if fitting else make_segment(size)
+        memory, layout = np.asarray(segment), (x.shape, x.dtype, order)
+        np.copyto(_array(memory, *layout), x)
+        self.used[segment] = pickle.PickleBuffer(memory)
+        return _received, (self.used[segment], x.flags.writeable, *layout)
 
 
 def _is_sent_by_value(owner: Any, x: Any) -> bool:
@@ -140,11 +130,11 @@ def _is_sent_by_value(owner: Any, x: Any) -> bool:
 
 
 def _array(memory: Any, shape: Any, dtype: Any, order: Any) -> np.ndarray:
-    return np.ndarray(shape, dtype, np.asarray(memory), Segment.HEAD, order=order)
+    return np.ndarray(shape, dtype, memory, Segment.HEAD, order=order)
 
 
-def _received(key: str, writeable: bool, *layout: Any) -> np.ndarray:
-    array = _array(_leases[key], *layout)
+def _received(memory: Any, writeable: bool, *layout: Any) -> np.ndarray:
+    array = _array(memory, *layout)
     array.flags.writeable = writeable
     return array
 

@@ -11,14 +11,13 @@ import ctypes
 import mmap
 import multiprocessing
 import os
-import socket
+import platform
 import sys
 import time
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cache, partial
-from math import prod
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -31,15 +30,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, note_on
 from arraybridge.frameworks.numpy import NumpyFast
 
-__all__ = [
-    "Place",
-    "Segment",
-    "SharedArray",
-    "SharedMemoryGoneError",
-    "make_segment",
-    "open_segment",
-    "shared",
-]
+__all__ = ["Segment", "SharedArray", "SharedMemoryGoneError", "make_segment", "open_segment", "shared"]
 
 
 class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
@@ -64,7 +55,7 @@ class Segment:
 
     # Bytes in front of what the segment is for. The first of them is the state.
     HEAD = 64
-    ON_ITS_WAY, ARRIVED, FREE, DROPPED = range(4)
+    FREE, ON_ITS_WAY, ARRIVED, DROPPED = range(4)
 
     def __init__(self, place: Place, address: int, unmap: Callable[[], Any], hide: Callable[[], Any]) -> None:
         self.place, self.address = place, address
@@ -107,25 +98,21 @@ def open_segment(place: Place) -> Segment:
     segment = _segments.get(place.key)
     if segment is not None:
         return segment
-    cause: OSError | None = None
-    reason = "it is on another machine; send x.view(numpy.ndarray), whose bytes travel"
     try:
-        if place.machine == _MACHINE:
-            return _open_anonymous(place) if _ANONYMOUS else _open_named(place)
-    except PermissionError as error:
-        cause, reason = error, "that process belongs to another user"
-    except (FileNotFoundError, ProcessLookupError) as error:
-        cause, reason = error, "that process has ended, or let go of the array; keep it until it has arrived"
-    raise SharedMemoryGoneError(
-        f"the shared memory of process {place.process} cannot be mapped: {reason}", reason=reason
-    ) from cause
+        if place.machine != platform.node():
+            raise FileNotFoundError(f"it is on another machine, {place.machine}")
+        return _open_anonymous(place) if _ANONYMOUS else _open_named(place)
+    except (FileNotFoundError, ProcessLookupError, PermissionError) as error:
+        raise SharedMemoryGoneError(
+            f"the shared memory of process {place.process} cannot be mapped: {error}. Keep the array until it"
+            " has arrived; to another machine or user, send x.view(numpy.ndarray), whose bytes travel.",
+            reason="it went, or is out of this process's reach",
+        ) from error
 
 
 # -- Linux, and other systems ------------------------------------------------------------------------
 
 _ANONYMOUS = hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_MACHINE = _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()
 
 if _ANONYMOUS:
     # Python's mmap keeps a descriptor for each mapping; before 3.13 always.
@@ -140,7 +127,7 @@ def _make_anonymous(size: int) -> Segment:
     descriptor = os.memfd_create(key)
     try:
         os.ftruncate(descriptor, size)
-        return _open_anonymous(Place(_MACHINE, os.getpid(), descriptor, key, size))
+        return _open_anonymous(Place(platform.node(), os.getpid(), descriptor, key, size))
     finally:
         os.close(descriptor)
 
@@ -150,14 +137,14 @@ def _open_anonymous(place: Place) -> Segment:
     with ExitStack() as opened:
         opened.callback(os.close, descriptor)
         if place.key not in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
-            raise FileNotFoundError("the number is that of another file by now")
+            raise FileNotFoundError("its descriptor is that of another file by now")
         access = mmap.PROT_READ | mmap.PROT_WRITE
         address = _system.mmap(None, place.size, access, mmap.MAP_SHARED, descriptor, 0)
         if address == ctypes.c_void_p(-1).value:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        kept = opened.pop_all()
+        hide = opened.pop_all().close
     here = place._replace(process=os.getpid(), descriptor=descriptor)
-    return Segment(here, address, partial(_system.munmap, address, place.size), kept.close)
+    return Segment(here, address, partial(_system.munmap, address, place.size), hide)
 
 
 def _make_named(size: int) -> Segment:
@@ -167,7 +154,7 @@ def _make_named(size: int) -> Segment:
         if os.getpid() == process:  # a fork leaves the name alone
             memory.unlink()
 
-    return _named(Place(_MACHINE, process, -1, memory.name, size), memory, hide)
+    return _named(Place(platform.node(), process, -1, memory.name, size), memory, hide)
 
 
 def _open_named(place: Place) -> Segment:
@@ -211,14 +198,17 @@ def _stay_until_read(process: int) -> None:
 
 
 class SharedArray(np.ndarray):
-    """A NumPy array in memory that other processes map, when it or a slice of it is pickled."""
+    """A NumPy array in memory that other processes map, when it or a view of it is pickled.
 
-    _segment: Segment | None = None
+    As of a `numpy.memmap`, what is computed of it, and what an index copies, is an ordinary array.
+    """
+
+    segment: Segment | None = None
 
     def __array_finalize__(self, origin: Any) -> None:
-        segment = getattr(origin, "_segment", None)
+        segment = getattr(origin, "segment", None)
         if segment is not None and 0 <= _start(self) - segment.address < segment.place.size:
-            self._segment = segment
+            self.segment = segment
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array is self:  # in place
@@ -226,11 +216,13 @@ class SharedArray(np.ndarray):
         plain = array.view(np.ndarray)
         return plain[()] if return_scalar or plain.ndim == 0 else plain
 
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return _plain(super().__array_function__(function, types, args, kwargs))
+    def __getitem__(self, index: Any) -> Any:
+        item = super().__getitem__(index)
+        is_copy = isinstance(item, SharedArray) and item.segment is None
+        return item.view(np.ndarray) if is_copy else item
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        segment = self._segment
+        segment = self.segment
         if segment is None:
             return self.view(np.ndarray).__reduce_ex__(protocol)
         if multiprocessing.parent_process() is not None:
@@ -249,38 +241,17 @@ def _arrived(place: tuple[Any, ...], writeable: bool, *layout: Any) -> SharedArr
 
 
 def _array(segment: Segment, offset: int, shape: Any, strides: Any, dtype: Any) -> SharedArray:
-    array = np.ndarray.__new__(SharedArray, shape, dtype, np.asarray(segment), offset, strides)
-    array._segment = segment
+    array = SharedArray(shape, dtype, np.asarray(segment), offset, strides)
+    array.segment = segment
     return array
-
-
-def _plain(result: Any) -> Any:
-    """A result of NumPy's, without the class where it lies elsewhere."""
-    if isinstance(result, SharedArray) and result._segment is None:
-        return result.view(np.ndarray)
-    if type(result) in (list, tuple) and any(isinstance(x, SharedArray) for x in result):
-        return type(result)([_plain(x) for x in result])
-    return result
-
-
-def _plain_method(name: str) -> Any:
-    method = getattr(np.ndarray, name)
-    return lambda self, *args, **options: _plain(method(self, *args, **options))
-
-
-# What may copy and does not pass by __array_wrap__.
-for _name in (
-    *("__getitem__", "__copy__", "__deepcopy__", "argpartition", "argsort", "astype", "byteswap", "choose"),
-    *("compress", "copy", "diagonal", "dot", "flatten", "ravel", "repeat", "reshape", "round", "take"),
-):
-    setattr(SharedArray, _name, _plain_method(_name))
-
-NumpyFast.classes.append(SharedArray)
 
 
 def _start(array: np.ndarray) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+NumpyFast.classes.append(SharedArray)
 
 
 def shared(x: Any, dtype: Any = None) -> np.ndarray:
@@ -311,15 +282,14 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     5.0
     """
     has_values = not isinstance(x, (tuple, list, int, np.integer))
-    source = convert_memory(x, "numpy", dtype=dtype) if has_values else np.empty(0, dtype)
+    unset = np.empty((), dtype)
+    source = convert_memory(x, "numpy", dtype=dtype) if has_values else np.broadcast_to(unset, x)
     if isinstance(source, np.ma.MaskedArray):
         raise ArrayNotSupportedError("shared memory has no place for a mask; pass x.filled(value)")
     if source.dtype.hasobject:
         raise ArrayNotSupportedError("objects of Python cannot lie in memory that processes share")
-    shape = source.shape if has_values else tuple(np.atleast_1d(x).tolist())
-    array = _array(
-        make_segment(Segment.HEAD + prod(shape) * source.itemsize), Segment.HEAD, shape, None, source.dtype
-    )
+    segment = make_segment(Segment.HEAD + source.nbytes)
+    array = _array(segment, Segment.HEAD, source.shape, None, source.dtype)
     if has_values:
         array[...] = source
     return array
