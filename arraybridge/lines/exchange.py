@@ -113,10 +113,10 @@ class _Pickler(pickle.Pickler):
         size = 1 << (Segment.HEAD + x.nbytes - 1).bit_length()  # pages are had when they are written to
         fitting = [one for one in self._free if one.place.size == size and one not in self.used]
         segment = fitting[0] if fitting else make_segment(size)
-        memory, layout = np.asarray(segment), (x.shape, x.dtype, order)
-        np.copyto(_array(memory, *layout), x)
-        self.used[segment] = pickle.PickleBuffer(memory)
-        return _received, (self.used[segment], x.flags.writeable, *layout)
+        memory: Any = np.asarray(segment)
+        self.used[segment], layout = pickle.PickleBuffer(memory), (x.shape, x.dtype, order)
+        np.copyto(_over(memory, *layout), x)
+        return _over, (self.used[segment], *layout)
 
 
 def _is_sent_by_value(owner: Any, x: Any) -> bool:
@@ -129,14 +129,9 @@ def _is_sent_by_value(owner: Any, x: Any) -> bool:
     return bool(plain and owner.device_of(x).kind == "cpu")
 
 
-def _array(memory: Any, shape: Any, dtype: Any, order: Any) -> np.ndarray:
+def _over(memory: Any, shape: Any, dtype: Any, order: Any) -> np.ndarray:
+    """An array over what a segment is for."""
     return np.ndarray(shape, dtype, memory, Segment.HEAD, order=order)
-
-
-def _received(memory: Any, writeable: bool, *layout: Any) -> np.ndarray:
-    array = _array(memory, *layout)
-    array.flags.writeable = writeable
-    return array
 
 
 def _converted(array: np.ndarray, name: str) -> Any:
