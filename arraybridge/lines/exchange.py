@@ -61,9 +61,10 @@ class Exchange:
     def loads(self, data: bytes) -> Any:
         """The object that the other side has sent."""
         file = io.BytesIO(data)
-        segments = [open_segment(place) for place in pickle.load(file)]  # noqa: S301  # our own process
-        for segment in segments:
-            segment.hide()  # nobody else opens it here
+        segments: list[Segment] = []
+        for place in pickle.load(file):  # noqa: S301  # our own process
+            segments.append(open_segment(place))
+            segments[-1].hide()  # nobody else opens it here
         in_use = {one for one in self._mapped if one.state.value != Segment.DROPPED}
         self._mapped = in_use.union(segments)
         return pickle.load(file, buffers=map(_in_use, segments))  # noqa: S301
