@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from arraybridge.frameworks import registry
 from arraybridge.timeline.events import Event
 
-_PACKED = {"torch": "x.contiguous()", "cupy": "cupy.ascontiguousarray(x)"}
 _LAYOUTS = {
     "transposed": "this array is transposed",
     "reversed": "this array runs backwards",
@@ -16,11 +16,14 @@ _LAYOUTS = {
     "sliced": "this array leaves elements out (a slice with a step, or a part of each row)",
     "": "this array is not in order",
 }
+#: What lays an array in order, by framework, and what copies one to where it can be shared.
+_PACKED = {"torch": "x.contiguous()", "cupy": "cupy.ascontiguousarray(x)"}
+_COPIED_THERE = "(y = aligned(x.shape, x.dtype); y[...] = x)"
 #: Source and target → the frameworks' own call that shares.
 _NATIVE = {
-    "numpy → torch": "torch.from_numpy(x)",
-    "torch → numpy": "x.numpy()",
-    "jax → numpy": "np.asarray(x)",
+    ("numpy", "torch"): "torch.from_numpy(x)",
+    ("torch", "numpy"): "x.numpy()",
+    ("jax", "numpy"): "np.asarray(x)",
 }
 
 
@@ -45,115 +48,54 @@ def advice_for(copies: Sequence[Event]) -> str:
 
 
 def _by_reason(event: Event, once: str) -> str:
-    for part, words in _ADVICE:
-        if part in event.reason:
-            return words(event, once)
-    return ""
-
-
-def _wants_alignment(event: Event) -> bool:
+    case = f"{event.kind} to {event.device}, {event.layout or 'in order'}: {event.reason}"
     on_host = event.source == "numpy" and event.device.startswith("cpu")
-    return on_host and registry.framework(event.target).alignment > 1
-
-
-def _packed(event: Event, once: str) -> str:
-    """The elements are not in order: lay them in order, in memory that the target can share."""
-    if _wants_alignment(event):
-        place = f"in memory of aligned(shape, dtype), which {event.target} can share"
-        return (
-            f"{_LAYOUTS[event.layout]}: make it C-contiguous {once}, {place}"
-            " (y = aligned(x.shape, x.dtype); y[...] = x)"
-        )
-    call = _PACKED.get(event.source, "np.ascontiguousarray(x)")
-    return f"{_LAYOUTS[event.layout]}: make it C-contiguous {once} ({call})"
-
-
-def _unaligned(event: Event, once: str) -> str:
-    if event.layout:
-        return _packed(event, once)
-    bytes_ = registry.framework(event.target).alignment
-    share = f"let {event.target} share it" if event.kind == "conversion" else _shared_by(event)
-    return (
-        f"aligned(shape, dtype) would {share}, which needs {bytes_} bytes: make the array there,"
-        f" or copy it there {once} (y = aligned(x.shape, x.dtype); y[...] = x)"
+    if on_host and registry.framework(event.target).alignment > 1:
+        case = f"aligned memory for {case}"
+    native = _NATIVE.get((event.source, event.target), "")
+    words = next((words for pattern, words in _ADVICE.items() if re.search(pattern, case)), "")
+    return words.format(
+        e=event,
+        once=once,
+        order=_LAYOUTS[event.layout],
+        packed=_PACKED.get(event.source, "np.ascontiguousarray(x)"),
+        native=f"{native} or " if native and native.partition("(")[0] != event.name else "",
     )
 
 
-def _by_hand(event: Event) -> str:
-    return "pass copy=False to" if event.kind == "conversion" else f"let to_{event.target}(x, copy=False)"
-
-
-def _shared_by(event: Event) -> str:
-    return f"let arraybridge.to_{event.target}(x) share it"
-
-
-def _elsewhere(event: Event, once: str) -> str:
-    to_host = event.device.startswith("cpu")
-    if event.kind == "foreign":
-        if to_host:
-            return ""  # what the host needs once has no shorter way there
-        index = event.device.partition(":")[2]
-        items = f"prefetch(items, '{event.target}', gpu_id={index})"
-        return f"{items} moves the next one while this one is used"
-    if to_host:
-        return (
-            f"this brings it to the host each time: leave it in {event.source} between the steps (decorate"
-            f" them for {event.source}, output_type='{event.source}'), and convert the last result"
-        )
-    return (
-        f"this moves it to {event.device} each time: convert it {once}, keep results there between the steps,"
-        f" or let prefetch(items, '{event.target}') move the next item while this one is used"
-    )
-
-
-def _narrowed(event: Event, once: str) -> str:
-    dtype = event.reason.partition(" to ")[2].partition(",")[0]
-    return f"arraybridge.to_{event.target}(x) keeps all bits; or make it {dtype} {once}, if that is enough"
-
-
-def _shares_instead(event: Event, once: str) -> str:
-    native = _NATIVE.get(f"{event.source} → {event.target}")
-    call = f"{native} or " if native and native.partition("(")[0] != event.name else ""
-    return f"{call}arraybridge.to_{event.target}(x) shares it, if nobody writes to either"
-
-
-_Words = Callable[[Event, str], str]
-
-#: Part of the reason of a copy → what to do about it; the first that fits.
-_ADVICE: tuple[tuple[str, _Words], ...] = (
-    ("copies what could be shared", _shares_instead),
-    ("narrowed from", _narrowed),
-    ("C-contiguous", _packed),
-    ("no permutation of a compact array", _packed),
-    ("negative strides", _packed),
-    ("multiples of the element size", _packed),
-    ("whole numbers of elements", _packed),
-    ("complex128 aligned", lambda _, once: f"make the array by aligned(shape, dtype), {once}"),
-    ("not aligned to", _unaligned),
-    (
-        "read-only",
-        lambda e, _: (
-            f"{_by_hand(e)} share it, if nobody writes to the {e.target} array; or make the original"
-            " writable (np.memmap(…, mode='c'))"
-        ),
-    ),
-    (
-        "bytes are in the other order",
-        lambda _, once: (
-            f"bring it into this machine's byte order {once}: x.astype(x.dtype.newbyteorder('='))"
-        ),
-    ),
-    ("conj or neg bit", lambda _, once: f"resolve it {once}: x.resolve_conj().resolve_neg()"),
-    ("copy=True", lambda *_: "leave copy=True out, if nobody writes to the result or to the original"),
-    ("a cast to", lambda _, once: f"make the array in that dtype, or cast it {once}"),
-    ("may cache scalars", lambda *_: "pass a number (float(x)) in place of an array without axes"),
-    ("float8 only by a copy", lambda *_: "use bfloat16, or convert float8 arrays once, before the loop"),
-    (
-        "by a copy alone",
-        lambda e, once: f"{e.target} has memory of its own: convert {once}, and keep results there",
-    ),
-    ("hold a part of it each", lambda *_: "gather it where it is made (jax.device_put(x, jax.devices()[0]))"),
-    ("share no memory", _elsewhere),
-    ("memory of its own", _elsewhere),
-    ("is another device", _elsewhere),
+_ORDER = (
+    "C-contiguous|no permutation of a compact array|negative strides|multiples of the element size"
+    "|whole numbers of elements|aligned to"
 )
+_DEVICE = "share no memory|memory of its own|is another device"
+
+#: What is searched for in ``"aligned memory for foreign to cpu, transposed: it is not C-contiguous"`` and the
+#: like → what to do about it; the first that fits.
+_ADVICE = {
+    "could be shared": "{native}arraybridge.to_{e.target}(x) shares it, if nobody writes to either",
+    "narrowed from": "arraybridge.to_{e.target}(x) keeps all bits; or narrow it {once}, if that is enough",
+    "in order: .*aligned to": "aligned(shape, dtype) would let arraybridge.to_{e.target}(x) share it: make"
+    f" the array there, or copy it there {{once}} {_COPIED_THERE}",
+    f"aligned memory.*({_ORDER})": "{order}: make it C-contiguous {once}, in memory of aligned(shape, dtype),"
+    f" which {{e.target}} can share {_COPIED_THERE}",
+    _ORDER: "{order}: make it C-contiguous {once} ({packed})",
+    "read-only": "arraybridge.to_{e.target}(x, copy=False) shares it, if nobody writes to the result; or make"
+    " the original writable (np.memmap(…, mode='c'))",
+    "in the other order": "bring it into this machine's byte order {once}:"
+    " x.astype(x.dtype.newbyteorder('='))",
+    "conj or neg bit": "resolve it {once}: x.resolve_conj().resolve_neg()",
+    "copy=True": "leave copy=True out, if nobody writes to the result or to the original",
+    "a cast to": "make the array in that dtype, or cast it {once}",
+    "may cache scalars": "pass a number (float(x)) in place of an array without axes",
+    "float8": "use bfloat16, or convert float8 arrays once, before the loop",
+    "by a copy alone": "{e.target} has memory of its own: convert {once}, and keep results there",
+    "hold a part of it each": "gather it where it is made (jax.device_put(x, jax.devices()[0]))",
+    # What the host needs once has no shorter way there.
+    f"foreign to cpu.*({_DEVICE})": "",
+    f"foreign.*({_DEVICE})": "prefetch(items, '{e.target}', device='{e.device}') moves the next one while"
+    " this one is used",
+    f"to cpu.*({_DEVICE})": "this brings it to the host each time: leave it in {e.source} between the steps"
+    " (decorate them for {e.source}, output_type='{e.source}'), and convert the last result",
+    _DEVICE: "this moves it to {e.device} each time: convert it {once}, keep results there between the steps,"
+    " or let prefetch(items, '{e.target}') move the next item while this one is used",
+}

@@ -17,9 +17,10 @@ import numpy as np
 
 from arraybridge.arrays import is_array, source_of
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
 from arraybridge.trees import leaves_of
+from arraybridge.types import Cache
 
 if TYPE_CHECKING:
     from arraybridge.conversion.explanation import Route
@@ -86,7 +87,7 @@ class Event(NamedTuple):
     thread_id: int = 0
     route: Route | None = None
     layout: str = ""
-    array: tuple[Any, ...] | None = None
+    array: int | None = None
     source: str = ""
     target: str = ""
 
@@ -102,20 +103,11 @@ class Event(NamedTuple):
             path = path.relative_to(Path.cwd())
         return f"{path}:{self.line}"
 
-    @property
-    def colour(self) -> str:
-        """What it is drawn as: its kind, or ``"copy"`` for a conversion that copied."""
-        return "copy" if self.kind in CONVERSIONS and self.nbytes else self.kind
-
     def to_dict(self) -> dict[str, Any]:
         """Plain strings and numbers, ready for JSON."""
         facts = self._asdict()
-        route = facts.pop("route")
-        for name in ("array", "thread_id"):
-            del facts[name]
-        if route is not None:
-            facts["method"], facts["copies"] = route.method, route.copies
-        return facts
+        route, _, _ = (facts.pop(name) for name in ("route", "array", "thread_id"))
+        return facts if route is None else {**facts, "method": route.method, "copies": route.copies}
 
 
 def began(event: Event) -> tuple[float, float]:
@@ -145,10 +137,10 @@ def line_of(site: Site) -> int:
 #: Where the work of this thread was handed out, for lines of a worker thread in which no code of the user is.
 handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", default=None)
 
-_OURS, _USERS, _PYTHON = "arraybridge", "", "Python"
+_OURS, _USERS, _PYTHON = "arraybridge", "the user", "Python"
 _PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
 # File of a function → whose it is: one of the three, or the name of another library.
-_owners: dict[str, str] = {}
+_owners: Cache[str, str] = Cache()
 # Folders of installed packages that are the user's program all the same: `arraybridge trace -m package`.
 _own_folders: list[str] = []
 # Name of a notebook's cell → the name of the file under which its source is known.
@@ -173,9 +165,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
     library = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        owner = _owners.get(file)
-        if owner is None:
-            owner = _owner(file)
+        owner = _owners.get(file) or _owners.keep(file, _owner_of(file))
         if owner == _OURS:
             if foreign:
                 return None
@@ -194,50 +184,37 @@ def as_own(folder: str) -> None:
     _owners.clear()
 
 
-def _owner(file: str) -> str:
-    if len(_owners) > 4096:  # a notebook's cells, say
-        _owners.clear()
-    _owners[file] = owner = _classified(file)
-    return owner
-
-
-def _classified(file: str) -> str:
+def _owner_of(file: str) -> str:
     if file.startswith(_PACKAGE):
         return _OURS
     if file.startswith("<"):
         return _USERS if file.startswith(_TYPED_IN) else _PYTHON
-    if any(file.startswith(folder) for folder in _own_folders):
+    if file.startswith(tuple(_own_folders)):
         return _USERS
-    parts = file.replace("\\", "/").split("/")
-    for folder in ("site-packages", "dist-packages"):
-        if folder in parts[:-1]:
-            library = parts[parts.index(folder) + 1].removesuffix(".py")
-            return _PYTHON if library in _looked_through() else library
+    *folders, last = file.replace("\\", "/").split("/")
+    for installed in {"site-packages", "dist-packages"}.intersection(folders):
+        library = [*folders, last][folders.index(installed) + 1].removesuffix(".py")
+        return _PYTHON if library in _looked_through() else library
     import sysconfig
 
-    python = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    return _PYTHON if any(file.startswith(folder + sep) for folder in python) else _USERS
+    python = (sysconfig.get_path(name) + sep for name in ("stdlib", "platstdlib"))
+    return _PYTHON if file.startswith(tuple(python)) else _USERS
 
 
 def _looked_through() -> set[str]:
-    packages = {"numpy", "optree", "IPython", "ipykernel"}
-    for name in registry.framework_names():
-        packages.update(registry.facts(name).packages)
-    return packages
+    of_frameworks = (registry.facts(name).packages for name in registry.framework_names())
+    return {"numpy", "optree", "IPython", "ipykernel"}.union(*of_frameworks)
 
 
 def _cell(file: str) -> str:
     """A notebook's cell as its tracebacks call it, by now, since one that runs again has another number."""
-    if "ipython" not in file and "ipykernel" not in file:
+    ipython: Any = sys.modules.get("IPython") if "ipython" in file or "ipykernel" in file else None
+    shell = ipython and ipython.get_ipython()
+    words = shell and shell.compile.format_code_name(file)
+    if not words:
         return file
-    module = sys.modules.get("IPython")
-    shell = None if module is None else module.get_ipython()
-    words = None if shell is None else shell.compile.format_code_name(file)
-    if words is None:
-        return file
-    cell = str(words[1])
-    _cells[cell] = file
-    return cell
+    _cells[words[1]] = file
+    return str(words[1])
 
 
 def source_line(file: str, line: int) -> str:
@@ -254,23 +231,17 @@ _numbers = count()
 _seen: dict[int, tuple[weakref.ref[Any], int]] = {}
 
 
-def same_array(x: Any) -> tuple[Any, ...] | None:
-    """The same for the very same array as long as it lives; None where that cannot be told.
-
-    Views of one NumPy array that look at the same elements in the same order are the same.
-    """
-    owner = x
-    while type(owner) is np.ndarray and type(owner.base) is np.ndarray:
-        owner = owner.base
-    key = id(owner)
+def same_array(x: Any) -> int | None:
+    """The same for the very same array as long as it lives; None where that cannot be told."""
+    key = id(x)
     seen = _seen.get(key)
-    if seen is None or seen[0]() is not owner:
+    if seen is None or seen[0]() is not x:
         try:
-            seen = weakref.ref(owner, lambda _: _seen.pop(key, None)), next(_numbers)
+            seen = weakref.ref(x, lambda _: _seen.pop(key, None)), next(_numbers)
         except TypeError:  # it takes no weak references
             return None
         _seen[key] = seen
-    return (seen[1],) if owner is x else (seen[1], hostmemory.address(x), x.shape, x.strides)
+    return seen[1]
 
 
 def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:

@@ -68,7 +68,7 @@ class Conversion(NamedTuple):
     off: int = 0  # its address modulo the alignment that the target needs; 0 where it does not count
     writeable: bool = True
     steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
-    array: tuple[Any, ...] | None = None
+    array: int | None = None
     obstacle: str = ""  # what no call could have shared, in words
     wanted: str = ""  # the dtype that the program asked JAX for
 

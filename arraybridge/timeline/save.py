@@ -20,7 +20,8 @@ Json = dict[str, Any]
 _THREADS, _DEVICES = 1, 2
 #: What takes place on a device, and has a track there besides that of its thread.
 _ON_DEVICES = ("call", *CONVERSIONS, "stage", "item", "decision")
-_STAGES = ("stage", "item")
+#: What is told of each event besides its place.
+_FACTS = ("where", "nbytes", "reason", "library", "item", "device", "layout")
 #: Steps of a recovery, which have no length.
 _MOMENTS = ("retry", "split", "grow")
 
@@ -35,34 +36,26 @@ def save(
     file = Path(path)
     if file.suffix != ".json":
         raise ValueError(f"{file.name} must end in .json; log.plot({file.name!r}) draws a picture")
-    file.write_text(json.dumps(document(events, memory, dropped), allow_nan=False), encoding="utf-8")
-
-
-def document(
-    events: Sequence[Event], memory: Iterable[tuple[float, str, int]] = (), dropped: int = 0
-) -> Json:
-    """The same, before it is written."""
-    tracks = _Tracks()
+    tracks: _Tracks = {}
     traced: list[Json] = []
     flows: dict[str, list[Json]] = defaultdict(list)
-    copied = 0
     for event in events:
-        written = _written(event, _THREADS, tracks.of(_THREADS, (event.thread, event.thread_id), event))
-        traced.append(written)
+        traced.append(_slice(event, _THREADS, _track(tracks, event, _THREADS, event.thread, event.thread_id)))
+        if event.flow:
+            flows[event.flow].append(traced[-1])
         if event.device and event.kind in _ON_DEVICES:
-            traced.append(_written(event, _DEVICES, tracks.of(_DEVICES, (event.device, 0), event)))
-        if event.flow and event.kind in _STAGES:
-            flows[event.flow].append(written)
+            traced.append(_slice(event, _DEVICES, _track(tracks, event, _DEVICES, event.device, 0)))
+    traced.extend(arrow for name, steps in flows.items() for arrow in _arrows(name, steps))
+    copied = 0
     for event in sorted((e for e in events if e.kind in CONVERSIONS and e.nbytes), key=_end):
         copied += event.nbytes
         traced.append(_counter("bytes copied", _end(event), copied))
-    traced.extend(_counter(f"memory in use, {device}", at, nbytes) for at, device, nbytes in memory)
-    for name, steps in flows.items():
-        traced.extend(_flow(name, steps))
+    traced.extend(_counter(f"memory in use, {device}", seconds, nbytes) for seconds, device, nbytes in memory)
     # What begins at the same time stands in its order: the outer one first, and an arrow in what it leads to.
     traced.sort(key=lambda one: (one["ts"], -one.get("dur", 0.0)))
     other = {"program": " ".join(sys.argv), "made by": "arraybridge", "dropped events": dropped}
-    return {"traceEvents": [*tracks.names(), *traced], "displayTimeUnit": "ms", "otherData": other}
+    document = {"traceEvents": [*_names(tracks), *traced], "displayTimeUnit": "ms", "otherData": other}
+    file.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
 
 
 def _end(event: Event) -> float:
@@ -73,18 +66,17 @@ def _micro(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _written(event: Event, group: int, track: int) -> Json:
-    args: Json = {"where": event.where, "code": source_line(event.file, event.line)}
-    for name in ("nbytes", "reason", "library", "item", "device", "layout"):
-        value = getattr(event, name)
-        if value not in ("", None, 0) or (name == "item" and value == 0):
-            args[name] = value
-    place = {"pid": group, "tid": track, "ts": _micro(event.start)}
-    written: Json = {"name": event.name, "cat": event.kind, **place, "args": args}
+def _slice(event: Event, group: int, track: int) -> Json:
+    """A bar on a track, or a stroke for what has no length."""
+    facts: Json = {name: getattr(event, name) for name in _FACTS}
+    facts["code"] = source_line(event.file, event.line)
+    facts = {name: fact for name, fact in facts.items() if fact not in ("", None)}
+    begin, end = _micro(event.start), _micro(_end(event))
+    place = {"name": event.name, "cat": event.kind, "pid": group, "tid": track, "ts": begin, "args": facts}
     if event.kind in _MOMENTS:
-        return {**written, "ph": "i", "s": "t"}
+        return {**place, "ph": "i", "s": "t"}
     # The end is rounded, not the length: so what lies inside of another does so here.
-    return {**written, "ph": "X", "dur": round(_micro(_end(event)) - _micro(event.start), 3)}
+    return {**place, "ph": "X", "dur": round(end - begin, 3)}
 
 
 def _counter(name: str, seconds: float, nbytes: int) -> Json:
@@ -92,8 +84,8 @@ def _counter(name: str, seconds: float, nbytes: int) -> Json:
     return {"name": name, "cat": "counter", "ph": "C", **place, "args": {"bytes": nbytes}}
 
 
-def _flow(name: str, steps: list[Json]) -> list[Json]:
-    """Arrows from each stage of an item to the next."""
+def _arrows(name: str, steps: list[Json]) -> list[Json]:
+    """From each stage of an item to the next."""
     arrows = [
         {"name": "item", "cat": "flow", "ph": "t", "id": name, **{k: step[k] for k in ("pid", "tid", "ts")}}
         for step in steps
@@ -103,39 +95,36 @@ def _flow(name: str, steps: list[Json]) -> list[Json]:
     return arrows if len(arrows) > 1 else []
 
 
-class _Tracks:
-    """Numbers of tracks. What overlaps another without lying inside of it gets a track beside it.
+#: Group, name and number of a thread or device, and which of its tracks → the number of the track, and the
+#: ends of what is open there.
+_Tracks = dict[tuple[int, str, int, int], tuple[int, list[float]]]
 
-    So it is with the tasks of one thread, and with the threads of one device: the viewers want all that is on
-    a track to be nested.
+
+def _track(tracks: _Tracks, event: Event, group: int, name: str, number: int) -> int:
+    """The number of the track on which an event goes; events come in the order of their start.
+
+    What overlaps another without lying inside of it gets a track beside it: the tasks of one thread, say, or
+    the threads of one device. The viewers want all that is on a track to be nested.
     """
+    begin, end = _micro(event.start), _micro(_end(event))
+    beside = 0
+    while True:
+        track, ends = tracks.setdefault((group, name, number, beside), (len(tracks) + 1, []))
+        while ends and ends[-1] <= begin:
+            ends.pop()
+        if not ends or end <= ends[-1]:
+            ends.append(end)
+            return track
+        beside += 1
 
-    def __init__(self) -> None:
-        #: Group and key of a track → its number and those beside it, with the ends of what is open there.
-        self._open: dict[tuple[int, tuple[str, int]], list[tuple[int, list[float]]]] = {}
-        self._named: list[tuple[int, int, str]] = []
 
-    def of(self, group: int, key: tuple[str, int], event: Event) -> int:
-        """The number of the track on which an event goes; events come in the order of their start."""
-        lanes = self._open.setdefault((group, key), [])
-        begin, end = _micro(event.start), _micro(_end(event))
-        for number, ends in lanes:
-            while ends and ends[-1] <= begin:
-                ends.pop()
-            if not ends or end <= ends[-1]:
-                ends.append(end)
-                return number
-        number = len(self._named) + 1
-        self._named.append((group, number, key[0] if not lanes else f"{key[0]} ({len(lanes) + 1})"))
-        lanes.append((number, [end]))
-        return number
-
-    def names(self) -> list[Json]:
-        """The events that name the groups and the tracks."""
-        groups = [("process_name", _THREADS, 0, "threads"), ("process_name", _DEVICES, 0, "devices")]
-        tracks = [("thread_name", *track) for track in self._named]
-        common = {"ph": "M", "cat": "__metadata", "ts": 0}
-        return [
-            {**common, "name": what, "pid": group, "tid": track, "args": {"name": name}}
-            for what, group, track, name in (*groups, *tracks)
-        ]
+def _names(tracks: _Tracks) -> list[Json]:
+    """The events that name the groups and the tracks."""
+    named = [("process_name", _THREADS, 0, "threads"), ("process_name", _DEVICES, 0, "devices")]
+    for (group, name, _, beside), (track, _) in tracks.items():
+        named.append(("thread_name", group, track, f"{name} ({beside + 1})" if beside else name))
+    common = {"ph": "M", "cat": "__metadata", "ts": 0}
+    return [
+        {**common, "name": what, "pid": group, "tid": track, "args": {"name": name}}
+        for what, group, track, name in named
+    ]

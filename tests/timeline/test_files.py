@@ -142,12 +142,13 @@ def test_counters(tmp_path: Path) -> None:
 
 def test_tasks_of_one_thread_get_tracks_beside_one_another(tmp_path: Path) -> None:
     """Two that overlap, by hand."""
-    from arraybridge.timeline.save import document
+    from arraybridge.timeline.save import save
 
     first = Event("call", "a", 0.0, 2.0, "MainThread", "cpu", "x.py", 1)
     second = Event("call", "b", 1.0, 2.0, "MainThread", "cpu", "x.py", 2)
     third = Event("call", "c", 1.5, 0.25, "MainThread", "", "x.py", 3)
-    events = document([first, second, third])["traceEvents"]
+    save(tmp_path / "run.json", [first, second, third])
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     tracks = {e["name"]: e["tid"] for e in events if e["ph"] == "X" and e["pid"] == 1}
     assert tracks["a"] != tracks["b"]
     assert tracks["c"] == tracks["a"]
@@ -162,7 +163,7 @@ def test_an_empty_log_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
     assert {e["ph"] for e in read(log, tmp_path)} == {"M"}
     log.plot(tmp_path / "run.png")
     assert repr(log.hotspots()) == "no conversions"
-    assert log.hotspots().to_dict()["hotspots"] == []
+    assert log.hotspots().to_dict()["hotspots"] == ()
 
 
 def test_another_suffix_is_refused(tmp_path: Path) -> None:
@@ -253,7 +254,12 @@ def test_hot_spots_as_table_page_and_json(monkeypatch: pytest.MonkeyPatch) -> No
         (lambda: np.ones(4), "torch", {"dtype": "float32"}, "make the array in that dtype"),
         (lambda: np.ones(4).astype(">f8"), "torch", {}, "newbyteorder('=')"),
         (lambda: np.broadcast_to(np.ones(4), (3, 4)), "jax", {}, "repeats its elements"),
-        (lambda: np.ones(80, np.uint8)[1:65], "jax", {}, "aligned(shape, dtype) would let jax share it"),
+        (
+            lambda: np.ones(80, np.uint8)[1:65],
+            "jax",
+            {},
+            "aligned(shape, dtype) would let arraybridge.to_jax(x) share it",
+        ),
     ],
 )
 def test_what_would_save_the_copy(make: Any, target: str, options: dict[str, Any], words: str) -> None:

@@ -107,7 +107,7 @@ SHARED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str]] = [
     ),
 ]
 COPY = "could be shared"
-READ_ONLY = ("numpy-torch", "it is read-only", "let to_torch(x, copy=False) share it")
+READ_ONLY = ("numpy-torch", "it is read-only", "arraybridge.to_torch(x, copy=False) shares it")
 # Besides, a part of the reason, and of the advice.
 COPIED: list[tuple[str, Callable[[], Any], Callable[[Any], Any], str, str, str]] = [
     ("torch.tensor", aligned, lambda x: torch.tensor(x), "numpy-torch", COPY, "torch.from_numpy(x)"),
