@@ -229,7 +229,7 @@ def _facts(call: str, caller: str, lent: int, wanted: Any, x: Any, y: Any) -> tu
     if source is target and together and was == now and not spread:
         return None
     facts = call, source.name, target.name, was, now, before, after, nbytes
-    if together and (not nbytes or (at and at == result_at)):
+    if (at and at == result_at) or (together and not nbytes):
         return *facts, True
     off = (at or 0) % (target.alignment or 1) if together else 0
     writeable = source.name != "numpy" or x.flags.writeable

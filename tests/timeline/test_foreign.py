@@ -197,6 +197,9 @@ def test_a_move_between_devices_of_jax() -> None:
     x = jnp.ones((512, 512))
     (event,) = heard(lambda: jax.device_put(x, jax.devices("cpu")[1]))
     assert (event.nbytes, event.device, event.reason) == (MIB, "cpu:1", "cpu:1 is another device than cpu")
+    host = aligned()
+    (event,) = heard(lambda: jax.device_put(host, jax.devices("cpu")[1]))
+    assert (event.nbytes, event.device, event.reason) == (0, "cpu:1", "both see the same memory")
 
 
 def test_arrays_that_several_devices_hold() -> None:
