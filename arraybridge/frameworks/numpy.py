@@ -72,16 +72,17 @@ class NumpyFramework(Framework):
 
     # -- memory -----------------------------------------------------------------------------------
 
-    def concatenate(self, parts: list[Any], axis: int) -> Any:
-        first = parts[0]
-        if isinstance(first, np.ma.MaskedArray):
-            ma: Any = np.ma  # np.concatenate drops masks
-            masked = ma.concatenate(parts, axis).astype(first.dtype)
-            masked.fill_value = first.fill_value
-            return masked.view(type(first))
-        # Both make dtypes native; np.concatenate makes them compact, too, and drops the class of a recarray.
-        joined = np.concatenate(parts, axis, dtype=first.dtype)
-        return joined.view(type(first)) if isinstance(first, np.recarray) else joined
+    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
+        """In an array of their class, whose masks NumPy's functions drop, and dtype, which they change."""
+        first = next((x for x in arrays if isinstance(x, np.ma.MaskedArray)), arrays[0])
+        values = on_host(arrays, axis, dtype=first.dtype)
+        if type(first) is np.ndarray:
+            return values
+        joined = np.empty_like(first, shape=values.shape)
+        joined[...] = values
+        if isinstance(joined, np.ma.MaskedArray):
+            joined.mask = on_host([np.ma.getmaskarray(x) for x in arrays], axis)
+        return joined
 
     def room(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
         # A subclass may hold more than its values, as a mask.
@@ -98,13 +99,6 @@ class NumpyFramework(Framework):
         import array_api_compat.numpy as namespace
 
         return namespace
-
-    def stack(self, planes: list[np.ndarray]) -> np.ndarray:
-        if not any(isinstance(plane, np.ma.MaskedArray) for plane in planes):
-            return np.stack(planes)
-        stacked = np.ma.stack(planes)  # np.stack drops masks
-        stacked.fill_value = np.ma.asanyarray(planes[0]).fill_value
-        return stacked
 
 
 class NumpyFast(Fast):

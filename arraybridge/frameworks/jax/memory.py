@@ -31,7 +31,12 @@ class JaxPool(Pool):
         return jax_device(device)
 
     def is_started(self) -> bool:
-        return _backends_are_initialized()
+        try:  # a private interface, since the public calls open JAX's devices
+            from jax._src import xla_bridge
+
+            return xla_bridge.backends_are_initialized()
+        except (ImportError, AttributeError):
+            return True  # so that JAX itself is asked
 
     def asking_opens(self) -> bool:
         return not self.is_started()
@@ -91,13 +96,9 @@ class JaxPool(Pool):
 
     def free_memory_of(self, device: Device) -> int:
         stats = jax_device(device).memory_stats() or {}
-        used = int(stats.get("bytes_in_use", 0))
-        free = int(stats.get("bytes_limit", 0)) - used
-        on_card = (
-            machine.free_memory(device.index) if device.kind == "gpu" and "pool_bytes" in stats else None
-        )
-        # The limit is a part of the whole card, of which others may have taken more than the rest.
-        return free if on_card is None else min(free, on_card + max(0, stats["pool_bytes"] - used))
+        allowed = int(stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0))
+        # What JAX may take is a part of the card, of which others may have taken more than the rest.
+        return min(allowed, super().free_memory_of(device) or allowed)
 
     def oom_error(self) -> Exception:
         return jax.errors.JaxRuntimeError(
@@ -115,16 +116,6 @@ def jax_device(device: Device) -> Any:
     if device is CPU:
         return jax.local_devices(backend="cpu")[0]
     return next(native for native in local_devices() if as_device(native) == device)
-
-
-def _backends_are_initialized() -> bool:
-    """Whether JAX has opened its devices."""
-    try:  # a private interface, since the public calls open them
-        from jax._src import xla_bridge
-
-        return xla_bridge.backends_are_initialized()
-    except (ImportError, AttributeError):
-        return True  # so that JAX itself is asked
 
 
 @cache

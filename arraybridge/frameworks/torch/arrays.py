@@ -114,30 +114,15 @@ class TorchFramework(Framework):
         return x.view(carrier).numpy().view(hostmemory.np_dtype(NAMES[x.dtype]))
 
     def to_host(self, x: torch.Tensor) -> np.ndarray:
-        if x.is_conj() or x.is_neg():
-            x = self.copy(x)
-        elif x.is_cpu:
-            return super().to_host(x)
-        return self.host_view(x.cpu())
+        x = x.resolve_conj().resolve_neg()
+        return super().to_host(x) if x.is_cpu else self.host_view(x.cpu())
 
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device.kind != "cpu":
             tensor = self.from_host(view if not self.cannot_view(view) else hostmemory.fresh(view), CPU)
             return tensor.to(torch_device(device))
-        if view.flags.writeable:
-            try:
-                return torch.from_numpy(view)
-            except (TypeError, ValueError):
-                pass  # one of the cases that follow
-        if not view.size:  # nothing to share, and from_numpy minds negative strides here too
-            view = hostmemory.packed(view.shape, view.dtype)
-        view = hostmemory.writable_alias(view)
-        name = hostmemory.name_of(view.dtype)
-        if name in hostmemory.EXTENDED:
-            return torch_dlpack.from_dlpack(hostmemory.capsule(view))
-        # from_numpy minds the strides of axes with one element, which nobody ever steps along, and knows of
-        # two C types of one size only the one that is NumPy's default (uint64 may be "unsigned long long").
-        return torch.from_numpy(view.squeeze().view(np.dtype(name)).reshape(view.shape))
+        # from_numpy minds strides of axes that nobody steps along, and which of two C types of one size it is.
+        return torch_dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
 
     def cannot_view(self, view: np.ndarray) -> str:
         # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
