@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -371,6 +371,27 @@ def _kind_of_dtype(dtype: str) -> str:
     if dtype.startswith(("int", "uint", "bool")):
         return "integer"
     return "complex" if dtype.startswith("complex") else "floating"
+
+
+Settings = Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]
+
+
+def as_now(settings: Settings) -> Callable[[], AbstractContextManager[Any]]:
+    """What a thread has set for itself, as a context in which another one has the same.
+
+    Each setting is a function that tells its value, and one that makes a context of a value.
+    """
+    values = [value() for value, _ in settings]
+
+    @contextmanager
+    def same() -> Iterator[None]:
+        with ExitStack() as stack:
+            for (value, under), wanted in zip(settings, values, strict=True):
+                if value() != wanted:
+                    stack.enter_context(under(wanted))
+            yield
+
+    return same
 
 
 def visible_devices(framework: Framework) -> tuple[Device, ...]:

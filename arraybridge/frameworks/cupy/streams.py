@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -60,7 +61,7 @@ class CupyStreams(Streams):
         with on_card(device.index):
             # Entered and never left: to a stream that was chosen with use(), CuPy does not come back from a
             # `with` in the user's function.
-            _own_stream("lane", device.index).__enter__()
+            _own_stream(device.index).__enter__()
 
     def mark(self, device: Device) -> Mark:
         with on_card(device.index):
@@ -98,51 +99,36 @@ class CupyStreams(Streams):
 _idle: defaultdict[int, deque[Any]] = defaultdict(deque)
 
 
-class _OwnStream:
-    """A stream for as long as a thread lives."""
-
-    def __init__(self, index: int) -> None:
-        self._idle = _idle[index]
-        try:
-            self.stream = self._idle.popleft()
-        except IndexError:
-            self.stream = cupy.cuda.Stream(non_blocking=True)
-
-    def __del__(self) -> None:
-        stream = getattr(self, "stream", None)  # none where the card could not make one
-        if stream is not None:
-            self._idle.append(stream)
-
-
 _streams = threading.local()
 
 
-def _own_stream(use: str, index: int) -> Any:
-    """This thread's stream for that use on the card, which is the current one."""
-    own: dict[Any, _OwnStream] = _streams.__dict__
-    if (use, index) not in own:
-        own[use, index] = _OwnStream(index)
-    return own[use, index].stream
+def _own_stream(index: int) -> Any:
+    """This thread's stream on the card, which is the current one."""
+    own: dict[Any, Any] = _streams.__dict__  # card → stream
+    if index not in own:
+        try:
+            own[index] = _idle[index].popleft()
+        except IndexError:
+            own[index] = cupy.cuda.Stream(non_blocking=True)
+        thread = threading.current_thread()
+        weakref.finalize(thread, _idle[index].append, own[index]).atexit = False
+    return own[index]
 
 
 @contextmanager
 def _side_stream(index: int) -> Iterator[None]:
     """This thread's own stream on the card, as `Streams.stream` describes."""
     with on_card(index):
-        side = _own_stream("function", index)
-        outer = cupy.cuda.get_current_stream()
+        side, outer = _own_stream(index), cupy.cuda.get_current_stream()
         side.wait_event(outer.record())
-        last = side
         try:
             with side:
                 try:
                     yield
                 finally:
-                    last = cupy.cuda.get_current_stream()
+                    for stream in (side, cupy.cuda.get_current_stream()):  # one that the function has chosen
+                        outer.wait_event(stream.record())
         finally:
             # On leaving `with`, CuPy goes back to the stream that was entered last, and not to one that was
             # chosen with use().
             outer.use()
-            outer.wait_event(side.record())
-            if last != side:  # the function has chosen one of its own
-                outer.wait_event(last.record())

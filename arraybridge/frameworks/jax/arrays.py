@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from arraybridge.frameworks import hostmemory, loans
-from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, as_now, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.jax.memory import JaxPool, as_device, cpu_alone, jax_device, local_devices
 from arraybridge.frameworks.parts import Fallback, Fast
@@ -25,15 +25,17 @@ _HONOURS_ORDER = jax.__version_info__ >= (0, 8)
 # jax.enable_x64, of 0.8 and later, is thread-local as a context manager.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
-#: What a thread may set for itself and changes results, as context managers.
-_SETTINGS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
-    "jax_enable_x64": _x64,
-    "jax_default_device": jax.default_device,
-    "jax_default_matmul_precision": jax.default_matmul_precision,
-    "jax_default_prng_impl": jax.default_prng_impl,
-    "jax_threefry_partitionable": jax.threefry_partitionable,
-    "jax_numpy_dtype_promotion": jax.numpy_dtype_promotion,
-}
+#: What a thread may set for itself and changes results.
+_SETTINGS = tuple(
+    (
+        functools.partial(getattr, jax.config, f"jax_{name}"),
+        _x64 if name == "enable_x64" else getattr(jax, name),
+    )
+    for name in (
+        *("enable_x64", "default_device", "default_matmul_precision", "default_prng_impl"),
+        *("threefry_partitionable", "numpy_dtype_promotion"),
+    )
+)
 
 
 # A private interface: the public from_dlpack spends 25 µs, most of it on a stream question that fails on the
@@ -210,7 +212,7 @@ class JaxFramework(Framework):
         return jnp
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        return functools.partial(_under, {name: getattr(jax.config, name) for name in _SETTINGS})
+        return as_now(_SETTINGS)
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return jax.profiler.TraceAnnotation(name)
@@ -220,15 +222,6 @@ class JaxFramework(Framework):
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
-
-
-@contextmanager
-def _under(values: dict[str, Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for name, value in values.items():
-            if value != getattr(jax.config, name):
-                stack.enter_context(_SETTINGS[name](value))
-        yield
 
 
 class JaxFast(Fast):

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
+from arraybridge.frameworks.numpy import NumpyFast
 from arraybridge.frameworks.parts import Fallback, Fast, Holding, Pool
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
@@ -172,15 +173,12 @@ class TensorflowFramework(Framework):
             return "received message larger than max" not in str(error)  # gRPC's own limit
         return isinstance(error, tf.errors.InternalError) and _OOM.search(str(error)) is not None
 
-    def concatenate(self, parts: list[Any], axis: int) -> Any:
-        return tf.concat(parts, axis)
-
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return tf.device(_name_of(device))
 
-    def stack(self, planes: list[Any]) -> Any:
-        with tf.device(planes[0].device):
-            return tf.stack(planes)
+    def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
+        with self.selected(self.device_of(arrays[0])):  # every dtype, as tf.experimental.numpy has not
+            return getattr(tf, name)(arrays, axis)
 
     # -- between processes ------------------------------------------------------------------------
 
@@ -206,18 +204,14 @@ class TensorflowFast(Fast):
         return (_EAGER,)
 
     def facts(self, alignment: int) -> Callable[[Any], Hashable]:
-        aligned, address, asarray = alignment > 1, hostmemory.address, np.asarray
+        look, of_memory = self.view(), NumpyFast().facts(alignment)
         cpu = tf.constant(0).backing_device
 
         def facts(x: Any) -> Hashable:
-            dtype = id(x.dtype)
-            if dtype not in _PLAIN_IDS or x.backing_device != cpu:
+            if x.backing_device != cpu:
                 raise Fallback
-            memory = asarray(memoryview(x))
-            layout = memory.ndim if memory.size else memory.shape
-            minds = aligned or memory.itemsize == 16  # torch minds the alignment of complex128
-            is_lent = bool(hostmemory.lent) and hostmemory.is_lent(address(memory))
-            return dtype, layout, address(memory) % hostmemory.ALIGNMENT if minds else 0, is_lent
+            memory = look(x)
+            return of_memory(memory), bool(hostmemory.lent) and hostmemory.is_lent(hostmemory.address(memory))
 
         return facts
 

@@ -6,11 +6,10 @@ frameworks at once, in `arraybridge.conversion.decide` (``_objection``).
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.frameworks import hostmemory, loans
-from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, as_now, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, REAL
@@ -121,7 +120,7 @@ class TorchFramework(Framework):
         if device.kind != "cpu":
             tensor = self.from_host(view if not self.cannot_view(view) else hostmemory.fresh(view), CPU)
             return tensor.to(torch_device(device))
-        # from_numpy minds strides of axes that nobody steps along, and which of two C types of one size it is.
+        # from_numpy minds strides along one element, and which of two C types of one size it is.
         return torch_dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
 
     def cannot_view(self, view: np.ndarray) -> str:
@@ -176,15 +175,15 @@ class TorchFramework(Framework):
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_conj() or x.is_neg():
             return x.resolve_conj().resolve_neg().contiguous()
-        strided = x.layout is torch.strided and not x.is_nested
-        if strided and x.is_cpu and not _has_memory(x) and not x.untyped_storage().nbytes():
+        if x.layout is not torch.strided or x.is_nested:
+            return x.clone()
+        if x.is_cpu and not _has_memory(x) and not x.untyped_storage().nbytes():
             # torch ends the process
             raise refuse(self, "a tensor whose storage was resized to nothing", "make a new tensor")
-        plain = not x.requires_grad and not x.is_quantized
-        if strided and plain and x.itemsize == 1 and x.dtype not in NAMES:
-            # uint1 to uint7, and the like, have no kernel that copies. (What requires grad is no such one.)
+        if x.itemsize == 1 and x.dtype not in NAMES and not x.is_quantized:
+            # uint1 to uint7, and the like, have no kernel that copies.
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
-        return x.clone(memory_format=torch.contiguous_format) if strided else x.clone()
+        return x.clone(memory_format=torch.contiguous_format)
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
@@ -236,9 +235,7 @@ class TorchFramework(Framework):
         return namespace
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        return functools.partial(
-            _under, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocasts()
-        )
+        return as_now(_SETTINGS)
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return torch.profiler.record_function(name)
@@ -260,27 +257,20 @@ def _has_memory(x: torch.Tensor) -> bool:
         return False
 
 
-#: Devices whose operations can be cast by themselves.
-_AUTOCASTS = ("cpu", "cuda")
+def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]:
+    """The dtype to which operations of such devices are cast by themselves, None where they are not."""
+    return (
+        lambda: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+        lambda dtype: torch.autocast(kind, dtype, enabled=dtype is not None),
+    )
 
 
-def _autocasts() -> list[torch.dtype | None]:
-    """The dtype that this thread casts to by itself, for each of these devices; None where it does not."""
-    return [
-        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None for kind in _AUTOCASTS
-    ]
-
-
-@contextmanager
-def _under(grad: bool, inference: bool, casts: list[torch.dtype | None]) -> Iterator[None]:
-    with ExitStack() as stack:
-        if inference != torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(inference))
-        stack.enter_context(torch.set_grad_enabled(grad))
-        for kind, was, now in zip(_AUTOCASTS, casts, _autocasts(), strict=True):
-            if was != now:
-                stack.enter_context(torch.autocast(kind, was, enabled=was is not None))
-        yield
+#: What a thread sets for itself.
+_SETTINGS = (
+    (torch.is_inference_mode_enabled, torch.inference_mode),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    *map(_autocast, ("cpu", "cuda")),
+)
 
 
 def _advice_for(dtype: torch.dtype) -> str:
