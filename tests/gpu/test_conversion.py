@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import arraybridge
+from arraybridge import machine
 from tests.gpu.test_ordering import ForeignInterface
 from tests.helpers import needs_kernels_of, require
 
@@ -88,6 +89,10 @@ def test_host_to_card_and_back(source: str, target: str, dtype: str) -> None:
     assert arraybridge.device_of(result) == "gpu:0"
     for array in (off_card(result), arraybridge.to_numpy(result)):
         np.testing.assert_array_equal(array, expected, strict=True)
+    if len(machine.cards()) > 1:
+        moved = arraybridge.convert_memory(result, source if source != "numpy" else target, gpu_id=1)
+        assert arraybridge.device_of(moved) == "gpu:1"
+        np.testing.assert_array_equal(off_card(moved), expected, strict=True)
 
 
 HOST_LAYOUTS: dict[str, Any] = {
@@ -157,24 +162,6 @@ def test_bfloat16_and_scalars_between_torch_and_jax() -> None:
     assert float(scalar) == 2.0
 
 
-@targets
-def test_the_consumer_waits_for_the_producers_stream(target: str) -> None:
-    """The source is still being computed on a side stream when it is converted."""
-    require(target)
-    torch = require("torch")
-    side = torch.cuda.Stream()
-    for _ in range(20):
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(50_000_000)  # tens of milliseconds
-            tensor = torch.full((1 << 20,), 3.0, device="cuda")
-            result = arraybridge.convert_memory(tensor, target)
-        if target == "torch":
-            side.synchronize()
-        assert float(off_card(result).min()) == 3.0
-        tensor.fill_(0)
-        torch.cuda.synchronize()
-
-
 def test_nothing_else_changes() -> None:
     torch, cupy, jax = require("torch"), require("cupy"), require("jax")
 
@@ -203,15 +190,3 @@ def test_a_missing_card_is_an_error_and_auto_chooses_one(target: str) -> None:
         arraybridge.convert_memory(values("float32"), target, gpu_id=99)
     result = arraybridge.convert_memory(values("float32"), target, gpu_id="auto")
     assert arraybridge.device_of(result).kind == "gpu"
-
-
-@targets
-@sources
-def test_from_one_card_to_another(source: str, target: str) -> None:
-    require(target)
-    if require("torch").cuda.device_count() < 2:
-        pytest.skip("needs two cards")
-    expected = values("float64")
-    result = arraybridge.convert_memory(on_card(source, expected), target, gpu_id=1)
-    assert arraybridge.device_of(result) == "gpu:1"
-    np.testing.assert_array_equal(off_card(result), expected, strict=True)

@@ -30,13 +30,15 @@ def test_the_card_has_a_name_an_identity_and_memory(name: str) -> None:
 
 
 def test_asking_opens_no_card() -> None:
-    """By CUDA's own word on each card's primary context."""
+    """By CUDA's own word on each card's primary context, with the frameworks imported but unused."""
     said = asked(
         "import ctypes, arraybridge",
         "arraybridge.gpu_available(); arraybridge.device_info(); arraybridge.least_used_gpu()",
         "for name in ('numpy', 'torch', 'cupy', 'jax'):",
         "    try: arraybridge.devices(name)",
         "    except arraybridge.FrameworkNotInstalledError: continue",
+        "arraybridge.memory_stats(); arraybridge.gpu_utilization(); arraybridge.free_memory()",
+        "with arraybridge.memory_peak(): pass",
         "driver = ctypes.CDLL('libcuda.so.1'); driver.cuInit(0)",
         "count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()",
         "driver.cuDeviceGetCount(ctypes.byref(count))",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,12 +15,16 @@ import pytest
 import arraybridge
 from arraybridge import BufferPool, explain, free_memory, is_oom_error, memory_peak, memory_stats, pinned
 from arraybridge.types import Device
-from tests.helpers import EMULATED, asked, needs_kernels_of, require
+from tests.helpers import EMULATED, asked, require
 
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 GPU = Device("gpu", 0)
+# What else goes on on a real card.
+SLACK = 0 if EMULATED else 64 * MIB
+
+of_each_framework = pytest.mark.parametrize("name", ["cupy", "torch"])
 
 
 def bytes_of(name: str, count: int) -> Any:
@@ -38,9 +41,9 @@ def bytes_of(name: str, count: int) -> Any:
 def free() -> int:
     """Bytes that are free on the card, once all caches are given back."""
     free_memory()
-    found = memory_stats()["gpu:0"].free
-    assert found is not None
-    return found
+    nbytes = memory_stats()["gpu:0"].free
+    assert nbytes is not None
+    return nbytes
 
 
 @contextmanager
@@ -92,15 +95,31 @@ def test_an_illegal_address_is_no_oom() -> None:
     assert said == "False"
 
 
-def test_what_is_freed_is_what_nvml_sees() -> None:
+@of_each_framework
+def test_what_is_freed_is_what_the_driver_sees(name: str) -> None:
     before = free()
-    x, y = bytes_of("torch", 128 * MIB), bytes_of("cupy", 64 * MIB)
-    assert x.numel() + y.size == 192 * MIB
-    del x, y
-    assert free_memory(gpu_id=0) >= 192 * MIB
-    after = memory_stats()["gpu:0"].free
-    assert after is not None
-    assert after >= before - 64 * MIB
+    x, y = bytes_of(name, 128 * MIB), bytes_of(name, 64 * MIB)
+    del y
+    assert free_memory(name, gpu_id=0) == 64 * MIB
+    assert free_memory() == 0
+    del x
+    assert free_memory() == 128 * MIB
+    assert free() >= before - SLACK
+
+
+def test_what_is_freed_is_of_the_card_that_is_named() -> None:
+    cuda = require("cupy").cuda
+    if cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two cards")
+    for card in range(2):
+        with cuda.Device(card):
+            bytes_of("cupy", 16 * MIB)
+    for card in (1, 0):
+        before = [memory_stats()[f"gpu:{one}"].free for one in range(2)]
+        assert free_memory("cupy", gpu_id=card) == 16 * MIB
+        after = [memory_stats()[f"gpu:{one}"].free for one in range(2)]
+        assert [now > then for now, then in zip(after, before, strict=True)] == [card == 0, card == 1]
+    assert cuda.Device().id == 0
 
 
 def test_another_frameworks_cache_is_given_up_for_this_one() -> None:
@@ -143,32 +162,20 @@ def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
 # -- what is counted -----------------------------------------------------------------------------------
 
 
-def test_the_sum_agrees_with_nvml() -> None:
-    x, y = bytes_of("torch", 128 * MIB), bytes_of("cupy", 64 * MIB)
+@of_each_framework
+def test_the_sum_is_what_the_driver_says(name: str) -> None:
+    x, y = bytes_of(name, 128 * MIB), bytes_of(name, 64 * MIB)
+    del y
     card = memory_stats()["gpu:0"]
     assert card.total is not None
     assert card.free is not None
     held = sum((h.used or 0) + (h.cached or 0) for h in card.holdings)
-    assert held + card.free == pytest.approx(card.total, rel=0.02)
-    used = {h.holder: h.used or 0 for h in card.holdings}
-    assert used["torch"] >= x.numel()
-    assert used["cupy"] >= y.size
-
-
-def test_nothing_opens_a_context() -> None:
-    """With the frameworks imported but unused."""
-    for name in ("cupy", "torch", "pynvml"):
-        require(name)
-    said = asked(
-        "import cupy, os, pynvml, torch, arraybridge as ab",
-        "ab.memory_stats(); ab.gpu_utilization(); ab.free_memory()",
-        "with ab.memory_peak(): pass",
-        "pynvml.nvmlInit()",
-        "card = pynvml.nvmlDeviceGetHandleByIndex(0)",
-        "processes = [one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(card)]",
-        "print(torch.cuda.is_initialized(), os.getpid() in processes)",
-    )
-    assert said == "False False"
+    assert held + card.free == pytest.approx(card.total, abs=SLACK)
+    (row,) = [h for h in card.holdings if h.holder == name]
+    assert row.reserved == (row.used or 0) + (row.cached or 0) >= 192 * MIB
+    assert row.fragmentation is not None
+    assert 0.1 < row.fragmentation < 1
+    del x
 
 
 def test_the_peak_of_torch() -> None:
@@ -176,18 +183,6 @@ def test_the_peak_of_torch() -> None:
     with memory_peak() as m:
         bytes_of("torch", 300 * MIB)
     assert m["torch"].growth == pytest.approx(300 * MIB, rel=0.01)
-
-
-def test_fragmentation_of_cupy() -> None:
-    require("cupy")
-    free_memory()
-    bytes_of("cupy", MIB)
-    kept = bytes_of("cupy", MIB // 4)
-    assert kept.size
-    (held,) = (h for h in memory_stats()["gpu:0"].holdings if h.holder == "cupy")
-    assert held.fragmentation is not None
-    assert held.reserved == (held.used or 0) + (held.cached or 0)
-    assert 0 < held.fragmentation < 1
 
 
 def test_one_pool_for_torch_and_cupy() -> None:
@@ -216,7 +211,7 @@ def test_one_pool_for_torch_and_cupy() -> None:
 def test_what_was_copied_is_complete_when_the_call_returns(name: str, locked: bool) -> None:
     """The host may change its memory afterwards, page-locked or not."""
     require(name)
-    host = np.random.default_rng(0).integers(0, 256, 70 * MIB, np.uint8)
+    host = np.random.default_rng(0).integers(0, 256, (4 if EMULATED else 70) * MIB, np.uint8)
     expected = host.copy()
     if locked:
         host = pinned(host)
@@ -239,7 +234,7 @@ def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
     assert (isinstance(y, torch.Tensor), y.is_cuda, y.tolist()) == (True, True, [0, 1, 2, 3, 4, 5])
 
 
-@pytest.mark.parametrize("name", ["cupy", "torch"])
+@of_each_framework
 def test_pinned_buffers(name: str) -> None:
     """Locked by whichever framework is there, for NumPy."""
     require(name)
@@ -254,30 +249,7 @@ def test_pinned_buffers(name: str) -> None:
         pool.take(3, "float32", name, 0, pinned=True)
 
 
-def test_buffers_of_a_card_are_settled_before_they_are_used_again() -> None:
-    needs_kernels_of("cuBLAS")
-    torch = require("torch")
-    pool = BufferPool(64 * MIB)
-    work = torch.zeros(2048, 2048, device="cuda")
-
-    def use(number: int) -> bool:
-        right = True
-        with torch.cuda.stream(torch.cuda.Stream()):
-            for _ in range(20):
-                x = pool.take((MIB,), "float32", "torch", gpu_id=0)
-                busy = work
-                for _ in range(5):
-                    busy = busy @ work
-                x.fill_(number)
-                right &= bool((x == number).all())
-                pool.give(x)
-        return right
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(use, range(4)))
-
-
-@pytest.mark.parametrize("name", ["cupy", "torch"])
+@of_each_framework
 def test_a_pool_waits_for_every_stream_before_it_lends_again(name: str) -> None:
     module, pool = require(name), BufferPool()
     x = pool.take((MIB,), "float32", name, 0)
