@@ -6,7 +6,7 @@ dask-cuda is missing, what needs it skips.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,8 @@ def test_a_worker_for_each_card(one_a_card: Client) -> None:
 @pytest.mark.parametrize("gpu_id", [0, 1, "auto"])
 @pytest.mark.parametrize("name", ["torch", "cupy"])
 def test_every_number_means_the_card_of_the_worker(name: str, gpu_id: Any, one_a_card: Client) -> None:
+    """For chunks of NumPy, and those of CuPy, which stay what they are."""
+    cupy = require("cupy")
     require(name)
 
     @arraybridge.framework(name).decorator(gpu_id=gpu_id)
@@ -101,22 +103,10 @@ def test_every_number_means_the_card_of_the_worker(name: str, gpu_id: Any, one_a
         assert (detect_memory_type(x), str(device_of(x))) == (name, "gpu:0")
         return x + 1
 
-    array = map_blocks(plus_one, to_dask(WHOLE, chunks=(2, 3)))
-    result = array.compute(scheduler=one_a_card)
-    assert isinstance(result, np.ndarray)
-    np.testing.assert_array_equal(result, WHOLE + 1, strict=True)
-
-
-@pytest.mark.parametrize("name", ["torch", "cupy"])
-def test_cupy_chunks_on_workers(name: str, one_a_card: Client) -> None:
-    cupy = require("cupy")
-    require(name)
-    decorated: Callable[..., Any] = arraybridge.framework(name).decorator(gpu_id=1)(lambda x: x * 3)
-    array = map_blocks(decorated, map_blocks(decorated, cupy_image()))
-    assert isinstance(array._meta, cupy.ndarray)
-    result = array.compute(scheduler=one_a_card)
-    assert isinstance(result, cupy.ndarray)
-    np.testing.assert_array_equal(result.get(), WHOLE * 9, strict=True)
+    for array in (to_dask(WHOLE, chunks=(2, 3)), cupy_image()):
+        result = map_blocks(plus_one, map_blocks(plus_one, array)).compute(scheduler=one_a_card)
+        assert type(result) is type(array._meta)
+        np.testing.assert_array_equal(cupy.asnumpy(result), WHOLE + 2, strict=True)
 
 
 def reserved_by_torch() -> tuple[int, int]:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import device_of, to_numpy
 from tests.gpu.test_ordering import _as_it_was, is_all, late  # noqa: F401
 from tests.helpers import needs_kernels_of, require
 
@@ -99,10 +98,3 @@ def test_numba_under_a_decorator_and_its_arrays(name: str) -> None:
     x = np.arange(N, dtype=np.float32)
     for _ in range(5):
         np.testing.assert_array_equal(plus_one(x), x + 1)
-    there = cuda.to_device(np.zeros(N, np.float32))
-    add_one.forall(N)(there)
-    shared = arraybridge.convert_memory(there, name)
-    assert device_of(shared) == "gpu:0"
-    assert is_all(shared, 1)
-    shared += 4
-    assert is_all(there, 5)
