@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -29,6 +30,7 @@ from arraybridge import (
     explain,
 )
 from tests import matrix_data as data
+from tests.counting import functions_entered
 from tests.helpers import require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
@@ -196,15 +198,53 @@ def test_a_gpu_id_beside_numpy_changes_nothing(source: str, gpu_id: Any) -> None
     assert explain(array, "numpy", gpu_id) == explain(array, "numpy")
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["", "gpu:-1", "gpu:x", "cuda:", "cpu:1.0", "gpu 0", "gpu:0:1", 3, 0, 1.5, True, ("gpu", 0)],
-)
+def no_devices() -> list[Any]:
+    torch = require("torch")
+    words = ["", "cpus", "gpu:-1", "gpu:x", "cuda:", "cpu:1.0", "gpu 0", "gpu:0:1"]
+    return [*words, 3, 0, 1.5, True, ("gpu", 0), object(), np.zeros(2), torch.float32, torch.device("meta")]
+
+
 @pytest.mark.parametrize("target", ["numpy", "torch"])
-def test_nonsense_for_a_device_is_refused_with_what_to_write(target: str, words: Any) -> None:
-    require(target)
-    with pytest.raises(ValueError, match="gpu:0"):
-        convert_memory(image(), target, device=words)
+def test_nonsense_for_a_device_is_refused_with_what_to_write(target: str) -> None:
+    for call in (Device.parse, lambda words: convert_memory(image(), target, device=words)):
+        for words in no_devices():
+            with pytest.raises(ValueError, match="gpu:0"):
+                call(words)
+        for words, advice in (("mps", "'gpu'"), ("xpu:1", "'gpu:1'")):
+            with pytest.raises(ValueError, match=f"write {advice}"):
+                call(words)
+
+
+def native_devices() -> list[tuple[Any, str]]:
+    torch, jax, tf, cupy = (require(name) for name in ("torch", "jax", "tensorflow", "cupy"))
+    of_cupy = []
+    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # without a driver it cannot even be made
+        of_cupy.append((cupy.cuda.Device(1), "gpu:1"))
+    return [
+        (torch.device("cpu"), "cpu"),
+        (torch.device("cpu", 0), "cpu"),
+        (torch.device("cuda:1"), "gpu:1"),
+        (torch.device("xpu", 2), "gpu:2"),
+        *((d, f"cpu:{d.id}".removesuffix(":0")) for d in jax.devices("cpu")),
+        *((d, str(Device.parse(d.name))) for d in tf.config.list_logical_devices("CPU")),
+        ("/device:GPU:1", "gpu:1"),
+        ("/CPU:0", "cpu"),
+        ("/job:localhost/replica:0/task:0/device:CPU:1", "cpu:1"),
+        *of_cupy,
+    ]
+
+
+def test_native_devices_are_read_and_place_an_array() -> None:
+    for native, words in native_devices():
+        assert str(Device.parse(native)) == words, native
+    torch, jax, x = require("torch"), require("jax"), image()
+    for _ in range(3):
+        assert data.bits(convert_memory(x, "torch", device=torch.device("cpu"))) == x.tobytes()
+        for place in jax.devices("cpu"):
+            assert convert_memory(x, "jax", device=place).devices() == {place}
+            assert explain(x, "jax", device=place).device == Device("cpu", place.id)
+    with pytest.raises(DeviceNotFoundError, match="gpu:5"):
+        convert_memory(x, "torch", device=torch.device("cuda:5"))
 
 
 @both_calls
@@ -406,15 +446,6 @@ def test_dtypes_may_be_given_as_any_framework_writes_them(target: str) -> None:
         convert_memory(x, target, dtype="float16", copy=False)
 
 
-@pytest.mark.parametrize("framework", HOST)
-def test_a_cast_to_the_dtype_that_it_has_is_none(framework: str) -> None:
-    require(framework)
-    array = data.build(framework, "aligned", "float32").array
-    assert convert_memory(array, framework, dtype="float32") is array
-    other = convert_memory(array, "numpy", dtype="float32")
-    assert data.address(other) == data.address(array)
-
-
 # ---- gradients, and the short forms ----------------------------------------------------------------------
 
 
@@ -438,12 +469,9 @@ def test_a_graph_is_never_cut_unasked(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", data.FRAMEWORKS)
-@pytest.mark.parametrize("source", data.FRAMEWORKS)
-def test_short_forms(source: str, target: str) -> None:
-    require(source)
+def test_short_forms(target: str) -> None:
     require(target)
-    array = convert_memory(abs(image()), source)
-    short = getattr(arraybridge, f"to_{target}")
+    array, short = abs(image()), getattr(arraybridge, f"to_{target}")
     result = short(array)
     assert (data.framework_of(result), data.bits(result)) == (target, data.bits(array))
     assert arraybridge.detect_memory_type(result) == target
@@ -451,3 +479,34 @@ def test_short_forms(source: str, target: str) -> None:
     assert data.dtype_name(short(array, dtype="uint8")) == "uint8"
     if target != "pyclesperanto":
         assert device_of(short(array, device="cpu")) == "cpu"
+
+
+# ---- every form costs about the same once it was made, counted in functions entered ---------------------
+
+X = np.zeros(16, np.float32)
+# The door, and the functions of its plan.
+COUNTED: dict[str, tuple[Callable[[], Any], int]] = {
+    "plain": (lambda: convert_memory(X, "torch"), 2),
+    "short form": (lambda: arraybridge.to_torch(X), 3),
+    "transposed": (lambda: convert_memory(X.reshape(4, 4).T, "torch"), 2),
+    "declared": (lambda: convert_memory(X, "numpy", "torch"), 3),
+    "declared by keyword": (lambda: convert_memory(X, source_type="numpy", target_type="torch"), 3),
+    "device": (lambda: convert_memory(X, "torch", device="cpu"), 3),
+    "copy=False": (lambda: convert_memory(X, "torch", copy=False), 3),
+    "copy=True": (lambda: convert_memory(X, "torch", copy=True), 9),
+    "cast": (lambda: convert_memory(X, "torch", dtype="float64"), 10),
+    "reversed": (lambda: convert_memory(X[::-1], "torch"), 10),
+    "big-endian": (lambda: convert_memory(X.astype(">f4"), "torch"), 10),
+    "read-only": (lambda: convert_memory(np.broadcast_to(np.float32(1), (3,)), "torch"), 10),
+}
+
+
+@pytest.mark.parametrize("what", COUNTED)
+def test_a_call_that_was_made_before_enters_few_functions(what: str) -> None:
+    require("torch")
+    call, most = COUNTED[what]
+    for _ in range(3):
+        call()
+    entered = functions_entered(call)
+    assert "decide.py:decide" not in entered
+    assert len(entered) <= most, entered

@@ -91,7 +91,7 @@ class Interface:
 class Dlpack:
     """Offers DLPack alone, in its newest form, for memory on the host."""
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: Any) -> None:
         self._array = array
 
     def __dlpack__(self, **options: Any) -> Any:
@@ -153,6 +153,58 @@ def test_read_only_foreign_memory_stays_unwritten(wrap: Callable[[Any], Any]) ->
     assert memory.ravel().tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
+@pytest.mark.parametrize("wrap", [Dlpack, OldDlpack])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float32", "int64", "bool"])
+@pytest.mark.parametrize("target", HOST)
+def test_what_speaks_dlpack_alone_keeps_its_dtype(target: str, dtype: str, wrap: type[Dlpack]) -> None:
+    torch = require("torch")
+    require(target)
+    tensor = torch.tensor([1, 0, 1, 1]).to(getattr(torch, dtype))
+    for _ in range(2):
+        result = convert_memory(wrap(tensor), target)
+        assert (data.dtype_name(result), data.bits(result)) == (dtype, data.bits(tensor))
+    if target == "numpy":
+        assert explain(wrap(tensor), target, copy=False).shares_memory
+
+
+class Picture:
+    """As Pillow's images: each question makes bytes anew."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        bits, kind = self.values.tobytes(), self.values.dtype.str
+        return {"shape": self.values.shape, "typestr": kind, "version": 3, "data": bits}
+
+
+@pytest.mark.parametrize("target", HOST)
+def test_bytes_that_were_handed_out_are_never_written_to(target: str) -> None:
+    require(target)
+    picture = Picture(np.arange(12, dtype=np.uint8).reshape(3, 4))
+    for _ in range(2):
+        assert data.bits(convert_memory(picture, target)) == bytes(range(12))
+    assert not convert_memory(picture, "numpy").flags.writeable
+    assert "read-only" in explain(picture, "torch").reason
+
+
+class Thing:
+    """An object without any protocol, until one is set."""
+
+
+@pytest.mark.parametrize("protocols", [1, 3])
+def test_an_interface_of_the_object_itself_is_seen(protocols: int) -> None:
+    require("torch")
+    kept, thing = np.arange(6.0), Thing()
+    for name in ("__array_interface__", "__dlpack__", "__dlpack_device__")[:protocols]:
+        setattr(thing, name, getattr(kept, name))
+    assert detect_memory_type(thing) == "numpy"
+    assert convert_memory(thing, "torch").data_ptr() == data.address(kept)
+    with pytest.raises(UnknownArrayError):
+        convert_memory(Thing(), "torch")
+
+
 def test_options_hold_for_a_foreign_array() -> None:
     assert convert_memory(Interface(aligned()), "numpy", "numpy").shape == (2, 3)
     with pytest.raises(SourceMismatchError):
@@ -201,6 +253,17 @@ def test_a_broken_exporter_ends_in_a_typed_error(words: str, target: str) -> Non
     require(target)
     with pytest.raises(MemoryConversionError, match=words):
         convert_memory(BROKEN[words], target)
+
+
+def test_an_array_of_a_card_without_a_driver_is_refused_by_name() -> None:
+    require("cupy")
+    if arraybridge.framework("cupy").devices():
+        pytest.skip("there is a card")
+    on_card: Any = Thing()
+    on_card.__cuda_array_interface__ = {"shape": (2,), "typestr": "<f4", "data": (64, True), "version": 3}
+    for call in (convert_memory, explain):
+        with pytest.raises(MemoryConversionError, match=r"CUDA array.*copy it to the host"):
+            call(on_card, "numpy")
 
 
 def test_whoever_can_read_an_array_of_a_card_may_be_broken(tmp_path: Any) -> None:

@@ -176,4 +176,3 @@ def test_the_commands_show_it_or_do_without(slates: str, tmp_path: Path) -> None
     assert rows["slates"]["version"] == "3.2.1"
     assert all(words in json.dumps(rows) for words in ("lampless-dist", "no lamp"))
     assert "slates" in json.dumps(command("matrix", "--frameworks", "numpy,slates", "--size", "64KiB"))
-    assert command("monitor", "--once")["devices"][0]["device"] == "cpu"

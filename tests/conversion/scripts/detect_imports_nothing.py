@@ -22,6 +22,8 @@ things = [np.arange(3), np.ma.masked_array([1, 2]), Interface(), [1, 2], "torch"
 for name in sys.argv[1:]:
     framework = importlib.import_module(name)
     things.append(framework.numpy.ones(2) if name == "jax" else framework.ones((2,)))
+    if name == "torch":
+        things.append(arraybridge.Device.parse(framework.device("cpu")))
 before = {module.partition(".")[0] for module in sys.modules}
 for thing in things:
     try:
