@@ -16,7 +16,7 @@ from rich.text import Text
 from arraybridge import MemoryCollector, machine, memory_stats
 from arraybridge.cli import output
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.holdings import Holding
+from arraybridge.frameworks.parts import Holding
 from arraybridge.memory.stats import DeviceMemory, MemoryStats
 from arraybridge.show import format_bytes
 

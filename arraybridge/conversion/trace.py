@@ -26,16 +26,13 @@ __all__ = ["TraceLog", "everywhere", "listen_in", "listeners", "note", "open_log
 
 _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "bytes", "time", "reason")
 
-#: Seconds between two readings of the memory, which go into the file that `TraceLog.save` writes.
-_READ_EVERY = 0.05
-
 #: Conversions at each end of a log that its table shows.
 _SHOWN = 20
 
 # What is recorded of an event: the route of a conversion or None, start, seconds, name and number of the
 # thread, and the line; then, of a conversion, `events.steps` and `events.same_array`, and of all else kind,
 # name, device, bytes, reason, item and flow. `TraceLog.events` makes an `Event` of it.
-_ROUTE, _START, _SITE = 0, 1, 5
+_ROUTE, _SITE = 0, 5
 
 # One for all logs, so that a log can be pickled. Reentrant: the collector may run a finaliser that converts.
 _adding = RLock()
@@ -82,9 +79,7 @@ class TraceLog:
         self.total_bytes_copied = 0
         #: Seconds of all conversions, also of those that went because of ``limit``.
         self.total_seconds = 0.0
-        self._opened = self._read = time.perf_counter()
-        #: Readings of the memory: seconds, device, bytes.
-        self._memory: deque[tuple[float, str, int]] = deque(maxlen=20_000)
+        self._opened = time.perf_counter()
 
     @property
     def records(self) -> list[Route]:
@@ -142,7 +137,6 @@ class TraceLog:
         """With lines in place of code, which cannot be pickled; and as it is now, since others may go on."""
         with _adding:
             state, recorded = self.__dict__.copy(), list(self._events)
-            state["_memory"] = self._memory.copy()
         state["_events"] = deque(maxlen=self._limit)
         for one in recorded:
             file, _, _, library = at = one[_SITE]
@@ -161,17 +155,6 @@ class TraceLog:
             if route is not None:
                 self.total_bytes_copied += route.nbytes * route.copies
                 self.total_seconds += route.seconds or 0.0
-        if event[_START] - self._read > _READ_EVERY:
-            self._read_memory()
-
-    def _read_memory(self) -> None:
-        from arraybridge.frameworks.holdings import THIS_PROCESS, holdings
-
-        self._read = now = time.perf_counter()
-        for row in holdings():
-            if row.used is not None:
-                device = row.device if row.holder == THIS_PROCESS else f"{row.device} {row.holder}"
-                self._memory.append((now - self._opened, device, row.used))
 
     # -- telling ----------------------------------------------------------------------------------
 
@@ -200,8 +183,7 @@ class TraceLog:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the events in the trace-event format, which Perfetto, chrome://tracing and Speedscope open.
 
-        Threads and devices are tracks; arrows lead an item from stage to stage; bytes copied and memory in
-        use are counters.
+        Threads and devices are tracks; arrows lead an item from stage to stage; bytes copied are a counter.
 
         Args:
             path: a file that ends in ``.json``.
@@ -220,7 +202,7 @@ class TraceLog:
         """
         from arraybridge.timeline.save import save
 
-        save(path, self.events, list(self._memory), self.dropped)
+        save(path, self.events, self.dropped)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw the events: a row for each thread, a bar for each event, copies in red. Needs matplotlib.

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from arraybridge.frameworks.holdings import holdings
 from arraybridge.frameworks.registry import loaded
+from arraybridge.memory.stats import holdings
 from arraybridge.show import format_bytes, html_table, text_table
 
 __all__ = ["memory_peak"]

@@ -14,13 +14,15 @@ from typing import Any, NamedTuple, Self
 
 from arraybridge import machine
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.holdings import holdings
 from arraybridge.frameworks.parts import Holding
+from arraybridge.frameworks.registry import loaded
 from arraybridge.show import format_bytes, html_table, text_table
 from arraybridge.types import Device
 
 __all__ = ["DeviceMemory", "MemoryCollector", "MemoryStats", "gpu_utilization", "memory_stats"]
 
+#: The holder of the host's memory.
+THIS_PROCESS = "this process"
 REST_OF_PROCESS = "this process, otherwise"  # contexts, libraries, and pools whose owner does not count them
 OTHERS = "other processes"
 REST = "everything else"  # where the driver does not say which process holds what
@@ -102,6 +104,16 @@ class MemoryStats:
 
     def _repr_html_(self) -> str:
         return html_table(_HEAD, self._rows(), caption=self.note)
+
+
+def holdings() -> list[Holding]:
+    """This process on the host, and each framework on each device that it has opened.
+
+    Opens nothing, and costs next to nothing.
+    """
+    used, peak = machine.own_memory()
+    own = Holding("cpu", THIS_PROCESS, used, peak=peak)
+    return [own, *(holding for one in loaded() for holding in one.pool.usage())]
 
 
 # -- one reading -------------------------------------------------------------------------------------

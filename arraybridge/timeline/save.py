@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,8 @@ _FACTS = ("where", "nbytes", "reason", "library", "item", "device", "layout")
 _MOMENTS = ("retry", "split", "grow")
 
 
-def save(
-    path: str | os.PathLike[str],
-    events: Sequence[Event],
-    memory: Iterable[tuple[float, str, int]] = (),
-    dropped: int = 0,
-) -> None:
-    """Write events, in the order of their start, and readings of memory; see `TraceLog.save`."""
+def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0) -> None:
+    """Write events, in the order of their start; see `TraceLog.save`."""
     file = Path(path)
     if file.suffix != ".json":
         raise ValueError(f"{file.name} must end in .json; log.plot({file.name!r}) draws a picture")
@@ -50,7 +45,6 @@ def save(
     for event in sorted((e for e in events if e.kind in CONVERSIONS and e.nbytes), key=_end):
         copied += event.nbytes
         traced.append(_counter("bytes copied", _end(event), copied))
-    traced.extend(_counter(f"memory in use, {device}", seconds, nbytes) for seconds, device, nbytes in memory)
     # What begins at the same time stands in its order: the outer one first, and an arrow in what it leads to.
     traced.sort(key=lambda one: (one["ts"], -one.get("dur", 0.0)))
     other = {"program": " ".join(sys.argv), "made by": "arraybridge", "dropped events": dropped}

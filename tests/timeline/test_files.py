@@ -126,18 +126,14 @@ def test_flows_lead_from_stage_to_stage(tmp_path: Path) -> None:
         assert len({s["args"]["item"] for s in found}) == 1
 
 
-def test_counters(tmp_path: Path) -> None:
+def test_bytes_copied_are_a_counter(tmp_path: Path) -> None:
     require("torch")
     with trace() as log:
         for _ in range(3):
             convert_memory(np.ones((2, 3))[::-1], "torch")
-        log._read_memory()
     events = read(log, tmp_path)
     copied = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["name"] == "bytes copied"]
     assert copied == [48, 96, 144]
-    memory = [e["args"]["bytes"] for e in events if e["name"] == "memory in use, cpu"]
-    assert memory
-    assert min(memory) > 1 << 20
 
 
 def test_tasks_of_one_thread_get_tracks_beside_one_another(tmp_path: Path) -> None:
