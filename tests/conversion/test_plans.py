@@ -174,7 +174,8 @@ def test_what_was_called_before_changes_nothing(source: str, target: str) -> Non
             else:
                 assert (route.method == "same") == (cold[kind][0] == "the very object"), where
                 assert cold[kind][1] in (None, route.shares_memory), where
-                assert source == target or kind not in valueless, where
+                cast = kind == "longdouble" and "dtype" in options  # numbers that a cast brings over
+                assert source == target or kind not in valueless or cast, where
         for kind, (call, x) in [*calls.items(), *reversed(calls.items())]:
             assert outcome(call, x) == cold[kind], f"{kind}, {name}: at first {cold[kind]}"
 
