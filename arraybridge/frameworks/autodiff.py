@@ -139,7 +139,7 @@ class Autodiff:
     @contextmanager
     def replayed(self, state: np.ndarray) -> Iterator[None]:
         """Draw what was drawn after this state, and leave the random numbers of the process as they are."""
-        if not state.size:  # the function draws none
+        if len(state) == 0:  # the function draws none
             yield
             return
         now = self.random_state()
