@@ -12,8 +12,6 @@ import dataclasses
 import operator
 from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,20 +37,18 @@ class _Opened:
     """A container, opened. Its children have names: keys, fields or numbers."""
 
     cls: type
-    #: One to copy, with all that it has besides; None where its class needs none.
-    like: Any
     names: Sequence[Any]
     children: Sequence[Any]
     #: What else tells it from others of its class: the bound of a deque, or what optree knows of it.
     extra: Any
-    #: Makes one of `like` and other children.
-    make: Callable[[Any, Sequence[Any]], Any]
+    #: Makes one with other children, which has all that this one has besides.
+    make: Callable[[Sequence[Any]], Any]
     #: The place of a child in words, as ``[0]`` or ``.image``, by its number.
     place: Callable[[int], str]
 
     def rebuilt(self, children: Sequence[Any]) -> Any:
         try:
-            return self.make(self.like, children)
+            return self.make(children)
         except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
             name = self.cls.__qualname__
             raise ArrayNotSupportedError(
@@ -63,25 +59,30 @@ class _Opened:
 
 
 def _opened(tree: Any) -> _Opened:
-    cls, extra, words = type(tree), None, "[{!r}]"
+    cls = type(tree)
     if cls not in BUILT_IN and is_registered(tree):
         return _registered(tree)
-    names: Sequence[Any]
     if isinstance(tree, (list, tuple, deque)):
-        names, children, extra = range(len(tree)), list(tree), getattr(tree, "maxlen", None)
-        make = _with_elements
-    elif isinstance(tree, (dict, UserDict)):
-        names = list(tree)
-        children = [tree[key] for key in names]
-        make = partial(_with, operator.setitem, names)
+        numbers, bound = range(len(tree)), getattr(tree, "maxlen", None)
+        return _Opened(cls, numbers, list(tree), bound, lambda new: _with_elements(tree, new), "[{}]".format)
+    put: Callable[..., None]
+    if isinstance(tree, (dict, UserDict)):
+        names, words = list(tree), "[{!r}]"
+        put, children = operator.setitem, [tree[name] for name in names]
     else:
         fields = (
             vars(tree) if isinstance(tree, SimpleNamespace) else [f.name for f in dataclasses.fields(tree)]
         )
         names, words = [name for name in fields if hasattr(tree, name)], ".{}"
-        children = [getattr(tree, name) for name in names]
-        make = partial(_with, object.__setattr__, names)  # of frozen ones, too
-    return _Opened(cls, tree, names, children, extra, make, lambda i: words.format(names[i]))
+        put, children = object.__setattr__, [getattr(tree, name) for name in names]  # of frozen ones, too
+
+    def make(new: Sequence[Any]) -> Any:
+        copied = copy.copy(tree)
+        for name, child in zip(names, new, strict=True):
+            put(copied, name, child)
+        return copied
+
+    return _Opened(cls, names, children, None, make, lambda i: words.format(names[i]))
 
 
 def _with_elements(like: Any, children: Sequence[Any]) -> Any:
@@ -95,13 +96,6 @@ def _with_elements(like: Any, children: Sequence[Any]) -> Any:
     return copied
 
 
-def _with(put: Callable[..., None], names: Sequence[Any], like: Any, children: Sequence[Any]) -> Any:
-    copied = copy.copy(like)
-    for name, child in zip(names, children, strict=True):
-        put(copied, name, child)
-    return copied
-
-
 def _registered(tree: Any) -> _Opened:
     import optree
 
@@ -112,22 +106,12 @@ def _registered(tree: Any) -> _Opened:
     def place(i: int) -> str:
         return str(entry_of(entries[i], cls, kind).codify(""))
 
-    def make(_: Any, children: Sequence[Any]) -> Any:
-        return unflatten(metadata, tuple(children))
-
-    return _Opened(type(tree), None, entries, one.children, metadata, make, place)
+    return _Opened(cls, entries, one.children, metadata, lambda new: unflatten(metadata, tuple(new)), place)
 
 
 # -- going through it ----------------------------------------------------------------------------------
 
-
-def _endless() -> ValueError:
-    return ValueError("a container contains itself, or is nested too deep to be looked through for arrays")
-
-
-def _children(tree: Any) -> Iterable[Any]:
-    cls = type(tree)
-    return tree if cls is list or cls is tuple else tree.values() if cls is dict else _opened(tree).children
+_ENDLESS = "a container contains itself, or is nested too deep to be looked through for arrays"
 
 
 def leaves_of(tree: Any) -> Iterator[Any]:
@@ -146,13 +130,16 @@ def leaves_of(tree: Any) -> Iterator[Any]:
             else:
                 yield child
     except RecursionError:
-        raise _endless() from None
+        raise ValueError(_ENDLESS) from None
+
+
+def _children(tree: Any) -> Iterable[Any]:
+    cls = type(tree)
+    return tree if cls is list or cls is tuple else tree.values() if cls is dict else _opened(tree).children
 
 
 def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
     """The arrays in nested containers, and leaves of the types ``also`` (``np.generic``: NumPy's scalars)."""
-    if kinds.get(type(tree)) == ARRAY:
-        return [tree]
     return [
         leaf
         for leaf in leaves_of(tree)
@@ -175,7 +162,7 @@ def map_arrays(tree: Any, change: Callable[[Any], Any], *, also: type | tuple[ty
     Args:
         tree: an array, a container, or anything else.
         change: a function of one array.
-        also: types of leaves to call it for as well, as ``np.generic`` for NumPy's scalars.
+        also: types of leaves to call it for as well: ``np.generic`` for NumPy's scalars, ``object`` for all.
 
     Raises:
         MemoryConversionError: of ``change``, with the place of the array, as ``at ['batch'][0].image``.
@@ -183,15 +170,13 @@ def map_arrays(tree: Any, change: Callable[[Any], Any], *, also: type | tuple[ty
         ValueError: a container contains itself.
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
-    if kind == ARRAY or isinstance(tree, also):
-        return change(tree)
-    if kind == LEAF:
-        return tree
+    if kind != TREE:
+        return change(tree) if kind == ARRAY or isinstance(tree, also) else tree
     places: list[str] = []
     try:
         return _mapped(tree, change, also, places)
     except RecursionError:
-        raise _endless() from None
+        raise ValueError(_ENDLESS) from None
     except MemoryConversionError as error:
         if places:
             prefix(error, f"at {''.join(reversed(places))}")
@@ -223,7 +208,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
     try:
         return opened.rebuilt(changed)
     except ArrayNotSupportedError:
-        if opened.like is None:
+        if is_registered(tree):
             raise
         return tree
 
@@ -239,32 +224,26 @@ def together(
     Raises:
         CannotSplitError: which is a `ValueError`: the trees differ in structure.
     """
-    sorts = [kinds.get(type(tree)) or kind_of(tree) for tree in trees]
-    if TREE not in sorts:
-        return join(trees, place)
-    first = _opened(trees[0]) if sorts[0] == TREE else None
-    rows = [
-        _children_like(first, tree) if kind == TREE else None for tree, kind in zip(trees, sorts, strict=True)
-    ]
-    if first is None or None in rows:
-        other = rows.index(None) or sorts.index(TREE)
+    opened = [_opened(tree) if kind_of(tree) == TREE else None for tree in trees]
+    sorts = [one and (one.cls, set(one.names), one.extra) for one in opened]
+    other = next((i for i, sort in enumerate(sorts) if sort != sorts[0]), 0)
+    if other:
         at = f" at {place}" if place else ""
         raise CannotSplitError(
             f"{noun} 0 came out as {outline(trees[0])}{at}, and {noun} {other} as {outline(trees[other])};"
             " results of the same structure alone can be joined",
             reason=f"different structures from one {noun} to the next",
         )
-    columns = enumerate(zip(*(row or () for row in rows), strict=True))
-    return first.rebuilt([together(column, join, noun, place + first.place(i)) for i, column in columns])
-
-
-def _children_like(first: _Opened | None, tree: Any) -> Sequence[Any] | None:
-    """The children of a container in the order of those of the first; None where the two do not agree."""
-    opened = _opened(tree)
-    if first is None or first.cls is not opened.cls or first.extra != opened.extra:
-        return None
-    by_name = dict(zip(opened.names, opened.children, strict=True))
-    return [by_name[name] for name in first.names] if by_name.keys() == set(first.names) else None
+    first = opened[0]
+    if first is None:
+        return join(trees, place)
+    rows = [dict(zip(one.names, one.children, strict=True)) for one in opened if one is not None]
+    return first.rebuilt(
+        [
+            together([row[name] for row in rows], join, noun, place + first.place(i))
+            for i, name in enumerate(first.names)
+        ]
+    )
 
 
 def outline(tree: Any) -> str:
@@ -281,38 +260,32 @@ def outline(tree: Any) -> str:
 
 
 class Structure:
-    """A container without what it holds; of a leaf, nothing but the place of one."""
+    """A container without what it holds, of which None stands in the places."""
 
-    __slots__ = ("_opened", "_parts")
+    __slots__ = ("_empty",)
 
-    def __init__(self, opened: _Opened | None = None, parts: Sequence[Structure] = ()) -> None:
-        self._opened, self._parts = opened, parts
+    def __init__(self, empty: Any) -> None:
+        self._empty = empty
 
     def filled(self, leaves: Iterator[Any]) -> Any:
         """The container with the next of these leaves, in the order of `leaves_of`."""
-        if self._opened is None:
-            return next(leaves)
-        return self._opened.rebuilt([part.filled(leaves) for part in self._parts])
+        return map_arrays(self._empty, lambda _: next(leaves), also=object)
 
     def key(self) -> Any:
         """What tells it from other structures, to be hashed where all that it knows can be."""
-        if self._opened is None:
-            return None
-        like, names = self._opened.like, tuple(self._opened.names)
-        beside = set(getattr(like, "__dict__", ())).difference(names) or None  # a set, which no key may have
-        factory = getattr(like, "default_factory", None)
-        parts = tuple(part.key() for part in self._parts)
-        return self._opened.cls, names, self._opened.extra, factory, beside, parts
+        return _key(self._empty)
+
+
+def _key(tree: Any) -> Any:
+    if kind_of(tree) != TREE:
+        return None
+    opened = _opened(tree)
+    attributes = () if is_registered(tree) else set(getattr(tree, "__dict__", ())).difference(opened.names)
+    beside = attributes or getattr(tree, "default_factory", None)  # a set, which no key may have
+    return opened.cls, tuple(opened.names), opened.extra, beside, tuple(map(_key, opened.children))
 
 
 def flattened(tree: Any) -> tuple[list[Any], Structure]:
     """The leaves of a container, arrays and all else, and what to fill with such leaves again."""
-    if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
-        return [tree], Structure()
-    opened = _opened(tree)
-    parts = [flattened(child) for child in opened.children]
-    opened.children = ()
-    if opened.like is not None:
-        with suppress(ArrayNotSupportedError):  # of a class that looks at what it is given
-            opened.like = opened.rebuilt([None] * len(parts))
-    return [leaf for leaves, _ in parts for leaf in leaves], Structure(opened, [part for _, part in parts])
+    leaves: list[Any] = []
+    return leaves, Structure(map_arrays(tree, leaves.append, also=object))  # which returns None
