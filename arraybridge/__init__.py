@@ -32,7 +32,18 @@ from arraybridge.conversion.convert import (
 from arraybridge.conversion.trace import trace
 from arraybridge.devices.context import array_namespace, get_device, set_device, use_device
 from arraybridge.devices.discovery import device_info, devices, gpu_available
+from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
+from arraybridge.errors import CannotSplitError as CannotSplitError
+from arraybridge.errors import CopyRequiredError as CopyRequiredError
+from arraybridge.errors import DeviceNotFoundError as DeviceNotFoundError
+from arraybridge.errors import DtypeNotSupportedError as DtypeNotSupportedError
+from arraybridge.errors import FrameworkNotInstalledError as FrameworkNotInstalledError
+from arraybridge.errors import GradientError as GradientError
 from arraybridge.errors import MemoryConversionError
+from arraybridge.errors import MissingGpuWarning as MissingGpuWarning
+from arraybridge.errors import SourceMismatchError as SourceMismatchError
+from arraybridge.errors import UnknownArrayError as UnknownArrayError
+from arraybridge.errors import UnknownFrameworkError as UnknownFrameworkError
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.hostmemory import aligned
 from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel as _use_pocl_wheel
@@ -53,21 +64,11 @@ from arraybridge.memory.recognise import is_oom_error
 from arraybridge.memory.recovery import run_with_oom_recovery, split_and_retry
 from arraybridge.options import settings
 from arraybridge.types import Device
+from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
     from arraybridge.carriers.files import chunks
     from arraybridge.devices.discovery import least_used_gpu as least_used_gpu
-    from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
-    from arraybridge.errors import CannotSplitError as CannotSplitError
-    from arraybridge.errors import CopyRequiredError as CopyRequiredError
-    from arraybridge.errors import DeviceNotFoundError as DeviceNotFoundError
-    from arraybridge.errors import DtypeNotSupportedError as DtypeNotSupportedError
-    from arraybridge.errors import FrameworkNotInstalledError as FrameworkNotInstalledError
-    from arraybridge.errors import GradientError as GradientError
-    from arraybridge.errors import MissingGpuWarning as MissingGpuWarning
-    from arraybridge.errors import SourceMismatchError as SourceMismatchError
-    from arraybridge.errors import UnknownArrayError as UnknownArrayError
-    from arraybridge.errors import UnknownFrameworkError as UnknownFrameworkError
     from arraybridge.lines.device_map import device_map
     from arraybridge.lines.pipeline import Pipeline
     from arraybridge.lines.prefetch import prefetch
@@ -77,7 +78,6 @@ if _TYPE_CHECKING:
     from arraybridge.memory.shared import shared
     from arraybridge.memory.stats import memory_stats
     from arraybridge.offload.decorator import gpu
-    from arraybridge.types import MemoryType as MemoryType
 
 # In the order in which people need them.
 __all__ = [
@@ -166,9 +166,6 @@ _MODULES = {
     "conversion.explanation": "Route",
     "conversion.trace": "TraceLog",
     "devices.discovery": "DeviceMismatchError FoundDevice least_used_gpu",
-    "errors": "ArrayNotSupportedError CannotSplitError CopyRequiredError DeviceNotFoundError"
-    " DtypeNotSupportedError FrameworkNotInstalledError GradientError MissingGpuWarning SourceMismatchError"
-    " UnknownArrayError UnknownFrameworkError",
     "functions.decorators": "mlx paddle",
     "lines.device_map": "device_map",
     "lines.pipeline": "Pipeline",
@@ -185,7 +182,6 @@ _MODULES = {
     "offload.decorator": "gpu stay_on_gpu",
     "peer": "cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu"
     " cleanup_tensorflow_gpu cleanup_torch_gpu",
-    "types": "MemoryType",
 }
 _LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
 

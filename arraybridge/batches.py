@@ -8,11 +8,13 @@ batch: nobody can say whether to add, average or list numbers.
 from __future__ import annotations
 
 import numbers
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, LEAF, kind_of, kinds, source_of
+from arraybridge.arrays import ARRAY, kind_of, kinds, source_of
 from arraybridge.errors import CannotSplitError
 from arraybridge.trees import leaves_of, map_arrays, together
 
@@ -104,17 +106,17 @@ class Joined:
         """
         columns = self._columns
         if columns is None:
-            columns = together([result], lambda first, place: _column(self, first[0], place, count))
+            columns = together([result], partial(self._column, count))
         together([columns, result], lambda pair, _: pair[0].add(pair[1], count), self.noun)
         self._columns = columns
         self.done += count
 
+    def _column(self, count: int, results: Sequence[Any], place: str) -> _Column:
+        made = _ArrayColumn if kind_of(results[0]) == ARRAY else _Column
+        return made(self, results[0], place, count)
+
     def result(self) -> Any:
         return together([self._columns], lambda columns, _: columns[0].whole())
-
-
-def _column(joined: Joined, first: Any, place: str, count: int) -> _Column:
-    return (_ArrayColumn if kind_of(first) == ARRAY else _Column)(joined, first, place, count)
 
 
 class _Column:
@@ -198,10 +200,6 @@ class _ArrayColumn(_Column):
         if self.room is None:
             return self.owner.concatenate(list(self.kept.values()), self.joined.axis)
         return self.room
-
-
-for _class in (_Column, _ArrayColumn):
-    kinds.keep(_class, LEAF)  # so that nobody looks into one each time
 
 
 def kept(x: Any) -> Any:

@@ -23,7 +23,6 @@ __all__ = [
     "driver",
     "free_memory",
     "host_memory",
-    "no_cards",
     "own_memory",
     "pci_address",
     "programs",
@@ -111,19 +110,6 @@ def cards() -> tuple[Card, ...]:
     if _nvml()[0] is None:
         return ()
     return _counted(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
-
-
-def no_cards() -> str:
-    """Why `cards` is empty; ``""`` where it is not.
-
-    >>> bool(no_cards()) == (not cards())
-    True
-    """
-    if cards():
-        return ""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    hidden = f"CUDA_VISIBLE_DEVICES={visible} hides every card"
-    return _nvml()[1] or ("the driver sees no card" if visible is None else hidden)
 
 
 def reading(card: Card) -> Reading:
@@ -263,20 +249,15 @@ def host_memory() -> tuple[int, int]:
 
 def own_memory() -> tuple[int, int]:
     """Bytes of this process in the host's memory: now, and at most."""
-    now = _own_process(os.getpid()).memory_info()
+    import psutil
+
+    now = psutil.Process().memory_info()
     if sys.platform == "win32":
         return int(now.rss), int(now.peak_wset)
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return int(now.rss), max(int(now.rss), peak)
-
-
-@cache
-def _own_process(pid: int) -> Any:
-    import psutil
-
-    return psutil.Process(pid)
 
 
 def programs(libraries: Mapping[str, tuple[str, ...]]) -> tuple[Program, ...]:

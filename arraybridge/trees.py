@@ -12,6 +12,8 @@ import dataclasses
 import operator
 from collections import UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,18 +39,20 @@ class _Opened:
     """A container, opened. Its children have names: keys, fields or numbers."""
 
     cls: type
+    #: One to copy, with all that it has besides; None where its class needs none.
+    like: Any
     names: Sequence[Any]
     children: Sequence[Any]
     #: What else tells it from others of its class: the bound of a deque, or what optree knows of it.
     extra: Any
-    #: Makes one with other children, which has all that this one has besides.
-    make: Callable[[Sequence[Any]], Any]
+    #: Makes one of `like` and other children.
+    make: Callable[[Any, Sequence[Any]], Any]
     #: The place of a child in words, as ``[0]`` or ``.image``, by its number.
     place: Callable[[int], str]
 
     def rebuilt(self, children: Sequence[Any]) -> Any:
         try:
-            return self.make(children)
+            return self.make(self.like, children)
         except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
             name = self.cls.__qualname__
             raise ArrayNotSupportedError(
@@ -59,30 +63,25 @@ class _Opened:
 
 
 def _opened(tree: Any) -> _Opened:
-    cls = type(tree)
+    cls, extra, words = type(tree), None, "[{!r}]"
     if cls not in BUILT_IN and is_registered(tree):
         return _registered(tree)
+    names: Sequence[Any]
     if isinstance(tree, (list, tuple, deque)):
-        numbers, bound = range(len(tree)), getattr(tree, "maxlen", None)
-        return _Opened(cls, numbers, list(tree), bound, lambda new: _with_elements(tree, new), "[{}]".format)
-    put: Callable[..., None]
-    if isinstance(tree, (dict, UserDict)):
-        names, words = list(tree), "[{!r}]"
-        put, children = operator.setitem, [tree[name] for name in names]
+        names, children, extra = range(len(tree)), list(tree), getattr(tree, "maxlen", None)
+        make = _with_elements
+    elif isinstance(tree, (dict, UserDict)):
+        names = list(tree)
+        children = [tree[key] for key in names]
+        make = partial(_with, operator.setitem, names)
     else:
         fields = (
             vars(tree) if isinstance(tree, SimpleNamespace) else [f.name for f in dataclasses.fields(tree)]
         )
         names, words = [name for name in fields if hasattr(tree, name)], ".{}"
-        put, children = object.__setattr__, [getattr(tree, name) for name in names]  # of frozen ones, too
-
-    def make(new: Sequence[Any]) -> Any:
-        copied = copy.copy(tree)
-        for name, child in zip(names, new, strict=True):
-            put(copied, name, child)
-        return copied
-
-    return _Opened(cls, names, children, None, make, lambda i: words.format(names[i]))
+        children = [getattr(tree, name) for name in names]
+        make = partial(_with, object.__setattr__, names)  # of frozen ones, too
+    return _Opened(cls, tree, names, children, extra, make, lambda i: words.format(names[i]))
 
 
 def _with_elements(like: Any, children: Sequence[Any]) -> Any:
@@ -96,6 +95,13 @@ def _with_elements(like: Any, children: Sequence[Any]) -> Any:
     return copied
 
 
+def _with(put: Callable[..., None], names: Sequence[Any], like: Any, children: Sequence[Any]) -> Any:
+    copied = copy.copy(like)
+    for name, child in zip(names, children, strict=True):
+        put(copied, name, child)
+    return copied
+
+
 def _registered(tree: Any) -> _Opened:
     import optree
 
@@ -106,7 +112,10 @@ def _registered(tree: Any) -> _Opened:
     def place(i: int) -> str:
         return str(entry_of(entries[i], cls, kind).codify(""))
 
-    return _Opened(cls, entries, one.children, metadata, lambda new: unflatten(metadata, tuple(new)), place)
+    def make(_: Any, children: Sequence[Any]) -> Any:
+        return unflatten(metadata, tuple(children))
+
+    return _Opened(type(tree), None, entries, one.children, metadata, make, place)
 
 
 # -- going through it ----------------------------------------------------------------------------------
@@ -208,7 +217,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
     try:
         return opened.rebuilt(changed)
     except ArrayNotSupportedError:
-        if is_registered(tree):
+        if opened.like is None:
             raise
         return tree
 
@@ -260,32 +269,38 @@ def outline(tree: Any) -> str:
 
 
 class Structure:
-    """A container without what it holds, of which None stands in the places."""
+    """A container without what it holds; of a leaf, nothing but the place of one."""
 
-    __slots__ = ("_empty",)
+    __slots__ = ("_opened", "_parts")
 
-    def __init__(self, empty: Any) -> None:
-        self._empty = empty
+    def __init__(self, opened: _Opened | None = None, parts: Sequence[Structure] = ()) -> None:
+        self._opened, self._parts = opened, parts
 
     def filled(self, leaves: Iterator[Any]) -> Any:
         """The container with the next of these leaves, in the order of `leaves_of`."""
-        return map_arrays(self._empty, lambda _: next(leaves), also=object)
+        if self._opened is None:
+            return next(leaves)
+        return self._opened.rebuilt([part.filled(leaves) for part in self._parts])
 
     def key(self) -> Any:
         """What tells it from other structures, to be hashed where all that it knows can be."""
-        return _key(self._empty)
-
-
-def _key(tree: Any) -> Any:
-    if kind_of(tree) != TREE:
-        return None
-    opened = _opened(tree)
-    attributes = () if is_registered(tree) else set(getattr(tree, "__dict__", ())).difference(opened.names)
-    beside = attributes or getattr(tree, "default_factory", None)  # a set, which no key may have
-    return opened.cls, tuple(opened.names), opened.extra, beside, tuple(map(_key, opened.children))
+        if self._opened is None:
+            return None
+        like, names = self._opened.like, tuple(self._opened.names)
+        beside = set(getattr(like, "__dict__", ())).difference(names) or None  # a set, which no key may have
+        factory = getattr(like, "default_factory", None)
+        parts = tuple(part.key() for part in self._parts)
+        return self._opened.cls, names, self._opened.extra, factory, beside, parts
 
 
 def flattened(tree: Any) -> tuple[list[Any], Structure]:
     """The leaves of a container, arrays and all else, and what to fill with such leaves again."""
-    leaves: list[Any] = []
-    return leaves, Structure(map_arrays(tree, leaves.append, also=object))  # which returns None
+    if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
+        return [tree], Structure()
+    opened = _opened(tree)
+    parts = [flattened(child) for child in opened.children]
+    opened.children = ()
+    if opened.like is not None:
+        with suppress(ArrayNotSupportedError):  # of a class that looks at what it is given
+            opened.like = opened.rebuilt([None] * len(parts))
+    return [leaf for leaves, _ in parts for leaf in leaves], Structure(opened, [part for _, part in parts])

@@ -187,7 +187,8 @@ def least_used_gpu() -> int | None:
     >>> gpu_id = least_used_gpu()
     """
     gpus = [device for device in devices() if device.kind == "gpu"]
-    return max(gpus, key=lambda device: (device.free or 0, -device.index)).index if gpus else None
+    freest = max(gpus, key=lambda device: device.free or 0, default=None)
+    return None if freest is None else freest.index
 
 
 class DeviceInfo(dict[str, Any]):

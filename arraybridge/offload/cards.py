@@ -19,7 +19,7 @@ from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN, is_imported
-from arraybridge.machine import cards, no_cards
+from arraybridge.machine import cards, driver
 from arraybridge.types import Cache, Device
 
 #: The free memory of a card is asked for again after so many seconds.
@@ -92,7 +92,8 @@ class Cards:
             numbers = ", ".join(str(d) for d in devices if d.kind == "gpu")
             reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
         if not reasons:
-            return f"there is no GPU here that a framework could use: {no_cards()}"
+            reason = driver().reason or "the driver shows none to this process (see CUDA_VISIBLE_DEVICES)"
+            return f"there is no GPU here that a framework could use: {reason}"
         return f"there is no {device} here: {'; '.join(reasons)}"
 
 
