@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import configparser
 import importlib.metadata
-import json
 import os
 import re
 import tomllib
@@ -16,8 +14,9 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import arraybridge
+from arraybridge import machine
 from arraybridge.frameworks.base import Framework
-from tests.helpers import run_python, run_script
+from tests.helpers import asked, require, run_script
 
 CHECKOUT = Path(__file__).parent.parent
 PACKAGE = CHECKOUT / "arraybridge"
@@ -61,39 +60,31 @@ def tox() -> configparser.ConfigParser:
 # -- the package -------------------------------------------------------------------------------------------
 
 
-def loaded_after_import(*modules: str, **env: str) -> set[str]:
-    """Return the top-level packages that a fresh interpreter holds after importing these modules."""
-    done = run_script("loaded_after_import.py", *modules, env=env)
-    assert done.returncode == 0, done.stderr
-    return set(json.loads(done.stdout))
-
-
-def test_importing_arraybridge_loads_numpy_and_nothing_else(tmp_path: Path) -> None:
-    loaded = loaded_after_import("arraybridge")
-    assert {"arraybridge", "numpy"} <= loaded
+def test_importing_arraybridge_loads_numpy_and_takes_only_what_it_needs(tmp_path: Path) -> None:
+    """A quarter of NumPy's import at most, says benchmarks/conversion.py; this is what keeps it there."""
+    lines = "import sys, numpy; before = set(sys.modules)", "import arraybridge; print(*sys.modules)"
+    more = "print(*set(sys.modules) - before)", "arraybridge.Pipeline; print(*sys.modules)"
+    loaded, own, later = (set(line.split()) for line in asked(*lines, *more).splitlines())
+    assert {"arraybridge", "numpy", "arraybridge.conversion.convert"} <= loaded
     assert not loaded & LAZY
+    assert not own & {*_LATER.split()}
+    assert "arraybridge.lines.pipeline" in later - loaded
     # The check can fail: it sees each of these packages. Empty ones, for TensorFlow takes seconds.
     for name in LAZY:
         (tmp_path / f"{name}.py").touch()
     path = os.pathsep.join([str(tmp_path), str(Path(arraybridge.__file__).parent.parent)])
-    assert loaded_after_import("arraybridge", *LAZY, PYTHONPATH=path) >= LAZY
+    every = asked(f"import sys, {', '.join(LAZY)}", "print(*sys.modules)", env={"PYTHONPATH": path})
+    assert set(every.split()) >= LAZY
 
 
-def test_importing_arraybridge_takes_only_what_it_needs() -> None:
-    """A quarter of NumPy's import at most, says benchmarks/conversion.py; this is what keeps it there."""
-    code = (
-        "import sys, numpy; before = set(sys.modules)\n"
-        "import arraybridge; print(set(sys.modules) - before)\n"
-        "arraybridge.Pipeline; print('arraybridge.lines.pipeline' in sys.modules)"
-    )
-    done = run_python("-c", code)
-    assert done.returncode == 0, done.stderr
-    first, later = done.stdout.splitlines()
-    loaded = ast.literal_eval(first)
-    assert "arraybridge.conversion.convert" in loaded
-    assert not loaded & {*_LATER.split()}
-    assert not [name for name in loaded if name.startswith("arraybridge.lines.")]
-    assert later == "True"
+def test_what_needs_no_framework_imports_none() -> None:
+    """Devices, memory, @gpu with small arrays; without a driver, only what is loaded is asked for a card."""
+    done = run_script("imports_nothing.py")
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+    require("torch")
+    if not machine.cards():
+        done = run_script("imports_nothing.py", "torch")
+        assert (done.returncode, done.stdout) == (0, "torch\n"), done.stderr
 
 
 def test_the_public_names_are_few_and_every_one_is_there() -> None:

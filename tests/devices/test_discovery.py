@@ -16,7 +16,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Pool
 from arraybridge.machine import Card
 from tests.cards import CardFramework
-from tests.helpers import require, run_python, run_script
+from tests.helpers import require, run_python
 from tests.test_machine import FakeNvml, plant
 
 FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30, (9, 0))
@@ -173,9 +173,3 @@ def test_cards_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.Monke
     assert info["memory"] == [(1000, 100), (1000, 100)]
     assert info["versions"]["numpy"]
     assert str(info) == "cuda: gpu:0 Card A, gpu:1 Card B"
-
-
-def test_asking_in_one_line_imports_no_framework() -> None:
-    done = run_script("devices_import_nothing.py")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "nothing"

@@ -200,8 +200,3 @@ def test_chains_and_groups() -> None:
 )
 def test_others(error: BaseException) -> None:
     assert not is_oom_error(error)
-
-
-def test_no_framework_is_imported() -> None:
-    done = run_script("memory_imports_nothing.py")
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import pickle
 from typing import Any
 
@@ -19,7 +18,7 @@ from arraybridge.offload.decorator import gpu, stay_on_gpu
 from arraybridge.placement import worker_device
 from arraybridge.types import Device
 from tests.cards import CardArray
-from tests.helpers import require, run_script
+from tests.helpers import require
 from tests.offload.fakecard import Clock, FakeCard, Pretended, offload, paying, running_on
 
 X = np.arange(64, dtype=np.float32)
@@ -334,12 +333,3 @@ def test_bad_functions() -> None:
     for wrong, message in ((Scaler, "is a class"), (0, "gpu_id=0")):
         with pytest.raises(TypeError, match=message):
             gpu(wrong)  # type: ignore[call-overload]
-
-
-def test_what_is_imported_to_look_for_a_card() -> None:
-    """Nothing for small arrays; without a driver only what is loaded is asked."""
-    assert json.loads(run_script("offload_imports_nothing.py").stdout) == []
-    require("torch")
-    if not cards():
-        imported = set(json.loads(run_script("offload_imports_nothing.py", "torch").stdout))
-        assert imported & {"torch", "cupy", "jax", "tensorflow"} == {"torch"}
