@@ -155,21 +155,15 @@ NEAREST = {
 
 @pytest.mark.parametrize("name", NEAREST)
 def test_an_unknown_framework_lists_the_known_and_suggests(name: str) -> None:
-    for call in (
-        lambda: convert_memory(np.zeros(1), name),
-        lambda: arraybridge.framework(name),
-        lambda: arraybridge.convert_tree([np.zeros(1)], name),
-    ):
-        with pytest.raises(UnknownFrameworkError) as caught:
-            call()
-        message = str(caught.value)
-        assert repr(name) in message
-        if NEAREST[name]:
-            assert f"did you mean {NEAREST[name]!r}" in message
-        else:
-            assert "did you mean" not in message
-        for known in ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"):
-            assert known in message
+    with pytest.raises(UnknownFrameworkError) as caught:
+        convert_memory(np.zeros(1), name)
+    message = str(caught.value)
+    assert repr(name) in message
+    assert (
+        ("did you mean" in message) == (f"did you mean {NEAREST[name]!r}" in message) == bool(NEAREST[name])
+    )
+    for known in ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"):
+        assert known in message
 
 
 @pytest.mark.parametrize("name", [None, 3, b"torch", ["torch"], np])

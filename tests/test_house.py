@@ -166,14 +166,3 @@ def test_the_lowest_environment_has_the_lower_bounds_of_the_project() -> None:
         lowest = Version(pinned[bound.name].removeprefix("=="))
         assert str(bound.specifier).startswith(">=")
         assert Version(str(bound.specifier).removeprefix(">=")) == lowest, bound
-
-
-def test_the_drawing_shows_the_house() -> None:
-    """Each floor that pyproject.toml knows is in the drawing, and in the words that stand for it."""
-    contracts = tomllib.loads(read("pyproject.toml"))["tool"]["importlinter"]["contracts"]
-    floors = {part for layer in contracts[0]["layers"] for part in layer.split(" : ")} - {"__main__"}
-    drawing = read("docs", "_static", "house.svg")
-    words = re.search(r":alt: (Floors.*)", read("docs", "how-it-works.md"))
-    assert words is not None
-    assert [floor for floor in sorted(floors) if floor not in words[1]] == []
-    assert [floor for floor in sorted(floors) if not re.search(rf">[^<]*\b{floor}\b", drawing)] == []

@@ -36,14 +36,6 @@ def test_the_table_has_each_pair_once() -> None:
     assert [cell for cell in pairs if not cell.startswith("shared") or "card" in cell] == []
 
 
-def test_the_first_screen_shows_the_first_conversion() -> None:
-    """Of GitHub's page, on a screen of ordinary height; then come the table, and the promises."""
-    first = README.index("convert_memory(")
-    assert README[:first].count("\n") < 30
-    assert README.index("```python") < first < README.index("conversion table: begin")
-    assert README.index("conversion table: begin") < README.index("What you can rely on")
-
-
 # After those whose output is compared, and without theirs: each with names of its own alone.
 THE_OTHERS = """
 import contextlib, io, runpy, sys

@@ -31,6 +31,7 @@ def test_a_table_breaks_no_line() -> None:
         "one     4 B  a sentence of several words",
         "three  12 B",
     ]
+    assert text_table(HEAD, []) == "what  size  why"
 
 
 def test_the_last_cell_of_a_short_row_runs_over_the_rest_and_a_cell_may_have_several_lines() -> None:
@@ -55,11 +56,6 @@ def test_what_is_too_wide_becomes_a_block_a_row() -> None:
         "three",
         "  size  12 B",
     ]
-
-
-def test_no_rows() -> None:
-    assert text_table(HEAD, []) == "what  size  why"
-    assert html_table(("a",), []) == "<table><thead><tr><th>a</th></tr></thead><tbody></tbody></table>"
 
 
 def test_html_is_escaped_but_for_what_is_html() -> None:
