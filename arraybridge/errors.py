@@ -6,12 +6,12 @@ from the built-in exception that a user of NumPy would expect, so that existing 
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any
+
+from arraybridge.types import above
 
 __all__ = [
     "ArrayNotSupportedError",
@@ -26,10 +26,8 @@ __all__ = [
     "SourceMismatchError",
     "UnknownArrayError",
     "UnknownFrameworkError",
-    "handed_from",
     "nearest",
     "note_on",
-    "place",
     "say_in",
     "text_of",
     "told",
@@ -78,33 +76,14 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
-#: File and line of the user's code, and the names of its module.
-Place = tuple[str, int, dict[str, Any]]
-
-#: The place at which work was handed to this thread, which is one of ours.
-handed_from: ContextVar[Place | None] = ContextVar("arraybridge_handed_from", default=None)
-
-
-def place() -> Place:
-    """The line of the user's code that calls this package now.
-
-    That is the innermost one that is not of this package, nor of `contextlib`, by which a ``with`` statement
-    enters it. In a thread of ours in which no other code runs, it is the line that handed the work to the
-    thread.
-    """
-    frame = sys._getframe(1)
-    ours = (__name__.partition(".")[0], "contextlib")
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
-        frame = frame.f_back
-    handed = handed_from.get() if frame.f_globals.get("__name__") == "threading" else None
-    return handed or (frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+# File → what Python keeps of the warnings that it has shown for its lines.
+_shown: dict[str, dict[Any, int]] = {}
 
 
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called this package, however deep inside it we stand."""
-    file, line, names = place()
-    registry = names.setdefault("__warningregistry__", {})
-    warnings.warn_explicit(message, category, file, line, names.get("__name__"), registry)
+    file, line = above["place"]()
+    warnings.warn_explicit(message, category, file, line, registry=_shown.setdefault(file, {}))
 
 
 class MemoryConversionError(Exception):

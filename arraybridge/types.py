@@ -30,8 +30,8 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 #: What higher layers answer for lower ones, since imports run one way. Each entry is set where it is defined:
-#: ``"native device"`` and ``"read device"`` in frameworks/registry.py, ``"decorator"`` in functions/, and
-#: ``"annotate"`` in conversion/trace.py.
+#: ``"native device"`` and ``"read device"`` in frameworks/registry.py, ``"decorator"`` in functions/,
+#: ``"annotate"`` in conversion/trace.py, and ``"place"``, the line of the user's code, in timeline/events.py.
 above: dict[str, Callable[..., Any]] = {}
 
 

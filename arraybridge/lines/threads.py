@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import handed_from, note_on, place
+from arraybridge.errors import note_on
 from arraybridge.frameworks.parts import Mark
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.streams import ThreadStreams, marks_of, received
@@ -188,10 +188,7 @@ class Run:
         self._unread = _Failed()
         self._end = sys.maxsize  # items behind this number are of no use, since that one has failed
         self._threads: list[threading.Thread] = []
-        self._call: list[tuple[Any, Any]] = [
-            (handed_from, place()),  # where warnings point
-            (handed_out, site() if open_logs and trace.listeners() else None),
-        ]
+        self._line = site()  # of the user, to which warnings and events of the threads belong
 
     def results(self, source: Iterator[Any]) -> Iterator[Any]:
         """The results; reads the source as there is room, and ends the threads when it is closed.
@@ -234,8 +231,7 @@ class Run:
             for w, worker in enumerate(station):
                 # Settings, traces and the default device of the caller hold in the threads that work for it.
                 context = copy_context()
-                for variable, value in self._call:
-                    context.run(variable.set, value)
+                context.run(handed_out.set, self._line)
                 arguments = self._work, s, worker, settings
                 # A program that keeps a half-read iterator must be able to end, hence daemons: see _end_all.
                 thread = threading.Thread(

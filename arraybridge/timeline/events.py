@@ -11,7 +11,7 @@ from inspect import currentframe
 from itertools import count
 from os.path import dirname, sep
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
 from arraybridge.trees import leaves_of
-from arraybridge.types import Cache
+from arraybridge.types import Cache, above
 
 if TYPE_CHECKING:
     from arraybridge.conversion.explanation import Route
@@ -176,6 +176,15 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
             library = library or owner
         outermost, frame = frame, frame.f_back
     return handed_out.get() or (outermost.f_code.co_filename, outermost.f_code, outermost.f_lasti, library)
+
+
+def _place() -> tuple[str, int]:
+    """File and line of the user's code, where a warning points."""
+    here = cast("Site", site())  # None comes for frames of others alone
+    return _cells.get(here[0], here[0]), line_of(here)
+
+
+above["place"] = _place
 
 
 def as_own(folder: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import framework, is_oom_error
-from tests.helpers import require, run_script
+from tests.helpers import require
 
 
 def raised_by(call: Callable[[], Any]) -> Exception:
