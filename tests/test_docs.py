@@ -1,17 +1,28 @@
-"""Every Python block of the guide pages runs, page by page, from top to bottom."""
+"""Every example runs: those of the pages, page by page from top to bottom, and those of the docstrings."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+import arraybridge
 from arraybridge import machine
 from tests.helpers import registry_kept, require
 
 DOCS = Path(__file__).parent.parent / "docs"
 # The wheel's tests have no pages beside them.
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))] if DOCS.is_dir() else []
+PACKAGE = Path(arraybridge.__file__).parent
+MODULES = [
+    ".".join(("arraybridge", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    for file in sorted(PACKAGE.rglob("*.py"))
+    if ">>> " in file.read_text(encoding="utf-8")
+]
 
 #: What the blocks of a page import, so that it is skipped where that is missing.
 NEEDS = {
@@ -50,3 +61,17 @@ def test_the_code_of_a_page_runs(page: Path, monkeypatch: pytest.MonkeyPatch) ->
     with registry_kept():
         for example in examples:
             example.evaluate()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_run(name: str) -> None:
+    own = name.rpartition(".")[2]
+    for framework in ("torch", "jax", *({own} & {"mlx", "paddle"})):  # most examples show the first two
+        require(framework)
+    if "dask" in name:
+        pytest.importorskip("distributed")
+    module = importlib.import_module(name)
+    with mock.patch.dict(os.environ), registry_kept():
+        found = doctest.testmod(module, report=False, raise_on_error=False)
+    assert found.attempted > 0
+    assert found.failed == 0, "see what was printed"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,41 +12,13 @@ import pytest
 
 import arraybridge
 from arraybridge import convert_memory
-from tests.helpers import require
+from tests.helpers import require, run_python
 
 CHECKOUT = Path(__file__).parent.parent
 DOCS = CHECKOUT / "docs"
 
 if not DOCS.is_dir():
     pytest.skip("there are no docs beside these tests", allow_module_level=True)
-
-SIGNATURE = """<dt class="sig" id="arraybridge.convert_memory"><span>convert_memory</span>(<em>data</em>,
-    <em>{}</em>, <em>gpu_id=None</em>)<a href="#arraybridge.convert_memory">¶</a></dt>"""
-
-
-def run_tool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-
-
-@pytest.mark.parametrize(
-    ("page", "said"),
-    [
-        ('<a href="other.html#here">right</a><a href="https://example.org/">elsewhere</a>', ""),
-        ('<img src="https://example.org/c.png">', "loads https://example.org/c.png from the network"),
-        ('<a href="gone.html">a</a>', "points to gone.html, which is not there"),
-        ('<a href="other.html#gone">b</a>', "points to other.html#gone, which has no such anchor"),
-        (SIGNATURE.format("target"), ""),
-        (SIGNATURE.format("source_type=None"), "shows arraybridge.convert_memory(data, source_type=None"),
-    ],
-)
-def test_the_check_of_links_finds_what_leads_nowhere(tmp_path: Path, page: str, said: str) -> None:
-    """And minds which signature the reference shows."""
-    (tmp_path / "other.html").write_text('<h1 id="here">x</h1>', encoding="utf-8")
-    (tmp_path / "api.html").write_text(page, encoding="utf-8")
-    done = run_tool(DOCS / "check_links.py", tmp_path)
-    assert done.returncode == int(bool(said))
-    assert said in done.stdout
 
 
 def test_the_table_of_pairs_on_its_page_is_that_of_the_readme() -> None:
@@ -69,7 +39,7 @@ def test_the_index_for_tools_has_every_page_by_its_title() -> None:
 
 
 def test_the_cheat_sheet_is_current_and_its_calls_are_those_of_the_library() -> None:
-    done = run_tool(CHECKOUT / "tools" / "cheat_sheet.py", "--check")
+    done = run_python(str(CHECKOUT / "tools" / "cheat_sheet.py"), "--check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     text = (DOCS / "cheat-sheet.md").read_text(encoding="utf-8")
     library, _, commands = text.partition("## Command line")
