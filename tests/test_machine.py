@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pynvml
 import pytest
 
 from arraybridge import machine
-from tests.helpers import run_python
 
 
 class FakeNvml:
@@ -147,19 +147,13 @@ def test_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.cards() == ()
 
 
-def test_a_driver_that_does_not_answer_is_a_reason() -> None:
-    code = (
-        "import pynvml\n"
-        "def refuse(): raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)\n"
-        "pynvml.nvmlInit = refuse\n"
-        "from arraybridge import machine\n"
-        "print(machine.cards(), machine.driver().reason)\n"
-    )
-    done = run_python("-c", code)
-    assert (
-        done.stdout.strip()
-        == "() the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
-    )
+def test_a_driver_that_does_not_answer_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    words = "the NVIDIA driver does not answer: RM has detected an NVML/RM version mismatch."
+    assert machine._nvml.__wrapped__() == (None, words)
 
 
 def test_the_memory_of_the_host() -> None:
