@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, kind_of, kinds, source_of
+from arraybridge.arrays import ARRAY, LEAF, kind_of, kinds, source_of
 from arraybridge.errors import CannotSplitError
 from arraybridge.trees import leaves_of, map_arrays, together
 
@@ -200,6 +200,10 @@ class _ArrayColumn(_Column):
         if self.room is None:
             return self.owner.concatenate(list(self.kept.values()), self.joined.axis)
         return self.room
+
+
+for _class in (_Column, _ArrayColumn):
+    kinds.keep(_class, LEAF)  # so that nobody looks into one each time
 
 
 def kept(x: Any) -> Any:

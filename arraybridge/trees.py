@@ -233,7 +233,8 @@ def together(
     Raises:
         CannotSplitError: which is a `ValueError`: the trees differ in structure.
     """
-    opened = [_opened(tree) if kind_of(tree) == TREE else None for tree in trees]
+    kind_by_tree = (kinds.get(type(tree)) or kind_of(tree) for tree in trees)
+    opened = [_opened(tree) if kind == TREE else None for tree, kind in zip(trees, kind_by_tree, strict=True)]
     sorts = [one and (one.cls, set(one.names), one.extra) for one in opened]
     other = next((i for i, sort in enumerate(sorts) if sort != sorts[0]), 0)
     if other:
