@@ -9,7 +9,6 @@ import pytest
 
 import arraybridge
 from arraybridge.testing import FrameworkCheckError, check_framework
-from arraybridge.testing.promises import PROMISES
 from arraybridge.types import Device
 from tests.helpers import require
 
@@ -125,11 +124,17 @@ class ClaimsTooMuch(Boxes):
 
 
 def test_a_right_plugin_passes() -> None:
-    report = check_framework(Boxes())
-    assert report.ok, str(report)
-    assert report
-    report.raise_if_broken()
-    assert all(one.cases for one in report.verdicts)
+    made: list[np.ndarray[Any, Any]] = []
+
+    def make(values: np.ndarray[Any, Any]) -> Box:
+        made.append(values)
+        return Box(values.copy())
+
+    for report in (check_framework(Boxes()), check_framework(Boxes(), make)):
+        report.raise_if_broken()
+        assert report
+        assert all(one.cases for one in report.verdicts)
+    assert {x.dtype.name for x in made} == Boxes.dtypes, "by its own calls"
     assert "boxes" not in arraybridge.frameworks.registry.framework_names()
 
 
@@ -143,7 +148,7 @@ def test_a_right_plugin_passes() -> None:
         (CopiesInSecret, "sharing", set()),
         (TakesACopyInSecret, "sharing", set()),
         (SharesInSecret, "copies", {"sharing", "read_only"}),
-        (LetsMemoryDie, "lifetime", {"casts", "functions"}),
+        (LetsMemoryDie, "lifetime", {"casts"}),
         (TakesAllForOom, "oom", set()),
         (IsNowhere, "devices", set()),
         (ClaimsTooMuch, "dtypes", {"names", "layouts", "casts", "splitting"}),
@@ -158,41 +163,18 @@ def test_broken_plugins_are_told_apart(broken: type[Boxes], first: str, also: se
         report.raise_if_broken()
 
 
-def test_the_first_failure_can_be_repeated_by_its_line() -> None:
+def test_what_fails_is_said_in_words() -> None:
     report = check_framework(Narrows(), only=("dtypes", "oom"))
-    verdict = report.verdicts[0]
-    assert (verdict.failed, report.broken) == (1, ["dtypes"])
-    assert "float32" in verdict.first
-    assert "float64" in verdict.first
+    assert report.broken == ["dtypes"]
+    (failure,) = report.verdicts[0].failures
+    assert failure == "dtype=float64: the dtype is float32, and was float64"
     text = str(report)
     assert text.splitlines()[0].split() == ["promise", "cases", "failed", "first", "failure"]
     assert text.endswith(f"boxes: 1 of 2 promises kept, {sum(one.cases for one in report.verdicts)} cases")
-    assert verdict.repeat in text
+    assert failure in text
     assert "<table" in report._repr_html_()
-    arraybridge.register(Narrows())
-    try:
-        names = {**vars(arraybridge), "sample": arraybridge.testing.sample}
-        assert eval(verdict.repeat, names).dtype == np.float32  # noqa: S307  # the suite's own line
-    finally:
-        arraybridge.frameworks.registry.unregister("boxes")
-
-
-def test_what_is_asked_for_is_tried_alone() -> None:
-    report = check_framework("numpy", only=("dtypes", "oom"))
-    assert [one.promise for one in report.verdicts] == ["dtypes", "oom"]
-    with pytest.raises(ValueError, match=r"'layout' is no promise.*did you mean 'layouts'"):
+    with pytest.raises(ValueError, match=r"layout: no such promise.*layouts"):
         check_framework("numpy", only="layout")
-
-
-def test_arrays_can_be_made_by_its_own_calls() -> None:
-    made: list[np.ndarray[Any, Any]] = []
-
-    def make(values: np.ndarray[Any, Any]) -> Box:
-        made.append(values)
-        return Box(values.copy())
-
-    assert check_framework(Boxes(), make, only="names").ok
-    assert len(made) == len(Boxes.dtypes)
 
 
 ALL = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle")
@@ -200,11 +182,8 @@ ALL = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle")
 
 @pytest.mark.parametrize("name", [*ALL, pytest.param("cupy", marks=pytest.mark.gpu)])
 def test_every_framework_keeps_the_promises(name: str) -> None:
-    module = require({"mlx": "mlx.core"}.get(name, name))
-    # pyclesperanto-prototype on PoCL ends the process where several threads use it ("PTHREAD ERROR in
-    # pocl_lock_events_inorder"), with no error to catch; its conversions are tried in one thread alone.
-    unsafe = {"threads"} if module.__name__ == "pyclesperanto_prototype" else set()
-    check_framework(name, only=[promise for promise in PROMISES if promise not in unsafe]).raise_if_broken()
+    require({"mlx": "mlx.core"}.get(name, name))
+    check_framework(name).raise_if_broken()
 
 
 def test_the_shortest_file_of_the_guide_keeps_the_promises() -> None:

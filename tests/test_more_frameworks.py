@@ -13,8 +13,7 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError, convert_memory, explain, to_numpy
-from arraybridge.testing import sample
-from arraybridge.testing.promises import DTYPES, LAYOUTS
+from arraybridge.testing.samples import DTYPES, LAYOUTS, sample
 from tests.helpers import require
 
 # By their documentation. Paddle's uint16 is its name for bfloat16.

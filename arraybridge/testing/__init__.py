@@ -2,6 +2,5 @@
 
 from arraybridge.testing.conformance import FrameworkCheckError, Report, Verdict, check_framework
 from arraybridge.testing.oom import Rehearsal, inject_oom
-from arraybridge.testing.samples import sample
 
-__all__ = ["FrameworkCheckError", "Rehearsal", "Report", "Verdict", "check_framework", "inject_oom", "sample"]
+__all__ = ["FrameworkCheckError", "Rehearsal", "Report", "Verdict", "check_framework", "inject_oom"]

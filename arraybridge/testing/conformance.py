@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.errors import MemoryConversionError, nearest
+from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.show import Table
@@ -24,20 +24,13 @@ class Verdict(NamedTuple):
 
     Attributes:
         promise: its name, which ``only=`` takes.
-        about: the promise in a sentence.
         cases: how many cases were tried.
-        failed: how many of them failed.
-        first: what went wrong in the first of those; ``""`` where none did.
-        repeat: a line of Python that shows it again, after ``from arraybridge import *`` and
-            ``from arraybridge.testing import sample``.
+        failures: what went wrong in those that failed, each with its case.
     """
 
     promise: str
-    about: str
     cases: int
-    failed: int
-    first: str = ""
-    repeat: str = ""
+    failures: list[str]
 
 
 class Report(Table):
@@ -55,7 +48,7 @@ class Report(Table):
     @property
     def broken(self) -> list[str]:
         """Names of the promises that are not kept."""
-        return [verdict.promise for verdict in self.verdicts if verdict.failed]
+        return [verdict.promise for verdict in self.verdicts if verdict.failures]
 
     @property
     def ok(self) -> bool:
@@ -64,9 +57,6 @@ class Report(Table):
 
     def __bool__(self) -> bool:
         return self.ok
-
-    def __repr__(self) -> str:
-        return f"<Report on {self._summary()}>"
 
     def raise_if_broken(self) -> None:
         """Raise what is broken, for a test.
@@ -77,18 +67,15 @@ class Report(Table):
         if not self.ok:
             raise FrameworkCheckError(f"\n{self}")
 
-    def _summary(self) -> str:
-        cases = sum(verdict.cases for verdict in self.verdicts)
-        passed = len(self.verdicts) - len(self.broken)
-        return f"{self.framework}: {passed} of {len(self.verdicts)} promises kept, {cases} cases"
-
     def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]:
         head = ("promise", "cases", "failed", "first failure")
         rows = [
-            (v.promise, str(v.cases), str(v.failed), f"{v.first}\n{v.repeat}" if v.failed else "")
-            for v in self.verdicts
+            (v.promise, str(v.cases), str(len(v.failures)), *(v.failures[:1] or [""])) for v in self.verdicts
         ]
-        return head, rows, head[1:3], self._summary()
+        cases = sum(verdict.cases for verdict in self.verdicts)
+        kept = len(self.verdicts) - len(self.broken)
+        line = f"{self.framework}: {kept} of {len(self.verdicts)} promises kept, {cases} cases"
+        return head, rows, head[1:3], line
 
 
 def check_framework(
@@ -119,10 +106,8 @@ def check_framework(
     True
     """
     names = list(PROMISES) if only is None else [only] if isinstance(only, str) else list(only)
-    for name in names:
-        if name not in PROMISES:
-            promises = ", ".join(PROMISES)
-            raise ValueError(f"{name!r} is no promise{nearest(name, PROMISES)}; they are {promises}")
+    if unknown := [name for name in names if name not in PROMISES]:
+        raise ValueError(f"{', '.join(unknown)}: no such promise; they are {', '.join(PROMISES)}")
     one = registry.framework(framework) if isinstance(framework, str) else framework
     before = registry.instances().get(one.name)
     if before is not one:
@@ -145,9 +130,9 @@ def _judge(name: str, subject: Subject) -> Verdict:
         try:
             promise.check(subject, **case)
         except Exception as error:  # noqa: BLE001  # whatever a plug-in raises is what is reported
-            failures.append((_in_words(error), subject.line(promise.line, case)))
-    first = failures[0] if failures else ("", "")
-    return Verdict(name, promise.check.__doc__ or "", len(cases), len(failures), *first)
+            words = ", ".join(f"{word}={' '.join(str(value).split())}" for word, value in case.items())
+            failures.append(f"{words}{words and ': '}{_in_words(error)}")
+    return Verdict(name, len(cases), failures)
 
 
 def _in_words(error: Exception) -> str:

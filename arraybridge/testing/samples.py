@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ DTYPES = (
 )
 LAYOUTS = (
     *("aligned", "offset", "unaligned", "fortran", "strided", "negative", "broadcast"),
-    *("read-only", "big-endian", "memmap"),
+    *("read-only", "big-endian"),
 )
 
 
@@ -29,7 +28,7 @@ def sample(dtype: str = "float32", layout: str = "aligned", shape: tuple[int, ..
         layout: ``"aligned"``: C-contiguous, at a multiple of 64 bytes; ``"offset"``: one element further;
             ``"unaligned"``: one byte further; ``"fortran"``; ``"strided"``: every second element;
             ``"negative"``: the last axis reversed; ``"broadcast"``: a row repeated; ``"read-only"``;
-            ``"big-endian"``; ``"memmap"``: a file mapped read-only.
+            ``"big-endian"``.
         shape: its shape.
 
     >>> sample("uint8", shape=(3,)).tolist()
@@ -56,8 +55,6 @@ def sample(dtype: str = "float32", layout: str = "aligned", shape: tuple[int, ..
             return np.broadcast_to(values[:1], shape) if axes else values
         case "big-endian":
             return values if values.itemsize == 1 else values.astype(values.dtype.newbyteorder(">"))
-        case "memmap":
-            return _mapped(values)
     raise ValueError(f"layout={layout!r} is none of {', '.join(LAYOUTS)}")
 
 
@@ -86,13 +83,3 @@ def _at(values: np.ndarray, offset: int) -> np.ndarray:
     result = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
     result[...] = values
     return result
-
-
-def _mapped(values: np.ndarray) -> np.ndarray:
-    if not values.nbytes:  # an empty file cannot be mapped
-        return values
-    with tempfile.TemporaryFile() as file:
-        file.write(values.tobytes())
-        file.flush()
-        flat = np.memmap(file, np.uint8, mode="r")  # as bytes, since a map knows no bfloat16
-    return flat.view(values.dtype).reshape(values.shape)
