@@ -22,21 +22,17 @@ def increment(x: Any) -> Any:
     return x + 1
 
 
-def test_in_the_profiler_of_torch() -> None:
-    torch = require("torch")
+def test_in_the_profilers_of_torch_and_jax() -> None:
+    torch, jax = require("torch"), require("jax")
     with torch.profiler.profile() as profile, settings(annotate="torch"):
         increment(torch.ones(3))
         arraybridge.Pipeline(increment, abs, microbatches=2)(np.ones(4))
     names = {event.key: event.count for event in profile.key_averages()}
     assert names["torch → numpy"] == 1
     assert names["increment"] >= 1
-    assert not trace_module.open_logs
-
-
-def test_in_the_profiler_of_jax() -> None:
-    jax = require("jax")
     with settings(annotate="jax"):
         assert increment(jax.numpy.ones(2)).tolist() == [2, 2]
+    assert not trace_module.open_logs
 
 
 def test_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,17 +57,13 @@ def test_in_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told == [("begin", "increment"), *inner, *inner, ("end", "increment")]
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_and_an_unknown_profiler_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvtx", None)
     with (
         pytest.raises(FrameworkNotInstalledError, match=r"pip install nvtx.*\[nvtx\]"),
         settings(annotate="nvtx"),
     ):
         pass
-    assert not trace_module.open_logs
-
-
-def test_another_profiler_is_refused() -> None:
     with pytest.raises(ValueError, match="annotate"), settings(annotate="vtune"):  # type: ignore[arg-type]
         pass
     assert not trace_module.open_logs
