@@ -200,7 +200,7 @@ def _stay_until_read(process: int) -> None:
 class SharedArray(np.ndarray):
     """A NumPy array in memory that other processes map, when it or a view of it is pickled.
 
-    As of a `numpy.memmap`, what is computed of it, and what an index copies, is an ordinary array.
+    What NumPy computes or copies of it is an ordinary array.
     """
 
     segment: Segment | None = None
@@ -216,10 +216,8 @@ class SharedArray(np.ndarray):
         plain = array.view(np.ndarray)
         return plain[()] if return_scalar or plain.ndim == 0 else plain
 
-    def __getitem__(self, index: Any) -> Any:
-        item = super().__getitem__(index)
-        is_copy = isinstance(item, SharedArray) and item.segment is None
-        return item.view(np.ndarray) if is_copy else item
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _plain(super().__array_function__(function, types, args, kwargs))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         segment = self.segment
@@ -250,6 +248,27 @@ def _start(array: np.ndarray) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
 
+
+def _plain(result: Any) -> Any:
+    """A result of NumPy's, without the class where it lies elsewhere."""
+    if isinstance(result, SharedArray) and result.segment is None:
+        return result.view(np.ndarray)
+    if type(result) in (list, tuple):
+        return type(result)(map(_plain, result))
+    return result
+
+
+def _plain_method(name: str) -> Any:
+    method = getattr(np.ndarray, name)
+    return lambda self, *args, **options: _plain(method(self, *args, **options))
+
+
+# What may copy and does not pass by `__array_wrap__`.
+for _name in (
+    *("__getitem__", "__copy__", "__deepcopy__", "argpartition", "argsort", "astype", "byteswap", "choose"),
+    *("compress", "copy", "diagonal", "dot", "flatten", "ravel", "repeat", "reshape", "round", "take"),
+):
+    setattr(SharedArray, _name, _plain_method(_name))
 
 NumpyFast.classes.append(SharedArray)
 
