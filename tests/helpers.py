@@ -52,6 +52,14 @@ def require(name: str) -> Any:
     return module
 
 
+def jax_with(devices: int) -> Any:
+    """JAX, where it has so many CPU devices; how many that are, XLA_FLAGS says."""
+    jax = require("jax")
+    if len(jax.devices("cpu")) < devices:
+        pytest.skip(f"XLA_FLAGS gives JAX fewer than {devices} CPU devices")
+    return jax
+
+
 def needs_kernels_of(*names: str) -> None:
     """Skip the test on an emulated card (tests/card) unless it runs the kernels of all of these.
 

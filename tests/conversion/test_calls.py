@@ -31,7 +31,7 @@ from arraybridge import (
 )
 from tests import matrix_data as data
 from tests.counting import functions_entered
-from tests.helpers import require
+from tests.helpers import jax_with, require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
 # A number that no machine has.
@@ -266,10 +266,8 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
 
 def test_data_stays_where_it_is_and_goes_where_it_is_told() -> None:
     """On the CPU devices of JAX and TensorFlow, and from there to a framework that has but one."""
-    jax, tf = require("jax"), require("tensorflow")
+    jax, tf = jax_with(3), require("tensorflow")
     require("torch")
-    if len(jax.devices("cpu")) < 3:
-        pytest.skip("JAX has fewer than three CPU devices here (XLA_FLAGS)")
     x = image().astype(np.float64)
     array = convert_memory(x, "jax", device="cpu:2")
     assert array.devices() == {jax.devices("cpu")[2]}

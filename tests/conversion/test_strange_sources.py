@@ -16,7 +16,7 @@ from arraybridge import (
     explain,
 )
 from tests import matrix_data as data
-from tests.helpers import require
+from tests.helpers import jax_with, require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
 targets = pytest.mark.parametrize("target", HOST)
@@ -204,9 +204,7 @@ def test_a_deleted_array_goes_nowhere_and_is_refused_by_name(target: str) -> Non
 @pytest.mark.parametrize("replicated", [False, True])
 @pytest.mark.parametrize("device", ["cpu:0", "cpu", "cpu:1"])
 def test_a_sharded_array_stays_unless_it_is_asked_for_elsewhere(device: str, replicated: bool) -> None:
-    jax = require("jax")
-    if len(jax.devices("cpu")) < 2:
-        pytest.skip("one CPU device: XLA_FLAGS names no more")
+    jax = jax_with(2)
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
     spec = jax.sharding.PartitionSpec(None if replicated else "x")
     x = jax.device_put(np.arange(8.0, dtype=np.float32), jax.sharding.NamedSharding(mesh, spec))

@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Device, array_namespace, get_device, set_device, use_device
-from tests.helpers import require
+from tests.helpers import jax_with, require
 
 
 @pytest.fixture(autouse=True)
@@ -23,10 +23,7 @@ def chosen_by_nobody() -> Any:
 
 @pytest.fixture
 def jax_devices() -> Any:
-    jax = require("jax")
-    if len(jax.devices("cpu")) < 4:
-        pytest.skip("XLA_FLAGS gives JAX fewer than four CPU devices")
-    return jax
+    return jax_with(4)
 
 
 def test_blocks_nest_and_restore(jax_devices: Any) -> None:

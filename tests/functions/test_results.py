@@ -10,7 +10,7 @@ import pytest
 import arraybridge
 from arraybridge import DtypeConversion, DtypeNotSupportedError, GradientError, convert_memory, device_of
 from tests.functions.cases import FRAMEWORKS, HOST, IMAGE, decorator, framework_of, identity, values
-from tests.helpers import require
+from tests.helpers import jax_with, require
 
 
 def test_output_type_input_follows_the_first_array_also_within_a_container() -> None:
@@ -25,10 +25,8 @@ def test_output_type_input_follows_the_first_array_also_within_a_container() -> 
 
 
 def test_output_type_input_goes_back_to_the_device() -> None:
-    jax = require("jax")
+    jax_with(2)
     require("torch")
-    if len(jax.devices("cpu")) < 2:
-        pytest.skip("JAX has one CPU device here")
     x = convert_memory(IMAGE, "jax", device="cpu:1")
     result = arraybridge.torch(output_type="input")(lambda t: t * 2)(x)
     assert device_of(result) == "cpu:1"

@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import device_map
-from tests.helpers import require
+from tests.helpers import jax_with, require
 from tests.lines import functions
 
 FOUR = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
@@ -19,10 +19,7 @@ FOUR = ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]
 
 @pytest.fixture
 def jax_devices() -> Any:
-    jax = require("jax")
-    if len(jax.devices("cpu")) < 4:
-        pytest.skip("XLA_FLAGS gives JAX fewer than four CPU devices")
-    return jax
+    return jax_with(4)
 
 
 @pytest.mark.parametrize("devices", ["all", FOUR])

@@ -14,7 +14,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline
-from tests.helpers import require
+from tests.helpers import jax_with, require
 
 
 def double(x: Any) -> Any:
@@ -107,9 +107,7 @@ class Model:
 
 
 def test_a_model_over_two_devices() -> None:
-    jax = require("jax")
-    if len(jax.devices("cpu")) < 3:
-        pytest.skip("XLA_FLAGS gives JAX fewer than three CPU devices")
+    jax_with(3)
     model, x = Model(), rows(10).astype(np.float32)
     pipeline = Pipeline(model.encode, model.decode, microbatches=5)
     result = pipeline(x)
