@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["Cell", "Table", "format_bytes", "format_rate", "format_seconds", "html_table", "text_table"]
+__all__ = ["Cell", "Contents", "Table", "format_bytes", "format_seconds", "html_table", "text_table"]
 
 
 def format_bytes(nbytes: float | None) -> str:
@@ -39,24 +39,11 @@ def format_seconds(seconds: float | None) -> str:
     return f"{seconds * 1e3:.2f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
 
 
-def format_rate(bytes_per_second: float | None) -> str:
-    """How fast bytes move, in decimal units, as data sheets count; nothing for None.
-
-    >>> format_rate(4.21e9), format_rate(35e6)
-    ('4.2 GB/s', '35.0 MB/s')
-    """
-    if bytes_per_second is None:
-        return ""
-    unit, name = (1e9, "GB/s") if bytes_per_second >= 1e8 else (1e6, "MB/s")
-    return f"{bytes_per_second / unit:.1f} {name}"
-
-
 def text_table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
     right: Sequence[str] = (),
-    rule: bool = False,
     width: int | None = None,
     length: Callable[[str], int] = len,
     strong: Callable[[str], str] = str,
@@ -68,7 +55,6 @@ def text_table(
         rows: a text for each column. A cell may have several lines, and in a row of fewer cells the last one
             runs over the columns that are left.
         right: the headings of the columns that are set flush right.
-        rule: draw a line under the headings.
         width: where the table would be wider, each row becomes a block of lines instead: its first cell, and
             below that each heading with its cell. None: as wide as need be.
         length: how wide a text is shown.
@@ -88,8 +74,6 @@ def text_table(
     text = ["  ".join(_padded(line, widths, flush, length)).rstrip() for line in lines]
     if width is not None and max(map(length, text)) > width:
         return _blocks(head, rows, strong)
-    if rule:
-        text.insert(1, "  ".join("─" * w for w in widths))
     return "\n".join(text)
 
 
@@ -165,16 +149,21 @@ def _cell(tag: str, cell: str | Cell, span: str = "") -> str:
     return f"<{tag}{attributes and ' ' + attributes}{span}>{inner}</{tag}>"
 
 
-class Table:
-    """What prints as a table with a line below it, also in a notebook; subclasses say which."""
+#: The headings, the rows, the headings of columns that are set flush right, and a line below.
+Contents: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]
 
-    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]:
-        """The headings, the rows, the headings of columns that are set flush right, and the line."""
+
+class Table:
+    """What prints as a table, also in a notebook; subclasses say which."""
+
+    __slots__ = ()
+
+    def _table(self) -> Contents:
         raise NotImplementedError
 
     def __str__(self) -> str:
         head, rows, right, line = self._table()
-        return f"{text_table(head, rows, right=right)}\n{line}"
+        return f"{text_table(head, rows, right=right)}\n{line}".rstrip()
 
     def _repr_html_(self) -> str:
         head, rows, _, line = self._table()

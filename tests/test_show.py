@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arraybridge.show import Cell, format_bytes, format_rate, format_seconds, html_table, text_table
+from arraybridge.show import Cell, format_bytes, format_seconds, html_table, text_table
 
 HEAD = ("what", "size", "why")
 ROWS = [("one", "4 B", "a sentence of several words"), ("three", "12 B", "")]
@@ -20,14 +20,11 @@ def test_numbers() -> None:
     assert {value: format_bytes(value) for value in sizes} == sizes
     times = {None: "", 0: "0.0 µs", -2.5e-6: "-2.5 µs", 0.25: "250.00 ms", 90: "90.00 s"}
     assert {value: format_seconds(value) for value in times} == times
-    rates = {None: "", 3e6: "3.0 MB/s", 99e6: "99.0 MB/s", 1e8: "0.1 GB/s"}
-    assert {value: format_rate(value) for value in rates} == rates
 
 
 def test_a_table_breaks_no_line() -> None:
-    assert text_table(HEAD, ROWS, right=("size",), rule=True).split("\n") == [
+    assert text_table(HEAD, ROWS, right=("size",)).split("\n") == [
         "what   size  why",
-        "─────  ────  ───────────────────────────",
         "one     4 B  a sentence of several words",
         "three  12 B",
     ]

@@ -22,7 +22,7 @@ from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.facts import can_find
-from arraybridge.show import Cell, format_bytes, format_rate, format_seconds, html_table
+from arraybridge.show import Cell, format_bytes, format_seconds, html_table
 from arraybridge.types import Device
 
 Json = dict[str, Any]
@@ -259,8 +259,16 @@ def _print(result: Json) -> None:
 
 def _cell_text(cell: Json) -> str:
     method = "" if cell["kind"] in ("same", "refused") else f" [dim]{cell['method']}[/]"
-    figures = (format_seconds(cell["seconds"]), format_rate(cell["bytes_per_second"]))
+    figures = (format_seconds(cell["seconds"]), _format_rate(cell["bytes_per_second"]))
     return "\n".join([f"[{_STYLES[cell['kind']]}]{cell['kind']}[/]{method}", *filter(None, figures), ""])
+
+
+def _format_rate(bytes_per_second: float | None) -> str:
+    """``"4.2 GB/s"``: how fast bytes move, in decimal units, as data sheets count; nothing for None."""
+    if bytes_per_second is None:
+        return ""
+    unit, name = (1e9, "GB/s") if bytes_per_second >= 1e8 else (1e6, "MB/s")
+    return f"{bytes_per_second / unit:.1f} {name}"
 
 
 # -- page and picture --------------------------------------------------------------------------------
@@ -303,7 +311,7 @@ def _pair(cell: Json) -> list[str | Cell]:
         Cell(pages.tag(cell["kind"], cell["kind"] + copies)),
         cell["method"] or "",
         Cell(format_seconds(seconds), f'class="number" data-value="{seconds or 1e9:.6g}"'),
-        Cell(format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
+        Cell(_format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
         cell["device"] or "",
         cell["reason"] or cell["error"] or "",
     ]

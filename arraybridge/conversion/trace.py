@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from arraybridge.conversion.decide import Decision
 from arraybridge.conversion.explanation import Route
-from arraybridge.show import format_bytes, format_seconds, html_table, text_table
+from arraybridge.show import Contents, Table, format_bytes, format_seconds
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
 from arraybridge.types import above
@@ -48,7 +48,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class TraceLog:
+class TraceLog(Table):
     """What happened inside a ``with trace()`` block; prints as a table of its conversions.
 
     Attributes:
@@ -223,13 +223,14 @@ class TraceLog:
     def __repr__(self) -> str:
         return f"<TraceLog of {len(self)} conversions, {format_bytes(self.total_bytes_copied)} copied>"
 
-    def _rows(self) -> list[tuple[str, ...]]:
+    def _table(self) -> Contents:
         """A row for each conversion, and of very many for the first and the last twenty."""
         records = self.records
         if len(records) <= 2 * _SHOWN + 1:
-            return [*map(_row, records)]
+            return _COLUMNS, [*map(_row, records)], (), self._summary()
         gap = (*("…",) * (len(_COLUMNS) - 1), f"({len(records) - 2 * _SHOWN:,} more)")
-        return [*map(_row, records[:_SHOWN]), gap, *map(_row, records[-_SHOWN:])]
+        rows = [*map(_row, records[:_SHOWN]), gap, *map(_row, records[-_SHOWN:])]
+        return _COLUMNS, rows, (), self._summary()
 
     def _summary(self) -> str:
         plural = "" if len(self) == 1 else "s"
@@ -238,12 +239,7 @@ class TraceLog:
         return f"{len(self)} conversion{plural}, {copied} copied, {took}{gone}"
 
     def __str__(self) -> str:
-        if not self.records:
-            return "no conversions"
-        return f"{text_table(_COLUMNS, self._rows(), rule=True)}\n{self._summary()}"
-
-    def _repr_html_(self) -> str:
-        return html_table(_COLUMNS, self._rows(), caption=self._summary())
+        return super().__str__() if self.records else "no conversions"
 
 
 def _row(route: Route) -> tuple[str, ...]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from arraybridge.lines.threads import Span
-from arraybridge.show import Table, format_seconds
+from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
 
 __all__ = ["PipelineReport", "StageReport"]
@@ -54,7 +53,7 @@ class PipelineReport(Table):
         """The name of the stage that was busy the longest; making it faster makes the pipeline faster."""
         return max(self.stages, key=lambda stage: stage.busy).name
 
-    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]:
+    def _table(self) -> Contents:
         head = ("stage", "device", "items", "busy", "starved", "blocked", "busy %")
         rows = []
         for name, device, items, busy, *waits, _ in self.stages:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.stats import holdings
-from arraybridge.show import format_bytes, html_table, text_table
+from arraybridge.show import Contents, Table, format_bytes
 
 __all__ = ["memory_peak"]
 
@@ -29,7 +29,7 @@ class PeakRow(NamedTuple):
         return max(0, self.peak - self.before)
 
 
-class MemoryPeak:
+class MemoryPeak(Table):
     """What a block of `memory_peak` used at most so far: ``rows``, ``m["torch"]``."""
 
     def __init__(self) -> None:
@@ -53,17 +53,12 @@ class MemoryPeak:
                 return row
         raise KeyError(f"{holder} is not among {', '.join(row.holder for row in self.rows) or 'no rows'}")
 
-    def __str__(self) -> str:
-        return text_table(_COLUMNS, self._table(), right=_COLUMNS[2:])
-
-    def _repr_html_(self) -> str:
-        return html_table(_COLUMNS, self._table())
-
-    def _table(self) -> list[tuple[str, ...]]:
-        return [
+    def _table(self) -> Contents:
+        rows = [
             (r.device, r.holder, format_bytes(r.before), format_bytes(r.peak), format_bytes(r.growth))
             for r in self.rows
         ]
+        return _COLUMNS, rows, _COLUMNS[2:], ""
 
     def _start(self) -> None:
         for one in loaded():

@@ -16,7 +16,7 @@ from arraybridge import machine
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import loaded
-from arraybridge.show import format_bytes, html_table, text_table
+from arraybridge.show import Contents, Table, format_bytes
 from arraybridge.types import Device
 
 __all__ = ["DeviceMemory", "MemoryCollector", "MemoryStats", "gpu_utilization", "memory_stats"]
@@ -47,7 +47,7 @@ class DeviceMemory(NamedTuple):
     temperature: int | None = None
 
 
-class MemoryStats:
+class MemoryStats(Table):
     """One reading of `memory_stats`: a table, also in a notebook; ``to_dict()`` is ready for JSON.
 
     Attributes:
@@ -87,7 +87,7 @@ class MemoryStats:
             "note": self.note,
         }
 
-    def _rows(self) -> list[tuple[str, ...]]:
+    def _table(self) -> Contents:
         rows: list[tuple[str, ...]] = []
         for device in self.devices:
             free = f"{format_bytes(device.free)} free of {format_bytes(device.total)}"
@@ -96,14 +96,7 @@ class MemoryStats:
                 scattered = "" if h.fragmentation is None else f"{h.fragmentation:.0%}"
                 sizes = (format_bytes(n) for n in (h.used, h.cached, h.peak))
                 rows.append(("", h.holder, *sizes, scattered))
-        return rows
-
-    def __str__(self) -> str:
-        table = text_table(_HEAD, self._rows(), right=_HEAD[2:])
-        return f"{table}\n{self.note}" if self.note else table
-
-    def _repr_html_(self) -> str:
-        return html_table(_HEAD, self._rows(), caption=self.note)
+        return _HEAD, rows, _HEAD[2:], self.note
 
 
 def holdings() -> list[Holding]:

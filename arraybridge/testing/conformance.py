@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.show import Table
+from arraybridge.show import Contents, Table
 from arraybridge.testing.promises import PROMISES, BrokenPromiseError, Subject
 from arraybridge.types import FrameworkLike
 
@@ -67,7 +67,7 @@ class Report(Table):
         if not self.ok:
             raise FrameworkCheckError(f"\n{self}")
 
-    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]:
+    def _table(self) -> Contents:
         head = ("promise", "cases", "failed", "first failure")
         rows = [
             (v.promise, str(v.cases), str(len(v.failures)), *(v.failures[:1] or [""])) for v in self.verdicts

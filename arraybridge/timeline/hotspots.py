@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from arraybridge.show import Table, format_bytes, format_seconds
+from arraybridge.show import Contents, Table, format_bytes, format_seconds
 from arraybridge.timeline.advice import advice_for
 from arraybridge.timeline.events import CONVERSIONS, Event, source_line
 
@@ -81,7 +81,7 @@ class HotSpots(Table, Sequence[HotSpot]):
         """Plain dictionaries, sequences, strings and numbers, ready for JSON."""
         return asdict(self)
 
-    def _table(self) -> tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str], str]:
+    def _table(self) -> Contents:
         width = min(110, shutil.get_terminal_size((100, 24)).columns)
         rows: list[tuple[str, ...]] = []
         for spot in self:
