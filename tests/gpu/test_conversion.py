@@ -124,14 +124,16 @@ def test_card_layouts(source: str, target: str) -> None:
     needs_kernels_of(source, target)
     expected = values("float32", (16, 32))
     array = on_card(source, expected)
-    views = [(x.T, x[::2, 1::3], x[:, 1:], x.reshape(-1)[1:]) for x in (array, expected)]
+    views = [[x.T, x[::2, 1::3], x[:, 1:], x.reshape(-1)[1:], x[:0], x[1, 1]] for x in (array, expected)]
     if source == "cupy":
-        views = [(*views[0], array[::-1]), (*views[1], expected[::-1])]
+        views = [[*views[0], array[::-1]], [*views[1], expected[::-1]]]
     for view, wanted in zip(*views, strict=True):
         foretold = arraybridge.explain(view, target)
         result = arraybridge.convert_memory(view, target)
         assert np.array_equal(off_card(result), wanted)
         assert (address(result) == address(view)) == foretold.shares_memory
+        if len(machine.cards()) > 1:
+            assert np.array_equal(off_card(arraybridge.convert_memory(view, target, gpu_id=1)), wanted)
         # Kernels that load several elements at once end with a misaligned address where nobody looked.
         assert np.array_equal(off_card(result * 2), wanted * 2)
 

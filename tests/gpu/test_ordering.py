@@ -259,32 +259,6 @@ def test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again(
         assert is_all(y, value)
 
 
-LAYOUTS: dict[str, Any] = {
-    "strided": lambda a: a.reshape(64, -1)[::2, 1::3],
-    "transposed": lambda a: a.reshape(64, -1).T,
-    "reversed": lambda a: a[::-1],
-    "0-d": lambda a: a[5],
-    "empty": lambda a: a[:0],
-}
-
-
-@needs_two_cards
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_travels_to_the_other_card(layout: str) -> None:
-    side()
-    with cupy.cuda.Device(1):
-        side()
-    x = late(3)
-    x += cupy.arange(N, dtype=np.float32)
-    y = arraybridge.to_gpu(LAYOUTS[layout](x), 1)
-    del x
-    overwrite(0)
-    expected = LAYOUTS[layout](np.arange(N, dtype=np.float32) + 3)
-    assert arraybridge.device_of(y) == "gpu:1"
-    np.testing.assert_array_equal(arraybridge.to_numpy(y), expected)
-    assert y.shape == expected.shape
-
-
 def test_host_memory_may_change_as_soon_as_it_was_sent() -> None:
     side()
     host = arraybridge.framework("cupy").pool.pinned_bytes(4 * N).view(np.float32)
