@@ -40,23 +40,6 @@ def test_a_wait_that_was_left_out_shows(streams: tuple[cupy.cuda.Stream, cupy.cu
     assert (out == 7).all()
 
 
-@lazy
-def test_the_default_stream_is_late_too_and_takes_turns_with_blocking_ones() -> None:
-    x = cupy.empty(N)
-    side, blocking = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream()
-    out = locked(0)
-    x.fill(3)  # on the default stream
-    x.get(stream=side, out=out)
-    assert not (out == 3).any()
-    x.fill(4)
-    x.get(stream=blocking, out=out)
-    assert (out == 4).all()
-    with blocking:
-        x.fill(5)
-    x.get(out=out)  # on the default stream
-    assert (out == 5).all()
-
-
 # -- what happens once in a process ---------------------------------------------------------------------
 
 

@@ -223,6 +223,49 @@ def test_what_is_settled_is_there_for_every_stream(name: str) -> None:
             assert is_all(x, 3)
 
 
+# -- kernels of one's own, as docs/kernels.md shows them -------------------------------------------------
+
+
+SCALE = r"""
+extern "C" __global__ void scale(const float* x, float* out, float by, int n) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = x[i] * by;
+}
+"""
+
+
+def tripled(x: Any) -> Any:
+    """By a raw kernel of CuPy."""
+    out = cupy.empty_like(x)
+    kernel = cupy.RawKernel(SCALE, "scale")
+    kernel(((x.size + 127) // 128,), (128,), (x, out, np.float32(3), np.int32(x.size)))
+    return out
+
+
+def tripled_on_the_default_stream(x: Any) -> Any:
+    """As numba.cuda and PyCUDA launch: on the legacy default stream, whatever CuPy's current one is."""
+    with cupy.cuda.Stream.null:
+        return tripled(x)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stream"), [(tripled, True), (tripled, False), (tripled_on_the_default_stream, False)]
+)
+def test_a_kernel_is_ordered_with_its_caller(kernel: Any, stream: bool) -> None:
+    """Values that are not there yet when it is queued; on the caller's stream where it is to stay there."""
+    triple = arraybridge.cupy(stream=stream)(kernel)
+    caller = cupy.cuda.Stream.null if kernel is tripled_on_the_default_stream else side()
+    with caller:
+        for _ in range(3):
+            x = late(2)
+            y = triple(x)
+            x.fill(-1)  # after the kernel has read it
+            assert is_all(y + 1, 7)  # after the kernel has written
+    host = np.arange(N, dtype=np.float32)
+    result = arraybridge.cupy(gpu_id=0, output_type="input", stream=stream)(kernel)(host)
+    np.testing.assert_array_equal(result, host * 3, strict=True)
+
+
 # -- sources that go early --------------------------------------------------------------------------------
 
 
