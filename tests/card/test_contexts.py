@@ -81,16 +81,6 @@ print(*opened())
 """,
         ["True False", "1", "True True"],
     ),
-    "torch lends to CuPy's stream of each thread": (
-        """
-import torch
-x = torch.empty(4096, device='cuda:0')
-x.copy_(torch.full((4096,), 3.0).pin_memory(), non_blocking=True)
-y = ab.convert_memory(x, 'cupy', copy=False)
-print((y.get() == 3).all())
-""",
-        ["True"],
-    ),
     "who lends to no stream of each thread is waited for": (
         """
 from tests.gpu.test_ordering import ForeignDlpack, Lender
