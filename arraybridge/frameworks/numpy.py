@@ -43,15 +43,14 @@ class NumpyFramework(Framework):
         dtype = x.dtype
         if dtype.kind in _NUMBERS or dtype.name in hostmemory.EXTENDED:
             return
-        what = {
+        instead = {
             "O": "pass the elements as a numeric array",
-            "U": "pass the numbers that the strings stand for, x.astype(float)",
-            "S": "pass the numbers that the strings stand for, x.astype(float)",
-            "T": "pass the numbers that the strings stand for, x.astype(float)",
-            "M": 'view it as integers first, x.view("int64")',
-            "m": 'view it as integers first, x.view("int64")',
-        }.get(dtype.kind, 'convert its fields one at a time, x["field"]')
-        raise refuse_dtype(self, dtype, what)
+            **dict.fromkeys("UST", "pass the numbers that the strings stand for, x.astype(float)"),
+            **dict.fromkeys("Mm", 'view it as integers first, x.view("int64")'),
+        }
+        raise refuse_dtype(
+            self, dtype, instead.get(dtype.kind, 'convert its fields one at a time, x["field"]')
+        )
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return x if type(x) is np.ndarray else x.view(np.ndarray)

@@ -118,8 +118,7 @@ class TorchFramework(Framework):
 
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
         if device.kind != "cpu":
-            tensor = self.from_host(view if not self.cannot_view(view) else hostmemory.fresh(view), CPU)
-            return tensor.to(torch_device(device))
+            return super().from_host(view, device)
         # from_numpy minds strides along one element, and which of two C types of one size it is.
         return torch_dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
 
