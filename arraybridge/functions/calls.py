@@ -94,24 +94,24 @@ def _running(fn: Callable[..., Any], skip: int, options: DecoratorOptions, bring
     placed = options.device is not None or options.gpu_id is not None
     # Known when the framework is imported, which is not before there is an array.
     framework: Framework | None = None
-    queued = False
+    queued = True
 
     def run(args: Args, kwargs: Kwargs) -> Any:
         nonlocal framework, queued
         positional, named, arrays = bring(args, kwargs)
-        if not arrays:
-            with _selected(options) if placed else nullcontext():
-                return body(*positional, **named)
-        if framework is None:
-            framework = registry.framework(options.framework)
+        if arrays and queued:
+            framework = framework or registry.framework(options.framework)
             queued = framework.streams.has_queues and options.stream
-        if not queued:
-            return body(*positional, **named) if named else body(*positional)
-        # `positional` lives until the stream of the caller waits for this one.
-        first = first_array((*positional[skip:], *named.values()))
-        with framework.streams.stream(framework.device_of(first)):
-            result = body(*positional, **named)
-        return handed_over(result, framework)
+            if queued:
+                # `positional` lives until the stream of the caller waits for this one.
+                first = first_array((*positional[skip:], *named.values()))
+                with framework.streams.stream(framework.device_of(first)):
+                    result = body(*positional, **named)
+                return handed_over(result, framework)
+        if placed and not arrays:
+            with _selected(options):
+                return body(*positional, **named)
+        return body(*positional, **named) if named else body(*positional)
 
     return run
 
@@ -131,6 +131,7 @@ def _selected(options: DecoratorOptions) -> Iterator[None]:
 
 def recovering(run: Run, skip: int, options: DecoratorOptions) -> Run:
     """What runs again, or in parts, where memory runs out: for a conversion of the arguments, too."""
+    splits = options.oom_recovery == "split"
 
     def recover(args: Args, kwargs: Kwargs) -> Any:
         failure = None
@@ -142,7 +143,7 @@ def recovering(run: Run, skip: int, options: DecoratorOptions) -> Run:
         plan = Plan(
             options.max_retries,
             card if isinstance(card, int) else None,
-            split=options.oom_recovery == "split",
+            split=splits,
             axis=options.split_axis,
             least=options.min_split,
         )

@@ -133,6 +133,11 @@ class DecoratorOptions(SimpleNamespace):
     ``framework`` is that of the decorator; without ``converts`` it only declares.
     """
 
+    @property
+    def declared(self) -> str | None:
+        """The framework of which all arrays among the arguments have to be; None where any will do."""
+        return self.input_type if self.strict else None
+
     def _replace(self, **changes: Any) -> Self:
         return type(self)(**{**vars(self), **changes})
 
