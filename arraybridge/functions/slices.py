@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from arraybridge.arrays import ARRAY, TREE, kind_of, source_of
+from arraybridge.arrays import ARRAY, kind_of, source_of
 from arraybridge.batches import kept
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
 from arraybridge.trees import map_arrays, together
 from arraybridge.types import FrameworkLike, GpuId
 
@@ -32,27 +33,28 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
     >>> stack_slices([np.zeros((2, 3)), np.ones((2, 3))], "torch").shape
     torch.Size([2, 2, 3])
     """
-    stack = _along_new_axis(slices, memory_type, gpu_id)
-    shape = registry.framework(memory_type).shape(stack)
-    if len(shape) != 3:
-        raise ValueError(
-            f"a stack has three axes, (slices, height, width), and these slices have shape {shape[1:]}; for"
-            " others use the framework's own stack()"
-        )
+    target = registry.framework(memory_type)
+    stack = _along_new_axis(list(slices), target, gpu_id)
+    _check_stack(target.shape(stack))
     return stack
 
 
-def _along_new_axis(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuId = None) -> Any:
+def _check_stack(shape: tuple[int, ...]) -> None:
+    if len(shape) != 3:
+        raise ValueError(
+            f"a stack has three axes, (slices, height, width); this one would have shape {shape}"
+        )
+
+
+def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = None) -> Any:
     """Arrays of one shape, whatever it is, along a new first axis."""
-    target = registry.framework(memory_type)
-    slices = list(slices)
     if not slices:
         raise ValueError("there are no slices to stack")
     planes = [convert_memory(slices[0], target.name, gpu_id=gpu_id)]
-    shape, dtype, place = target.shape(planes[0]), target.dtype_name(planes[0]), target.device_of(planes[0])
+    shape, dtype, device = target.shape(planes[0]), target.dtype_name(planes[0]), target.device_of(planes[0])
     for i, plane in enumerate(slices[1:], 1):
-        x = convert_memory(plane, target.name)
-        planes.append(x if target.device_of(x) == place else convert_memory(x, target.name, device=place))
+        x = convert_memory(plane, target.name, device=device)
+        planes.append(x)
         if target.shape(x) != shape:
             raise ValueError(
                 f"slices of one shape stack: slice 0 has {shape}, slice {i} has {target.shape(x)}"
@@ -82,12 +84,9 @@ def unstack_slices(array: Any, memory_type: FrameworkLike, gpu_id: GpuId = None)
     >>> [plane.tolist() for plane in unstack_slices(np.arange(4).reshape(2, 1, 2), "torch")]
     [[[0, 1]], [[2, 3]]]
     """
-    target = registry.framework(memory_type)
     source, data = source_of(array)
-    if len(source.shape(data)) != 3:
-        raise ValueError(
-            f"a stack has three axes, (slices, height, width); this array has shape {source.shape(data)}"
-        )
+    _check_stack(source.shape(data))
+    target = registry.framework(memory_type)
     return target.unstack(convert_memory(array, target.name, gpu_id=gpu_id))
 
 
@@ -116,27 +115,8 @@ def process_slices(array: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: 
     ((2, 2, 3), [2.5, 8.5])
     """
     source, data = source_of(array)
-    return join([_of_one(fn, (plane, *args), kwargs) for plane in unstack_slices(data, source.name)])
-
-
-def _of_one(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """What a function gives for one plane, and does not write to again at the next."""
-    return map_arrays(fn(*args, **kwargs), kept)
-
-
-def join(results: Sequence[Any]) -> Any:
-    """What the calls for each plane returned, put together as `process_slices` says."""
-    if not results:
-        raise ValueError("a stack without planes leaves nothing to stack")
-    sorts = {kind_of(result) for result in results}
-    if sorts == {ARRAY}:
-        return _along_new_axis(results, source_of(results[0])[0].name)
-    if sorts == {TREE}:
-        return together(results, lambda column, _: join(column), "plane")
-    if ARRAY in sorts or TREE in sorts:
-        names = ", ".join(sorted({type(result).__name__ for result in results}))
-        raise ValueError(f"the results for the planes are of different kinds and cannot be stacked: {names}")
-    return None if all(result is None for result in results) else list(results)
+    _check_stack(source.shape(data))
+    return call_by_planes(lambda plane: fn(plane, *args, **kwargs), 0, data)
 
 
 def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: Any) -> Any:
@@ -167,9 +147,19 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
     counts = [len(planes) for planes in stacks.values()]
     if len(set(counts)) > 1:
         raise ValueError(f"slice_by_slice=True: the arrays have different numbers of planes: {counts}")
+    if not counts[0]:
+        raise ValueError("a stack without planes leaves nothing to stack")
     results = []
     for planes in zip(*stacks.values(), strict=True):
         one = {**values, **dict(zip(stacks, planes, strict=True))}
         positional = [one.pop(place) for place in range(len(args))]
-        results.append(_of_one(fn, positional, one))
-    return join(results)
+        # The function may write to a buffer of its own again at the next plane.
+        results.append(map_arrays(fn(*positional, **one), kept))
+    return together(results, _column, "plane")
+
+
+def _column(results: Sequence[Any], _: str) -> Any:
+    """What the calls for the planes gave in one place: arrays stacked, and of anything else the list."""
+    if any(kind_of(result) == ARRAY for result in results):
+        return _along_new_axis(results, source_of(results[0])[0])
+    return None if all(result is None for result in results) else list(results)

@@ -55,7 +55,7 @@ RULE: list[tuple[str, list[Any], str, Any]] = [
     ("float32", [0, np.inf, 1], "uint8", "NaN or infinity"),
     ("float32", [0, -np.inf, 1], "uint8", "NaN or infinity"),
     ("float16", [0, 0.5, 1], "int8", [-128, 0, 127]),
-    ("float64", [-1.7e308, 0, 1.7e308], "uint8", [0, 128, 255]),
+    ("float64", [-1.7e308, 0, 1.7e308], "uint8", "too far apart"),
     ("int64", [0, 100, 255], "uint8", [0, 100, 255]),
     ("uint8", [0, 100, 255], "int32", [0, 100, 255]),
     ("int64", [0, 256], "uint8", "256"),
@@ -71,8 +71,6 @@ RULE: list[tuple[str, list[Any], str, Any]] = [
     ("float64", [0.5], "bool", "no rule"),
     ("uint8", [1, 200], "float32", [1, 200]),
     ("float64", [0.1, np.nan, np.inf], "float32", [np.float32(0.1), np.nan, np.inf]),
-    ("float64", [1e300], "float32", "range of float32"),
-    ("int64", [70000], "float16", "range of float16"),
     ("int32", [1, 1], "float64", [1, 1]),
     ("complex128", [1j], "uint8", "complex"),
 ]
