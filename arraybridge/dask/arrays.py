@@ -9,6 +9,7 @@ tokens when a name of `arraybridge.dask` is first used; how arrays travel where 
 
 from __future__ import annotations
 
+import copyreg
 import pickle
 import sys
 from collections.abc import Callable, Iterable
@@ -67,6 +68,8 @@ def _teach_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable[st
             continue
         for cls in owner.array_classes():
             dispatch.register(cls, answer)
+            if not owner.all_pickle:
+                copyreg.pickle(cls, _reduced)
 
 
 def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
@@ -143,6 +146,11 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
         header["grad"], more = save(x.grad)
         frames += more
     return header, frames
+
+
+def _reduced(x: Any) -> tuple[Any, ...]:
+    """What pickle writes of an array inside of an object, where its framework would lose bits."""
+    return load, save(x)
 
 
 def load(header: dict[str, Any], frames: list[Any]) -> Any:

@@ -53,6 +53,7 @@ class Framework(ABC):
         fast, streams, pool: its parts; those of parts.py where it has none.
         autodiff: its derivatives, or None.
         conforms: whether `array_namespace` is the whole array API.
+        all_pickle: whether every array pickles by itself, and bit for bit.
     """
 
     name: ClassVar[str]
@@ -64,6 +65,7 @@ class Framework(ABC):
     dtypes: ClassVar[frozenset[str] | None] = None
     has_host: ClassVar[bool] = True
     conforms: ClassVar[bool] = False
+    all_pickle: ClassVar[bool] = True
     dlpack_device: int | None = None
 
     fast: Fast = Fast()

@@ -25,6 +25,7 @@ MAX_RANK = 3
 
 class ImageFramework(Framework):
     name = "pyclesperanto"
+    all_pickle = False
     has_host = False
     dtypes = _DTYPES
     #: What its devices are called: with CUDA beneath, they are the cards that other frameworks count.
