@@ -143,16 +143,6 @@ def test_import_orders(order: tuple[str, ...]) -> None:
     assert lines_of("import_order.py", *order) == {"round": "right"}
 
 
-def test_half_an_import_of_pyclesperanto() -> None:
-    """Without a driver it imports half, and `push` is missing: repaired or refused by name."""
-    for name in ("tensorflow", "pyclesperanto"):
-        require(name)
-    pytest.importorskip("pyclesperanto")
-    lines = lines_of("half_imported.py")
-    assert lines["round"] in ("right", "refused")
-    assert lines["after it"] == "right"
-
-
 # ---- what loses or corrupts data in silence ----------------------------------------------------------------
 
 

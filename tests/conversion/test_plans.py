@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "all": {"source_type": ..., "copy": False, "device": "cpu", "grad": "detach", "dtype": ...},
 }
-DTYPES = ("float32", "complex128", "bfloat16", "bool")
+DTYPES = ("float32", "complex128", "bfloat16")
 
 
 def strange_numpy() -> dict[str, Any]:

@@ -1,11 +1,10 @@
 """Hide the frameworks in one of the ways in which tests do it, ask for each of them, and print the answers.
 
-Argument: ``none`` (in sys.modules), ``finder`` (an import hook that raises) or ``import`` (``__import__``).
+Argument: ``none`` (in sys.modules) or ``finder`` (an import hook that raises).
 """
 
 from __future__ import annotations
 
-import builtins
 import json
 import sys
 from collections.abc import Callable
@@ -31,18 +30,10 @@ class Refusing:
             raise ModuleNotFoundError(name)
 
 
-def refuse(name: str, *rest: Any, imported: Any = builtins.__import__, **more: Any) -> Any:
-    if name.partition(".")[0] in HIDDEN:
-        raise ImportError(f"{name} is not for you")
-    return imported(name, *rest, **more)
-
-
 if sys.argv[1] == "none":
     sys.modules.update(dict.fromkeys(HIDDEN))  # type: ignore[arg-type]
-elif sys.argv[1] == "finder":
-    sys.meta_path.insert(0, Refusing())  # type: ignore[arg-type]
 else:
-    builtins.__import__ = refuse
+    sys.meta_path.insert(0, Refusing())  # type: ignore[arg-type]
 
 import numpy as np  # noqa: E402
 
