@@ -29,7 +29,7 @@ from arraybridge.frameworks.parts import Fast, Pool, Streams
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, above
 
-__all__ = ["CPU", "Framework", "find_or_host", "open_devices", "refusals", "visible_devices"]
+__all__ = ["CPU", "Framework", "find_or_host", "refusals", "visible_devices"]
 
 CPU = Device("cpu", 0)
 
@@ -416,11 +416,6 @@ def find_or_host(framework: Framework, device: Device) -> Device:
         words = f"{framework.name}: {device} is missing, so the host takes its place. {error.reason}"
         warn(words, MissingGpuWarning)
         return CPU
-
-
-def open_devices(framework: Framework) -> tuple[Device, ...]:
-    """The framework's devices; none where asking would open its accelerators, which nobody uses as yet."""
-    return () if framework.pool.asking_opens() else visible_devices(framework)
 
 
 def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:

@@ -175,12 +175,8 @@ class Pool:
         """Whether the framework has opened its accelerators; what it holds is asked only of one that has."""
         return False
 
-    def asking_opens(self) -> bool:
-        """Whether `Framework.devices` would open accelerators now."""
-        return False
-
     def visible_devices(self) -> tuple[Device, ...] | None:
-        """Where it would: the devices as far as they can be told without; None for what it says itself."""
+        """The devices as far as they can be told where `Framework.devices` would open some; else None."""
         return None
 
     def is_scattered(self, x: Any) -> bool:

@@ -10,7 +10,7 @@ from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, open_devices
+from arraybridge.frameworks.base import Framework, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.streams import ThreadStreams
 from arraybridge.placement import busy_workers, default_device, placement, worker_device
@@ -44,10 +44,7 @@ def own_framework(fn: Any) -> Framework | None:
 
 @contextmanager
 def working_on(device: Device, streams: ThreadStreams | None = None) -> Iterator[None]:
-    """Make the device the one of this thread: for decorated functions, and the current one of frameworks.
-
-    A framework that has not opened its devices is left alone: JAX would take most of every card's memory.
-    """
+    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
     with ExitStack() as stack:
         for variable in (worker_device, default_device):
             stack.callback(variable.reset, variable.set(device))
@@ -55,7 +52,7 @@ def working_on(device: Device, streams: ThreadStreams | None = None) -> Iterator
         stack.callback(busy_workers.remove, device)
         # pyclesperanto selects devices for the whole process, and gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
-            if framework.name != "pyclesperanto" and device in open_devices(framework):
+            if framework.name != "pyclesperanto" and device in visible_devices(framework):
                 if streams is not None:
                     streams.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import loans, registry
-from arraybridge.frameworks.base import Framework, open_devices, visible_devices
+from arraybridge.frameworks.base import Framework, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
@@ -85,15 +85,13 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
 
 
 def _check_accelerator(index: int, frameworks: list[Framework]) -> bool:
-    """Whether one of the frameworks has that accelerator, or may have it and has not opened its devices.
+    """Whether one of the frameworks has that accelerator.
 
     Raises:
         DeviceNotFoundError: none has, and the settings do not send the work to the host.
     """
     owners: dict[str, list[str]] = {}
     for one in frameworks:
-        if one.pool.asking_opens() and one.pool.visible_devices() is None:
-            return True
         devices = visible_devices(one)
         if one.accelerator(index) in devices:
             return True
@@ -141,7 +139,7 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     with ExitStack() as stack:
         stack.callback(release_caches, frameworks, index)
         if index is not None:
-            owners = [one for one in frameworks if one.accelerator(index) in open_devices(one)]
+            owners = [one for one in frameworks if one.accelerator(index) in visible_devices(one)]
             if not owners:
                 _check_accelerator(index, frameworks)
             for one in owners:

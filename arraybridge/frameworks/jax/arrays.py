@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Hashable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -196,7 +196,8 @@ class JaxFramework(Framework):
         return super().concatenate(parts, axis)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return jax.default_device(jax_device(device))
+        # Opening JAX takes most of the memory of every card: what nobody has used is left alone.
+        return jax.default_device(jax_device(device)) if self.pool.is_started() else nullcontext()
 
     # -- between processes ------------------------------------------------------------------------
 

@@ -38,9 +38,6 @@ class JaxPool(Pool):
         except (ImportError, AttributeError):
             return True  # so that JAX itself is asked
 
-    def asking_opens(self) -> bool:
-        return not self.is_started()
-
     def _opened(self) -> list[Any]:
         if not self.is_started():
             return []

@@ -258,9 +258,6 @@ class TensorflowPool(Pool):
                 self._is_started = True
         return self._is_started
 
-    def asking_opens(self) -> bool:
-        return not self.is_started()
-
     def usage(self) -> list[Holding]:
         # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
         rows = []
