@@ -32,9 +32,9 @@ _SHOWN = 20
 # What is recorded of an event: the route of a conversion or None, start, seconds, name and number of the
 # thread, and the line; then, of a conversion, `events.steps` and `events.same_array`, and of all else kind,
 # name, device, bytes, reason, item and flow. `TraceLog.events` makes an `Event` of it.
-_ROUTE, _SITE = 0, 5
+_ROUTE = 0
 
-# One for all logs, so that a log can be pickled. Reentrant: the collector may run a finaliser that converts.
+# One for all logs. Reentrant: the collector may run a finaliser that converts.
 _adding = RLock()
 
 
@@ -132,17 +132,6 @@ class TraceLog(Table):
             kind, name, began - self._opened, seconds, thread, device, file, line, nbytes, reason, library,
             item, flow, number, route, order, array, source, target,
         )  # fmt: skip
-
-    def __getstate__(self) -> dict[str, Any]:
-        """With lines in place of code, which cannot be pickled; and as it is now, since others may go on."""
-        with _adding:
-            state, recorded = self.__dict__.copy(), list(self._events)
-        state["_events"] = deque(maxlen=self._limit)
-        for one in recorded:
-            file, _, _, library = at = one[_SITE]
-            plain = file, None, events.line_of(at), library
-            state["_events"].append((*one[:_SITE], plain, *one[_SITE + 1 :]))
-        return state
 
     # -- recording --------------------------------------------------------------------------------
 

@@ -118,16 +118,13 @@ def began(event: Event) -> tuple[float, float]:
 # -- the line of the user's code -----------------------------------------------------------------------
 
 #: A line of the user's code: its file, the code and the instruction in it, and the other library in between,
-#: if any. `line_of` finds the line itself when somebody asks, since that takes time. Where there is no code
-#: any more, as in a log that was pickled, the line stands for the instruction.
-Site = tuple[str, CodeType | None, int, str]
+#: if any. `line_of` finds the line itself when somebody asks, since that takes time.
+Site = tuple[str, CodeType, int, str]
 
 
 def line_of(site: Site) -> int:
     """The number of the line."""
     _, code, at, _ = site
-    if code is None:
-        return at
     for start, end, line in code.co_lines():
         if start <= at < end and line is not None:
             return line

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import copy
 import json
-import pickle
 import runpy
 import sys
 import threading
@@ -323,18 +321,6 @@ def test_all_threads_are_heard_by_the_log_of_a_program() -> None:
         thread.join()
     assert {(e.thread, e.line) for e in log.events} == {("of the user", line_of("THREAD"))}
     assert not trace_module.open_logs
-
-
-def test_a_log_can_be_copied_and_pickled() -> None:
-    require("torch")
-    with trace() as log:
-        convert_memory(np.zeros(3)[::-1], "torch")
-        convert_memory(np.zeros(3), "torch")
-    again = pickle.loads(pickle.dumps(log))
-    for other in (again, pickle.loads(pickle.dumps(again)), copy.deepcopy(log)):
-        assert [e._replace(array=None) for e in other.events] == [e._replace(array=None) for e in log.events]
-        assert other.records == log.records
-        assert [e.line for e in other.events] == [e.line for e in log.events]
 
 
 def test_nothing_is_recorded_when_no_trace_is_open() -> None:
