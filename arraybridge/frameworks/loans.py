@@ -25,10 +25,6 @@ from arraybridge.types import Device
 
 __all__ = ["Kept", "settle"]
 
-# CUDA's handle for the default stream of whichever thread uses it, which is another one in each.
-_OF_EACH_THREAD = 2
-
-
 #: Of each framework that records graphs of CUDA: whether this thread records one now.
 captures: list[Callable[[], bool]] = []
 
@@ -57,17 +53,15 @@ class Loan:
         self._borrower = borrower
         self._device = device
         #: The lender's queue, by its handle: its allocator minds that one alone, whichever thread asks it.
-        self._lent_on: int | None = None
-        with suppress(NotImplementedError):  # it has no queues, or its queues have no handles
-            handle = lender.handle(device)
-            self._lent_on = None if handle == _OF_EACH_THREAD else handle
+        self._lent_on = lender.handle(device)
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if _is_finalizing():  # modules may be gone by then
             return
         try:
-            if self._lent_on is not None and self._lender.handle(self._device) == self._lent_on:
-                self._lender.wait_for(self._device, self._borrower.handle(self._device))
+            lent_on, read_on = self._lent_on, self._borrower.handle(self._device)
+            if lent_on is not None and read_on is not None and self._lender.handle(self._device) == lent_on:
+                self._lender.wait_for(self._device, read_on)
                 return
             mark = self._borrower.mark(self._device)
             if mark is not None:

@@ -112,9 +112,12 @@ class Streams:
         """The point that this thread's queue of work on ``device`` has reached; None without such queues."""
         return None
 
-    def handle(self, device: Device) -> int:
-        """CUDA's handle of this thread's queue of work on ``device``, which other frameworks can wait for."""
-        raise NotImplementedError(f"{type(self).__name__} has no handles")
+    def handle(self, device: Device) -> int | None:
+        """CUDA's handle of this thread's queue of work on ``device``, which others can wait for; or None.
+
+        The handle for the default stream of whichever thread uses it is another one in each, and so is none.
+        """
+        return None
 
     def wait_for(self, device: Device, handle: int) -> None:
         """Let this thread's queue on ``device`` wait for what another one there holds, by its handle."""

@@ -18,8 +18,6 @@ from arraybridge.types import Device
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
 
-# CUDA's handle for the default stream of whichever thread uses it.
-_OF_EACH_THREAD = 2
 # kDLCUDAManaged: torch and JAX take no capsule of that kind (torch 2.11: "Unsupported device_type: 13").
 _MANAGED = 13
 
@@ -116,9 +114,10 @@ class CupyFramework(Framework):
 
     def _lent_by(self, source: Framework, x: Any, device: Device) -> Any:
         """The array as CuPy's import takes it, which hands it this thread's current stream."""
-        if source.streams.has_queues and self.streams.handle(device) == _OF_EACH_THREAD:
+        handle = source.streams.handle(device)
+        if handle is not None and self.streams.handle(device) is None:
             # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
-            self.streams.wait_for(device, source.streams.handle(device))
+            self.streams.wait_for(device, handle)
             return hostmemory.Exported(x.__dlpack__(stream=-1), (2, device.index))
         return source.exported(x, device)
 

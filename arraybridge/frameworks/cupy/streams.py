@@ -51,6 +51,10 @@ def on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device)
 loans.captures.append(lambda: cupy.cuda.get_current_stream().is_capturing())
 
 
+# CUDA's handle for the default stream of whichever thread uses it.
+_OF_EACH_THREAD = 2
+
+
 class CupyStreams(Streams):
     has_queues = True
 
@@ -74,9 +78,10 @@ class CupyStreams(Streams):
 
         return Mark(self, device, wait, event.synchronize, lambda: event.done)
 
-    def handle(self, device: Device) -> int:
+    def handle(self, device: Device) -> int | None:
         with on_card(device.index):
-            return int(cupy.cuda.get_current_stream().ptr)
+            handle = int(cupy.cuda.get_current_stream().ptr)
+            return None if handle == _OF_EACH_THREAD else handle
 
     def wait_for(self, device: Device, handle: int) -> None:
         with on_card(device.index):
