@@ -158,7 +158,8 @@ def a_threads_stream_is_lost_behind_a_with(right: Function, self: Any, device: D
 )
 @mistake(
     f"{TORCH}.streams.TorchStreams.take_over",
-    ordering.test_what_another_thread_made_is_torchs_again_only_once_this_one_has_read_it,
+    ordering.test_what_another_thread_made_is_its_own_again_only_once_this_one_has_read_it,
+    "torch",
 )
 def a_result_stays_with_the_stream_that_made_it(_: Function, self: Any, x: Any) -> Any:
     return x

@@ -121,12 +121,20 @@ def is_all(x: Any, value: float) -> bool:
 # -- streams of one's own ---------------------------------------------------------------------------------
 
 
-def test_a_stream_that_was_chosen_with_use_stays_chosen() -> None:
+def test_streams_that_were_chosen_stay_chosen() -> None:
     stream = side()
     f = arraybridge.cupy(lambda x: x * x)
     x = late(3)
     assert is_all(f(x), 9)
     assert cupy.cuda.get_current_stream() == stream
+    if cupy.cuda.runtime.getDeviceCount() > 1:
+        with cupy.cuda.Device(1):
+            there = side()
+        y = arraybridge.cupy(gpu_id=1)(lambda x: x + 1)(x)
+        assert (cupy.cuda.Device().id, cupy.cuda.get_current_stream()) == (0, stream)
+        with cupy.cuda.Device(1):
+            assert cupy.cuda.get_current_stream() == there
+            assert (y.get() == 4).all()
     with cupy.cuda.Stream(non_blocking=True) as inner:
         f(x)
         assert cupy.cuda.get_current_stream() == inner
@@ -147,19 +155,6 @@ def test_a_stream_that_the_function_enters_or_chooses_is_waited_for() -> None:
     side()
     for value in range(4):
         assert ((f(late(value)) + 1).get() == 2 * value + 3).all()
-
-
-@needs_two_cards
-def test_a_function_on_the_other_card_leaves_both_cards_streams_alone() -> None:
-    here = side()
-    with cupy.cuda.Device(1):
-        there = side()
-    y = arraybridge.cupy(gpu_id=1)(lambda x: x + 1)(late(1))
-    assert cupy.cuda.Device().id == 0
-    assert cupy.cuda.get_current_stream() == here
-    with cupy.cuda.Device(1):
-        assert cupy.cuda.get_current_stream() == there
-        assert (y.get() == 2).all()
 
 
 @of_each_framework
@@ -311,47 +306,22 @@ def test_host_memory_may_change_as_soon_as_it_was_sent() -> None:
     assert (there.get() == 3).all()
 
 
-def test_what_another_threads_stream_made_is_read_before_that_one_uses_it_again() -> None:
-    queues = arraybridge.framework("cupy").streams
-    loans.settle()
-    cupy.get_default_memory_pool().free_all_blocks()  # so that the next array takes what was freed last
-    made = side()
-    x = late(3)
-    address = address_of(x)
-    reader = side()
-    reader.wait_event(made.record())
-    y = queues.take_over(x)
-    assert address_of(y) == address, "it was copied"
-    del x
-    total = y + late(1)
-    del y
-    made.use()
-    assert not overwrite(address), "what is still to be read was given to the next array"
-    made.synchronize()
-    reader.synchronize()
-    assert is_all(total, 4)
-    used = cupy.get_default_memory_pool().used_bytes()
-    loans.release()
-    assert cupy.get_default_memory_pool().used_bytes() == used - 4 * N, "what was read is not given back"
-
-
-def test_what_another_thread_made_is_torchs_again_only_once_this_one_has_read_it() -> None:
-    """By record_stream: the other stream has to get there before the block is lent again."""
-    torch = require("torch")
-    queues = arraybridge.framework("torch").streams
-    arraybridge.free_memory("torch")
-    made, reader = torch.cuda.Stream(0), torch.cuda.Stream(0)
-    with torch.cuda.stream(made):
-        x = late_of("torch", 3)
+@of_each_framework
+def test_what_another_thread_made_is_its_own_again_only_once_this_one_has_read_it(name: str) -> None:
+    require(name)
+    arraybridge.free_memory(name)  # so that the next array takes what was freed last
+    with own_stream(name) as made:
+        x = late_of(name, 3)
         address = address_of(x)
-    reader.wait_stream(made)
-    with torch.cuda.stream(reader):
-        y = queues.take_over(x)
-        z = y.clone()
+    with own_stream(name) as reader:
+        reader.wait_event(made.record() if name == "cupy" else made.record_event())
+        y = arraybridge.framework(name).streams.take_over(x)
+        assert address_of(y) == address, "it was copied"
+        z = copy_of(y)
         del x, y
-    torch.cuda.default_stream(0).synchronize()  # nobody reads it there
-    with torch.cuda.stream(made):
-        again = overwrite(address, "torch")
+    cupy.cuda.Stream.null.synchronize()  # nobody reads it there
+    with made if name == "cupy" else require("torch").cuda.stream(made):
+        again = overwrite(address, name)
         assert not (again and EMULATED in ("lazy", "guarded")), "nothing was read as yet"
         made.synchronize()
     reader.synchronize()
