@@ -141,7 +141,7 @@ def __array_namespace_info__() -> Any:  # noqa: N807  # the standard's name
     """What the standard asks of a namespace: devices, dtypes and what it can do."""
     info = _numpy.__array_namespace_info__()
 
-    def tensorflow_dtypes(of_numpy: Callable[..., dict[str, Any]], **options: Any) -> dict[str, Any]:
+    def tensorflow_dtypes(of_numpy: Callable[..., Any], **options: Any) -> dict[str, Any]:
         return {name: tf.as_dtype(dtype) for name, dtype in of_numpy(**options).items()}
 
     return SimpleNamespace(
