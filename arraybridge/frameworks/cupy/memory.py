@@ -89,11 +89,6 @@ class CupyPool(Pool):
     def read_device(self, x: Any) -> Device | None:
         return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
 
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        facts = cupy.cuda.runtime.getDeviceProperties(device.index)
-        pci = machine.pci_address(facts["pciDomainID"], facts["pciBusID"], facts["pciDeviceID"])
-        return facts["name"].decode(errors="replace"), pci, int(facts["totalGlobalMem"])
-
     def visible_devices(self) -> tuple[Device, ...] | None:
         # CUDA's own count initialises the driver, after which this process can't be forked.
         if cupy.cuda.runtime.is_hip or driver.is_awake():
