@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -202,32 +201,7 @@ def coexistence(fraction: float | None = None) -> dict[str, str]:
             raise ValueError(f"fraction={fraction!r} is no share of a card; pass a number over 0, at most 1")
         chosen["XLA_CLIENT_MEM_FRACTION"] = f"{fraction:g}"
         chosen["CUPY_GPU_MEMORY_LIMIT"] = f"{100 * fraction:g}%"
-    return {**chosen, **_torch_allocator(fraction)}
-
-
-# From this version on torch's allocator is known to take a share of the card from the environment; an older
-# one would not start with a word that it does not know.
-_TAKES_FRACTION = (2, 13)
-
-
-def _torch_allocator(fraction: float | None) -> dict[str, str]:
-    """The variable for torch's allocator, with what was chosen in it before; none without torch."""
-    from importlib import metadata  # costs 10 ms
-
-    try:
-        version = tuple(int(part) for part in metadata.version("torch").split(".")[:2])
-    except (metadata.PackageNotFoundError, ValueError):
-        return {}
-    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # torch reads the first that is there
-    new = names[version >= _TAKES_FRACTION]
-    name = next((one for one in names if os.environ.get(one)), new)
-    words = [word for word in os.environ.get(name, "").split(",") if word]
-    share = "per_process_memory_fraction"
-    if not words and sys.platform == "linux":
-        words.append("expandable_segments:True")  # frameworks that come and go leave holes between blocks
-    if fraction is not None and version >= _TAKES_FRACTION:
-        words = [word for word in words if not word.startswith(share)] + [f"{share}:{fraction:g}"]
-    return {name: ",".join(words)} if words else {}
+    return chosen
 
 
 def coexist(fraction: float | None = None) -> Coexistence:
@@ -235,13 +209,10 @@ def coexist(fraction: float | None = None) -> Coexistence:
 
     Sets the environment variables that frameworks read when they open their devices, for this process and
     those that it starts. Call it before any is used; when one has opened its devices, a warning says so.
-    PyTorch's allocator is told to take expandable segments, which leave fewer holes (on Linux, and where
-    nothing was chosen for it before).
 
     Args:
-        fraction: at most this share of a card for each of JAX, CuPy and PyTorch (0 < fraction <= 1; PyTorch
-            before 2.13 takes it by ``torch.cuda.set_per_process_memory_fraction`` alone); None: as much as
-            they need. TensorFlow has no such setting.
+        fraction: at most this share of a card for each of JAX and CuPy (0 < fraction <= 1); None: as much as
+            they need. PyTorch takes it by ``torch.cuda.set_per_process_memory_fraction``, TensorFlow not.
 
     Returns:
         What was set, and for which frameworks it came too late.
@@ -256,16 +227,16 @@ def coexist(fraction: float | None = None) -> Coexistence:
     chosen = coexistence(fraction)
     if fraction is not None:  # JAX refuses to start when it finds both names
         os.environ.pop("XLA_PYTHON_CLIENT_MEM_FRACTION", None)
+    readers = {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "jax",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "tensorflow",
+        "CUPY_GPU_MEMORY_LIMIT": "cupy",
+    }
     latecomers = tuple(
         name
-        for name, variables in (
-            ("jax", ("XLA_PYTHON_CLIENT_PREALLOCATE",)),
-            ("tensorflow", ("TF_FORCE_GPU_ALLOW_GROWTH",)),
-            ("cupy", ("CUPY_GPU_MEMORY_LIMIT",)),
-            ("torch", ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")),
-        )
-        if any(one in chosen and os.environ.get(one) != chosen[one] for one in variables)
-        and any(one.pool.is_started() for one in loaded(name))
+        for variable, name in readers.items()
+        if variable in chosen and os.environ.get(variable) != chosen[variable]
+        if any(one.pool.is_started() for one in loaded(name))
     )
     os.environ.update(chosen)
     if latecomers:

@@ -109,7 +109,6 @@ def dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "only_card", None)
     for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT", "OF_THE_CALLER"):
         monkeypatch.setenv(name, "")
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 @pytest.mark.usefixtures("dask_cuda")
