@@ -12,7 +12,7 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
-from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
+from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.memory import cleanup
@@ -85,13 +85,7 @@ class BufferPool:
         return sum(b.nbytes for b in [*(buffer for _, buffer in list(self._lent.values())), *self._idle])
 
     def take(
-        self,
-        shape: tuple[int, ...] | int,
-        dtype: Any,
-        framework: FrameworkLike,
-        gpu_id: int | None = None,
-        *,
-        pinned: bool = False,
+        self, shape: tuple[int, ...] | int, dtype: Any, framework: FrameworkLike, gpu_id: int | None = None
     ) -> Any:
         """An array that nobody else uses; its values are whatever was there before.
 
@@ -101,27 +95,24 @@ class BufferPool:
             framework: whose array: one with mutable arrays (not JAX or TensorFlow).
             gpu_id: on which accelerator; None: on the host, or on the current device of a framework that has
                 no host arrays.
-            pinned: on the host, in page-locked memory, as of the function `pinned`.
 
         Raises:
             PoolLimitError: it would exceed the bound, also with every idle array dropped.
-            DeviceNotFoundError: there is no such accelerator; with ``pinned``, no card, or neither PyTorch
-                nor CuPy is imported, so that nobody can lock memory for it.
+            DeviceNotFoundError: there is no such accelerator.
             DtypeNotSupportedError: the framework does not have the dtype, or it is none of numbers.
             TypeError: the shape is no whole number, nor several.
-            ValueError: the framework's arrays are immutable, the shape has a negative extent, or ``pinned``
-                is asked for on a card.
+            ValueError: the framework's arrays are immutable, or the shape has a negative extent.
         """
-        owner, extents, name, device = _checked(framework, shape, dtype, gpu_id, pinned)
+        owner, extents, name, device = _checked(framework, shape, dtype, gpu_id)
         has_views = type(owner).reshaped is not Framework.reshaped
         whose = "host" if device == CPU else owner.name
-        place = (whose, device, pinned) if has_views else (owner.name, device, extents, name)
+        place = (whose, device) if has_views else (owner.name, device, extents, name)
         nbytes = hostmemory.np_dtype(name).itemsize * math.prod(extents)
         with self._lock:
             buffer = self._reused(place, nbytes)
             if buffer is None:
                 self._make_room(nbytes, owner)
-                memory = _bytes(owner, nbytes, device, pinned) if has_views else None
+                memory = _bytes(owner, nbytes, device) if has_views else None
                 buffer = _Buffer(place, nbytes, owner, memory)
             if has_views:
                 array = owner.reshaped(buffer.memory, extents, name)
@@ -167,12 +158,8 @@ class BufferPool:
                     "this array is not lent by this pool: give back what take() returned, once, and no view"
                 )
             del self._lent[id(array)]
-        _whose, device, *kind = buffer.place
-        if device != CPU:
+        if buffer.place[1] != CPU:
             buffer.owner.pool.synchronize()  # where that fails, the memory goes
-        elif kind == [True]:  # page-locked, which a copy to any card may still read
-            for one in registry.loaded():
-                one.pool.synchronize()
         with self._lock:
             self._idle.append(buffer if buffer.memory is not None else buffer._replace(memory=array))
 
@@ -207,7 +194,7 @@ cleanup.own_caches.append(_drop_idle)
 
 
 def _checked(
-    framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None, pinned: bool
+    framework: FrameworkLike, shape: Any, dtype: Any, gpu_id: int | None
 ) -> tuple[Framework, tuple[int, ...], str, Device]:
     """What `BufferPool.take` is asked for: framework, shape, name of the dtype, and device."""
     owner = registry.framework(framework)
@@ -228,29 +215,14 @@ def _checked(
         device = owner.find_device(owner.default_device())
     else:
         device = find_or_host(owner, owner.accelerator(index))
-    if pinned and device != CPU:
-        raise ValueError(
-            f"pinned memory is the host's, and this buffer would be on {device}; take it without"
-            " gpu_id, as 'numpy' or 'torch'"
-        )
     return owner, extents, name, device
 
 
-def _bytes(owner: Framework, nbytes: int, device: Device, pinned: bool) -> Any:
+def _bytes(owner: Framework, nbytes: int, device: Device) -> Any:
     """New memory."""
     if device != CPU:
         return owner.empty((max(1, nbytes),), "uint8", device)
-    if not pinned:
-        return hostmemory.packed((nbytes,), np.dtype(np.uint8))
-    memory = _page_locked(max(1, nbytes))
-    if memory is None:
-        raise DeviceNotFoundError(
-            "memory is page-locked for a card, by PyTorch or CuPy, and none of those that are imported here"
-            " sees a card. Take the buffer without pinned=True, or import the framework that has the card"
-            " before.",
-            reason="no imported framework sees a card to lock memory for",
-        )
-    return memory
+    return hostmemory.packed((nbytes,), np.dtype(np.uint8))
 
 
 # -- pinned memory -------------------------------------------------------------------------------------
@@ -282,15 +254,11 @@ def pinned(x: Any) -> Any:
     owner = registry.find_owner(x)
     if owner is None or not owner.mutable or not view.nbytes:
         return x
-    memory = _page_locked(view.nbytes)
+    # Page-locked bytes from whichever loaded framework locks pages.
+    locked = (one.pool.pinned_bytes(view.nbytes) for one in registry.loaded())
+    memory = next((memory for memory in locked if memory is not None), None)
     if memory is None:
         return x
     target = memory.view(view.dtype).reshape(view.shape)
     np.copyto(target, view)
     return convert_memory(target, owner.name, copy=False)
-
-
-def _page_locked(nbytes: int) -> np.ndarray | None:
-    """Page-locked bytes from whichever loaded framework locks pages; None where none does."""
-    locked = (one.pool.pinned_bytes(nbytes) for one in registry.loaded())
-    return next((memory for memory in locked if memory is not None), None)

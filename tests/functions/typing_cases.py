@@ -128,4 +128,4 @@ for _ in arraybridge.device_map(bare, [data], devices=["cpu:1", native], per_dev
     pass
 assert_type(arraybridge.compare(bare, data), Comparison)
 assert_type(arraybridge.compare([bare, bare], sizes=[10, 100]), SizeComparison)
-assert_type(arraybridge.BufferPool(1 << 20).take((2, 3), "float32", "numpy", pinned=True), Any)
+assert_type(arraybridge.BufferPool(1 << 20).take((2, 3), "float32", "numpy"), Any)

@@ -235,21 +235,6 @@ def test_managed_memory_is_copied_on_its_way_to_torch() -> None:
 
 
 @of_each_framework
-def test_pinned_buffers(name: str) -> None:
-    """Locked by whichever framework is there, for NumPy."""
-    require(name)
-    runtime, pool = require("cupy").cuda.runtime, BufferPool(MIB)
-    x = pool.take((100, 30), "float32", "numpy", pinned=True)
-    assert runtime.pointerGetAttributes(x.ctypes.data).type == runtime.memoryTypeHost
-    x[...] = 2
-    assert (arraybridge.to_numpy(arraybridge.convert_memory(x, name, 0)) == 2).all()
-    pool.give(x)
-    assert pool.take((100, 30), "float32", "numpy", pinned=True).ctypes.data == x.ctypes.data
-    with pytest.raises(ValueError, match="would be on gpu:0"):
-        pool.take(3, "float32", name, 0, pinned=True)
-
-
-@of_each_framework
 def test_a_pool_waits_for_every_stream_before_it_lends_again(name: str) -> None:
     module, pool = require(name), BufferPool()
     x = pool.take((MIB,), "float32", name, 0)

@@ -220,26 +220,6 @@ def test_without_a_card_nothing_is_pinned() -> None:
         pytest.skip("there is one")
     for x in (np.arange(5), torch.arange(5)):
         assert pinned(x) is x
-    pool = BufferPool(1000)
-    with pytest.raises(arraybridge.DeviceNotFoundError, match=r"page-locked.*without pinned=True"):
-        pool.take(10, "float32", "torch", pinned=True)
-    assert pool.nbytes == 0
-
-
-def test_pinned_buffers(fake: FakeFramework, monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[int] = []
-    monkeypatch.setattr(fake.pool, "synchronize", lambda: waited.append(1))
-    pool = BufferPool(10_000)
-    plain = pool.take((4, 100), "float32", "numpy")
-    pool.give(plain)
-    x = pool.take((4, 100), "float32", "numpy", pinned=True)
-    assert fake.most_pinned == 1600
-    pool.give(x)
-    assert waited == [1]  # a copy to a card may still read it
-    assert address(pool.take((4, 99), "float32", "numpy", pinned=True)) == address(x)
-    assert address(pool.take((4, 100), "float32", "numpy")) == address(plain)  # the two are kept apart
-    with pytest.raises(ValueError, match="on gpu:1"):
-        pool.take(10, "uint8", "fake", gpu_id=1, pinned=True)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "complex64", "bool"])
