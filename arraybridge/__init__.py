@@ -165,7 +165,7 @@ _MODULES = {
     "conversion.convert": "to_mlx to_paddle",
     "conversion.explanation": "Route",
     "conversion.trace": "TraceLog",
-    "devices.discovery": "DeviceMismatchError FoundDevice least_used_gpu",
+    "devices.discovery": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",
     "lines.device_map": "device_map",
     "lines.pipeline": "Pipeline",

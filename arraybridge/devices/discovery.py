@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from arraybridge import machine
-from arraybridge.errors import DeviceNotFoundError, MemoryConversionError, MissingGpuWarning, warn
+from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, visible_devices
 from arraybridge.frameworks.registry import loaded
@@ -17,7 +17,6 @@ from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike
 
 __all__ = [
-    "DeviceMismatchError",
     "FoundDevice",
     "device_info",
     "devices",
@@ -28,10 +27,6 @@ __all__ = [
 ]
 
 
-class DeviceMismatchError(MemoryConversionError, RuntimeError):
-    """Two frameworks mean different cards by one number."""
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class FoundDevice(Device):
     """A device of this machine, as `devices` describes it. It prints and compares as any `Device`.
@@ -40,17 +35,13 @@ class FoundDevice(Device):
         kind, index, name: as of `Device`.
         frameworks: names of the frameworks that can use it under this name.
         total, free: bytes of its memory; None where nobody tells without opening it.
-        capability: CUDA's compute capability, ``(9, 0)``; None for what is no NVIDIA card.
         identity: the card's UUID, or where that is not known its PCI address; ``""`` where there is neither.
-        pci: its address on the PCI bus, by which OpenCL devices are matched to CUDA's; or ``""``.
     """
 
     frameworks: tuple[str, ...] = field(default=())
     total: int | None = None
     free: int | None = None
-    capability: tuple[int, int] | None = None
     identity: str = ""
-    pci: str = ""
 
 
 def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) -> list[FoundDevice]:
@@ -69,15 +60,14 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     Raises:
         UnknownFrameworkError: no framework of that name is known.
         FrameworkNotInstalledError: the framework that was named is not installed.
-        DeviceMismatchError: frameworks disagree on which card a number means.
 
     >>> [str(device) for device in devices("numpy")]
     ['cpu']
     """
-    owners: dict[Device, _Owners] = {}
+    owners: dict[Device, list[Framework]] = {}
     for one in _frameworks(framework):
         for device in visible_devices(one):
-            owners.setdefault(device, []).append((one, device))
+            owners.setdefault(device, []).append(one)
     if framework is None:  # cards that no framework is loaded for
         for card in machine.cards():
             owners.setdefault(Device("gpu", card.index), [])
@@ -85,10 +75,6 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     kinds = ("cpu", "gpu", "opencl")
     order = sorted(owners, key=lambda device: (kinds.index(device.kind), device.index))
     return [_described(device, owners[device], memory) for device in order]
-
-
-#: Frameworks, and the device as each of them has it.
-_Owners: TypeAlias = list[tuple[Framework, Device]]
 
 
 def _frameworks(named: Any) -> list[Framework]:
@@ -100,39 +86,20 @@ def _frameworks(named: Any) -> list[Framework]:
     return [registry.framework(name) for name in ([named] if isinstance(named, str) else named)]
 
 
-def _described(device: Device, owners: _Owners, memory: dict[str, DeviceMemory]) -> FoundDevice:
-    cards, place = machine.cards(), (device.kind, device.index)
-    frameworks = tuple(one.name for one, _ in owners)
-    if device.kind == "gpu" and device.index < len(cards):
-        card = cards[device.index]
-        _check_same_card(card, device, owners)
-    else:
-        described = [one.pool.card_of(seen) for one, seen in owners]
-        name, identity, total = (next(filter(None, one), None) for one in zip(*described, strict=True))
-        own = [card for card in cards if card.pci == identity]  # an OpenCL device that is one of them
-        if not own:
-            reading = memory.get("cpu" if device.kind == "cpu" else str(device))
-            total, free = (total or reading.total, reading.free) if reading else (total, None)
-            pci = identity if identity and ":" in identity else ""
-            return FoundDevice(*place, name or "", frameworks, total, free, None, identity or "", pci)
-        card = own[0]
-    free, identity = memory[f"gpu:{card.index}"].free, card.uuid or card.pci
-    return FoundDevice(*place, card.name, frameworks, card.total, free, card.capability, identity, card.pci)
-
-
-def _check_same_card(card: machine.Card, device: Device, owners: _Owners) -> None:
-    """Refuse a number that means another card in a framework."""
-    for one, seen in owners:
-        # What has not opened its cards has not counted them. Of a slice it may tell the card's identity.
-        identity = one.pool.card_of(seen)[1] if one.pool.is_started() else ""
-        if identity and not card.uuid.startswith("MIG-") and identity not in (card.uuid, card.pci):
-            raise DeviceMismatchError(
-                f"{device} is {identity} for {one.name}, but {card.uuid} at {card.pci} for the driver;"
-                " set CUDA_VISIBLE_DEVICES before the first framework is imported, and leave it. Beside cards"
-                " of several kinds, set CUDA_DEVICE_ORDER=PCI_BUS_ID, too",
-                source_type=one.name,
-                reason=f"{one.name} counts the cards differently",
-            )
+def _described(device: Device, owners: list[Framework], memory: dict[str, DeviceMemory]) -> FoundDevice:
+    place, frameworks = (device.kind, device.index), tuple(one.name for one in owners)
+    cards = [card for card in machine.cards() if device == Device("gpu", card.index)]
+    if not cards:
+        described = [one.pool.card_of(device) for one in owners]
+        name, identity, total = (next(filter(None, facts), None) for facts in zip(*described, strict=True))
+        cards = [card for card in machine.cards() if card.pci == identity]  # of an OpenCL device
+    if cards:
+        (card,) = cards
+        free = memory[f"gpu:{card.index}"].free
+        return FoundDevice(*place, card.name, frameworks, card.total, free, card.uuid or card.pci)
+    reading = memory.get("cpu" if device.kind == "cpu" else str(device))
+    total, free = (total or reading.total, reading.free) if reading else (total, None)
+    return FoundDevice(*place, name or "", frameworks, total, free, identity or "")
 
 
 def find_device(device: Device) -> Device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from arraybridge import pages
 from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.context import array_namespace, use_device
@@ -104,23 +102,6 @@ class SizeComparison(Table):
             {"function": name, "elements": size, "cpu": one.cpu.median, "gpu": one.gpu and one.gpu.median}
             for name, size, one in self.rows
         ]
-
-    def plot(self, file: str | os.PathLike[str]) -> None:
-        """Draw time against size by matplotlib, in the form that the suffix says: ``.png``, ``.svg``, …."""
-        rows = self.as_dicts()
-        with pages.picture(9, 5.5, file) as (_, axes):
-            for i, name in enumerate(self.names()):
-                for place, style in (("cpu", "--o"), ("gpu", "-o")):
-                    points = sorted(
-                        (r["elements"], r[place]) for r in rows if r["function"] == name and r[place]
-                    )
-                    if points:
-                        axes.plot(*zip(*points, strict=True), style, color=f"C{i}", label=f"{name}, {place}")
-                if size := self.crossover(name):
-                    axes.axvline(size, color=f"C{i}", linewidth=0.8, linestyle=":")
-            axes.set(xscale="log", yscale="log", xlabel="elements", ylabel="seconds")
-            axes.set_title(self._table()[3], size=9, wrap=True)
-            axes.legend(fontsize=8)
 
 
 def _matmul(x: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ def jax_devices() -> Any:
     return jax_with(4)
 
 
+def in_a_thread(fn: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(fn).result()
+
+
 def test_blocks_nest_and_restore(jax_devices: Any) -> None:
     set_device("cpu:1")
     with use_device("cpu:2") as device:
@@ -38,26 +44,20 @@ def test_blocks_nest_and_restore(jax_devices: Any) -> None:
 
 
 def test_a_thread_and_a_task_have_their_own(jax_devices: Any) -> None:
-    seen: list[str] = []
-
     async def use(words: str) -> str:
         with use_device(words):
             await asyncio.sleep(0.01)
             return str(get_device())
 
-    async def tasks() -> None:
-        seen.extend(await asyncio.gather(*(use(f"cpu:{i}") for i in (1, 2, 3))))
+    async def tasks() -> list[str]:
+        return await asyncio.gather(*(use(f"cpu:{i}") for i in (1, 2, 3)))
 
-    def other() -> None:
+    def other() -> list[str]:
         set_device("cpu:3")
-        asyncio.run(tasks())
-        seen.append(str(get_device()))
+        return [*asyncio.run(tasks()), str(get_device())]
 
     set_device("cpu:2")
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    assert seen == ["cpu:1", "cpu:2", "cpu:3", "cpu:3"]
+    assert in_a_thread(other) == ["cpu:1", "cpu:2", "cpu:3", "cpu:3"]
     assert str(get_device()) == "cpu:2"
 
 
@@ -129,18 +129,13 @@ def test_arrays_of_two_frameworks_and_of_pyclesperanto_have_none() -> None:
 def test_the_environment_chooses_for_every_thread(jax_devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x = arraybridge.to_jax(np.ones(2, np.float32))
     monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "cpu:2")
-    seen: list[tuple[str, str]] = []
 
-    def look() -> None:
-        seen.append((str(get_device()), str(arraybridge.device_of(arraybridge.to_gpu(x)))))
+    def look() -> tuple[str, str]:
+        return str(get_device()), str(arraybridge.device_of(arraybridge.to_gpu(x)))
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    look()
+    assert in_a_thread(look) == look() == ("cpu:2", "cpu:2")
     with use_device("cpu:1"):  # what a thread chooses comes first
-        look()
-    assert seen == [("cpu:2", "cpu:2"), ("cpu:2", "cpu:2"), ("cpu:1", "cpu:1")]
+        assert look() == ("cpu:1", "cpu:1")
     assert list(arraybridge.device_map(lambda _: str(get_device()), [1], ["cpu:1"])) == ["cpu:1"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,8 +43,8 @@ def test_the_number_of_runs_follows_the_clock() -> None:
     assert benchmark(time.sleep, 0.01, seconds=0.001).runs == 5
 
 
-@pytest.mark.parametrize("returns", ["array", "nothing", "object", "number", "object in a dict"])
-def test_whatever_a_function_returns_its_computation_is_waited_for(returns: str) -> None:
+@pytest.mark.parametrize("returns", [True, False])
+def test_the_computation_of_jax_is_waited_for(returns: bool) -> None:
     jax = require("jax")
     x = jax.numpy.ones((300, 300))
 
@@ -53,32 +52,21 @@ def test_whatever_a_function_returns_its_computation_is_waited_for(returns: str)
     def long(x: Any) -> Any:
         return jax.lax.fori_loop(0, 40, lambda _, y: y @ x / 300, x)
 
-    long(x).block_until_ready()
-    made: list[Any] = []
-
-    class Model:
-        """An object of which arraybridge knows nothing, and that holds an array."""
-
-        def __init__(self, state: Any) -> None:
-            self.state = state
+    made = [long(x).block_until_ready()]
 
     def work() -> Any:
-        assert all(before.is_ready() for before in made)
+        assert made[-1].is_ready()
         made.append(long(x))
-        model = Model(made[-1])
-        results = {"array": made[-1], "nothing": None, "object": model, "number": 3}
-        return results.get(returns, {"model": model})
+        return {"deep": [made[-1]]} if returns else 3
 
-    timing = benchmark(work, warmup=0, runs=1)
+    benchmark(work, warmup=0, runs=8)
     assert made[-1].is_ready()
-    assert timing.minimum > benchmark(lambda: None, warmup=0, runs=1).minimum
-    benchmark(work, warmup=0, runs=8)  # it is waited for each time
 
 
 def test_what_ends_only_after_its_function_has_returned_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same with a queue that certainly works on: JAX computes before it returns where it sees fit."""
+    """By a queue that certainly works on: JAX computes before it returns where it sees fit."""
     queued: list[threading.Thread] = []
     ended: list[int] = []
 
@@ -99,13 +87,6 @@ def test_what_ends_only_after_its_function_has_returned_is_waited_for(
     assert timing.minimum >= 0.02
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
-def test_every_framework(name: str) -> None:
-    require(name)
-    x = arraybridge.convert_memory(np.ones((8, 8), np.float32), name)
-    assert benchmark(lambda a: a, x, runs=3).median > 0
-
-
 @pytest.mark.parametrize("fn", [np.sort, arraybridge.numpy(np.sort)], ids=["plain", "decorated"])
 def test_compare(fn: Any) -> None:
     result = compare(fn, np.arange(1000)[::-1].copy(), runs=5)
@@ -119,17 +100,10 @@ def test_compare(fn: Any) -> None:
     assert "<table>" in result._repr_html_()
 
 
-def test_compare_says_who_is_faster() -> None:
-    fast, slow = arraybridge.Timing(1.0, 1.0, 0.0, 5), arraybridge.Timing(4.0, 4.0, 0.0, 5)
-    assert arraybridge.Comparison(slow, fast, "n").speedup == 4
-    assert "the GPU is 4 times as fast" in str(arraybridge.Comparison(slow, fast, "n"))
-    assert "the CPU is 4 times as fast" in str(arraybridge.Comparison(fast, slow, "n"))
-
-
 # -- over sizes --------------------------------------------------------------------------------------
 
 
-def test_compare_over_sizes(tmp_path: Path) -> None:
+def test_compare_over_sizes() -> None:
     result = compare({"sort": np.sort, "double": lambda x: x * 2}, sizes=[100, 10, 100], runs=3)
     assert [(row.name, row.size) for row in result.rows] == [
         ("sort", 10),
@@ -144,9 +118,6 @@ def test_compare_over_sizes(tmp_path: Path) -> None:
     if not arraybridge.gpu_available():
         assert result.crossover("double") is None
         assert "there is no GPU here" in str(result)
-    pytest.importorskip("matplotlib")
-    result.plot(tmp_path / "sizes.png")
-    assert (tmp_path / "sizes.png").read_bytes().startswith(b"\x89PNG")
 
 
 def timed(cpu: float, gpu: float | None) -> arraybridge.Comparison:
@@ -156,7 +127,13 @@ def timed(cpu: float, gpu: float | None) -> arraybridge.Comparison:
     return arraybridge.Comparison(timing(cpu), None if gpu is None else timing(gpu), "by hand")
 
 
-def test_the_crossover_is_where_the_gpu_begins_to_pay_for_good(tmp_path: Path) -> None:
+def test_compare_says_who_is_faster() -> None:
+    assert timed(4, 1).speedup == 4
+    assert "the GPU is 4 times as fast" in str(timed(4, 1))
+    assert "the CPU is 4 times as fast" in str(timed(1, 4))
+
+
+def test_the_crossover_is_where_the_gpu_begins_to_pay_for_good() -> None:
     times = {10: (1, 8), 100: (3, 2), 1000: (9, 10), 10_000: (50, 20), 100_000: (400, 40)}
     rows = [SizeRow("f", size, timed(*both)) for size, both in times.items()]
     rows += [SizeRow("g", size, timed(1, 2)) for size in times]
@@ -168,9 +145,6 @@ def test_the_crossover_is_where_the_gpu_begins_to_pay_for_good(tmp_path: Path) -
     assert "100,000" in text
     with pytest.raises(KeyError, match="'h' was not tried; there are f, g"):
         result.crossover("h")
-    pytest.importorskip("matplotlib")
-    result.plot(tmp_path / "sizes.svg")
-    assert (tmp_path / "sizes.svg").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
