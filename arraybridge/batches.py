@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,14 +105,14 @@ class Joined:
         """
         columns = self._columns
         if columns is None:
-            columns = together([result], partial(self._column, count))
+            columns = together([result], self._column)
         together([columns, result], lambda pair, _: pair[0].add(pair[1], count), self.noun)
         self._columns = columns
         self.done += count
 
-    def _column(self, count: int, results: Sequence[Any], place: str) -> _Column:
+    def _column(self, results: Sequence[Any], place: str) -> _Column:
         made = _ArrayColumn if kind_of(results[0]) == ARRAY else _Column
-        return made(self, results[0], place, count)
+        return made(self, results[0], place)
 
     def result(self) -> Any:
         return together([self._columns], lambda columns, _: columns[0].whole())
@@ -122,7 +121,7 @@ class Joined:
 class _Column:
     """What is at one place of all results. This one is no array, and the same in all of them."""
 
-    def __init__(self, joined: Joined, first: Any, place: str, count: int) -> None:
+    def __init__(self, joined: Joined, first: Any, place: str) -> None:
         self.joined, self.first, self.place = joined, first, f" at {place}" if place else ""
 
     def add(self, x: Any, count: int) -> None:
@@ -149,13 +148,12 @@ class _Column:
 class _ArrayColumn(_Column):
     """The arrays at one place of the results."""
 
-    def __init__(self, joined: Joined, first: Any, place: str, count: int) -> None:
-        super().__init__(joined, None, place, count)
+    def __init__(self, joined: Joined, first: Any, place: str) -> None:
+        super().__init__(joined, None, place)
         self.owner, data, self.facts = self._facts_of(first)
         shape = list(self.owner.shape(data))
-        fits = joined.row_by_row or shape[joined.axis] == count
         shape[joined.axis] = joined.rows
-        self.room = self.owner.room(data, tuple(shape)) if fits else None
+        self.room = self.owner.room(data, tuple(shape))
         self.kept: dict[int, Any] = {}
 
     def _facts_of(self, x: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -179,8 +177,10 @@ class _ArrayColumn(_Column):
             if other != self.facts[what]:
                 raise self.different(what, self.facts[what], other)
         rows = owner.shape(data)[joined.axis]
-        if rows != count and (self.room is not None or joined.row_by_row):
+        if rows != count and joined.row_by_row:
             raise self._without_rows(owner, f"{rows} rows along axis {joined.axis} for {count} of the batch")
+        if rows != count and self.room is not None:  # nobody knows how many there will be
+            self.kept[0], self.room = owner.part(self.room, joined.axis, 0, joined.done), None
         if self.room is None:
             self.kept[joined.done] = kept(x)
         else:

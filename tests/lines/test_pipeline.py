@@ -70,6 +70,15 @@ def test_tuples_and_dicts_of_arrays() -> None:
     np.testing.assert_array_equal(result["both"][1], b)
 
 
+@pytest.mark.parametrize("limit", [0, 2, 4, 12])
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+def test_stages_that_leave_rows_out(name: str, limit: int) -> None:
+    require(name)
+    x = arraybridge.convert_memory(np.arange(12, dtype=np.int32), name)
+    result = Pipeline(lambda part: part[part < limit], microbatches=4)(x)
+    assert arraybridge.to_numpy(result).tolist() == list(range(limit))
+
+
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto"])
 def test_batches_of_every_framework(name: str) -> None:
     require(name)
