@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple, TypeAlias
 
 __all__ = ["Cell", "Contents", "Table", "format_bytes", "format_seconds", "html_table", "text_table"]
@@ -46,7 +47,6 @@ def text_table(
     right: Sequence[str] = (),
     width: int | None = None,
     length: Callable[[str], int] = len,
-    strong: Callable[[str], str] = str,
 ) -> str:
     """A table as text: columns side by side, two blanks between them, and no line broken.
 
@@ -58,51 +58,33 @@ def text_table(
         width: where the table would be wider, each row becomes a block of lines instead: its first cell, and
             below that each heading with its cell. None: as wide as need be.
         length: how wide a text is shown.
-        strong: marks a heading.
 
     >>> print(text_table(("what", "size"), [("one", "4 B"), ("three", "12 B")], right=("size",)))
     what   size
     one     4 B
     three  12 B
     """
-    lines = [[strong(name) for name in head], *(line for row in rows for line in _lines(row))]
+
+    def padded(cell: str, wide: int, heading: str = "") -> str:
+        blanks = " " * (wide - length(cell))
+        return blanks + cell if heading in right else cell + blanks
+
+    lines: list[Sequence[str]] = [head]
+    for row in rows:
+        lines += zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
     widths = [
         max(length(line[i]) for line in lines if i < len(line) - 1 or len(line) == len(head))
         for i in range(len(head))
     ]
-    flush = [name in right for name in head]
-    text = ["  ".join(_padded(line, widths, flush, length)).rstrip() for line in lines]
-    if width is not None and max(map(length, text)) > width:
-        return _blocks(head, rows, strong)
-    return "\n".join(text)
-
-
-def _lines(row: Sequence[str]) -> list[list[str]]:
-    cells = [cell.split("\n") for cell in row]
-    count = max(map(len, cells))
-    return [[cell[i] if i < len(cell) else "" for cell in cells] for i in range(count)]
-
-
-def _padded(
-    line: Sequence[str], widths: Sequence[int], flush: Sequence[bool], length: Callable[[str], int]
-) -> list[str]:
-    padded = []
-    for cell, width, is_right in zip(line, widths, flush, strict=False):
-        blanks = " " * max(0, width - length(cell))
-        padded.append(blanks + cell if is_right else cell + blanks)
-    return padded
-
-
-def _blocks(head: Sequence[str], rows: Sequence[Sequence[str]], strong: Callable[[str], str]) -> str:
-    label = max(map(len, head[1:]), default=0)
-    lines = []
+    text = ["  ".join(map(padded, line, widths, head)).rstrip() for line in lines]
+    if width is None or max(map(length, text)) <= width:
+        return "\n".join(text)
+    label, blocks = max(map(length, head[1:]), default=0), []
     for title, *cells in rows:
-        lines.append(strong(title))
-        for name, cell in zip(head[1:], cells, strict=False):
-            if cell:
-                line = cell.replace("\n", " ")
-                lines.append(f"  {name:<{label}}  {line}")
-    return "\n".join(lines)
+        named = zip(head[1:], cells, strict=False)
+        told = (f"  {padded(name, label)}  {' '.join(cell.splitlines())}" for name, cell in named if cell)
+        blocks += [title, *told]
+    return "\n".join(blocks)
 
 
 class Cell(NamedTuple):

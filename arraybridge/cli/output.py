@@ -65,13 +65,13 @@ def table(
 ) -> str:
     """A table in rich's markup, of cells in rich's markup; see `arraybridge.show.text_table`."""
 
-    def strong(words: str) -> str:
-        return f"[bold]{words}[/bold]" if words else ""
+    def strong(words: Sequence[str]) -> list[str]:
+        return [f"[bold]{word}[/bold]" if word else "" for word in words]
 
     def length(markup: str) -> int:
         return Text.from_markup(markup).cell_len
 
-    return text_table(columns, rows, right=right, width=width, length=length, strong=strong)
+    return text_table(strong(columns), rows, right=strong(right), width=width, length=length)
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
