@@ -154,13 +154,6 @@ def asked(*lines: str, env: dict[str, str] | None = None) -> str:
     return done.stdout.strip()
 
 
-def run_script(
-    script: str, *arguments: str, env: dict[str, str] | None = None, timeout: float = 600
-) -> subprocess.CompletedProcess[str]:
-    """Run a script of tests/scripts as ``run_python`` does."""
-    return run_python(str(SCRIPTS / script), *arguments, env=env, timeout=timeout)
-
-
 @contextmanager
 def registry_kept() -> Iterator[None]:
     """Forget afterwards which frameworks and carriers were registered inside."""

@@ -16,7 +16,7 @@ from packaging.version import Version
 import arraybridge
 from arraybridge import machine
 from arraybridge.frameworks.base import Framework
-from tests.helpers import asked, require, run_script
+from tests.helpers import SCRIPTS, asked, require, run_python
 
 CHECKOUT = Path(__file__).parent.parent
 PACKAGE = CHECKOUT / "arraybridge"
@@ -79,11 +79,11 @@ def test_importing_arraybridge_loads_numpy_and_takes_only_what_it_needs(tmp_path
 
 def test_what_needs_no_framework_imports_none() -> None:
     """Devices, memory, @gpu with small arrays; without a driver, only what is loaded is asked for a card."""
-    done = run_script("imports_nothing.py")
+    done = run_python(str(SCRIPTS / "imports_nothing.py"))
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
     require("torch")
     if not machine.cards():
-        done = run_script("imports_nothing.py", "torch")
+        done = run_python(str(SCRIPTS / "imports_nothing.py"), "torch")
         assert (done.returncode, done.stdout) == (0, "torch\n"), done.stderr
 
 

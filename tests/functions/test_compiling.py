@@ -10,7 +10,7 @@ import pytest
 import arraybridge
 from arraybridge import ArrayNotSupportedError, DtypeConversion
 from tests.functions.cases import identity
-from tests.helpers import require, run_script
+from tests.helpers import SCRIPTS, require, run_python
 
 
 def test_jax_transformations_around_a_jax_function() -> None:
@@ -106,7 +106,7 @@ def test_torch_compile_leaves_self_alone() -> None:
 def test_torch_compile_comes_before_all_else() -> None:
     """What the library learns at first sight of a type, it may have to learn while torch traces."""
     require("torch")
-    done = run_script("compile_first.py", env={"PYTHONWARNINGS": ""})
+    done = run_python(str(SCRIPTS / "compile_first.py"), env={"PYTHONWARNINGS": ""})
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[3.0, 3.0]\n"
 

@@ -24,7 +24,7 @@ from arraybridge import (
 from arraybridge.frameworks import registry
 from arraybridge.memory import cleanup, recovery
 from arraybridge.testing import inject_oom
-from tests.helpers import require, run_script
+from tests.helpers import SCRIPTS, require, run_python
 
 
 @pytest.fixture(autouse=True)
@@ -616,7 +616,7 @@ def test_one_result_is_made_for_all_parts() -> None:
 def test_how_many_functions_one_failure_enters() -> None:
     """Functions, and changes of file between them: without trouble, with one failure, and in halves."""
     require("torch")
-    done = run_script("one_failure.py")
+    done = run_python(str(SCRIPTS / "one_failure.py"))
     for line, most in zip(done.stdout.splitlines(), ((16, 16), (48, 48), (65, 110)), strict=True):
         functions, changes = map(int, line.split())
         assert functions <= most[0], done.stdout
