@@ -114,27 +114,18 @@ def cards() -> tuple[Card, ...]:
 
 def reading(card: Card) -> Reading:
     """What a card of `cards` tells now."""
-    memory = _of_card(card.uuid, "nvmlDeviceGetMemoryInfo")
     rates = _of_card(card.uuid, "nvmlDeviceGetUtilizationRates")
     holders: Counter[int] = Counter()
     for process in _of_card(card.uuid, "nvmlDeviceGetComputeRunningProcesses") or []:
         if process.usedGpuMemory is not None:
             holders[process.pid] += int(process.usedGpuMemory)
-    return Reading(
-        None if memory is None else int(memory.total),
-        None if memory is None else int(memory.free),
-        None if rates is None else int(rates.gpu),
-        _of_card(card.uuid, "nvmlDeviceGetTemperature", 0),  # NVML_TEMPERATURE_GPU
-        holders,
-    )
+    temperature = _of_card(card.uuid, "nvmlDeviceGetTemperature", 0)  # NVML_TEMPERATURE_GPU
+    return Reading(*_memory(card.uuid), None if rates is None else int(rates.gpu), temperature, holders)
 
 
 def free_memory(index: int) -> int | None:
     """Free bytes of the card of that number; None where there is none, or nobody tells."""
-    memory = next(
-        (_of_card(card.uuid, "nvmlDeviceGetMemoryInfo") for card in cards()[index : index + 1]), None
-    )
-    return None if memory is None else int(memory.free)
+    return next((_memory(card.uuid)[1] for card in cards()[index : index + 1]), None)
 
 
 def driver() -> Driver:
@@ -171,6 +162,12 @@ def _ask(question: str, *arguments: Any) -> Any:
 def _of_card(uuid: str, question: str, *arguments: Any) -> Any:
     """What NVML answers of a card, or of a slice."""
     return _ask(question, _ask("nvmlDeviceGetHandleByUUID", uuid), *arguments)
+
+
+def _memory(uuid: str) -> tuple[int | None, int | None]:
+    """Bytes of a card or slice: all, and free; None for what is the host's memory."""
+    memory = _of_card(uuid, "nvmlDeviceGetMemoryInfo")
+    return (None, None) if memory is None else (int(memory.total), int(memory.free))
 
 
 @cache
@@ -225,13 +222,13 @@ def _card(index: int, uuid: str) -> Card:
     parent = _of_card(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
     if parent is None:
         parent = _ask("nvmlDeviceGetHandleByUUID", uuid)
-    address, memory = _ask("nvmlDeviceGetPciInfo", parent), _of_card(uuid, "nvmlDeviceGetMemoryInfo")
+    address = _ask("nvmlDeviceGetPciInfo", parent)
     return Card(
         index,
         _of_card(uuid, "nvmlDeviceGetName") or "",
         uuid,
         "" if address is None else pci_address(address.domain, address.bus, address.device),
-        None if memory is None else int(memory.total),
+        _memory(uuid)[0],
         _ask("nvmlDeviceGetCudaComputeCapability", parent),
     )
 
