@@ -13,6 +13,7 @@ import copyreg
 import pickle
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -101,12 +102,10 @@ def size(x: Any) -> int:
     40000000
     """
     owner = registry.find_owner(x)
-    try:
+    with suppress(ArrayNotSupportedError, DtypeNotSupportedError):  # sparse, symbolic: no dense bytes
         if owner is not None:
             owner.check(x)
             return owner.nbytes(x)
-    except (ArrayNotSupportedError, DtypeNotSupportedError):
-        pass  # sparse, nested, symbolic: no dense bytes to count
     return sys.getsizeof(x)
 
 
@@ -148,9 +147,11 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
     return header, frames
 
 
-def _reduced(x: Any) -> tuple[Any, ...]:
+def _reduced(x: Any) -> Any:
     """What pickle writes of an array inside of an object, where its framework would lose bits."""
-    return load, save(x)
+    with suppress(NotImplementedError):
+        return load, save(x)
+    return x.__reduce_ex__(4)
 
 
 def load(header: dict[str, Any], frames: list[Any]) -> Any:
