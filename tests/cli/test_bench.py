@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,15 @@ import typer
 
 import arraybridge
 from arraybridge.cli import bench as command
-from tests.cli.programs import run_cli
+from tests.cli.programs import call_cli
 from tests.helpers import require
 
 
 def test_conversions_and_decorators_are_timed() -> None:
     require("torch")
     run = ("bench", "--frameworks", "numpy,torch", "--size", "64KiB", "--rounds", "3")
-    done = run_cli(*run, "--json")
-    assert done.returncode == 0, done.stderr
+    done = call_cli(*run, "--json")
+    assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     assert [row["name"] for row in result["rows"]] == ["numpy → torch", "torch → numpy", "@numpy", "@torch"]
     for row in result["rows"]:
@@ -43,13 +44,15 @@ def test_the_call_by_hand_gives_the_same_values(pair: tuple[str, str]) -> None:
         np.testing.assert_array_equal(arraybridge.to_numpy(result), np.arange(1024, dtype=np.float32))
 
 
-def test_functions_over_sizes(tmp_path: Path) -> None:
+def test_functions_over_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside.py").write_text(
         "def doubled(x):\n    assert x.dtype == 'float32'\n    return x * 2\n"
     )
     functions = ("--functions", "matmul,beside:doubled")
-    done = run_cli("bench", "--sizes", "4KiB,10", *functions, "--rounds", "3", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = call_cli("bench", "--sizes", "4KiB,10", *functions, "--rounds", "3", "--json")
+    assert done.exit_code == 0, done.stderr
     result = json.loads(done.stdout)
     assert [(row["function"], row["elements"]) for row in result["rows"]] == [
         ("matmul", 10),

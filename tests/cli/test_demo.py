@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.programs import Site, call_cli, run_cli
-from tests.helpers import require
+from tests.cli.programs import Site, call_cli
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 Json = dict[str, Any]
@@ -23,23 +22,12 @@ def installed() -> list[str]:
     return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
 
 
-def test_the_demo_as_text(tmp_path: Path) -> None:
-    require("torch")
-    done = Site(tmp_path).run("demo", SHOWN="torch", COLUMNS="200", PYTHONIOENCODING="utf-8")
-    assert done.returncode == 0, done.stderr
-    for name in ("torch", "numpy"):
-        assert f"→ {name} " in done.stdout, "the table names it as a target"
-    assert done.stdout.count("equal") >= 5
-    assert "DIFFERENT" not in done.stdout
-    assert "\x1b" not in done.stdout
-    assert done.stderr == ""
-
-
-def test_every_framework_and_json_alone(tmp_path: Path) -> None:
+def test_every_framework_as_json_and_as_text(tmp_path: Path) -> None:
     picture = np.random.default_rng(1).integers(0, 256, (40, 30), dtype=np.uint8)
     np.save(tmp_path / "picture.npy", picture)
-    done = run_cli("demo", "--image", str(tmp_path / "picture.npy"), "--json")
-    assert done.returncode == 0, done.stderr
+    run = ("demo", "--image", str(tmp_path / "picture.npy"))
+    done = call_cli(*run, "--json")
+    assert done.exit_code == 0, done.stderr
     report: Json = json.loads(done.stdout)
     assert (report["image"], report["shape"], report["dtype"]) == ("picture.npy", [40, 30], "uint8")
     steps = report["steps"]
@@ -60,6 +48,11 @@ def test_every_framework_and_json_alone(tmp_path: Path) -> None:
     assert oom["attempts"][0] == 40, "the whole comes first"
     assert min(oom["attempts"]) <= 13, "and then as many rows as fit"
     assert len(report["pipeline"]["stages"]) == 2
+    text = call_cli(*run)
+    assert (text.exit_code, text.stderr) == (0, "")
+    assert all(f"→ {name} " in text.stdout for name in targets), "the table names them"
+    assert text.stdout.count("equal") == len(steps) + 3
+    assert "DIFFERENT" not in text.stdout
 
 
 def test_without_frameworks_the_demo_says_what_to_install(tmp_path: Path) -> None:
