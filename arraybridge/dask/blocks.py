@@ -53,6 +53,8 @@ class Block:
         #: Where the dtype comes from, in words.
         self.expected = expected
         self.target = target
+        #: Whether a result has the shape of its block, which is compared at once.
+        self.keeps_shape = False
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -63,7 +65,7 @@ class Block:
         return f"<blocks of {self.__name__}>"
 
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
-        return (normalize_token(self.__wrapped__), str(self.dtype), self.target)
+        return (normalize_token(self.__wrapped__), str(self.dtype), self.target, self.keeps_shape)
 
     def __getstate__(self) -> dict[str, Any]:
         self._carried = self._carried or cloudpickle.dumps(self._fn)
@@ -95,7 +97,7 @@ class Block:
                 f" ({self.expected}): pass dtype={str(result.dtype)!r}, or have the function cast its result",
                 target_type=target,
             )
-        return result
+        return _of_shape(blocks[0].shape, result, self.__name__) if self.keeps_shape else result
 
 
 _opened = lru_cache(maxsize=64)(cloudpickle.loads)
@@ -112,8 +114,12 @@ def _in_place(out: Any, name: str | None, token: str, function: str) -> Any:
 
 
 def _filling(block: Any, place: tuple[slice, ...], function: str) -> Any:
-    """The block, if it fills its place in the result; a size that nobody knows is nan."""
-    expected = tuple(s.stop - s.start for s in place)
+    """The block, if it fills its place in the result."""
+    return _of_shape(tuple(s.stop - s.start for s in place), block, function)
+
+
+def _of_shape(expected: tuple[float, ...], block: Any, function: str) -> Any:
+    """The block, if it has that shape; a size that nobody knows is nan."""
     if len(block.shape) != len(expected) or any(
         n != m and not math.isnan(m) for n, m in zip(block.shape, expected, strict=True)
     ):
@@ -172,9 +178,13 @@ def map_blocks(
     array([3., 3., 3., 3.], dtype=float32)
     """
     block, meta = _declared("map_blocks", fn, array, dtype, meta)
+    reshapes = any(kwargs.get(word) is not None for word in ("chunks", "drop_axis", "new_axis"))
+    block.keeps_shape = not reshapes and not any(isinstance(one, da.Array) for one in arrays)
     name, token = kwargs.pop("name", None), kwargs.pop("token", block.__name__)
-    out = da.map_blocks(block, array, *arrays, dtype=meta.dtype, meta=meta, token=token, **kwargs)
-    return _in_place(out, name, token, block.__name__)
+    options = {"token": token, "dtype": meta.dtype, "meta": meta, **kwargs}
+    if block.keeps_shape:  # without a second task for each block, which costs 0.1 ms
+        return da.map_blocks(block, array, *arrays, name=name, **options)
+    return _in_place(da.map_blocks(block, array, *arrays, **options), name, token, block.__name__)
 
 
 def map_overlap(
