@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -143,36 +144,24 @@ def test_what_has_too_many_axes_is_refused_as_the_target_s() -> None:
     assert (caught.value.source_type, caught.value.target_type) == ("numpy", "paddle")
 
 
-class OnCards(arraybridge.Framework):
-    """Lends memory of the host as if it were that of a card, and says what it was asked for."""
-
-    name = "on cards"
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    def owns(self, x: Any) -> bool:
-        return isinstance(x, np.ndarray)
-
-    @contextmanager
-    def selected(self, device: arraybridge.Device) -> Iterator[None]:
-        self.log.append(f"selects {device}")
-        yield
-        self.log.append("leaves it")
-
-    def settle(self, x: Any) -> None:
-        self.log.append("settles")
-
-    def exported(self, x: Any, device: arraybridge.Device) -> Any:
-        self.log.append("lends")
-        return x
-
-
 def test_paddle_takes_memory_of_a_card_while_its_owner_has_selected_that_card() -> None:
     needed("paddle")
-    lender, x = OnCards(), arraybridge.aligned((3,), "float32")
+    log: list[str] = []
+
+    @contextmanager
+    def selected(device: arraybridge.Device) -> Iterator[None]:
+        log.append(f"selects {device}")
+        yield
+        log.append("leaves it")
+
+    lender: Any = SimpleNamespace(
+        selected=selected,
+        settle=lambda x: log.append("settles"),
+        exported=lambda x, device: log.append("lends") or x,
+    )
+    x = arraybridge.aligned((3,), "float32")
     x[...] = 1
     shared = arraybridge.framework("paddle").adopt(x, lender, arraybridge.Device("gpu", 1))
     x[0] = 7
     assert shared.tolist() == [7, 1, 1]
-    assert lender.log == ["selects gpu:1", "settles", "lends", "leaves it"]
+    assert log == ["selects gpu:1", "settles", "lends", "leaves it"]

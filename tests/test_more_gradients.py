@@ -86,9 +86,6 @@ def test_gradients_are_bit_for_bit_the_callees_own(caller: str, callee: str, ord
     )
     for a, b in zip(found, native, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    require("torch")
-    for a, b in zip(found, grad("torch", wave("torch"), X, Y, order=order), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
@@ -105,55 +102,42 @@ def test_complex_numbers_follow_the_callers_convention(caller: str, callee: str)
     np.testing.assert_allclose(found, wanted.conj() if caller == "jax" else wanted, rtol=1e-4)
 
 
-@pytest.mark.parametrize("caller", ["mlx", "paddle", "torch"])
-@pytest.mark.parametrize("callee", ["mlx", "paddle", "torch"])
+@pytest.mark.parametrize(("caller", "callee"), [pair for pair in DIRECTIONS if "jax" not in pair])
 def test_containers_integers_and_what_is_no_array(caller: str, callee: str) -> None:
-    if caller == callee:
-        pytest.skip("one framework")
     namespace(caller)
     namespace(callee)
-    f = flowing(callee, lambda d, *, scale: {"y": d["x"] * scale, "above": d["x"] > 0.5, "name": "n", "w": 7})
+
+    def body(d: Any, unused: Any, *, scale: float) -> Any:
+        return {"y": d["x"] * scale, "above": d["x"] > 0.5, "name": "n", "w": 7}
+
+    f, number = flowing(callee, body), flowing(callee, lambda x: 7)
     seen: list[Any] = []
 
-    def total(x: Any) -> Any:
-        result = f({"x": x}, scale=3.0)
-        seen.append(result)
-        return result["y"]
+    def total(x: Any, unused: Any) -> Any:
+        seen.append(f({"x": x}, unused, scale=3.0))
+        return seen[-1]["y"] * number(x)
 
-    np.testing.assert_array_equal(grad(caller, total, X)[0], np.full_like(X, 3))
+    used, unused = grad(caller, total, X, Y)
+    np.testing.assert_array_equal(used, np.full_like(X, 21))
+    assert not unused.any()
     (result,) = seen
     assert (result["name"], result["w"]) == ("n", 7)
     np.testing.assert_array_equal(np.asarray(arraybridge.to_numpy(result["above"])), X > 0.5)
-    number = flowing(callee, lambda x: 7)
-    grad(caller, lambda x: x * number(x), X)
-
-
-@pytest.mark.parametrize("caller", ["mlx", "paddle"])
-def test_an_argument_that_is_not_used_gets_zeros(caller: str) -> None:
-    f = flowing("torch", lambda x, unused: x * 2)
-    namespace("torch")
-    namespace(caller)
-    found = grad(caller, f, X, Y)
-    np.testing.assert_array_equal(found[0], np.full_like(X, 2))
-    assert not found[1].any()
 
 
 # -- Paddle -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("write", ["itself", "a view of it", "its elements"])
-def test_paddle_writing_to_an_argument_before_the_backward_is_noticed(write: str) -> None:
-    (x,) = tensors("paddle", X)
-    f = flowing("torch", lambda x: x * x)
+@pytest.mark.parametrize(
+    "write",
+    [lambda x: x.scale_(2.0), lambda x: x.reshape([-1]).scale_(2.0), lambda x: x.__setitem__(0, 0.0)],
+    ids=["itself", "a view of it", "its elements"],
+)
+def test_paddle_writing_to_an_argument_before_the_backward_is_noticed(write: Callable[[Any], Any]) -> None:
     namespace("torch")
-    inner = x * 1
-    y = f(inner).sum()
-    if write == "itself":
-        inner.scale_(2.0)
-    elif write == "a view of it":
-        inner.reshape([-1]).scale_(2.0)
-    else:
-        inner[0] = 0.0
+    inner = tensors("paddle", X)[0] * 1
+    y = flowing("torch", lambda x: x * x)(inner).sum()
+    write(inner)
     # Paddle raises errors of its own for what is raised in a PyLayer.
     with pytest.raises(OSError, match=r"GradientError.*writes to an argument"):
         y.backward()
@@ -170,7 +154,7 @@ def test_paddle_writing_to_a_result_never_spoils_the_gradient(callee: str) -> No
     np.testing.assert_allclose(x.grad.numpy(), np.exp(X), rtol=1e-6)
 
 
-def test_paddle_some_arguments_retained_graphs_and_hooks() -> None:
+def test_paddle_some_arguments_retained_graphs_hooks_and_no_grad() -> None:
     paddle = needed("paddle")
     namespace("torch")
     f = flowing("torch", lambda x, y: x * y * y)
@@ -182,30 +166,17 @@ def test_paddle_some_arguments_retained_graphs_and_hooks() -> None:
         (g,) = paddle.grad(z.sum(), [y], retain_graph=True)
         np.testing.assert_allclose(g.numpy(), 4 * X * Y, rtol=1e-6)
     assert len(seen) == 2
-    z.sum().backward()
+    z.sum().backward(retain_graph=True)
     np.testing.assert_allclose(x.grad.numpy(), 2 * Y * Y, rtol=1e-6)
+    with pytest.raises(OSError, match=r"GradientError.*paddle\.grad"):  # a second one would end the process
+        z.sum().backward()
     (h,) = paddle.grad(f(x, y).sum(), [x], create_graph=True)
     (second,) = paddle.grad(h.sum(), [y])
     np.testing.assert_allclose(second.numpy(), 2 * Y, rtol=1e-6)
-
-
-def test_paddle_a_second_backward_is_refused_and_does_not_end_the_process() -> None:
-    namespace("torch")
-    (x,) = tensors("paddle", X)
-    y = flowing("torch", lambda x: x * x)(x).sum()
-    y.backward(retain_graph=True)
-    with pytest.raises(OSError, match=r"GradientError.*paddle\.grad"):
-        y.backward()
-
-
-def test_paddle_no_grad_keeps_nothing() -> None:
-    paddle = needed("paddle")
-    namespace("torch")
-    (x,) = tensors("paddle", X)
     with paddle.no_grad():
-        y = flowing("torch", lambda x: x * x)(x)
-    assert y.stop_gradient
-    np.testing.assert_allclose(y.numpy(), X * X, rtol=1e-6)
+        z = f(x, y)
+    assert z.stop_gradient
+    np.testing.assert_allclose(z.numpy(), X * Y * Y, rtol=1e-6)
 
 
 def test_paddle_what_is_kept_is_freed_with_the_graph() -> None:
@@ -283,27 +254,17 @@ def test_mlx_values_that_are_differentiated_do_not_lose_their_graph_in_silence()
     mx = needed("mlx")
 
     def loss(x: Any) -> Any:
-        with pytest.raises(GradientError, match="grad='detach'"):
-            arraybridge.to_numpy(x)
-        with pytest.raises(GradientError, match="grad='detach'"):
-            arraybridge.to_numpy(x * 2)
+        for lost in (x, x * 2):
+            with pytest.raises(GradientError, match="grad='detach'"):
+                arraybridge.to_numpy(lost)
         assert arraybridge.to_numpy(x, grad="detach").tolist() == X.tolist()
         assert arraybridge.to_numpy(mx.array(Y) * 2).tolist() == (Y * 2).tolist()
+        with pytest.raises(GradientError, match="none of its arguments"):
+            flowing("mlx", lambda y: y * x)(tensors("torch", X)[0])
         return x.sum()
 
     mx.grad(loss)(mx.array(X))
     assert arraybridge.to_numpy(mx.array(X) * 2).tolist() == (X * 2).tolist()
-
-
-def test_mlx_a_captured_array_is_refused() -> None:
-    mx = needed("mlx")
-
-    def loss(w: Any) -> Any:
-        with pytest.raises(GradientError, match="none of its arguments"):
-            flowing("mlx", lambda x: x * w)(tensors("torch", X)[0])
-        return w.sum()
-
-    mx.grad(loss)(mx.array(X))
 
 
 @pytest.mark.parametrize("how", ["an element", "all of it"])
@@ -362,20 +323,15 @@ def test_aliases_checkpoints_and_threads(callee: str) -> None:
 
 
 @pytest.mark.parametrize("callee", ["mlx", "paddle"])
-def test_under_jax_jit_it_is_refused(callee: str) -> None:
+def test_under_jax_jit_and_with_arrays_of_two_frameworks_it_is_refused(callee: str) -> None:
     namespace(callee)
     jax = require("jax")
     f = flowing(callee, lambda x: x * x)
     with pytest.raises(GradientError, match=r"outside of jax\.jit"):
         jax.jit(jax.grad(lambda x: f(x).sum()))(X)
-
-
-def test_arrays_of_two_frameworks_are_refused() -> None:
     needed("paddle")
-    f = flowing("jax", lambda x, y: x * y)
-    require("jax")
     with pytest.raises(GradientError, match="paddle and torch"):
-        f(tensors("paddle", X)[0], tensors("torch", X)[0])
+        flowing("jax", lambda x, y: x * y)(*tensors("paddle", X), *tensors("torch", X))
 
 
 @pytest.mark.parametrize("callee", ["torch", "jax"])
