@@ -96,7 +96,7 @@ def fill_mapped(x: Any, values: np.ndarray) -> None:
     import pyopencl as cl
 
     # A capsule's data pointer is the cl_mem here.
-    buffer = cl.Buffer.from_int_ptr(hostmemory.lent_at(x.__dlpack__()), retain=True)
+    buffer: Any = cl.Buffer.from_int_ptr(hostmemory.lent_at(x.__dlpack__()), retain=True)
     queue = cl.CommandQueue(buffer.context)
     flags = cl.map_flags.WRITE_INVALIDATE_REGION
     memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, values.shape, values.dtype)

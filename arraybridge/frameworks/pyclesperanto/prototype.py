@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyclesperanto_prototype as cle
 import pyopencl as cl
+from pyopencl.array import Array
 
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.pyclesperanto.images import ImageFramework, ImagePool
@@ -21,7 +22,7 @@ class PrototypeFramework(ImageFramework):
         self.pool = ImagePool(self)
 
     def owns(self, x: Any) -> bool:
-        return isinstance(x, cl.array.Array)
+        return isinstance(x, Array)
 
     def device_of(self, x: Any) -> Device:
         return Device(self.kind, self.natives.index(x.queue.device))
