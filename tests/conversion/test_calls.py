@@ -491,11 +491,11 @@ COUNTED: dict[str, tuple[Callable[[], Any], int]] = {
     "declared by keyword": (lambda: convert_memory(X, source_type="numpy", target_type="torch"), 3),
     "device": (lambda: convert_memory(X, "torch", device="cpu"), 3),
     "copy=False": (lambda: convert_memory(X, "torch", copy=False), 3),
-    "copy=True": (lambda: convert_memory(X, "torch", copy=True), 9),
-    "cast": (lambda: convert_memory(X, "torch", dtype="float64"), 10),
-    "reversed": (lambda: convert_memory(X[::-1], "torch"), 10),
-    "big-endian": (lambda: convert_memory(X.astype(">f4"), "torch"), 10),
-    "read-only": (lambda: convert_memory(np.broadcast_to(np.float32(1), (3,)), "torch"), 10),
+    "copy=True": (lambda: convert_memory(X, "torch", copy=True), 10),
+    "cast": (lambda: convert_memory(X, "torch", dtype="float64"), 12),
+    "reversed": (lambda: convert_memory(X[::-1], "torch"), 11),
+    "big-endian": (lambda: convert_memory(X.astype(">f4"), "torch"), 11),
+    "read-only": (lambda: convert_memory(np.broadcast_to(np.float32(1), (3,)), "torch"), 11),
 }
 
 
