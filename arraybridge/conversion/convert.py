@@ -175,7 +175,8 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # its options are descr
     listeners = trace.listeners() if open_logs else None
     form: Any = None
     if listeners is None and gpu_id is None:
-        form = (source_type, target_type, *options.items(), *map(type, options.values()))  # as form_of
+        # With types, since equal forms have to mean the same call, and 1 == True == tf.float32.
+        form = (source_type, target_type, *options.items(), *map(type, options.values()))
         try:
             return by_form[form][type(data)](data)
         except plans.declined:

@@ -23,7 +23,7 @@ from arraybridge.frameworks.base import CPU, refusals
 from arraybridge.frameworks.parts import Fallback
 from arraybridge.types import Cache, Device
 
-__all__ = ["by_form", "form_of"]
+__all__ = ["by_form"]
 
 #: Form → type of the array → the plan, a function of the array.
 by_form: Cache[Hashable, dict[type, FastFunction]] = Cache()
@@ -34,15 +34,6 @@ _declining = Lock()
 # Form and type of the array → facts → what was decided for them.
 _decided: Cache[tuple[Hashable, type], dict[Hashable, FastFunction]] = Cache()
 _MAX_FACTS = 4096
-
-
-def form_of(target: str, grad: str, dtype: Any = None, device: Any = None) -> tuple[Any, ...]:
-    """The form of a conversion with these options, the device in words, however it was written.
-
-    Equal forms have to mean the same call, so that types belong to it: ``1 == True``, ``1 == tf.float32``.
-    """
-    options = {"grad": grad, "device": device, "dtype": dtype}
-    return (target, None, *options.items(), *map(type, options.values()))
 
 
 def keep(form: tuple[Any, ...], request: Request, decision: Decision) -> None:
@@ -59,15 +50,10 @@ def keep(form: tuple[Any, ...], request: Request, decision: Decision) -> None:
         # A call of a target alone has tried the fast converter by then.
         plan = _planned(form, request, decision, None if form[1:] == (None,) else fast)
         _add(form, cls, plan)
-        if request.declared is None and request.copy is None:  # for the decorators, however it was written
-            _add(request.target if plain else _form(request), cls, fast if plain else plan)
+        if plain and request.declared is None and request.copy is None:  # however it was written
+            _add(request.target, cls, fast)
     except TypeError:
         pass  # an option that cannot be a key
-
-
-def _form(request: Request) -> tuple[Any, ...]:
-    device = None if request.device is None else str(Device.parse(request.device))
-    return form_of(request.target, request.grad, request.dtype, device)
 
 
 def _add(form: Hashable, cls: type, plan: FastFunction | None) -> None:

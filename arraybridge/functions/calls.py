@@ -6,8 +6,8 @@ The options decide, where the decorator is applied, which functions these three 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -108,8 +108,9 @@ def _running(fn: Callable[..., Any], skip: int, options: DecoratorOptions, bring
                 with framework.streams.stream(framework.device_of(first)):
                     result = body(*positional, **named)
                 return handed_over(result, framework)
-        if placed and not arrays:
-            with _selected(options):
+        if placed and not arrays:  # none brings the device along: it is selected for what the function makes
+            framework = framework or registry.framework(options.framework)
+            with framework.selected(named_device(framework, options)):
                 return body(*positional, **named)
         return body(*positional, **named) if named else body(*positional)
 
@@ -119,14 +120,6 @@ def _running(fn: Callable[..., Any], skip: int, options: DecoratorOptions, bring
 def handed_over(result: Any, framework: Framework) -> Any:
     """What a function made on a stream of its own, to be read and freed on that of its caller."""
     return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
-
-
-@contextmanager
-def _selected(options: DecoratorOptions) -> Iterator[None]:
-    """No array brings the device along: it is selected for those that the function makes."""
-    framework = registry.framework(options.framework)
-    with framework.selected(named_device(framework, options)):
-        yield
 
 
 def recovering(run: Run, skip: int, options: DecoratorOptions) -> Run:

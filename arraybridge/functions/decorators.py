@@ -14,7 +14,7 @@ from arraybridge.frameworks import registry
 from arraybridge.functions.calls import DecoratedCall, as_declared, in_framework
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, checked_options
-from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
+from arraybridge.functions.wrap import Wrapped, decorate, kind_of_function, label_of, wrap
 from arraybridge.placement import Placement
 from arraybridge.types import Device, FrameworkLike, GpuId, above
 
@@ -26,12 +26,8 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Decorated(Protocol[P, R_co]):
-    """What a decorator makes of a function, to a type checker.
-
-    The first form of the call keeps the function's own signature for editors; the second accepts whatever a
-    caller holds, since arrays of every framework are welcome.
-    """
+class Decorated(Wrapped[P, R_co], Protocol[P, R_co]):
+    """What a decorator of a framework makes of a function, to a type checker."""
 
     input_memory_type: str
     output_memory_type: str
@@ -39,15 +35,6 @@ class Decorated(Protocol[P, R_co]):
     gpu_id: GpuId
     device: Device | None
     dtype_conversion: DtypeConversion
-
-    @property
-    def __name__(self) -> str: ...
-    @property
-    def __wrapped__(self) -> Callable[P, Any]: ...
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
     # A method: self is given by the attribute access.
     @overload
@@ -134,7 +121,7 @@ class FrameworkDecorator:
                 f"@{self.name} takes a function or options, not both: write"
                 f" @{self.name}({', '.join(f'{name}=…' for name in options)}) above the function"
             )
-        decorator = partial(_decorate, options=checked_options(self.name, options))
+        decorator = _decorator(checked_options(self.name, options))
         if len(fn) > 1:
             raise TypeError(f"@{self.name} takes one function, not {len(fn)} arguments; options go by name")
         return decorator(*fn) if fn else decorator
@@ -143,37 +130,35 @@ class FrameworkDecorator:
 # -- the function around the function ------------------------------------------------------------------
 
 
-def _decorate(fn: Any, options: DecoratorOptions) -> Any:
+def _decorator(options: DecoratorOptions) -> Callable[[Any], Any]:
     what = f"@{options.framework}" if options.converts else "@memory_types"
+    return partial(decorate, what=what, make=partial(_decorated, options, what))
 
-    def make(function: Any) -> Any:
-        kind = kind_of_function(function)
-        for option in ("oom_recovery", "slice_by_slice"):
-            if kind == "coroutine" and getattr(options, option):
-                raise ValueError(
-                    f"{what}({option}=…) takes plain functions, and {label_of(function)} is a {kind}"
-                )
-        run: Any
-        if options.grad == "flow":
-            # Only here: it takes a tenth of the time of `import arraybridge`.
-            from arraybridge.functions import gradients
 
-            run = gradients.flow(function, options)
-        else:
-            run = DecoratedCall(in_framework if options.converts else as_declared, function, options)
-        wrapper = wrap(function, run)
-        vars(wrapper).update(
-            input_memory_type=options.input_type or options.framework,
-            output_memory_type=options.output_type,
-            execution_memory_type=options.framework,
-            gpu_id=options.gpu_id,
-            device=options.device,
-            dtype_conversion=options.dtype_conversion,
-            _placement=Placement(options.framework, options.gpu_id, options.device, options.converts),
-        )
-        return wrapper
+def _decorated(options: DecoratorOptions, what: str, fn: Any) -> Any:
+    kind = kind_of_function(fn)
+    for option in ("oom_recovery", "slice_by_slice"):
+        if kind == "coroutine" and getattr(options, option):
+            raise ValueError(f"{what}({option}=…) takes plain functions, and {label_of(fn)} is a {kind}")
+    run: Any
+    if options.grad == "flow":
+        # Only here: it takes a tenth of the time of `import arraybridge`.
+        from arraybridge.functions import gradients
 
-    return decorate(fn, what, make)
+        run = gradients.flow(fn, options)
+    else:
+        run = DecoratedCall(in_framework if options.converts else as_declared, fn, options)
+    wrapper = wrap(fn, run)
+    vars(wrapper).update(
+        input_memory_type=options.input_type or options.framework,
+        output_memory_type=options.output_type,
+        execution_memory_type=options.framework,
+        gpu_id=options.gpu_id,
+        device=options.device,
+        dtype_conversion=options.dtype_conversion,
+        _placement=Placement(options.framework, options.gpu_id, options.device, options.converts),
+    )
+    return wrapper
 
 
 def memory_types(
@@ -200,7 +185,7 @@ def memory_types(
     """
     takes, gives = registry.framework_name(input_type), registry.framework_name(output_type)
     options = checked_options(takes, {"output_type": gives, "contract": contract})
-    return partial(_decorate, options=options._replace(converts=False))
+    return _decorator(options._replace(converts=False))
 
 
 # -- one for each framework ----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 # The annotations of the table are read, so that they are not to be strings.
 
 from collections.abc import Callable
+from enum import Enum
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypedDict
 
@@ -21,10 +22,19 @@ class _Option(NamedTuple):
     check: Callable[[str, Any], Any]
 
 
-def _flag(option: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{option}={value!r} must be True or False")
-    return value
+def _choice(*choices: Any) -> Callable[[str, Any], Any]:
+    """One of these: another value of such a type is a `ValueError`, and anything else a `TypeError`."""
+    types = {type(choice) for choice in choices}
+    words = [str(choice.value if isinstance(choice, Enum) else choice) for choice in choices]
+
+    def check(option: str, value: Any) -> Any:
+        if type(value) in types and value in choices:
+            return value
+        error = ValueError if type(value) in types else TypeError
+        expected = " or ".join(str(c) if isinstance(c, Enum) else repr(c) for c in choices)
+        raise error(f"{option}={value!r} must be {expected}{nearest(str(value), words)}")
+
+    return check
 
 
 def _number(least: float) -> Callable[[str, Any], int]:
@@ -38,44 +48,17 @@ def _number(least: float) -> Callable[[str, Any], int]:
     return check
 
 
-def _word(*choices: str, more: str = "") -> Callable[[str, Any], str]:
-    expected = " or ".join(map(repr, choices)) + more
-
-    def check(option: str, value: Any) -> str:
-        if not isinstance(value, str):
-            raise TypeError(f"{option}={value!r} must be {expected}")
-        if value not in choices:
-            raise ValueError(f"{option}={value!r} must be {expected}{nearest(value, choices)}")
-        return value
-
-    return check
-
-
-def _recovery(option: str, value: Any) -> Any:
-    return value if isinstance(value, bool) else _word("split", more=" or True or False")(option, value)
-
-
-def _framework(_: str, value: Any) -> str:
-    return registry.framework_name(value)
-
-
-def _output(_: str, value: Any) -> str:
+def _framework(option: str, value: Any) -> str:
+    if option == "output_type" and value == "input":
+        return "input"
     try:
-        return "input" if value == "input" else registry.framework_name(value)
+        return registry.framework_name(value)
     except UnknownFrameworkError as error:
-        hint = nearest(value, ["input"])
-        raise UnknownFrameworkError(f"{error}; output_type may also be 'input'{hint}") from None
+        also = "" if option != "output_type" else f"; it may also be 'input'{nearest(value, ['input'])}"
+        raise UnknownFrameworkError(f"{error}{also}") from None
 
 
-def _conversion(option: str, value: Any) -> DtypeConversion:
-    if not isinstance(value, DtypeConversion):
-        names = [member.name for member in DtypeConversion]
-        hint = nearest(str(value), [name.lower() for name in names])
-        raise TypeError(f"{option}={value!r} must be a member of DtypeConversion{hint}: {', '.join(names)}")
-    return value
-
-
-def _contract(option: str, value: Any) -> Any:
+def _function(option: str, value: Any) -> Any:
     if not callable(value):
         raise TypeError(f"{option}={value!r} must be a function of the result")
     return value
@@ -92,10 +75,10 @@ class DecoratorKeywords(TypedDict, total=False):
     #: The framework that callers are expected to bring; readable as ``input_memory_type``.
     input_type: Annotated["FrameworkLike | None", _Option(None, _framework)]
     #: Refuse arrays of any other framework than ``input_type``.
-    strict: Annotated[bool, _Option(False, _flag)]
+    strict: Annotated[bool, _Option(False, _choice(True, False))]
     #: True frees memory and tries again when memory runs out; ``"split"`` also halves the batch. Plain
     #: functions only.
-    oom_recovery: Annotated[bool | Literal["split"], _Option(False, _recovery)]
+    oom_recovery: Annotated[bool | Literal["split"], _Option(False, _choice(True, False, "split"))]
     #: How often to try again.
     max_retries: Annotated[int, _Option(2, _number(0))]
     #: The axis to halve along.
@@ -105,22 +88,24 @@ class DecoratorKeywords(TypedDict, total=False):
     #: A dtype to cast the arrays among the arguments to, on their way in. Left out, they keep their own.
     dtype: Annotated[Any, _Option(None, lambda _, value: dtype_name(value))]
     #: The dtype of the results, see `DtypeConversion`. Left out, they keep their own.
-    dtype_conversion: Annotated[DtypeConversion, _Option(DtypeConversion.NATIVE_OUTPUT, _conversion)]
+    dtype_conversion: Annotated[
+        DtypeConversion, _Option(DtypeConversion.NATIVE_OUTPUT, _choice(*DtypeConversion))
+    ]
     #: Call the function for each plane of its 3-D arrays, and stack what comes back. Plain functions only.
-    slice_by_slice: Annotated[bool, _Option(False, _flag)]
+    slice_by_slice: Annotated[bool, _Option(False, _choice(True, False))]
     #: Called with the result; where it returns a false value, the call fails.
-    contract: Annotated[Callable[[Any], Any] | None, _Option(None, _contract)]
+    contract: Annotated[Callable[[Any], Any] | None, _Option(None, _function)]
     #: What to do with a torch tensor that requires grad and enters another framework: ``"error"``, or
     #: ``"detach"``. Inside torch the graph is kept. ``"flow"``: arrays of other frameworks may be passed that
     #: are being differentiated; results are of the caller's framework, whose backward pass goes through.
-    grad: Annotated[Grad | Literal["flow"], _Option("error", _word("error", "detach", "flow"))]
+    grad: Annotated[Grad | Literal["flow"], _Option("error", _choice("error", "detach", "flow"))]
     #: False runs the function on the caller's CUDA stream, for kernels that are launched on the default one;
     #: else each thread has a stream of its own.
-    stream: Annotated[bool, _Option(True, _flag)]
+    stream: Annotated[bool, _Option(True, _choice(True, False))]
 
 
 _TABLE: dict[str, _Option] = {
-    "output_type": _Option(None, _output),
+    "output_type": _Option(None, _framework),
     **{
         option: annotation.__metadata__[0] for option, annotation in DecoratorKeywords.__annotations__.items()
     },

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
+from arraybridge.functions.wrap import Wrapped, decorate, kind_of_function, label_of, wrap
 from arraybridge.placement import Placement
 from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
 
@@ -25,21 +26,12 @@ R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 
-class Offloaded(Protocol[P, R_co]):
+class Offloaded(Wrapped[P, R_co], Protocol[P, R_co]):
     """What `gpu` makes of a function, to a type checker."""
 
     explain: Callable[..., Decision]
     history: History
     gpu_id: GpuId
-
-    @property
-    def __name__(self) -> str: ...
-    @property
-    def __wrapped__(self) -> Callable[P, R_co]: ...
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
     # A method: self is given by the attribute access.
     @overload
@@ -124,27 +116,23 @@ def gpu(
         )
     if split_axis is not None and (isinstance(split_axis, bool) or not isinstance(split_axis, int)):
         raise TypeError(f"split_axis={split_axis!r} must be a whole number, or None")
-    if fn is not None:
-        return _decorate(fn, name, gpu_id, split_axis)
-    return lambda fn: _decorate(fn, name, gpu_id, split_axis)
+    decorator = partial(decorate, what="@gpu", make=partial(_offloaded, name, gpu_id, split_axis))
+    return decorator if fn is None else decorator(fn)
 
 
-def _decorate(fn: Any, backend: str | None, gpu_id: GpuId, split_axis: int | None) -> Any:
+def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: Any) -> Any:
     from arraybridge.offload.call import Offload
 
-    def make(function: Any) -> Any:
-        if kind_of_function(function) != "function":
-            raise TypeError(
-                f"@gpu takes plain functions, and {label_of(function)}() is a coroutine or a generator, which"
-                " is not done when its call returns; decorate the function that computes"
-            )
-        run = Offload(function, backend=backend, gpu_id=gpu_id, split_axis=split_axis)
-        wrapper = wrap(function, run)
-        wrapper.explain, wrapper.history, wrapper.gpu_id = run.explain, run.history, gpu_id
-        wrapper._placement = Placement(None, gpu_id)
-        return wrapper
-
-    return decorate(fn, "@gpu", make)
+    if kind_of_function(fn) != "function":
+        raise TypeError(
+            f"@gpu takes plain functions, and {label_of(fn)}() is a coroutine or a generator, which is not"
+            " done when its call returns; decorate the function that computes"
+        )
+    run = Offload(fn, backend=backend, gpu_id=gpu_id, split_axis=split_axis)
+    wrapper = wrap(fn, run)
+    wrapper.explain, wrapper.history, wrapper.gpu_id = run.explain, run.history, gpu_id
+    wrapper._placement = Placement(None, gpu_id)
+    return wrapper
 
 
 @contextmanager

@@ -95,32 +95,6 @@ def test_methods_of_every_kind() -> None:
         assert run(x).tolist() == [3.0]
 
 
-def test_a_method_of_a_torch_model() -> None:
-    torch = require("torch")
-
-    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(3, 1, bias=False)
-            torch.nn.init.ones_(self.layer.weight)
-
-        @arraybridge.torch(output_type="input", grad="detach")
-        def predict(self, x: Any) -> Any:
-            return self.layer(x)
-
-        @arraybridge.torch
-        def forward(self, x: Any) -> Any:
-            return self.layer(x)
-
-    net = Net()
-    result = net.predict(IMAGE)
-    assert isinstance(result, np.ndarray)
-    assert result.tolist() == [[3.0], [12.0]]
-    loss = net(IMAGE).sum()
-    loss.backward()
-    assert net.layer.weight.grad.tolist() == [[3.0, 5.0, 7.0]]
-
-
 def test_generators_are_refused_and_coroutines_where_calls_are_repeated() -> None:
     def generator(x: Any) -> Iterator[Any]:
         yield x

@@ -111,13 +111,6 @@ def test_what_cannot_be_stacked_is_refused(
         stack_slices(slices, target)
 
 
-def test_what_cannot_be_taken_apart_is_refused() -> None:
-    with pytest.raises(ValueError, match="three axes"):
-        unstack_slices(np.ones((2, 2)), "numpy")
-    with pytest.raises(TypeError, match="no array"):
-        unstack_slices([[1]], "numpy")
-
-
 @pytest.mark.parametrize("target", FRAMEWORKS)
 @pytest.mark.parametrize("source", FRAMEWORKS)
 def test_process_slices_may_change_the_framework(source: str, target: str) -> None:
