@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import detect_memory_type, device_of, to_numpy
+from arraybridge import array_namespace, detect_memory_type, device_of, to_numpy
 from tests.helpers import require
 
 pytestmark = pytest.mark.gpu
@@ -52,7 +52,7 @@ def test_gpu_id_and_the_way_home(name: str) -> None:
     @arraybridge.framework(name).decorator(gpu_id=0, output_type="input")
     def double(x: Any) -> Any:
         seen.append((detect_memory_type(x), str(device_of(x))))
-        return x + x
+        return array_namespace(x).add(x, x)
 
     image = np.ones((3, 4), np.float32)
     for x in (image, arraybridge.convert_memory(image, "cupy", 0)):

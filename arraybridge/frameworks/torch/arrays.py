@@ -113,7 +113,8 @@ class TorchFramework(Framework):
         return x.view(carrier).numpy().view(hostmemory.np_dtype(NAMES[x.dtype]))
 
     def to_host(self, x: torch.Tensor) -> np.ndarray:
-        x = x.resolve_conj().resolve_neg()
+        if self.must_copy(x):
+            return self.host_view(self.copy(x).cpu())
         return super().to_host(x) if x.is_cpu else self.host_view(x.cpu())
 
     def from_host(self, view: np.ndarray, device: Device) -> torch.Tensor:
