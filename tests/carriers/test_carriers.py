@@ -6,8 +6,8 @@ import array
 import itertools
 import json
 import mmap
-import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from arraybridge import Carrier, convert_memory, explain, register_carrier, trac
 from arraybridge.carriers.carrier import carrier_of
 from arraybridge.errors import MemoryConversionError
 from arraybridge.testing import inject_oom
-from tests.helpers import require, run_python
+from tests.helpers import asked, require
 
 torch = require("torch")
 xarray = pytest.importorskip("xarray")
@@ -119,18 +119,12 @@ def test_sharing_is_as_it_is_told(kind: str, tmp_path: Path) -> None:
     tensor.view(torch.uint8).fill_(0) if tensor.dtype != torch.bool else tensor.logical_not_()
     changed = not equal(ab.to_numpy(x), expected)
     assert changed == shares
-    with pytest.raises(MemoryConversionError) if not shares and kind not in READ_ONLY else _passes():
+    with pytest.raises(MemoryConversionError) if not shares and kind not in READ_ONLY else nullcontext():
         convert_memory(make(tmp_path / "b") if kind != "h5py" else x, "torch", copy=False)
 
 
 #: What torch shares where the user says so, since only its being read-only forbids it.
 READ_ONLY = ("Series", "DataFrame", "Index", "polars", "bytes")
-
-
-def _passes() -> Any:
-    from contextlib import nullcontext
-
-    return nullcontext()
 
 
 def test_memory_outlives_what_carried_it() -> None:
@@ -214,13 +208,12 @@ def test_what_is_refused_says_what_to_write(make: Any, words: str) -> None:
 
 def test_a_label_map_is_refused() -> None:
     """To look at its pixels ends the process."""
-    code = (
-        "import SimpleITK as sitk, arraybridge as ab\n"
-        "try: ab.to_numpy(sitk.Image([4, 3], sitk.sitkLabelUInt8))\n"
-        "except ab.MemoryConversionError as error: print(error)"
+    lines = (
+        "import SimpleITK as sitk, arraybridge as ab",
+        "try: ab.to_numpy(sitk.Image([4, 3], sitk.sitkLabelUInt8))",
+        "except ab.MemoryConversionError as error: print(error)",
     )
-    done = run_python("-W", "ignore", "-c", code)
-    assert "sitk.LabelMapToLabel(x)" in done.stdout, done.stderr
+    assert "sitk.LabelMapToLabel(x)" in asked(*lines, env={"PYTHONWARNINGS": ""})
 
 
 def test_a_file_that_is_closed(tmp_path: Path) -> None:
@@ -228,17 +221,6 @@ def test_a_file_that_is_closed(tmp_path: Path) -> None:
     x.file.close()
     with pytest.raises(MemoryConversionError, match="open the file again"):
         convert_memory(x, "torch")
-
-
-def test_no_package_is_imported_before_its_objects_come() -> None:
-    code = (
-        "import sys, numpy as np, arraybridge as ab, collections\n"
-        "ab.to_torch(memoryview(np.ones(3))); ab.convert_tree({'a': np.ones(2), 'b': object()}, 'torch')\n"
-        "packages = ('xarray', 'zarr', 'h5py', 'SimpleITK', 'PIL', 'pandas', 'polars')\n"
-        "print([name for name in packages if name in sys.modules])"
-    )
-    done = run_python("-W", "ignore", "-c", code)
-    assert done.stdout.strip() == "[]", done.stdout + done.stderr
 
 
 def test_an_array_of_a_framework_is_no_question_for_carriers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,14 +260,10 @@ def summed(x: Any) -> Any:
     return x.sum(0)
 
 
-def test_xarray_comes_back_with_all_that_belongs_to_it() -> None:
+def test_an_xarray_comes_back_without_its_encoding() -> None:
     x = data_array()
     x.encoding = {"scale_factor": 0.1}
-    result = doubled(x)
-    assert result.identical(x * 2) or result.equals(x * 2)
-    assert (result.dims, result.name, result.attrs) == (x.dims, "scan", {"unit": "mm"})
-    assert result.coords.equals(x.coords)
-    assert result.encoding == {}
+    assert doubled(x).encoding == {}
     assert isinstance(summed(x), np.ndarray)
 
 
@@ -300,20 +278,12 @@ def test_an_image_comes_back_in_its_place() -> None:
         assert result.GetMetaData("patient") == x.GetMetaData("patient") == "Ada"
 
 
-def test_pandas_comes_back_with_index_and_name() -> None:
-    series = pandas.Series([1.0, 2.0], index=["a", "b"], name="t")
-    pandas.testing.assert_series_equal(doubled(series), series * 2)
+def test_pandas_comes_back_in_its_own_dtypes_and_as_an_index() -> None:
+    """Plain columns and tables stand in test_round_trips.py."""
     whole = pandas.Series([1, 2], index=["a", "b"], dtype="Int64")
     pandas.testing.assert_series_equal(doubled(whole), whole * 2)
-    table = pandas.DataFrame(VALUES[0], columns=list("abcd"), index=[3, 4, 5])
-    pandas.testing.assert_frame_equal(doubled(table), table * 2)
     index = pandas.Index([1.5, 2.5], name="t")
     pandas.testing.assert_index_equal(doubled(index), index * 2)
-
-
-def test_polars_comes_back_with_its_name() -> None:
-    result = doubled(polars.Series("a", [1.0, 2.0]))
-    assert (result.name, result.to_list()) == ("a", [2.0, 4.0])
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "CMYK", "F", "I", "1", "YCbCr", "LA", "HSV"])
@@ -365,24 +335,19 @@ def test_another_dtype_has_no_such_carrier() -> None:
     assert as_half(polars.Series("a", [1.0])).dtype == polars.Float16
 
 
-def test_a_carrier_that_the_function_makes_stays_one() -> None:
-    @ab.numpy(output_type="torch")
-    def labelled(x: Any) -> Any:
-        return {"labelled": xarray.DataArray(x, dims=("x",)), "plain": x}
-
-    result = labelled(np.ones(2))
-    assert isinstance(result["labelled"], xarray.DataArray)
-    assert isinstance(result["plain"], torch.Tensor)
-
-
-def test_containers_of_results() -> None:
+def test_results_in_containers_and_carriers_that_the_function_makes() -> None:
     @ab.torch(output_type="input")
     def both(x: Any) -> Any:
         return {"twice": x * 2, "mean": x.mean()}
 
-    result = both(data_array())
-    assert isinstance(result["twice"], xarray.DataArray)
-    assert isinstance(result["mean"], np.ndarray)
+    @ab.numpy(output_type="torch")
+    def labelled(x: Any) -> Any:
+        return {"labelled": xarray.DataArray(x, dims=("x",)), "plain": x}
+
+    result = both(data_array()) | labelled(np.ones(2))
+    types = {"twice": xarray.DataArray, "mean": np.ndarray, "labelled": xarray.DataArray}
+    for name, cls in (types | {"plain": torch.Tensor}).items():
+        assert isinstance(result[name], cls)
 
 
 def test_a_result_that_is_scaled_into_a_dtype() -> None:
@@ -539,36 +504,34 @@ def test_a_kind_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     empty_caches()
 
 
-def test_an_entry_point(tmp_path: Path) -> None:
-    (tmp_path / "scanner.py").write_text(
-        "class Scan:\n    def __init__(self, pixels): self.pixels = pixels\n", encoding="utf-8"
-    )
-    (tmp_path / "scanner_bridge.py").write_text(
-        "import arraybridge\n"
-        "class Scans(arraybridge.Carrier):\n"
-        "    def carries(self, x): return hasattr(x, 'pixels')\n"
-        "    def array(self, x): return x.pixels\n",
-        encoding="utf-8",
+def test_an_entry_point_and_that_no_package_is_imported_before_its_objects_come(tmp_path: Path) -> None:
+    bridge = (
+        "import arraybridge",
+        "class Scans(arraybridge.Carrier):",
+        "    def carries(self, x): return hasattr(x, 'pixels')",
+        "    def array(self, x): return x.pixels",
     )
     info = tmp_path / "scanner_bridge-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: scanner-bridge\nVersion: 1.0\n", encoding="utf-8"
+    for file, text in {
+        tmp_path / "scanner.py": "class Scan:\n    def __init__(self, pixels): self.pixels = pixels\n",
+        tmp_path / "scanner_bridge.py": "\n".join(bridge),
+        info / "METADATA": "Metadata-Version: 2.1\nName: scanner-bridge\nVersion: 1.0\n",
+        info / "entry_points.txt": "[arraybridge.carriers]\nscanner = scanner_bridge:Scans\n",
+    }.items():
+        file.write_text(text, encoding="utf-8")
+    lines = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})",
+        "import json, numpy as np, arraybridge as ab, scanner",
+        "ab.to_torch(memoryview(np.ones(3))); ab.convert_tree({'a': np.ones(2), 'b': object()}, 'torch')",
+        "values = ab.to_torch(scanner.Scan(np.ones(2))).tolist()",
+        "packages = ('xarray', 'zarr', 'h5py', 'SimpleITK', 'PIL', 'pandas', 'polars')",
+        "print(json.dumps([values, [name for name in packages if name in sys.modules]]))",
     )
-    (info / "entry_points.txt").write_text(
-        "[arraybridge.carriers]\nscanner = scanner_bridge:Scans\n", encoding="utf-8"
-    )
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import numpy as np, arraybridge, scanner, json\n"
-        "print(json.dumps(arraybridge.to_torch(scanner.Scan(np.ones(2))).tolist()))"
-    )
-    done = run_python("-W", "ignore", "-c", code)
-    assert json.loads(done.stdout) == [1, 1], done.stderr
+    assert json.loads(asked(*lines, env={"PYTHONWARNINGS": ""})) == [[1, 1], []]
 
 
-def test_errors_of_a_kind_are_told() -> None:
+def test_what_a_kind_has_to_say() -> None:
     with pytest.raises(NotImplementedError):
         Carrier().carries(1)
     assert Carrier().rebuild(1, 2) == 2
-    assert pickle.loads(pickle.dumps(data_array())).identical(data_array())
