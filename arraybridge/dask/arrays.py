@@ -43,7 +43,7 @@ def register_tokens() -> None:
 
 def register_transport() -> None:
     """Let arrays travel as `save` writes them, from here on: to workers that are prepared."""
-    from distributed.protocol import dask_deserialize, dask_serialize
+    from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
     _teach(dask_serialize, save)
     _teach(dask_deserialize, load)
@@ -75,7 +75,7 @@ def _teach_classes(dispatch: Any, answer: Callable[..., Any], names: Iterable[st
 
 def save_shared(x: SharedArray, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     """A `shared` array: by its place to a process of this machine; else, as to a disk, by its bytes."""
-    from distributed.comm import get_address_host
+    from distributed.comm.addressing import get_address_host
     from distributed.protocol.numpy import serialize_numpy_ndarray
 
     ends = [(context or {}).get(end, {}).get("address") for end in ("sender", "recipient")]

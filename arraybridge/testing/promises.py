@@ -81,7 +81,7 @@ class Promise(NamedTuple):
     each: dict[str, Any]
 
     def cases(self, subject: Subject) -> Iterator[dict[str, Any]]:
-        values = [value(subject) if callable(value) else value for value in self.each.values()]
+        values: list[Any] = [value(subject) if callable(value) else value for value in self.each.values()]
         return (dict(zip(self.each, case, strict=True)) for case in product(*values))
 
 
