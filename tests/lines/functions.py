@@ -52,17 +52,8 @@ def on_a_missing_gpu(x: Any) -> Any:
     return x + 1
 
 
-def first_row_and_storage(x: Any) -> tuple[Any, int]:
-    """A view of something larger, and the bytes of memory that came along with ``x``."""
-    return (x * 1)[:1], x.untyped_storage().nbytes()
-
-
 def with_graph_inside(x: Any) -> Any:
     return partial(abs, x * 1)
-
-
-def weak_type(x: Any) -> tuple[str, bool]:
-    return str(x.dtype), x.weak_type
 
 
 # -- shared memory -----------------------------------------------------------------------------------

@@ -143,22 +143,6 @@ def test_stages_of_several_frameworks() -> None:
     np.testing.assert_array_equal(result, (x * 2 + 1) * 2 + 1)
 
 
-def test_a_pipeline_runs_in_several_threads_at_once() -> None:
-    pipeline = Pipeline(double, shift)
-    results: dict[int, Any] = {}
-
-    def run(i: int) -> None:
-        results[i] = pipeline(np.arange(10) + i)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i in range(6):
-        np.testing.assert_array_equal(results[i], (np.arange(10) + i) * 2 + 1)
-
-
 # -- errors ------------------------------------------------------------------------------------------
 
 
@@ -175,18 +159,6 @@ def test_an_error_in_a_batch_names_stage_and_microbatch() -> None:
     with pytest.raises(OwnError) as caught:
         Pipeline(double, fail, microbatches=4)(np.arange(8))
     assert "in stage 1 (fail), microbatch 1" in caught.value.__notes__
-
-
-def test_an_error_of_a_conversion_names_the_stage() -> None:
-    require("pyclesperanto")
-
-    @arraybridge.pyclesperanto
-    def blur(x: Any) -> Any:
-        return x
-
-    with pytest.raises(arraybridge.DtypeNotSupportedError) as caught:
-        Pipeline(blur)(np.zeros(4))
-    assert any("stage 0 (blur)" in note for note in caught.value.__notes__)
 
 
 def test_a_jax_error_comes_out_of_its_own_stage() -> None:

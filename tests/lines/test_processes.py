@@ -15,6 +15,7 @@ import arraybridge
 from arraybridge import GradientError, device_map
 from tests.helpers import require
 from tests.lines import functions
+from tests.lines.test_exchange import LARGE
 
 
 def run(fn: Any, *items: Any, **options: Any) -> list[Any]:
@@ -44,43 +45,35 @@ def test_processes_run_on_their_devices() -> None:
 # -- arrays ------------------------------------------------------------------------------------------
 
 
-def test_a_row_travels_without_the_whole_batch() -> None:
-    torch = require("torch")
+def test_arrays_of_every_framework_travel_both_ways() -> None:
+    """By one process, which imports them all. JAX's own pickle would cut 64 bits down there."""
+    torch, jax, tf = map(require, ("torch", "jax", "tensorflow"))
     batch = torch.arange(10_000, dtype=torch.float32).reshape(1000, 10)
-    (row, sent), (_, sent_column) = run(functions.first_row_and_storage, batch[7], batch.T[3])
-    assert (sent, sent_column) == (40, 4000)
-    assert row.tolist() == [70.0]
-    assert row.untyped_storage().nbytes() == 4
-    (back,) = run(functions.same, batch[5:7].detach().requires_grad_())
-    assert back.requires_grad
-    assert back.tolist() == [[*range(50, 60)], [*range(60, 70)]]
-
-
-def test_64_bits_and_weak_types_of_jax_are_kept() -> None:
-    """JAX's own pickle cuts them where they are not enabled, as in a process that nobody told."""
-    jax = require("jax")
-    value = 1 + 2.0**-40
-    (back,) = run(functions.same, arraybridge.to_jax(np.array([value])))
-    assert (str(back.dtype), float(np.asarray(back)[0])) == ("float64", value)
-    assert run(functions.weak_type, jax.numpy.asarray(2.0)) == [("float32", True)]
-
-
-def test_arrays_of_tensorflow_travel() -> None:
-    tf = require("tensorflow")
-    words, halves = run(functions.same, tf.constant(["a"]), tf.constant([0.5], tf.bfloat16))
+    large = np.arange(LARGE // 4, dtype=np.float32)
+    first = {
+        name: arraybridge.convert_memory(large, name) for name in ("numpy", "torch", "jax", "tensorflow")
+    }
+    odd = [
+        *(batch[7], batch[5:7].detach().requires_grad_(), jax.numpy.asarray(2.0)),
+        *(arraybridge.to_jax(np.array([1 + 2.0**-40])), tf.constant(["a"]), tf.constant([0.5], tf.bfloat16)),
+    ]
+    back, rest = run(functions.same, first, odd)
+    for name, x in back.items():
+        assert arraybridge.detect_memory_type(x) == name
+        np.testing.assert_array_equal(arraybridge.to_numpy(x), large)
+    row, leaf, weak, wide, words, halves = rest
+    assert (row.tolist(), row.untyped_storage().nbytes()) == ([*range(70, 80)], 40)  # not the whole batch
+    assert (leaf.requires_grad, leaf.tolist()) == (True, [[*range(50, 60)], [*range(60, 70)]])
+    assert (str(weak.dtype), weak.weak_type) == ("float32", True)
+    assert (str(wide.dtype), float(np.asarray(wide)[0])) == ("float64", 1 + 2.0**-40)
     assert words.numpy().tolist() == [b"a"]
-    assert halves.dtype == tf.bfloat16
-    assert float(halves[0]) == 0.5
+    assert (halves.dtype, float(halves[0])) == (tf.bfloat16, 0.5)
 
 
 def test_a_graph_is_refused_as_torch_itself_does() -> None:
     torch = require("torch")
     leaf = torch.ones(2, requires_grad=True)
-    for fn, item in (
-        (functions.same, leaf * 2),
-        (functions.same, partial(abs, leaf * 2)),
-        (functions.with_graph_inside, leaf),
-    ):
+    for fn, item in ((functions.same, partial(abs, leaf * 2)), (functions.with_graph_inside, leaf)):
         with pytest.raises(GradientError, match="its graph stays in the process"):
             run(fn, item)
 

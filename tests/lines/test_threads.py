@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -166,23 +165,6 @@ def test_stop_iteration_is_no_end_and_system_exit_reaches_the_caller(way: str) -
         assert isinstance(caught.value.__cause__, StopIteration)
     with pytest.raises(SystemExit):
         list(run(way, stop, [0]))
-
-
-@dataclass(frozen=True)
-class FrozenError(Exception):
-    code: int
-
-
-@ways
-def test_an_error_that_takes_no_note_comes_out_as_it_is(way: str) -> None:
-    error = FrozenError(404)
-
-    def fail(x: Any) -> Any:
-        raise error
-
-    with pytest.raises(FrozenError) as caught:
-        list(run(way, fail, [1]))
-    assert caught.value is error
 
 
 @ways

@@ -575,14 +575,6 @@ def test_a_variable_of_tensorflow() -> None:
     np.testing.assert_array_equal(arraybridge.to_numpy(result), ROWS * 2)
 
 
-def test_a_buffer_of_pyclesperanto() -> None:
-    cle = require("pyclesperanto")
-    buffer = cle.push(ROWS[:2])
-    with inject_oom("numpy", above_rows=2):
-        result = split_and_retry(lambda x: cle.add_image_and_scalar(x, buffer, scalar=2), cle.push(ROWS))
-    np.testing.assert_array_equal(arraybridge.to_numpy(result), ROWS + 2)
-
-
 def test_planes_and_masks() -> None:
     stack, buffer, mask = np.arange(24.0).reshape(4, 2, 3), np.empty((2, 3)), np.zeros(8, bool)
     np.testing.assert_array_equal(process_slices(stack, lambda p: np.multiply(p, 2, out=buffer)), stack * 2)

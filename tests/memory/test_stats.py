@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -152,12 +151,6 @@ def test_an_inner_block_takes_nothing_from_the_outer(fake: FakeFramework) -> Non
             fake.peak[0] = 300
     assert outer["fake"].peak == 900
     assert inner["fake"].peak == 300
-
-
-def test_nothing_is_left_running() -> None:
-    with pytest.raises(ValueError, match="x"), memory_peak():
-        raise ValueError("x")
-    assert not [t for t in threading.enumerate() if t.name.startswith("arraybridge-memory")]
 
 
 # -- a record over time ------------------------------------------------------------------------------
