@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from arraybridge.arrays import source_of
-from arraybridge.batches import Joined, part, plain
+from arraybridge.batches import Joined, kept, part, plain
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.device_map import source_of_items, whole_number
@@ -16,7 +17,7 @@ from arraybridge.lines.gradients import for_other_threads
 from arraybridge.lines.report import PipelineReport, StageReport
 from arraybridge.lines.threads import Run, Worker
 from arraybridge.placement import placement
-from arraybridge.trees import arrays_of
+from arraybridge.trees import arrays_of, map_arrays
 
 __all__ = ["Pipeline"]
 
@@ -113,7 +114,8 @@ class Pipeline:
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))
         if count == 1:
-            return plain(next(self._run(iter([plain(batch)]), "microbatch")))
+            whole = part(batch, self.axis, rows, 0, rows)
+            return plain(next(self._run(iter([whole]), "microbatch", partial(map_arrays, change=kept))))
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
         joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import gc
 import threading
 import time
@@ -88,11 +89,18 @@ def test_batches_of_every_framework(name: str) -> None:
     np.testing.assert_array_equal(arraybridge.to_numpy(result), x)
 
 
-def test_the_last_stage_may_use_a_buffer_again() -> None:
+@pytest.mark.parametrize("n", [2, 8])
+def test_the_last_stage_may_use_a_buffer_again(n: int) -> None:
     buffer = np.empty((2, 3))
-    x = rows(8)
-    result = Pipeline(double, lambda part: np.add(part, 1, out=buffer), microbatches=4)(x)
+    x = rows(n)
+    pipeline = Pipeline(double, lambda part: np.add(part, 1, out=buffer), microbatches=n // 2)
+    result, _ = pipeline(x), pipeline(x + 5)
     np.testing.assert_array_equal(result, x * 2 + 1)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_what_carries_an_array_is_given_as_an_array(n: int) -> None:
+    assert type(Pipeline(double)(array.array("d", [1.0] * n))) is np.ndarray
 
 
 class Model:
