@@ -197,6 +197,8 @@ def test_hot_spots_in_numbers() -> None:
     assert spots[3].advice == ""
     assert [s.line for s in log.hotspots(top=1)] == [spots[0].line]
     assert log.hotspots(top=1).lines == 4
+    assert "4 lines, 3.2 KiB copied" in repr(log.hotspots(top=1))
+    assert "the first 1 are shown" in repr(log.hotspots(top=1))
     for top in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="top"):
             log.hotspots(top=top)  # type: ignore[arg-type]
