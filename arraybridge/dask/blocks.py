@@ -61,9 +61,6 @@ class Block:
         """The function; by its parameters Dask knows whether it wants the block's number."""
         return self._fn or _opened(self._carried)
 
-    def __repr__(self) -> str:
-        return f"<blocks of {self.__name__}>"
-
     def __dask_tokenize__(self) -> tuple[Hashable, ...]:
         return (normalize_token(self.__wrapped__), str(self.dtype), self.target, self.keeps_shape)
 
