@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -75,17 +74,6 @@ def test_without_a_card_nothing_has_passed(
     assert words in " ".join((done.stdout + done.stderr).split())
 
 
-def test_parts_hold_every_file_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_run, "EMULATED", False)
-    every = card_run.gpu_files("1/1")
-    assert sorted(card_run.gpu_files("1/2") + card_run.gpu_files("2/2")) == every
-    # A real card has nothing to say of the emulated one.
-    assert {file.parent.name for file in every} == {"gpu", "tests"}
-    for words in ("0/2", "3/2", "1", "all"):
-        with pytest.raises(card_run.argparse.ArgumentTypeError, match="is no part, as 1/2 is"):
-            card_run.part_of(words)
-
-
 def test_a_file_that_needs_what_is_missing_was_not_run_and_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,13 +99,3 @@ def test_packages_come_along_in_wheels(tmp_path: Path, monkeypatch: pytest.Monke
     assert str(tmp_path / "before") in done.stdout
     with pytest.raises(SystemExit, match="has no wheels"):
         card_run.on_path(tmp_path / "none", tmp_path / "site")
-
-
-def test_every_benchmark_is_there_with_its_options(tmp_path: Path) -> None:
-    for one in card_run.benchmarks_into(tmp_path):
-        assert set(one.needs_one_of) <= set(card_run.FRAMEWORKS)
-        options = [word for word in one.command if word.startswith("--")]
-        program = one.command[: one.command.index(options[0])]
-        done = run_python(*program, "--help", env={"COLUMNS": "200", "NO_COLOR": "1"})
-        assert set(options) <= set(re.findall(r"--[\w-]+", done.stdout)), (one.name, done.stderr)
-    assert sum(one.seconds for one in card_run.benchmarks_into(tmp_path)) <= card_run.LIMIT

@@ -5,7 +5,6 @@ from __future__ import annotations
 import configparser
 import importlib.metadata
 import os
-import re
 import tomllib
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from packaging.version import Version
 
 import arraybridge
 from arraybridge import machine
-from arraybridge.frameworks.base import Framework
 from tests.helpers import SCRIPTS, asked, require, run_python
 
 CHECKOUT = Path(__file__).parent.parent
@@ -99,13 +97,6 @@ def test_the_public_names_are_few_and_every_one_is_there() -> None:
         arraybridge.pipelnie  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_plug_in_author_reads_the_core_in_one_screen() -> None:
-    """What goes beyond stands in parts, each of them an object."""
-    names = {name for name in (*dir(Framework), *Framework.__annotations__) if not name.startswith("_")}
-    assert len(names) <= 70, sorted(names)
-    assert Framework.__abstractmethods__ == {"owns"}
-
-
 def test_no_submodule_hides_a_decorator_and_no_file_is_long() -> None:
     """A file arraybridge/torch.py would, once imported, replace the decorator arraybridge.torch."""
     installed = Path(arraybridge.__file__).parent
@@ -129,18 +120,6 @@ def test_version_is_that_of_the_distribution() -> None:
     assert version == arraybridge.__version__
     assert version in read("CHANGELOG.md")
     assert f"\nversion: {version}\n" in read("CITATION.cff")
-
-
-def test_ci_runs_the_environments_of_tox_and_the_command_of_the_readme() -> None:
-    """And fails where an interpreter is missing; `tox` by itself passes over its environments."""
-    if (CHECKOUT / ".github" / "workflows" / "ci.yml").is_file():
-        workflow = read(".github", "workflows", "ci.yml")
-        assert f"environment: [{tox()['tox']['env_list']}]" in workflow
-    script = read(".ci", "run")
-    command = script.splitlines()[-1]
-    assert command.endswith("/tox")
-    assert command in read("README.md").splitlines()
-    assert re.search(r"^export .*\bTOX_SKIP_MISSING_INTERPRETERS=false\b", script, re.MULTILINE)
 
 
 def test_the_emulated_card_runs_every_file_with_tests_for_a_card() -> None:

@@ -30,22 +30,6 @@ def test_nobody_is_sent_to_the_other_library() -> None:
         assert not WRONG.search(text), path
 
 
-def test_what_comes_is_said_beside_each_command_and_how_to_have_less() -> None:
-    """PyTorch's build for CPUs alone, of which the extra `cpu` takes what is there."""
-    readme = (TOP / "README.md").read_text(encoding="utf-8")
-    commands = re.findall(r"(.*?)^```sh\n(.*?)^```\n(.*?)(?=\n\n|\Z)", readme, re.DOTALL | re.MULTILINE)
-    (first,) = [after for _, command, after in commands if 'install ".[cpu]"' in command]
-    (tox,) = [before for before, command, _ in commands if "pip install tox" in command]
-    assert {"730 MB", "2.7 GB"} <= set(re.findall(r"[\d.]+ [MG]B", first))
-    (bound,) = re.findall(r'pip install "torch<([\d.]+)" --index-url \S+/whl/cpu`', first)
-    (torch,) = [line for line in requirements("cpu", "3.13") if line.startswith("torch")]
-    assert f"<{bound}" in torch
-    assert "12 GB" in tox.splitlines()[-2]
-    setting_up = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert "(README.md#try-it)" in setting_up
-    assert "12 GB" in setting_up
-
-
 def test_the_extras_are_those_of_the_project() -> None:
     extras = {"": [line for line in PROJECT["dependencies"] if line.startswith("numpy")]}
     for extra, lines in PROJECT["optional-dependencies"].items():

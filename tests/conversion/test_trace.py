@@ -9,7 +9,6 @@ import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ import arraybridge
 from arraybridge import TraceLog, convert_memory, convert_tree, explain, trace
 from arraybridge.conversion import trace as trace_module
 from tests import matrix_data as data
-from tests.counting import functions_entered
 from tests.helpers import require, run_python
 
 
@@ -233,21 +231,3 @@ def test_a_trace_may_be_closed_elsewhere_and_out_of_order() -> None:
             pool.submit(one.__exit__, None, None, None).result()
     convert_memory(np.zeros(9), "numpy")
     assert [[record.nbytes for record in log.records] for log in logs] == [[8], [8, 16, 24], [8, 16]]
-
-
-def test_a_log_that_stays_open_elsewhere_costs_nobody_the_fast_path() -> None:
-    require("torch")
-    x = np.zeros(4, np.float32)
-    for _ in range(3):
-        convert_memory(x, "torch")
-    alone = functions_entered(lambda: convert_memory(x, "torch"))
-    opened, elsewhere = trace(), copy_context()
-    log = elsewhere.run(opened.__enter__)
-    try:
-        beside = functions_entered(lambda: convert_memory(x, "torch"))
-        assert [one for one in beside if not one.startswith("trace.py:")] == alone
-        assert len(log) == 0
-        elsewhere.run(convert_memory, x, "torch")
-        assert len(log) == 1
-    finally:
-        elsewhere.run(opened.__exit__, None, None, None)

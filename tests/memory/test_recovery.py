@@ -24,7 +24,7 @@ from arraybridge import (
 from arraybridge.frameworks import registry
 from arraybridge.memory import cleanup, recovery
 from arraybridge.testing import inject_oom
-from tests.helpers import SCRIPTS, require, run_python
+from tests.helpers import require
 
 
 @pytest.fixture(autouse=True)
@@ -603,13 +603,3 @@ def test_one_result_is_made_for_all_parts() -> None:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < 1.4 * x.nbytes
-
-
-def test_how_many_functions_one_failure_enters() -> None:
-    """Functions, and changes of file between them: without trouble, with one failure, and in halves."""
-    require("torch")
-    done = run_python(str(SCRIPTS / "one_failure.py"))
-    for line, most in zip(done.stdout.splitlines(), ((16, 16), (48, 48), (65, 110)), strict=True):
-        functions, changes = map(int, line.split())
-        assert functions <= most[0], done.stdout
-        assert changes <= most[1], done.stdout

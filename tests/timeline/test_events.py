@@ -8,6 +8,7 @@ import json
 import runpy
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,6 @@ from arraybridge.conversion import trace as trace_module
 from arraybridge.testing import inject_oom
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
-from tests.counting import functions_entered
 from tests.helpers import require
 
 SCRIPT = Path(__file__).parent / "scripts" / "three_things.py"
@@ -323,15 +323,17 @@ def test_all_threads_are_heard_by_the_log_of_a_program() -> None:
     assert not trace_module.open_logs
 
 
-def test_nothing_is_recorded_when_no_trace_is_open() -> None:
-    x = np.zeros(3)
-    for _ in range(3):
-        increment(x)
-    before = functions_entered(lambda: increment(x))
+def test_nothing_is_measured_when_no_trace_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clock() -> float:
+        raise AssertionError("measured")
+
     with trace():
-        increment(x)
-    assert functions_entered(lambda: increment(x)) == before
-    assert not [name for name in before if name.startswith("trace.py")]
+        increment(np.zeros(3))
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "perf_counter", clock)
+        assert increment(np.zeros(3)).tolist() == [1, 1, 1]
+        with pytest.raises(AssertionError, match="measured"), trace():
+            pass
 
 
 @pytest.mark.parametrize("options", [{}, {"output_type": "input"}, {"output_type": "numpy"}])
