@@ -44,7 +44,9 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
         by_type: dict[type, Change] = planned
         if on_card or busy_workers or open_logs:
             by_type = careful(of_one_call(), unmark)
-        arguments = (*args[skip:], *kwargs.values()) if skip or kwargs else args
+        arguments = args[skip:] if skip else args
+        if kwargs:
+            arguments = (*arguments, *kwargs.values())
         values: list[Any] = []
         try:
             for value in arguments:
@@ -53,14 +55,15 @@ def bringing(fn: Callable[..., Any], skip: int, options: DecoratorOptions) -> Br
             cast = rf'Pass dtype= to the decorator to ask for a cast: @{options.framework}(dtype="\1")\2'
             say(error, _argument(fn, args, kwargs, skip + len(values)), cast)
             raise
-        # Most functions have an array for their first argument.
-        arrays = (values[0] is not arguments[0] or kinds.get(type(values[0])) == ARRAY) if values else False
+        # Most functions have an array for their first argument, or one that was just converted.
+        arrays = len(values) > 0 and (kinds.get(type(values[0])) == ARRAY or values[0] is not arguments[0])
         if strict or not arrays:
             arrays = first_array(values) is not None
             if strict or not arrays:
                 _refuse_tables(fn, args, kwargs, skip)
-        if skip or kwargs:
+        if skip:
             values[:0] = args[:skip]
+        if kwargs:
             kwargs = {word: values.pop(len(args)) for word in kwargs}
         return values, kwargs, arrays
 

@@ -105,7 +105,8 @@ def _running(fn: Callable[..., Any], skip: int, options: DecoratorOptions, bring
             if queued:
                 # `positional` lives until the stream of the caller waits for this one.
                 first = first_array((*positional[skip:], *named.values()))
-                with framework.streams.stream(framework.device_of(first)):
+                stream = None if first is None else framework.streams.stream(framework.device_of(first))
+                with stream or nullcontext():
                     result = body(*positional, **named)
                 return handed_over(result, framework)
         if placed and not arrays:  # none brings the device along: it is selected for what the function makes
