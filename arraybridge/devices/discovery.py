@@ -89,10 +89,9 @@ def _frameworks(named: Any) -> list[Framework]:
 def _described(device: Device, owners: list[Framework], memory: dict[str, DeviceMemory]) -> FoundDevice:
     place, frameworks = (device.kind, device.index), tuple(one.name for one in owners)
     cards = [card for card in machine.cards() if device == Device("gpu", card.index)]
-    if not cards:
-        described = [one.pool.card_of(device) for one in owners]
-        name, identity, total = (next(filter(None, facts), None) for facts in zip(*described, strict=True))
-        cards = [card for card in machine.cards() if card.pci == identity]  # of an OpenCL device
+    described = [("", "", None), *(one.pool.card_of(device) for one in owners if not cards)]
+    name, identity, total = (next(filter(None, facts), None) for facts in zip(*described, strict=True))
+    cards = cards or [card for card in machine.cards() if card.pci == identity]  # of an OpenCL device
     if cards:
         (card,) = cards
         free = memory[f"gpu:{card.index}"].free

@@ -254,7 +254,7 @@ def _plain(result: Any) -> Any:
     if isinstance(result, SharedArray) and result.segment is None:
         return result.view(np.ndarray)
     if type(result) in (list, tuple):
-        return type(result)(map(_plain, result))
+        return type(result)([_plain(x) for x in result])
     return result
 
 
@@ -301,8 +301,10 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     5.0
     """
     has_values = not isinstance(x, (tuple, list, int, np.integer))
-    unset = np.empty((), dtype)
-    source = convert_memory(x, "numpy", dtype=dtype) if has_values else np.broadcast_to(unset, x)
+    if has_values:
+        source = convert_memory(x, "numpy", dtype=dtype)
+    else:
+        source = np.broadcast_to(np.empty((), dtype), tuple(np.atleast_1d(x).tolist()))
     if isinstance(source, np.ma.MaskedArray):
         raise ArrayNotSupportedError("shared memory has no place for a mask; pass x.filled(value)")
     if source.dtype.hasobject:

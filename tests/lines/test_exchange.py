@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -106,15 +105,6 @@ def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> No
         with pytest.raises(KeyError):  # half of it has arrived
             theirs.loads(ours.dumps((large, functions.Unwelcome(), large)))
     assert len(ours.segments) == 6
-
-
-def test_several_at_one_time() -> None:
-    def in_a_thread(k: int) -> list[tuple[int, np.ndarray]]:
-        return [(i, x) for i, x in enumerate(run(functions.same, full(30))) if i % 7 == k]
-
-    with ThreadPoolExecutor(3) as pool:
-        kept = [pair for pairs in pool.map(in_a_thread, range(3)) for pair in pairs]
-    assert all((x == i).all() for i, x in kept)
 
 
 @linux

@@ -17,7 +17,6 @@ from arraybridge import (
     CannotSplitError,
     Pipeline,
     fixed,
-    process_slices,
     run_with_oom_recovery,
     split_and_retry,
 )
@@ -573,19 +572,6 @@ def test_a_variable_of_tensorflow() -> None:
     with inject_oom("numpy", above_rows=2):
         result = split_and_retry(fn, tf.constant(ROWS))
     np.testing.assert_array_equal(arraybridge.to_numpy(result), ROWS * 2)
-
-
-def test_planes_and_masks() -> None:
-    stack, buffer, mask = np.arange(24.0).reshape(4, 2, 3), np.empty((2, 3)), np.zeros(8, bool)
-    np.testing.assert_array_equal(process_slices(stack, lambda p: np.multiply(p, 2, out=buffer)), stack * 2)
-
-    def masked(x: Any) -> Any:
-        np.greater(x, 3, out=mask[: len(x)])
-        return np.ma.masked_array(x * 2, mask=mask[: len(x)])
-
-    result = in_halves(masked, np.arange(8.0))
-    np.testing.assert_array_equal(result.data, np.arange(8.0) * 2)
-    np.testing.assert_array_equal(result.mask, [False] * 4 + [True] * 4)
 
 
 # -- what it costs -------------------------------------------------------------------------------------
