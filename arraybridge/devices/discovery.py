@@ -93,7 +93,7 @@ def _described(device: Device, owners: list[Framework], memory: dict[str, Device
     name, identity, total = (next(filter(None, facts), None) for facts in zip(*described, strict=True))
     cards = cards or [card for card in machine.cards() if card.pci == identity]  # of an OpenCL device
     if cards:
-        (card,) = cards
+        card = cards[0]
         free = memory[f"gpu:{card.index}"].free
         return FoundDevice(*place, card.name, frameworks, card.total, free, card.uuid or card.pci)
     reading = memory.get("cpu" if device.kind == "cpu" else str(device))
