@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import re
-import weakref
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,8 +14,6 @@ import pytest
 
 import arraybridge
 from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_tree
-from arraybridge.arrays import ARRAY, LEAF, kind_of, kinds
-from arraybridge.trees import arrays_of, flattened, leaves_of
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -136,30 +132,12 @@ def test_each_container_stays_the_very_object_where_no_array_changes(make: Calla
     assert items(convert_tree(tree, "torch"))[1] is items(tree)[1]
 
 
-@containers
-def test_each_container_is_filled_again(make: Callable[[Any, Any], Any]) -> None:
-    tree = make(1, make("two", [3]))
-    leaves, structure = flattened(tree)
-    assert [leaf for leaf in leaves_of(tree) if leaf is not None] == [1, "two", 3]
-    changed = structure.filled(iter([{1: "one", "two": 2, 3: None, None: None}[leaf] for leaf in leaves]))
-    assert type(changed) is type(tree)
-    assert [leaf for leaf in leaves_of(changed) if leaf is not None] == ["one", 2]
-    assert structure.key() == flattened(make(0, make("other", [4])))[1].key()
-    x = np.ones(2)  # is not kept with the structure
-    freed, (leaves, structure) = weakref.ref(x), flattened(make(x, [1]))
-    del leaves, x
-    gc.collect()
-    assert freed() is None
-    assert items(structure.filled(iter([1, 2, None])))[0] == 1
-
-
-@pytest.mark.parametrize("keys", [["b", "a", "c"], [3, 1, 2], ["b", 1, None, (2, "x")]])
 @pytest.mark.parametrize("make", [dict, OrderedDict])
-def test_dicts_keep_their_order(make: Any, keys: list[Any]) -> None:
+def test_dicts_keep_their_order(make: Any) -> None:
     require("torch")
+    keys = ["b", 1, None, (2, "x"), "a", 0]
     result = convert_tree(make((key, np.array([i])) for i, key in enumerate(keys)), "torch")
-    assert type(result) is make
-    assert [(key, int(x[0])) for key, x in result.items()] == list(zip(keys, range(len(keys)), strict=True))
+    assert [(key, int(x[0])) for key, x in result.items()] == [(key, i) for i, key in enumerate(keys)]
 
 
 @pytest.mark.parametrize("leaf", [None, 3, "text", b"bytes", object(), {1, 2}, range(3), np.float32(1), int])
@@ -167,8 +145,6 @@ def test_what_is_no_array_stays_the_very_object(leaf: Any) -> None:
     require("torch")
     assert convert_tree(leaf, "torch") is leaf
     assert convert_tree({"a": (leaf, np.zeros(1))}, "torch")["a"][0] is leaf
-    kinds.clear()
-    assert kind_of(leaf) == kind_of(leaf) == LEAF
 
 
 def test_options_hold_for_every_array() -> None:
@@ -180,10 +156,6 @@ def test_options_hold_for_every_array() -> None:
     assert [data.dtype_name(t) for t in convert_tree([x, y], "torch", dtype="float32")] == ["float32"] * 2
     shared = convert_tree([x, y], "torch", copy=False, device="cpu")
     assert [data.address(t) for t in shared] == [data.address(x), data.address(y)]
-    with pytest.raises(ValueError, match="gpu_id"):
-        convert_tree([x], "numpy", -1)
-    with pytest.raises(ValueError, match="did you mean 'torch'"):
-        convert_tree({"a": 1}, "torhc")
 
 
 @pytest.mark.parametrize(
@@ -215,22 +187,11 @@ def test_a_class_that_is_registered_after_its_first_use() -> None:
 
     late = Late(np.ones(2))
     assert kind(late) == "ndarray"
-    assert arrays_of([late]) == []
     optree.register_pytree_node(
         Late, lambda one: ((one.x,), None), lambda _, xs: Late(*xs), namespace="arraybridge"
     )
     assert kind(late) == "Tensor"
     assert isinstance(convert_tree([late], "torch")[0].x, torch.Tensor)
-    assert len(arrays_of([late])) == 1
-
-
-class Holding:
-    """A registered class that is made of a tuple of its children, as optree and JAX give it."""
-
-    def __init__(self, children: Any) -> None:
-        if type(children) is not tuple:
-            raise TypeError("no tuple")
-        self.children = children
 
 
 def test_what_does_not_let_itself_be_rebuilt() -> None:
@@ -239,17 +200,17 @@ def test_what_does_not_let_itself_be_rebuilt() -> None:
     uncopied = Uncopied(x=np.ones(2))
     assert convert_tree([uncopied], "torch")[0] is uncopied
 
-    class Refusing(Holding):
+    class Refusing:
         pass
 
     def unflatten(_: Any, children: Any) -> Any:
         raise ValueError("no other children")
 
-    for cls, make in ((Holding, lambda _, children: Holding(children)), (Refusing, unflatten)):
-        optree.register_pytree_node(cls, lambda one: (one.children, None), make, namespace="arraybridge")
-    assert convert_tree(Holding((np.ones(2), 3)), "torch").children[1] == 3
+    optree.register_pytree_node(
+        Refusing, lambda _: ((np.ones(2), 3), None), unflatten, namespace="arraybridge"
+    )
     with pytest.raises(MemoryConversionError, match="Refusing cannot be rebuilt"):
-        convert_tree(Refusing((np.ones(2), 3)), "torch")
+        convert_tree(Refusing(), "torch")
 
 
 def test_results_of_torch_are_looked_into() -> None:
@@ -259,21 +220,6 @@ def test_results_of_torch_are_looked_into() -> None:
     assert isinstance(result.values, np.ndarray)
     size = torch.Size([2, 3])
     assert convert_tree({"size": size, "x": np.ones(1)}, "torch")["size"] is size
-
-
-@pytest.mark.parametrize("full_first", [True, False])
-def test_a_protocol_of_the_object_says_nothing_of_its_class(full_first: bool) -> None:
-    require("torch")
-
-    class Holder:
-        """An array only where somebody gave it a protocol."""
-
-    full, empty = Holder(), Holder()
-    full.__array_interface__ = np.arange(3).__array_interface__  # type: ignore[attr-defined]
-    order = [full, empty] if full_first else [empty, full]
-    expected = [ARRAY if one is full else LEAF for one in order]
-    assert [kind_of(one) for one in (*order, *order)] == [*expected, *expected]
-    assert convert_tree({"a": full, "b": empty}, "torch")["b"] is empty
 
 
 def test_a_container_that_contains_itself_is_refused() -> None:
