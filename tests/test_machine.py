@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -98,7 +97,6 @@ DIVIDED = ("Card C", "GPU-cccc-3", 0x5E, ("MIG-1111", "MIG-2222"))
         ((SLOW, FAST), "0,0", "PCI_BUS_ID", []),
         ((SLOW, FAST), "GPU-", "PCI_BUS_ID", []),
         ((SLOW, FAST), "", "PCI_BUS_ID", []),
-        ((SLOW, FAST), "-1", "PCI_BUS_ID", []),
         ((DIVIDED,), None, "", ["MIG-1111"]),
         ((DIVIDED,), "MIG-2222", "", ["MIG-2222"]),
         ((DIVIDED,), "MIG-2222,MIG-1111", "", ["MIG-2222"]),
@@ -115,33 +113,16 @@ def test_the_cards_are_those_of_cuda(
     assert [card.index for card in machine.cards()] == list(range(len(uuids)))
 
 
-def test_a_card_and_a_slice_describe_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, FakeNvml(SLOW))
+def test_what_a_card_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, FakeNvml(SLOW, holders={7: 350, 8: 9}))
     assert machine.cards() == (machine.Card(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000, (9, 0)),)
+    now = machine.reading(machine.cards()[0])
+    assert (now, now.used) == ((1000, 400, 80, None, {7: 350, 8: 9}), 600)
+    assert machine.free_memory(1) is None
+    assert machine.driver() == ("580.95", (13, 2), "")
     plant(monkeypatch, FakeNvml(DIVIDED))
     (part,) = machine.cards()
     assert (part.uuid, part.pci, machine.free_memory(0)) == ("MIG-1111", "0000:5e:00.0", 100)
-
-
-def test_variables_that_change_are_minded(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, FakeNvml(SLOW, FAST))
-    monkeypatch.setattr(machine, "_counted", functools.cache(COUNTED))
-    assert len(machine.cards()) == 2
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert len(machine.cards()) == 1
-
-
-def test_a_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, FakeNvml(SLOW, holders={7: 350, 8: 9}))
-    now = machine.reading(machine.cards()[0])
-    assert now == (1000, 400, 80, None, {7: 350, 8: 9})
-    assert now.used == 600
-    assert machine.free_memory(1) is None
-
-
-def test_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, FakeNvml())
-    assert machine.driver() == ("580.95", (13, 2), "")
     plant(monkeypatch, None, "there is no NVIDIA driver")
     assert machine.driver() == ("", None, "there is no NVIDIA driver")
     assert machine.cards() == ()
@@ -166,8 +147,7 @@ def test_the_memory_of_the_host() -> None:
 
 def test_programs_are_told_by_the_libraries_that_they_have_loaded() -> None:
     assert np.__name__ == "numpy"
-    found = {
-        one.pid: one for one in machine.programs({"numpy": ("_multiarray_umath",), "none": ("no such",)})
-    }
-    assert found[os.getpid()].libraries == ("numpy",)
-    assert found[os.getpid()].nbytes > 1 << 20
+    libraries = {"numpy": ("_multiarray_umath",), "none": ("no such",)}
+    (own,) = [one for one in machine.programs(libraries) if one.pid == os.getpid()]
+    assert own.libraries == ("numpy",)
+    assert own.nbytes > 1 << 20

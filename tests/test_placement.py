@@ -42,10 +42,8 @@ def logged(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 AROUND = {
     "itself": shifted,
-    "partial": functools.partial(shifted, by=1.0),
     "partial of a partial": functools.partial(functools.partial(shifted), by=1.0),
     "bound method": Stage().method,
-    "partial of a method": functools.partial(Stage().method),
     "object": Stage(),
     "functools.wraps": functools.wraps(shifted)(lambda *args: shifted(*args)),
     "a wrapper": logged(shifted),
@@ -71,21 +69,19 @@ def test_what_says_nothing_of_its_place() -> None:
     loop = logged(len)
     loop.__wrapped__ = loop  # type: ignore[attr-defined]
     assert placement(loop) is None
+    declared = placement(arraybridge.memory_types("torch", "torch")(lambda x: x))
+    assert declared is not None
+    assert (declared.framework, declared.converts, declared.named_device()) == ("torch", False, None)
 
 
-def test_what_is_declared_alone_converts_nothing() -> None:
-    placed = placement(functools.partial(arraybridge.memory_types("torch", "torch")(lambda x: x)))
-    assert placed is not None
-    assert (placed.framework, placed.converts, placed.named_device()) == ("torch", False, None)
-
-
-def test_words() -> None:
-    for placed, words in (
-        (Placement("torch"), "torch, where its input is"),
-        (Placement("torch", 1), "torch on gpu:1"),
-        (Placement("torch", "auto"), "torch on the freest gpu"),
-        (Placement("jax", None, Device("cpu", 1)), "jax on cpu:1"),
-        (placement(arraybridge.gpu(np.sum)), "the faster of cpu and gpu"),
-        (placement(arraybridge.gpu(gpu_id=1)(np.sum)), "the faster of cpu and gpu on gpu:1"),
-    ):
-        assert str(placed) == words
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (arraybridge.torch(abs), "torch, where its input is"),
+        (arraybridge.torch(gpu_id=1)(abs), "torch on gpu:1"),
+        (arraybridge.torch(gpu_id="auto")(abs), "torch on the freest gpu"),
+        (arraybridge.gpu(gpu_id=1)(np.sum), "the faster of cpu and gpu on gpu:1"),
+    ],
+)
+def test_words(fn: Any, words: str) -> None:
+    assert str(placement(fn)) == words

@@ -61,34 +61,11 @@ def test_all_pairs_from_eight_threads() -> None:
     in_threads(work)
 
 
-FIRST_CALLS = """
-import sys, numpy as np, arraybridge
-from tests.test_threads import in_threads
-
-frameworks = ("numpy", *sys.argv[1:])
-
-def work(number):
-    values = np.arange(number, number + 12, dtype=np.float32).reshape(3, 4)
-    order = frameworks[number % len(frameworks) :] + frameworks[: number % len(frameworks)]
-    arrays = [arraybridge.convert_memory(values, source) for source in order]
-    results = [arraybridge.convert_memory(array, target) for array in arrays for target in order]
-    return [bool((arraybridge.to_numpy(result) == values).all()) for result in results]
-
-assert in_threads(work) == [[True] * len(frameworks) ** 2] * 8
-"""
-
-
-def test_the_first_calls_of_a_process_come_from_threads() -> None:
-    """Imports, plans and registry meet there."""
-    # No warning is an error here: what one package tells Python to ignore while it is imported is forgotten
+def test_first_calls_from_threads_and_ten_thousand_conversions_leave_nothing_behind() -> None:
+    """Imports, plans and registry meet in the first calls of a process."""
+    # No warning is an error there: what one package tells Python to ignore while it is imported is forgotten
     # when another one, in another thread, leaves its `warnings.catch_warnings`.
-    done = run_python("-c", FIRST_CALLS, *installed(), env={"PYTHONWARNINGS": ""})
-    assert done.returncode == 0, done.stderr
-
-
-def test_ten_thousand_conversions_leave_nothing_behind() -> None:
-    pytest.importorskip("psutil")
-    done = run_python(str(MANY_CONVERSIONS), *installed())
+    done = run_python(str(MANY_CONVERSIONS), *installed(), env={"PYTHONWARNINGS": ""})
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["done"] >= 10_000

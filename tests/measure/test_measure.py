@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,34 +12,24 @@ import pytest
 import arraybridge
 from arraybridge import benchmark, compare
 from arraybridge.measure import benchmark as room
-from arraybridge.measure.compare import STANDARD, SizeRow, array_of
+from arraybridge.measure.compare import SizeRow
 from tests.helpers import require
 
 
-def test_a_sleep_takes_its_time() -> None:
-    timing = benchmark(time.sleep, 0.005, runs=9)
-    assert timing.runs == 9
-    assert 0.005 <= timing.minimum <= timing.median < 1
-    assert 0 <= timing.spread < 1
-    assert "median" in str(timing)
-
-
-def test_warm_up_is_not_counted() -> None:
-    calls = []
+def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only the function moves: its first two calls, for warm-up, are not."""
+    now, calls = [0.0], [0]
+    monkeypatch.setattr(room, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def first_is_slow() -> None:
-        calls.append(1)
-        if len(calls) <= 2:
-            time.sleep(0.05)
+        calls[0] += 1
+        now[0] += 5 if calls[0] <= 2 else 0.25
 
     timing = benchmark(first_is_slow, runs=5)
-    assert len(calls) == 7
-    assert timing.median < 0.02
-
-
-def test_the_number_of_runs_follows_the_clock() -> None:
-    assert benchmark(lambda: None, seconds=0.05).runs > 5
-    assert benchmark(time.sleep, 0.01, seconds=0.001).runs == 5
+    assert (calls[0], timing) == (7, arraybridge.Timing(0.25, 0.25, 0.0, 5))
+    assert "median" in str(timing)
+    assert benchmark(first_is_slow, seconds=2).runs == 8
+    assert benchmark(first_is_slow, seconds=0.1).runs == 5
 
 
 @pytest.mark.parametrize("returns", [True, False])
@@ -105,14 +94,8 @@ def test_compare(fn: Any) -> None:
 
 def test_compare_over_sizes() -> None:
     result = compare({"sort": np.sort, "double": lambda x: x * 2}, sizes=[100, 10, 100], runs=3)
-    assert [(row.name, row.size) for row in result.rows] == [
-        ("sort", 10),
-        ("sort", 100),
-        ("double", 10),
-        ("double", 100),
-    ]
-    assert result.names() == ("sort", "double")
-    assert all(row.comparison.cpu.runs == 3 for row in result.rows)
+    rows = [(row.name, row.size, row.comparison.cpu.runs) for row in result.rows]
+    assert rows == [("sort", 10, 3), ("sort", 100, 3), ("double", 10, 3), ("double", 100, 3)]
     assert len(result.as_dicts()) == 4
     assert "<table>" in result._repr_html_()
     if not arraybridge.gpu_available():
@@ -127,13 +110,10 @@ def timed(cpu: float, gpu: float | None) -> arraybridge.Comparison:
     return arraybridge.Comparison(timing(cpu), None if gpu is None else timing(gpu), "by hand")
 
 
-def test_compare_says_who_is_faster() -> None:
+def test_compare_says_who_is_faster_and_from_where_on() -> None:
     assert timed(4, 1).speedup == 4
     assert "the GPU is 4 times as fast" in str(timed(4, 1))
     assert "the CPU is 4 times as fast" in str(timed(1, 4))
-
-
-def test_the_crossover_is_where_the_gpu_begins_to_pay_for_good() -> None:
     times = {10: (1, 8), 100: (3, 2), 1000: (9, 10), 10_000: (50, 20), 100_000: (400, 40)}
     rows = [SizeRow("f", size, timed(*both)) for size, both in times.items()]
     rows += [SizeRow("g", size, timed(1, 2)) for size in times]
@@ -147,33 +127,13 @@ def test_the_crossover_is_where_the_gpu_begins_to_pay_for_good() -> None:
         result.crossover("h")
 
 
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
-def test_the_standard_functions_run_in_every_framework_with_a_namespace(name: str) -> None:
-    require(name)
-    x = array_of(1000)
-    expected = {
-        "elementwise": np.sqrt(x) * 2 + 1,
-        "reduction": x.sum(),
-        "matmul": x[:961].reshape(31, 31) @ x[:961].reshape(31, 31),
-        "fft": np.fft.fft(x),
-        "filter": (x[:-2] + x[1:-1] + x[2:]) / 3,
-    }
-    assert expected.keys() == STANDARD.keys()
-    for kind, fn in STANDARD.items():
-        found = np.asarray(fn(arraybridge.convert_memory(x, name)))
-        np.testing.assert_allclose(found, expected[kind], rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize(
     ("measure", "arguments", "options", "error"),
     [
         (benchmark, (3,), {}, TypeError),
         (benchmark, (abs, 1), {"runs": 0}, ValueError),
-        (benchmark, (abs, 1), {"seconds": 0}, ValueError),
-        (benchmark, (abs, 1), {"warmup": -1}, ValueError),
         (benchmark, (lambda: 1 / 0,), {}, ZeroDivisionError),
         (compare, (np.sort, np.ones(3)), {"sizes": [1]}, ValueError),
-        (compare, (np.sort,), {"sizes": []}, ValueError),
         (compare, (np.sort,), {"sizes": [0, 3]}, ValueError),
         (compare, ([np.sort, 3],), {"sizes": [3]}, TypeError),
     ],

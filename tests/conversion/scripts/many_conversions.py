@@ -1,4 +1,6 @@
-"""Ten thousand conversions, failures and empties among them; print what the process holds more than before.
+"""Calls from threads first, then ten thousand conversions; print what the process holds more after these.
+
+Failures and empties are among them.
 
 Arguments: the frameworks to convert between. Prints JSON.
 """
@@ -7,6 +9,7 @@ import gc
 import json
 import sys
 import threading
+import warnings
 from itertools import product
 from typing import Any
 
@@ -16,6 +19,7 @@ import psutil
 import arraybridge
 from arraybridge.conversion import plans
 from arraybridge.types import Cache
+from tests.test_threads import in_threads
 
 frameworks = ("numpy", *sys.argv[1:])
 values = np.arange(16384, dtype=np.float32).reshape(2, 64, 128)  # 64 KiB: a leak of 1 in 100 is 6 MiB
@@ -57,6 +61,15 @@ def rounds(least: int) -> None:
             arraybridge.convert_memory(values, "numpy", copy=True)
 
 
+def first_calls(number: int) -> None:
+    """All pairs, beginning with another framework in each thread."""
+    own = values + number
+    order = frameworks[number % len(frameworks) :] + frameworks[: number % len(frameworks)]
+    arrays = [arraybridge.convert_memory(own, source) for source in order]
+    for array, target in product(arrays, order):
+        assert (arraybridge.to_numpy(arraybridge.convert_memory(array, target)) == own).all()
+
+
 def held() -> dict[str, int]:
     gc.collect()
     process = psutil.Process()
@@ -68,6 +81,8 @@ def held() -> dict[str, int]:
     }
 
 
+in_threads(first_calls)
+warnings.simplefilter("error")
 rounds(6_000)
 before = held()
 rounds(10_000)
