@@ -10,11 +10,9 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from arraybridge import CopyRequiredError, MemoryConversionError, convert_memory
-from tests import matrix_data as data
+from arraybridge import MemoryConversionError, convert_memory
 from tests.helpers import require, run_python
 
 DEADLY = Path(__file__).parent / "deadly"
@@ -22,103 +20,50 @@ HOST = ("numpy", "torch", "jax", "tensorflow")
 OTHERS = ("torch", "jax", "tensorflow", "pyclesperanto")
 
 
-def run_to_its_end(*arguments: str) -> tuple[list[str], str]:
-    """Run a script of tests/deadly; return its lines, and what was wrong with its end ("" for nothing)."""
+def run(script: str, *arguments: str) -> tuple[str, str]:
+    """What a script of tests/deadly printed, and what was wrong with its end ("" for nothing)."""
     try:
-        done = run_python("-X", "faulthandler", str(DEADLY / arguments[0]), *arguments[1:])
+        done = run_python("-X", "faulthandler", str(DEADLY / script), *arguments)
     except subprocess.TimeoutExpired as late:
         printed = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
-        return printed.splitlines(), f"{arguments[0]} hung"
-    wrong = f"{arguments[0]} ended with {done.returncode}\n{done.stderr[-4000:]}" if done.returncode else ""
-    return done.stdout.splitlines(), wrong
-
-
-def report_of(lines: list[str], wrong: str) -> dict[str, str]:
-    """What a script reported, case by case."""
-    assert not wrong, f"{wrong}\n{lines}"
-    pairs = [line.split(": ", 1) for line in lines if ": " in line]
-    assert len({case for case, _ in pairs}) == len(pairs), "a case was reported twice"
-    return dict(pairs)
-
-
-def lines_of(script: str, *arguments: str) -> dict[str, str]:
-    """Run a script in a process of its own to its end, and return its report."""
-    return report_of(*run_to_its_end(script, *arguments))
+        return printed, f"{script} hung"
+    wrong = f"{script} ended with {done.returncode}\n{done.stderr[-4000:]}" if done.returncode else ""
+    return done.stdout, wrong
 
 
 # ---- what ends the process ---------------------------------------------------------------------------------
 
-
-def of_read_only_pages() -> dict[str, str]:
-    lent = ("jax", "tensorflow", "jax -> tensorflow", "tensorflow -> jax")
-    return {
-        "memmap -> torch, written": "1.0",
-        "window -> torch, written": "0.0",
-        "bytes -> torch, written": "16.0",
-        "bytes themselves": "8.0",
-        **{
-            f"{source} -> {way} -> torch": "copied" for source in ("memmap", "array", "bytes") for way in lent
-        },
-        "file": "unchanged",
-        "what can be written to, by jax": "shared",
-    }
-
-
-# What each script reports: the outcome of all its cases and how many they are, or its cases.
-REPORTS: dict[str, tuple[str, int] | dict[str, str]] = {
+SCRIPTS = (
     # First, since it imports them in an order of its own. That and its reverse (below) hold each framework
     # before and after each other one, and no single order can: two are the fewest.
-    "import_order": {"round": "right"},
-    "misaligned_tensorflow": ("right", 9 + 5 + 4 * 2 + 2),
-    "strange_tensors": ("refused", 6 * 3),
-    "high_rank": ("right", 6 * 3 + 3),
-    "resized_source": ("intact", 2 * (3 * 2 + 3)),
-    "read_only_pages": of_read_only_pages(),
-    "poisoned_scalar": {
-        "tf.constant(2.0)": "2.0",
-        "2.0 + 2.0": "4.0",
-        "tf.constant(3.0)": "3.0",
-        "jnp.float32(4.0)": "4.0",
-        "tf.constant(5.0)": "5.0",
-    },
-    "unaligned_complex": ("right", 3),
-}
+    "import_order",
+    *("misaligned_tensorflow", "strange_tensors", "high_rank", "resized_source", "read_only_pages"),
+    *("poisoned_scalar", "unaligned_complex"),
+)
 
 
 @pytest.fixture(scope="module")
-def together() -> dict[str, tuple[list[str], str]]:
-    """Lines and wrong end of each script, which one process runs in turn: it imports TensorFlow once.
+def together() -> dict[str, str]:
+    """What each script printed, which one process runs in turn: it imports TensorFlow once.
 
     It ends while all their arrays are alive. After a script that ends it the rest run in another.
     """
     for name in OTHERS:
         require(name)
-    found: dict[str, tuple[list[str], str]] = {}
-    left = list(REPORTS)
-    while left:
-        lines, wrong = run_to_its_end("together.py", *left)
-        script = ""
-        for line in lines:
-            if line.startswith("== "):
-                script = line.removeprefix("== ")
-                found[script] = ([], "")
-            elif script:
-                found[script][0].append(line)
-        assert script, f"no script began\n{wrong}"
-        found[script] = (found[script][0], wrong)
-        left = left[left.index(script) + 1 :]
-    return found
+    printed: dict[str, str] = {}
+    while left := [script for script in SCRIPTS if script not in printed]:
+        text, wrong = run("together.py", *left)
+        begun = dict(part.split("\n", 1) for part in text.split("#### ")[1:])
+        assert begun, wrong
+        begun[list(begun)[-1]] += wrong
+        printed |= begun
+    return printed
 
 
 @pytest.mark.timeout(1800)  # the first one waits for all
-@pytest.mark.parametrize("script", REPORTS)
-def test_what_ends_the_process(script: str, together: dict[str, tuple[list[str], str]]) -> None:
-    report, expected = report_of(*together[script]), REPORTS[script]
-    if isinstance(expected, tuple):
-        outcome, count = expected
-        assert len(report) == count
-        expected = dict.fromkeys(report, outcome)
-    assert report == expected
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_ends_the_process(script: str, together: dict[str, str]) -> None:
+    assert together[script] == "right\n"
 
 
 @pytest.mark.parametrize("times", [2, pytest.param(40, marks=pytest.mark.slow)])
@@ -126,7 +71,7 @@ def test_exit_right_after_a_misaligned_import_into_jax(times: int) -> None:
     """Eight of seventeen processes hung here; two in each of tox's five environments with JAX are ten."""
     require("jax")
     for _ in range(times):
-        assert lines_of("exit_after_jax.py") == {"converted": "4"}
+        assert run("exit_after_jax.py") == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -140,36 +85,10 @@ def test_exit_right_after_a_misaligned_import_into_jax(times: int) -> None:
 def test_import_orders(order: tuple[str, ...]) -> None:
     for name in order:
         require(name)
-    assert lines_of("import_order.py", *order) == {"round": "right"}
+    assert run("import_order.py", *order) == ("", "")
 
 
 # ---- what loses or corrupts data in silence ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("target", HOST)
-def test_negative_and_conjugate_bits(target: str) -> None:
-    torch = require("torch")
-    require(target)
-    base = torch.tensor([1 + 2j, 3 - 4j])
-    conjugate, negative = base.conj(), base.conj().imag
-    assert conjugate.is_conj()
-    assert negative.is_neg()
-    both = torch.view_as_real(base.clone())[:, 1].neg()
-    for lazy, values in (
-        (conjugate, np.array([1 - 2j, 3 + 4j], np.complex64)),
-        (negative, np.array([-2, 4], np.float32)),
-        (both, np.array([-2, 4], np.float32)),
-    ):
-        copied = convert_memory(lazy, target, copy=True)
-        assert copied is not lazy
-        if target == "torch":
-            assert convert_memory(lazy, "torch") is lazy
-            assert torch.equal(copied, lazy)
-            continue
-        assert data.bits(convert_memory(lazy, target)) == data.bits(copied) == values.tobytes()
-        if lazy is not both:
-            with pytest.raises(CopyRequiredError):
-                convert_memory(lazy, target, copy=False)
 
 
 @pytest.mark.parametrize("target", ["numpy", "torch", "tensorflow"])

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from arraybridge import convert_memory
-from tests.deadly._common import report
 from tests.matrix_data import aligned_bytes
 
 kept = []
 for offset in (1, 4, 20, 32):
     memory = aligned_bytes(16 * 2**20, offset).view(np.float32)
     kept.append(convert_memory(memory, "jax"))
-report("converted", len(kept))

@@ -12,7 +12,6 @@ import sys
 import numpy as np
 
 import arraybridge  # it imports no framework
-from tests.deadly._common import report
 from tests.matrix_data import bits, framework_of
 
 order = sys.argv[1:] if __name__ == "__main__" else ["pyclesperanto", "torch", "jax", "tensorflow"]
@@ -29,4 +28,3 @@ for name in order * 2:
     array = arraybridge.convert_memory(array, name)
     assert framework_of(array) == name
     assert bits(array) == VALUES.tobytes()
-report("round", "right")
