@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,12 +75,11 @@ def cluster(
     on_cards = bool(machine.cards()) if cards is None else cards
     environment = {**cleanup.coexistence(fraction), **(env or {})}
     started = (_cuda_cluster() if on_cards else LocalCluster)(n_workers=n_workers, **options)
-    try:
+    with ExitStack() as undone:
+        undone.callback(started.close)
         with Client(started, set_as_default=False) as client:
             prepare(client, share_memory=share_memory, own_card=on_cards, env=environment)
-    except BaseException:
-        started.close()
-        raise
+        undone.pop_all()
     return started
 
 

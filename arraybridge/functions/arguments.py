@@ -26,8 +26,6 @@ from arraybridge.placement import busy_workers, card_meant, target_device, worke
 from arraybridge.trees import leaves_of, prefix
 from arraybridge.types import Device
 
-__all__ = ["Change"]
-
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 #: What returns the arguments as the function wants them, and whether an array is among them.

@@ -14,7 +14,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.facts import BUILT_IN
-from arraybridge.functions.arguments import Args, Change, Kwargs, check_source, entering
+from arraybridge.functions.arguments import Args, Kwargs, check_source, entering
 from arraybridge.functions.calls import (
     DecoratedCall,
     Run,
@@ -23,6 +23,7 @@ from arraybridge.functions.calls import (
     in_framework,
     recovering,
 )
+from arraybridge.functions.conversions import Change
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import DecoratorOptions
