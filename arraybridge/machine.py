@@ -40,7 +40,6 @@ class Card:
         uuid: ``"GPU-…"``, of a slice ``"MIG-…"``.
         pci: its address on the bus, as `pci_address` writes it; of a slice that of its card.
         total: bytes of its memory; None for cards that share the host's.
-        capability: compute capability, ``(9, 0)``; None where the driver does not tell.
     """
 
     index: int
@@ -48,7 +47,6 @@ class Card:
     uuid: str
     pci: str
     total: int | None
-    capability: tuple[int, int] | None
 
 
 class Reading(NamedTuple):
@@ -229,7 +227,6 @@ def _card(index: int, uuid: str) -> Card:
         uuid,
         "" if address is None else pci_address(address.domain, address.bus, address.device),
         _memory(uuid)[0],
-        _ask("nvmlDeviceGetCudaComputeCapability", parent),
     )
 
 

@@ -40,7 +40,6 @@ class FakeNvml:
             "nvmlDeviceGetMemoryInfo": lambda uuid: SimpleNamespace(
                 total=1000, free=self.free.get(uuid, 100)
             ),
-            "nvmlDeviceGetCudaComputeCapability": lambda uuid: (9, 0),
             "nvmlDeviceGetNumGpuCores": lambda uuid: self._card(uuid)[2],
             "nvmlDeviceGetMaxClockInfo": lambda uuid, kind: 1000,
             "nvmlDeviceGetComputeRunningProcesses": lambda uuid: [
