@@ -15,12 +15,10 @@ from arraybridge import (
     DeviceNotFoundError,
     MissingGpuWarning,
     convert_memory,
-    convert_tree,
     device_of,
     explain,
     register,
     settings,
-    trace,
 )
 from arraybridge.frameworks.parts import Pool
 from tests import matrix_data as data
@@ -200,11 +198,3 @@ def test_casts_on_cards(red: Red) -> None:
         assert (cast.dtype, cast.tolist()) == (np.float32, values().tolist())
         with pytest.raises(CopyRequiredError):
             convert_memory(card, target, gpu_id, dtype="float32", copy=False)
-
-
-def test_trees_and_traces_with_cards(red: Red) -> None:
-    with trace() as log:
-        tree = convert_tree({"a": values(), "b": (RedCard(values(), 0), 1)}, "red", 1)
-    assert [tree["a"].card, tree["b"][0].card, tree["b"][1]] == [1, 1, 1]
-    assert log.total_bytes_copied == 96
-    assert [str(record.device) for record in log.records] == ["gpu:1", "gpu:1"]

@@ -1,6 +1,6 @@
-"""Detect all kinds of things and print which top-level packages that has loaded, as a JSON list.
+"""Detect all kinds of things and print which top-level packages that has loaded: two JSON lists.
 
-Arguments: frameworks to import first, so that one of their arrays is detected too.
+Arguments: frameworks that are imported for the second list, in which one of their arrays is detected too.
 """
 
 import importlib
@@ -19,17 +19,26 @@ class Interface:
 
 
 things = [np.arange(3), np.ma.masked_array([1, 2]), Interface(), [1, 2], "torch", 3.5, None, object()]
+
+
+def packages() -> set[str]:
+    return {module.partition(".")[0] for module in sys.modules} - sys.stdlib_module_names
+
+
+def loaded() -> list[str]:
+    before = packages()
+    for thing in things:
+        try:
+            arraybridge.detect_memory_type(thing)
+        except arraybridge.UnknownArrayError:
+            continue
+    return sorted(packages() - before)
+
+
+alone = loaded()
 for name in sys.argv[1:]:
     framework = importlib.import_module(name)
     things.append(framework.numpy.ones(2) if name == "jax" else framework.ones((2,)))
     if name == "torch":
         things.append(arraybridge.Device.parse(framework.device("cpu")))
-before = {module.partition(".")[0] for module in sys.modules}
-for thing in things:
-    try:
-        arraybridge.detect_memory_type(thing)
-    except arraybridge.UnknownArrayError:
-        continue
-after = {module.partition(".")[0] for module in sys.modules}
-standard = sys.stdlib_module_names
-print(json.dumps(sorted(after - before - standard)))
+print(json.dumps([alone, loaded()]))

@@ -1,7 +1,4 @@
-"""Hide the frameworks in one of the ways in which tests do it, ask for each of them, and print the answers.
-
-Argument: ``none`` (in sys.modules) or ``finder`` (an import hook that raises).
-"""
+"""Hide the frameworks, ask for each of them, and print the answers."""
 
 from __future__ import annotations
 
@@ -22,18 +19,7 @@ HIDDEN = {
 }
 
 
-class Refusing:
-    """Stands before all finders."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.partition(".")[0] in HIDDEN:
-            raise ModuleNotFoundError(name)
-
-
-if sys.argv[1] == "none":
-    sys.modules.update(dict.fromkeys(HIDDEN))  # type: ignore[arg-type]
-else:
-    sys.meta_path.insert(0, Refusing())  # type: ignore[arg-type]
+sys.modules.update(dict.fromkeys(HIDDEN))  # type: ignore[arg-type]
 
 import numpy as np  # noqa: E402
 
