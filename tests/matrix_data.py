@@ -113,60 +113,18 @@ _TABLE = {
 }
 LAYOUTS = tuple(_FROM_NUMPY)
 
-_OWN = "every array of its own is 64-byte aligned: see 'aligned'"
-_DENSE = "its arrays are dense and in C order"
-_IMMUTABLE = "all its arrays are read-only: see 'aligned'"
-_NATIVE = "it has native byte order only"
-_DEVICE = "its memory is a device buffer in C order, with no address on the host: see 'C'"
-
-# Layouts that a framework cannot express as a source, and why.
-INEXPRESSIBLE: dict[str, dict[str, str]] = {
-    "numpy": {},
-    "torch": {
-        "negative": "strides cannot be negative",
-        "read-only": "tensors have no read-only flag",
-        "memmap": "a read-only map has no safe tensor",
-        "big-endian": _NATIVE,
-    },
-    "jax": {
-        "C": _OWN,
-        "strided": "its arrays are compact",
-        "negative": "its arrays are compact",
-        "broadcast": "its arrays are compact",
-        "offset": "memory that is not 64-byte aligned is copied on import",
-        "unaligned": "memory that is not 64-byte aligned is copied on import",
-        "read-only": _IMMUTABLE,
-        "memmap": _IMMUTABLE,
-        "big-endian": _NATIVE,
-    },
-    "tensorflow": {
-        "C": _OWN,
-        "fortran": _DENSE,
-        "transposed": _DENSE,
-        "strided": _DENSE,
-        "negative": _DENSE,
-        "broadcast": _DENSE,
-        "read-only": _IMMUTABLE,
-        "memmap": _IMMUTABLE,
-        "big-endian": _NATIVE,
-    },
-    "pyclesperanto": {
-        **{layout: _DEVICE for layout in LAYOUTS if layout not in ("C", "size-one")},
-        "zero-size": "buffers have at least one element",
-        "0-d": "buffers have one to three axes",
-        "5-D": "buffers have one to three axes",
-        "big-endian": _NATIVE,
-    },
-}
+# What has no row, its framework cannot express: JAX has compact, 64-byte aligned arrays ("aligned"), and
+# TensorFlow dense ones in C order, both read-only; torch has no negative strides and no read-only tensors;
+# pyclesperanto's lie on a device, in C order. All but NumPy have native byte order only.
 
 
-def inexpressible(framework: str, layout: str, dtype: str) -> str | None:
-    """Why `framework` cannot hold such a source, or None when it can."""
+def inexpressible(framework: str, layout: str, dtype: str) -> bool:
+    """Whether `framework` cannot hold such a source."""
     if framework == "pyclesperanto" and dtype not in PYCLESPERANTO_DTYPES:
-        return f"it has no {dtype}"
+        return True
     if framework == "tensorflow" and layout in ("offset", "unaligned") and dtype.startswith("float8"):
-        return "its DLPack import, the one way to such memory, has no float8"
-    return INEXPRESSIBLE[framework].get(layout)
+        return True  # its DLPack import, the one way to such memory, has no float8
+    return layout not in _TABLE[framework]
 
 
 def expected(source: str, target: str, layout: str, dtype: str) -> str:
@@ -521,24 +479,19 @@ def dtype_name(array: Any) -> str:
             return str(array.dtype.name)
 
 
-def device_word(array: Any) -> str:
-    """`cpu` for the host, else the framework's own word for the device."""
+def is_in_its_place(array: Any) -> bool:
+    """Whether the array lies where one of the host's goes: on the host, or on the current OpenCL device."""
     match framework_of(array):
         case "numpy":
-            return "cpu"
+            return True
         case "torch":
-            return str(array.device)
+            return str(array.device) == "cpu"
         case "jax":
-            (device,) = array.devices()
-            return "cpu" if (device.platform, device.id) == ("cpu", 0) else str(device)
+            return [(device.platform, device.id) for device in array.devices()] == [("cpu", 0)]
         case "tensorflow":
-            return "cpu" if array.device.endswith("device:CPU:0") else str(array.device)
+            return bool(array.device.endswith("device:CPU:0"))
         case _:
+            # The arrays of the prototype know a queue, no device.
             package = cle_module()
-            if package.__name__ == "pyclesperanto_prototype":
-                return "opencl"  # its arrays know a queue, no device
-            return "opencl" if str(array.device) == str(package.get_device()) else str(array.device)
-
-
-def expected_device(framework: str) -> str:
-    return "opencl" if framework == "pyclesperanto" else "cpu"
+            prototype = package.__name__ == "pyclesperanto_prototype"
+            return prototype or str(array.device) == str(package.get_device())

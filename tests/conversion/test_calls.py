@@ -42,7 +42,7 @@ both_calls = pytest.mark.parametrize("call", [convert_memory, explain])
 
 def image() -> np.ndarray[Any, Any]:
     """Six float32 values that every framework holds, 64-byte aligned."""
-    memory = data.aligned_bytes(24).view(np.float32).reshape(2, 3)
+    memory: Any = arraybridge.aligned((2, 3), "float32")
     memory[...] = [[0.0, 1.5, -2.0], [3.25, 4.0, 1e-3]]
     return memory
 

@@ -27,7 +27,7 @@ def _no_log_stays_open() -> Any:
 
 
 def aligned() -> np.ndarray[Any, Any]:
-    memory = data.aligned_bytes(48).view(np.float64).reshape(2, 3)
+    memory: Any = arraybridge.aligned((2, 3), "float64")
     memory[...] = np.arange(6).reshape(2, 3)
     return memory
 

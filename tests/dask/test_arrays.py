@@ -38,7 +38,7 @@ def pairs(layouts: tuple[str, ...], dtypes: tuple[str, ...] = data.DTYPES) -> li
         for framework in FRAMEWORKS
         for layout in layouts
         for dtype in dtypes
-        if data.inexpressible(framework, layout, dtype) is None
+        if not data.inexpressible(framework, layout, dtype)
     ]
 
 
