@@ -114,7 +114,7 @@ def test_the_cards_are_those_of_cuda(
 
 def test_what_a_card_a_slice_and_the_driver_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, FakeNvml(SLOW, holders={7: 350, 8: 9}))
-    assert machine.cards() == (machine.Card(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000, (9, 0)),)
+    assert machine.cards() == (machine.Card(0, "Card A", "GPU-aaaa-1", "0000:1a:00.0", 1000),)
     now = machine.reading(machine.cards()[0])
     assert (now, now.used) == ((1000, 400, 80, None, {7: 350, 8: 9}), 600)
     assert machine.free_memory(1) is None

@@ -82,7 +82,7 @@ def beside_a_card(monkeypatch: pytest.MonkeyPatch) -> MemoryStats:
         DeviceMemory("cpu", "", "", 8 * GIB, 2 * GIB, ()),
         DeviceMemory("gpu:0", "Fake RTX 9000", "GPU-1", 24 * GIB, 18 * GIB, (), 87, 61),
     )
-    card = Card(0, "Fake RTX 9000", "GPU-1", "", 24 * GIB, None)
+    card = Card(0, "Fake RTX 9000", "GPU-1", "", 24 * GIB)
     programs = (
         Program(11, ("jax", "torch"), GIB),
         Program(12, ("torch",), GIB),

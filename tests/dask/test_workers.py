@@ -23,7 +23,7 @@ from tests.helpers import asked, require
 
 WHOLE = np.arange(12.0).reshape(3, 4)
 COEXISTENCE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
-CARD = machine.Card(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34, (9, 0))
+CARD = machine.Card(0, "A card", "GPU-0", "0000:01:00.0", 1 << 34)
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 
 

@@ -19,8 +19,8 @@ from tests.cards import CardFramework
 from tests.helpers import require, run_python
 from tests.test_machine import FakeNvml, plant
 
-FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30, (9, 0))
-SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30, (8, 6))
+FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
+SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
 
 
 class Cards(CardFramework):
