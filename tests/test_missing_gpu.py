@@ -55,7 +55,6 @@ CALLS: dict[str, Callable[[], Any]] = {
     "Pipeline": lambda: Pipeline(ab.torch(gpu_id=NOWHERE)(same), microbatches=4)(X),
     "device_map, decorated": lambda: list(device_map(ab.torch(gpu_id=NOWHERE)(same), [X, X, X]))[2],
     "device_map": lambda: list(device_map(same, [X, X], [f"gpu:{NOWHERE}"]))[1],
-    "device_map, of a framework": lambda: list(device_map(ab.torch(same), [X, X], [f"gpu:{NOWHERE}"]))[1],
     "stack_slices": lambda: ab.stack_slices(list(X[:, None]), "torch", NOWHERE)[:, 0],
 }
 

@@ -19,7 +19,7 @@ from tests.helpers import require, run_python
 
 MANY_CONVERSIONS = Path(__file__).parent / "conversion" / "scripts" / "many_conversions.py"
 THREADS = 8
-ROUNDS = 12
+ROUNDS = 5
 
 
 def in_threads(work: Callable[[int], Any]) -> list[Any]:

@@ -213,15 +213,6 @@ def test_what_does_not_let_itself_be_rebuilt() -> None:
         convert_tree(Refusing(), "torch")
 
 
-def test_results_of_torch_are_looked_into() -> None:
-    torch = require("torch")
-    result = convert_tree(torch.ones(2, 3).max(1), "numpy")
-    assert type(result) is torch.return_types.max
-    assert isinstance(result.values, np.ndarray)
-    size = torch.Size([2, 3])
-    assert convert_tree({"size": size, "x": np.ones(1)}, "torch")["size"] is size
-
-
 def test_a_container_that_contains_itself_is_refused() -> None:
     require("torch")
     circle: list[Any] = [1.0, np.ones(2)]

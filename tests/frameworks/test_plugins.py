@@ -135,11 +135,8 @@ def test_what_does_not_load_harms_nobody_else(tmp_path: Path) -> None:
     assert answers["others"] == answers["again"]
     assert answers["others"] == {
         "devices": ["cpu"],
-        "convert_memory": [1, 1],
-        "list": "UnknownArrayError",
         "object": "UnknownArrayError",
         "exporting": [1, 1],
-        "convert_tree": True,
         "decorated": [2],
         "is_oom_error": [True, False],
         "gpu": [2],

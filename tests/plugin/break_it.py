@@ -19,11 +19,8 @@ def calls(name: str) -> dict[str, Callable[[], object]]:
     return {
         "convert_memory": lambda: ab.convert_memory(np.ones(2), name),
         "source": lambda: ab.convert_memory(np.ones(2), "numpy", name, gpu_id=0),
-        "explain": lambda: ab.explain(np.ones(2), name),
-        "convert_tree": lambda: ab.convert_tree([np.ones(2)], name),
         "framework": lambda: ab.framework(name),
         "devices": lambda: ab.devices(name),
-        "stack_slices": lambda: ab.stack_slices([np.ones((2, 2))], name),
         "native": lambda: ab.Device("cpu").native(name),
     }
 
@@ -54,11 +51,8 @@ def told(call: Callable[[], object]) -> list[str]:
 mine = Mine()
 OTHERS: dict[str, Callable[[], object]] = {
     "devices": lambda: [str(device) for device in ab.devices()],
-    "convert_memory": lambda: ab.convert_memory(np.ones(2), "numpy").tolist(),
-    "list": lambda: type(raised(lambda: ab.detect_memory_type([1]))).__name__,
     "object": lambda: type(raised(lambda: ab.detect_memory_type(mine))).__name__,
     "exporting": lambda: ab.convert_memory(Exporting(), "numpy").tolist(),
-    "convert_tree": lambda: ab.convert_tree([mine, np.ones(1)], "numpy")[0] is mine,
     "decorated": lambda: ab.numpy(lambda x, other: [x + 1, other])(np.ones(1), mine)[0].tolist(),
     "is_oom_error": lambda: [ab.is_oom_error(MemoryError()), ab.is_oom_error(ValueError())],
     "gpu": lambda: ab.gpu(lambda x: x + 1)(np.ones(1)).tolist(),

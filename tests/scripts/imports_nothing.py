@@ -1,7 +1,4 @@
-"""Use what needs no framework, and print which frameworks are imported then: none.
-
-With the argument ``torch``, call @gpu functions with tensors and with a large array as well.
-"""
+"""Use what needs no framework, and print which frameworks are imported then: none."""
 
 import sys
 from typing import Any
@@ -47,10 +44,4 @@ ab.pinned(np.zeros(3))
 for _ in range(20):
     double(np.ones(1000))
 assert not double.explain(np.ones(1000)).on_gpu
-if "torch" in sys.argv:
-    import torch
-
-    assert double(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
-    assert double(np.ones(1 << 20)).shape == (1 << 20,)
-    assert not double.explain(np.ones(1 << 20)).on_gpu
 print(*sorted({"cupy", "torch", "jax", "tensorflow", "pyclesperanto", "pyopencl"} & set(sys.modules)))
