@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ET
 import zipfile
@@ -46,28 +43,6 @@ def test_the_verdict(ran: int, failed: list[str], not_run: int, word: str, code:
     words, found = out.verdict()
     assert words.startswith(word)
     assert (len(words) < 200, found) == (True, code)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="a script of the shell")
-@pytest.mark.parametrize(
-    ("listing", "emulated", "words"),
-    [
-        ("", "", "nothing has passed"),
-        # Its results would land among those of real ones.
-        ("GPU 0: Planted (UUID: GPU-1)", "lazy", "pass --out, away from benchmarks/results"),
-    ],
-)
-def test_without_a_card_nothing_has_passed(tmp_path: Path, listing: str, emulated: str, words: str) -> None:
-    """With a stand-in for nvidia-smi that lists these cards."""
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(f"#!/bin/sh\necho '{listing}'\nexit {0 if listing else 9}\n")
-    smi.chmod(0o755)
-    path = os.pathsep.join((str(tmp_path), os.environ["PATH"]))
-    env = {**os.environ, "PATH": path, "PYTHON": sys.executable, "ARRAYBRIDGE_EMULATED_CARD": emulated}
-    command = [Path(card_run.__file__).parent / "card.sh", "tests"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=env)
-    assert done.returncode == 1
-    assert words in " ".join((done.stdout + done.stderr).split())
 
 
 def test_a_file_that_needs_what_is_missing_was_not_run_and_is_not_lost(

@@ -17,17 +17,6 @@ def test_the_table_of_pairs_is_current() -> None:
     assert TABLE.updated(README) == README, "run python tools/conversion_table.py"
 
 
-def test_the_table_has_each_pair_once() -> None:
-    rows = re.findall(r"^\| \*\*(\w+)\*\* \|(.*)\|$", README, flags=re.MULTILINE)
-    assert [name for name, _ in rows] == ["numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"]
-    cells = [[cell.strip() for cell in row.split("|")] for _, row in rows]
-    assert [[j for j, cell in enumerate(row) if cell == "–"] for row in cells] == [[i] for i in range(6)]
-    # The promise of section "Sharing": these pairs share on the host.
-    host = (0, 2, 3, 4)
-    pairs = [cells[i][j] for i in host for j in host if i != j]
-    assert [cell for cell in pairs if not cell.startswith("shared") or "card" in cell] == []
-
-
 # After those whose output is compared, and without theirs: each with names of its own alone.
 THE_OTHERS = """
 import contextlib, io, runpy, sys

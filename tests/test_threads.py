@@ -10,16 +10,10 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any
 
-import numpy as np
-import pytest
-
-from arraybridge import CopyRequiredError, convert_memory, explain
-from tests import matrix_data as data
-from tests.helpers import require, run_python
+from tests.helpers import run_python
 
 MANY_CONVERSIONS = Path(__file__).parent / "conversion" / "scripts" / "many_conversions.py"
 THREADS = 8
-ROUNDS = 5
 
 
 def in_threads(work: Callable[[int], Any]) -> list[Any]:
@@ -37,28 +31,6 @@ def in_threads(work: Callable[[int], Any]) -> list[Any]:
 def installed() -> list[str]:
     names = ("torch", "jax", "tensorflow", "pyclesperanto")
     return [name for name in names if importlib.util.find_spec(name) is not None]
-
-
-def test_all_pairs_from_eight_threads() -> None:
-    frameworks = {name: require(name) for name in data.FRAMEWORKS}
-
-    def work(number: int) -> None:
-        generator = np.random.default_rng(number)
-        for _ in range(ROUNDS):
-            # A shape of its own for each thread, and values that no other has.
-            values = generator.integers(0, 2**30, (number + 2, 5)).astype(np.float32)
-            for source in data.FRAMEWORKS:
-                array = convert_memory(values, source, copy=True)
-                for target in data.FRAMEWORKS:
-                    result = convert_memory(array, target)
-                    assert data.bits(result) == values.tobytes(), f"{source} → {target}"
-                    assert explain(array, target).nbytes == values.nbytes
-            with pytest.raises(CopyRequiredError):
-                convert_memory(values[::-1], "torch", copy=False)
-            assert convert_memory(np.array([2**40 + 1]), "jax").dtype == np.int64
-            assert frameworks["jax"].numpy.arange(3).dtype == np.int32
-
-    in_threads(work)
 
 
 def test_first_calls_from_threads_and_ten_thousand_conversions_leave_nothing_behind() -> None:

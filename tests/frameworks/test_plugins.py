@@ -62,7 +62,6 @@ def test_one_file_is_found_by_the_library(slates: str) -> None:
     assert devices == {"gpu:0": [["slates"], "a slate", 1 << 30]}
     doubled = [0, 2, 4, 6, 8, 10]
     assert report == {
-        "installed": True,
         "early": False,
         "value": ["Slate", "gpu:0", [0, 1, 2, 3, 4, 5]],
         "same": True,

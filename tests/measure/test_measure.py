@@ -92,17 +92,6 @@ def test_compare(fn: Any) -> None:
 # -- over sizes --------------------------------------------------------------------------------------
 
 
-def test_compare_over_sizes() -> None:
-    result = compare({"sort": np.sort, "double": lambda x: x * 2}, sizes=[100, 10, 100], runs=3)
-    rows = [(row.name, row.size, row.comparison.cpu.runs) for row in result.rows]
-    assert rows == [("sort", 10, 3), ("sort", 100, 3), ("double", 10, 3), ("double", 100, 3)]
-    assert len(result.as_dicts()) == 4
-    assert "<table>" in result._repr_html_()
-    if not arraybridge.gpu_available():
-        assert result.crossover("double") is None
-        assert "there is no GPU here" in str(result)
-
-
 def timed(cpu: float, gpu: float | None) -> arraybridge.Comparison:
     def timing(seconds: float) -> arraybridge.Timing:
         return arraybridge.Timing(seconds, seconds, 0.0, 3)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 import arraybridge
-from arraybridge.frameworks import registry
 
 x = np.arange(6.0)
-report: dict[str, Any] = {"installed": registry.is_installed("slates"), "early": "slates" in sys.modules}
+report: dict[str, Any] = {"early": "slates" in sys.modules}
 slate = arraybridge.convert_memory(x, "slates", 0)
 report["value"] = [type(slate).__name__, str(arraybridge.device_of(slate)), slate.values.tolist()]
 report["same"] = arraybridge.convert_memory(slate, "slates") is slate

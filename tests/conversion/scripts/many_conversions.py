@@ -68,6 +68,12 @@ def first_calls(number: int) -> None:
     arrays = [arraybridge.convert_memory(own, source) for source in order]
     for array, target in product(arrays, order):
         assert (arraybridge.to_numpy(arraybridge.convert_memory(array, target)) == own).all()
+        assert arraybridge.explain(array, target).nbytes == own.nbytes
+    if "jax" in frameworks:  # whose global flag, x64, stays off
+        import jax
+
+        assert arraybridge.to_jax(np.array([2**40 + 1])).dtype == np.int64
+        assert jax.numpy.arange(3).dtype == np.int32
 
 
 def held() -> dict[str, int]:
@@ -81,7 +87,8 @@ def held() -> dict[str, int]:
     }
 
 
-in_threads(first_calls)
+for _ in range(4):
+    in_threads(first_calls)
 warnings.simplefilter("error")
 rounds(6_000)
 before = held()
