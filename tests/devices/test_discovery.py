@@ -99,7 +99,7 @@ def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) 
     assert [str(one.accelerator(i)) for i in range(3)] == ["opencl:1", "opencl:0", "opencl:2"]
     assert str(one.find_device(Device("gpu", 0))) == "opencl:1"
     assert str(one.find_device(Device("opencl", 0))) == "opencl:0"
-    other = Card(0, "Card C", "GPU-cccc", "0000:01:00.0", 1, (7, 0))
+    other = Card(0, "Card C", "GPU-cccc", "0000:01:00.0", 1)
     one = _opencl(monkeypatch, (other, FIRST), SECOND.pci, FIRST.pci, "")
     with pytest.raises(arraybridge.DeviceNotFoundError, match="Card C"):
         one.accelerator(0)
