@@ -213,6 +213,12 @@ def test_what_does_not_let_itself_be_rebuilt() -> None:
         convert_tree(Refusing(), "torch")
 
 
+def test_results_of_torch_are_looked_into() -> None:
+    result = convert_tree(require("torch").ones(2, 3).max(1), "numpy")
+    assert type(result).__name__ == "max"
+    assert isinstance(result.values, np.ndarray)
+
+
 def test_a_container_that_contains_itself_is_refused() -> None:
     require("torch")
     circle: list[Any] = [1.0, np.ones(2)]
