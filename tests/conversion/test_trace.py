@@ -131,6 +131,7 @@ def test_each_thread_has_its_own_trace() -> None:
     def work(number: int) -> list[tuple[int, set[int]]]:
         counts = []
         for i in range(200):
+            convert_memory(np.zeros(1), "numpy")  # while the others' logs are open
             with trace() as log, trace() as inner:
                 for _ in range(i % 3):
                     convert_memory(np.zeros(number + 1), "numpy")
