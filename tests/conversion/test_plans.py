@@ -46,7 +46,6 @@ def needing_care(source: str) -> dict[str, Any]:
             "high rank": module.ones((1,) * 70),
             "subclass": module.ones(2).as_subclass(type("Sub", (module.Tensor,), {})),
             "inference": inference,
-            "unaligned": data.build("torch", "unaligned", "complex128").array,  # which no kernel casts
         }
     if source == "jax":
         return {
