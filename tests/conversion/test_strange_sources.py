@@ -207,3 +207,12 @@ def test_rare_float8_types_travel_wherever_both_ends_have_them(target: str) -> N
         for x in (source, require("tensorflow").constant(source)):
             result = convert_memory(x, target, copy=True)
             assert (data.dtype_name(result), data.bits(result)) == (dtype, source.tobytes())
+
+
+def test_an_unaligned_complex_tensor_is_cast() -> None:
+    require("torch")
+    made = data.build("torch", "unaligned", "complex128")
+    with np.errstate(all="ignore"):
+        wanted = np.frombuffer(made.values, np.complex128).astype(np.complex64)
+    cast = convert_memory(made.array, "torch", dtype="complex64")
+    np.testing.assert_array_equal(cast.numpy().ravel(), wanted)
