@@ -111,8 +111,8 @@ class Joined:
         self.done += count
 
     def _column(self, results: Sequence[Any], place: str) -> _Column:
-        made = _ArrayColumn if kind_of(results[0]) == ARRAY else _Column
-        return made(self, results[0], place)
+        column = _ArrayColumn if kind_of(results[0]) == ARRAY else _Column
+        return column(self, results[0], place)
 
     def result(self) -> Any:
         return together([self._columns], lambda columns, _: columns[0].whole())

@@ -82,8 +82,8 @@ def text_table(
     label, blocks = max(map(length, head[1:]), default=0), []
     for title, *cells in rows:
         named = zip(head[1:], cells, strict=False)
-        told = (f"  {padded(name, label)}  {' '.join(cell.splitlines())}" for name, cell in named if cell)
-        blocks += [title, *told]
+        below = (f"  {padded(name, label)}  {' '.join(cell.splitlines())}" for name, cell in named if cell)
+        blocks += [title, *below]
     return "\n".join(blocks)
 
 

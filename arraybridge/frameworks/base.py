@@ -388,9 +388,9 @@ def as_now(settings: Settings) -> Callable[[], AbstractContextManager[Any]]:
     @contextmanager
     def same() -> Iterator[None]:
         with ExitStack() as stack:
-            for (value, under), wanted in zip(settings, values, strict=True):
-                if value() != wanted:
-                    stack.enter_context(under(wanted))
+            for (current, under), value in zip(settings, values, strict=True):
+                if current() != value:
+                    stack.enter_context(under(value))
             yield
 
     return same

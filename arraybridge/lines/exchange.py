@@ -19,7 +19,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.numpy import NumpyFast
-from arraybridge.lines.gradients import refuse_graphs
+from arraybridge.lines.gradients import refuse_graph
 from arraybridge.memory.shared import Segment, SharedArray, make_segment, open_segment
 
 # Bytes from which on an array goes by shared memory, where a pipe becomes slow, and messages for which a
@@ -97,7 +97,7 @@ class _Pickler(pickle.Pickler):
         owner = None if is_shared or isinstance(obj, type) else registry.find_owner(obj)
         if owner is None:
             return NotImplemented
-        refuse_graphs(obj)
+        refuse_graph(owner, obj)
         if not _is_sent_by_value(owner, obj):
             return NotImplemented
         if isinstance(obj, np.ndarray):

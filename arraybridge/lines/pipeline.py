@@ -114,8 +114,8 @@ class Pipeline:
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))
         if count == 1:
-            whole = part(batch, self.axis, rows, 0, rows)
-            return plain(next(self._run(iter([whole]), "microbatch", partial(map_arrays, change=kept))))
+            microbatch = part(batch, self.axis, rows, 0, rows)
+            return plain(next(self._run(iter([microbatch]), "microbatch", partial(map_arrays, change=kept))))
         bounds = [(rows * i // count, rows * (i + 1) // count) for i in range(count)]
         parts = (part(batch, self.axis, rows, start, stop) for start, stop in bounds)
         joined = Joined(rows, self.axis, batch, "microbatch", row_by_row=False)
