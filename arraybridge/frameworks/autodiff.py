@@ -85,6 +85,10 @@ class Autodiff:
         """An array that keeps its values, where that costs nothing: the value of a variable, for one."""
         return x
 
+    def beside(self, x: Any) -> Any:
+        """What a function is passed in place of an argument that is no array: itself, or its value."""
+        return x
+
     def version(self, x: Any) -> int:
         """A number that changes with each write to the array, where the framework counts them."""
         return 0

@@ -82,7 +82,8 @@ class Flow:
                 target_type=self.name,
                 reason=f"differentiated arrays of {names}",
             )
-        caller, enter = registry.framework(followed.pop()), self.entering()
+        caller, callee = registry.framework(followed.pop()), registry.framework(self.name)
+        enter = self.entering()
         # The caller's arrays are arguments, integers too; those of others are constants.
         slots = [owner is caller for owner in owners]
         arrays = picked(leaves, slots)
@@ -94,12 +95,11 @@ class Flow:
                 for x in filter(_is_array, leaves):
                     check_source(x, self.options)
             beside = [
-                None if slot else self._constant(x, enter) if _is_array(x) else x
+                None if slot else self._constant(x, enter) if _is_array(x) else callee.autodiff.beside(x)
                 for x, slot in zip(leaves, slots, strict=True)
             ]
             call = Call(self, own, structure, tuple(kwargs), beside, slots)
             constants = list(filter(_is_array, beside))
-            callee = registry.framework(self.name)
             operation = Operation(call, callee, caller, enter, active, self.label, constants)
             results = caller.autodiff.apply(operation, arrays)
         except MemoryConversionError as error:

@@ -31,6 +31,10 @@ class TensorflowAutodiff(autodiff.Autodiff):
     def prepare(self, x: Any) -> Any:
         return _tensor(x)
 
+    def beside(self, x: Any) -> Any:
+        # keras.Variable, for one: a tape would follow the tensor in it.
+        return tf.convert_to_tensor(x) if hasattr(x, "__tf_tensor__") else x
+
     def span(self, x: Any) -> autodiff.Span:
         try:
             view = memoryview(x)

@@ -180,6 +180,19 @@ def test_captured_trainable_variables_are_refused() -> None:
     np.testing.assert_array_equal(x.grad.numpy(), X)
 
 
+@pytest.mark.parametrize("caller", ["torch", "jax"])
+def test_a_variable_of_keras_beside_arrays_is_read_as_its_value(caller: str) -> None:
+    variable = tf.keras.Variable(np.array([2, 3], np.float32))
+    fn = arraybridge.tensorflow(grad="flow")(lambda x, w: x * w)
+    if caller == "torch":
+        x = torch.ones(2, requires_grad=True)
+        fn(x, w=variable).sum().backward()
+        gradient = x.grad
+    else:
+        gradient = jax.grad(lambda x: fn(x, variable).sum())(jnp.ones(2))
+    assert gradient.tolist() == [2, 3]
+
+
 def test_a_captured_tracer_is_refused() -> None:
     x = tensor()
 
