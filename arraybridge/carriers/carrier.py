@@ -1,94 +1,28 @@
-"""What a carrier is, and which one an object has. Asked only of what no framework owns."""
+"""Which carrier an object has, and what it carries. Asked only of what no framework owns."""
 
 from __future__ import annotations
 
-import importlib
-import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, told
+from arraybridge.carriers.kinds import BUFFERS, KINDS, Carrier, refused
+from arraybridge.errors import MemoryConversionError, told
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import ForeignHost, is_foreign_array
 from arraybridge.types import Cache, empty_caches
 
-__all__ = ["Carrier", "carrier_of", "opened", "register_carrier"]
+__all__ = ["carrier_of", "opened", "register_carrier"]
 
 #: Entry-point group of other packages: ``root module of the objects' classes = "package.module:Class"``.
 GROUP = "arraybridge.carriers"
 
-# Root module of an object's class → the module here and the class in it.
-_MODULES = {
-    "xarray": ("labelled", "Xarray"),
-    "SimpleITK": ("images", "SimpleItk"),
-    "PIL": ("images", "Pillow"),
-    "zarr": ("files", "Files"),
-    "h5py": ("files", "Files"),
-    "pandas": ("labelled", "Pandas"),
-    "polars": ("labelled", "Polars"),
-}
 _registered: list[Carrier] = []
 # Type → the carriers to ask of its objects.
 _by_type: Cache[type, tuple[Carrier, ...]] = Cache()
-
-
-class Carrier:
-    """A kind of objects that carry one array; `register_carrier` makes it known.
-
-    >>> import numpy as np, arraybridge
-    >>> class Scan:  # somebody's class
-    ...     def __init__(self, pixels, patient):
-    ...         self.pixels, self.patient = pixels, patient
-    >>> class Scans(arraybridge.Carrier):
-    ...     def carries(self, x):
-    ...         return type(x).__name__ == "Scan"
-    ...     def array(self, x):
-    ...         return x.pixels
-    ...     def rebuild(self, x, array):
-    ...         return type(x)(array, x.patient)
-    >>> _ = arraybridge.register_carrier(Scans())
-    >>> @arraybridge.torch(output_type="input")
-    ... def double(x):
-    ...     return x * 2  # a tensor here
-    >>> double(Scan(np.ones(2), "Ada")).patient
-    'Ada'
-    """
-
-    def carries(self, x: Any) -> bool:
-        """Whether ``x`` is such an object. Asked of whatever no framework owns; False leaves it alone."""
-        raise NotImplementedError
-
-    def array(self, x: Any) -> Any:
-        """The array that ``x`` carries, of any framework, where it can show memory that it keeps alive.
-
-        Else a pair: what is to be read later (a NumPy array, or an object with ``shape``, ``dtype``,
-        ``nbytes`` and slices, as a file has), and why, in words that follow "because".
-        """
-        raise NotImplementedError
-
-    def rebuild(self, x: Any, array: Any) -> Any:
-        """An object like ``x`` around another array of that shape, in the framework of the one it carries.
-
-        The array itself where there can be no such object, as for files, or for another dtype.
-        """
-        return array
-
-
-class Unread:
-    """Values that are made when somebody reads them."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
-        self.nbytes = math.prod(shape) * self.dtype.itemsize
-        self._read = read
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._read()[key]
 
 
 def register_carrier(carrier: Carrier) -> Carrier:
@@ -121,18 +55,12 @@ def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
         return
     yield from _registered
     for root in dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__):
-        if root in _MODULES and root in sys.modules:
-            yield _made(*_MODULES[root])
+        if root in KINDS:
+            yield KINDS[root]
         elif root != "builtins" and root in _entry_points():
             yield _entry_points()[root].load()()
-    if not is_foreign_array(x) and _is_buffer(x):
-        yield _made("carrier", "Buffers")
-
-
-@cache
-def _made(module: str, name: str) -> Carrier:
-    carrier: Carrier = getattr(importlib.import_module(f"arraybridge.carriers.{module}"), name)()
-    return carrier
+    if not is_foreign_array(x):
+        yield BUFFERS
 
 
 @cache
@@ -140,43 +68,6 @@ def _entry_points() -> dict[str, Any]:
     from importlib.metadata import entry_points
 
     return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def _is_buffer(x: Any) -> bool:
-    try:
-        memoryview(x).release()
-    except TypeError:
-        return False
-    except (ValueError, BufferError):
-        pass  # one that is closed: others of its class are not
-    return True
-
-
-class Buffers(Carrier):
-    """Whatever has the buffer protocol: memoryview, array.array, mmap, bytes."""
-
-    _NUMBERS = frozenset("?bBhHiIlLqQnNefdg")
-
-    def carries(self, x: Any) -> bool:
-        try:
-            view = memoryview(x)
-        except (TypeError, ValueError, BufferError):
-            return False
-        return view.ndim > 0 and view.format.lstrip("@=<>!").removeprefix("Z") in self._NUMBERS
-
-    def array(self, x: Any) -> Any:
-        return np.asarray(memoryview(x))
-
-
-def is_of(x: Any, package: str, *names: str) -> bool:
-    """Whether ``x`` is of one of these classes of a package; imports none."""
-    module = sys.modules.get(package)
-    return module is not None and isinstance(x, tuple(getattr(module, name) for name in names))
-
-
-def refused(what: str, instead: str) -> ArrayNotSupportedError:
-    """The error for what carries no array that can be converted exactly."""
-    return ArrayNotSupportedError(f"{what} cannot be converted; {instead}", reason=what)
 
 
 class _ToRead(ForeignHost):
