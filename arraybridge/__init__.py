@@ -73,8 +73,7 @@ if _TYPE_CHECKING:
     from arraybridge.lines.device_map import device_map
     from arraybridge.lines.pipeline import Pipeline
     from arraybridge.lines.prefetch import prefetch
-    from arraybridge.measure.benchmark import benchmark
-    from arraybridge.measure.compare import compare
+    from arraybridge.measure.benchmark import benchmark, compare
     from arraybridge.memory.pools import BufferPool, pinned
     from arraybridge.memory.shared import shared
     from arraybridge.memory.stats import memory_stats
@@ -173,8 +172,7 @@ _MODULES = {
     "lines.prefetch": "prefetch",
     "lines.processes": "ProcessDiedError",
     "lines.report": "PipelineReport StageReport",
-    "measure.benchmark": "benchmark Timing",
-    "measure.compare": "compare Comparison SizeComparison",
+    "measure.benchmark": "benchmark Timing compare Comparison SizeComparison",
     "memory.cleanup": "Coexistence SharedPoolError share_gpu_memory",
     "memory.peaks": "memory_peak",
     "memory.pools": "BufferPool PoolLimitError pinned",

@@ -11,7 +11,7 @@ import numpy as np
 
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
-from arraybridge.measure.compare import Comparison, SizeComparison
+from arraybridge.measure.benchmark import Comparison, SizeComparison
 
 
 class Tensor:

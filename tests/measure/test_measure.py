@@ -12,7 +12,7 @@ import pytest
 import arraybridge
 from arraybridge import benchmark, compare
 from arraybridge.measure import benchmark as room
-from arraybridge.measure.compare import SizeRow
+from arraybridge.measure.benchmark import SizeRow
 from tests.helpers import require
 
 
