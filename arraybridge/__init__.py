@@ -61,8 +61,7 @@ from arraybridge.functions.decorators import (
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
 from arraybridge.memory.cleanup import coexist, free_memory, gpu_context
-from arraybridge.memory.recognise import is_oom_error
-from arraybridge.memory.recovery import run_with_oom_recovery, split_and_retry
+from arraybridge.memory.recovery import is_oom_error, run_with_oom_recovery, split_and_retry
 from arraybridge.options import settings
 from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
@@ -174,10 +173,9 @@ _MODULES = {
     "lines.report": "PipelineReport StageReport",
     "measure.benchmark": "benchmark Timing compare Comparison SizeComparison",
     "memory.cleanup": "Coexistence SharedPoolError share_gpu_memory",
-    "memory.peaks": "memory_peak",
     "memory.pools": "BufferPool PoolLimitError pinned",
     "memory.shared": "shared SharedMemoryGoneError",
-    "memory.stats": "MemoryCollector MemoryStats gpu_utilization memory_stats",
+    "memory.stats": "MemoryCollector MemoryStats gpu_utilization memory_peak memory_stats",
     "offload.decorator": "gpu stay_on_gpu",
     "peer": "cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu"
     " cleanup_tensorflow_gpu cleanup_torch_gpu",

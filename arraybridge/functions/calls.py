@@ -21,7 +21,7 @@ from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.results import GiveBack, check_result, giving_back
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
-from arraybridge.memory.recovery import Plan, attempted, faults, recovered
+from arraybridge.memory.recovery import Recovery, attempted, faults
 from arraybridge.placement import card_meant
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import map_arrays
@@ -134,18 +134,17 @@ def recovering(run: Run, skip: int, options: DecoratorOptions) -> Run:
             if failure is None:
                 return result
         own, card = args[:skip], card_meant(options.gpu_id)
-        plan = Plan(
+        call = Recovery(
+            lambda *args, **kwargs: run((*own, *args), kwargs),
+            (args[skip:], kwargs),
+            failure,
             options.max_retries,
             card if isinstance(card, int) else None,
             split=splits,
             axis=options.split_axis,
             least=options.min_split,
         )
-        try:
-            return recovered(
-                lambda *args, **kwargs: run((*own, *args), kwargs), args[skip:], kwargs, plan, failure
-            )
-        finally:
-            del failure  # whose traceback holds this frame
+        del failure  # whose traceback holds this frame
+        return call.result()
 
     return recover

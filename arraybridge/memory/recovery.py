@@ -1,4 +1,4 @@
-"""When memory runs out: clean up and try again, and go on in smaller parts.
+"""When memory runs out: tell it from other errors, clean up and try again, and go on in smaller parts.
 
 An attempt that fails is left behind before the next one starts: outside the ``except`` block, with its
 traceback dropped, so that nothing pins the arrays it had made.
@@ -7,12 +7,16 @@ traceback dropped, so that nothing pins the arrays it had made.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from io import IOBase
 from itertools import islice
-from typing import Any, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from arraybridge import batches
+from arraybridge.arrays import ARRAY, kind_of, source_of
 from arraybridge.batches import Joined
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
@@ -20,15 +24,27 @@ from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, say
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
-from arraybridge.memory.arguments import Split, named, nothing_to_split, portion, read_once
 from arraybridge.memory.cleanup import release_caches
-from arraybridge.memory.recognise import is_oom, let_go
 from arraybridge.placement import worker_device
+from arraybridge.trees import leaves_of
 from arraybridge.types import Cache
 
-__all__ = ["attempted", "faults", "recovered", "run_with_oom_recovery", "split_and_retry", "watchers"]
+__all__ = [
+    "Recovery",
+    "attempted",
+    "faults",
+    "is_oom_error",
+    "let_go",
+    "run_with_oom_recovery",
+    "split_and_retry",
+    "watchers",
+]
 
 R = TypeVar("R")
+Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
+
+#: Positional and keyword arguments.
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
 #: Faults of `arraybridge.testing.inject_oom`, each asked before every attempt.
 faults: list[Any] = []  # Rehearsal, which stands in a layer above
@@ -93,11 +109,11 @@ def run_with_oom_recovery(
         result, failure = attempted(fn, args, kwargs, sys.exception())
         if failure is None:
             return cast("R", result)
-    plan = Plan(max_retries, gpu_id, before_retry, split, split_axis, min_split)
-    try:
-        return cast("R", recovered(fn, args, kwargs, plan, failure))
-    finally:
-        del failure  # whose traceback holds this frame
+    call = Recovery(
+        fn, (args, kwargs), failure, max_retries, gpu_id, before_retry, split, split_axis, min_split
+    )
+    del failure  # whose traceback holds this frame
+    return cast("R", call.result())
 
 
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
@@ -141,15 +157,71 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         result, failure = attempted(fn, batches.plain(args), batches.plain(kwargs), sys.exception())
         if failure is None:
             return batches.plain(result)
-    try:
-        return recovered(fn, args, kwargs, Plan(1, split=True, axis=axis, least=min_split), failure)
-    finally:
-        del failure
+    call = Recovery(fn, (args, kwargs), failure, 1, split=True, axis=axis, least=min_split)
+    del failure  # whose traceback holds this frame
+    return call.result()
 
 
 def _check_floor(rows: Any) -> None:
     if rows.__class__ is not int or rows < 1:
         raise ValueError(f"min_split={rows!r} is no number of rows; pass 1 or more")
+
+
+# -- which errors are about memory -------------------------------------------------------------------
+
+
+def is_oom_error(error: BaseException) -> bool:
+    """Whether memory running out, of the host or of any framework's device, is what ``error`` is about.
+
+    It is when the error itself, one that it was raised from or while handling, or one in its group is an
+    out-of-memory error of a loaded framework, told by class and, where the class is a general one, by the
+    message. What was hidden by ``raise … from None`` does not count. Imports no framework.
+
+    >>> is_oom_error(MemoryError()), is_oom_error(ValueError("out of memory budget"))
+    (True, False)
+    """
+    return is_oom(error, None)
+
+
+def is_oom(error: BaseException, before: BaseException | None) -> bool:
+    """`is_oom_error`, but for ``before``, an error that was being handled when the attempt began."""
+    return any(isinstance(one, MemoryError) or _says_so(one) for one in chain(error, before))
+
+
+def _says_so(error: BaseException) -> bool:
+    """Whether a loaded framework knows the error as its own for memory that ran out."""
+    for framework in loaded():
+        try:
+            if framework.is_oom(error):
+                return True
+        except Exception:  # its message, which the framework reads, cannot be read
+            if text_of(error) is not None:
+                raise
+    return False
+
+
+def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
+    """``error``, its causes, contexts and group members, each once; not ``before``, nor what led to that."""
+    seen = {id(before)}
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if one.__cause__ is not None:
+            waiting.append(one.__cause__)
+        if one.__context__ is not None and not one.__suppress_context__:
+            waiting.append(one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            waiting.extend(one.exceptions)
+
+
+def let_go(error: BaseException) -> None:
+    """Drop the tracebacks, and with them the frames that are finished and their variables."""
+    for one in list(chain(error, sys.exception())):
+        one.__traceback__ = None
 
 
 # -- one attempt -------------------------------------------------------------------------------------
@@ -206,9 +278,20 @@ def _wait_for_all(results: Iterable[Any]) -> None:
 # -- again, and in parts -----------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
-    """What to do when memory runs out."""
+@dataclass(slots=True, eq=False)
+class Recovery:
+    """A call that is made until it succeeds.
 
+    Attributes:
+        fn, batch: the function, and its arguments.
+        failure: the error that `attempted` has returned of the last attempt, or None. It stands nowhere else,
+            since its traceback holds the frames of these methods.
+        retries, gpu_id, before_retry, split, axis, least: as for `run_with_oom_recovery`.
+    """
+
+    fn: Callable[..., Any]
+    batch: Batch
+    failure: Any
     retries: int
     gpu_id: int | None = None
     before_retry: Callable[[], object] | None = None
@@ -216,55 +299,21 @@ class Plan(NamedTuple):
     axis: int = 0
     least: int = 1
 
+    def result(self) -> Any:
+        """What the function returns in the end."""
+        try:
+            if self.split is False:
+                return self._again()
+            _check_floor(self.least)
+            if self.split is not True:
+                self.batch = _named(self.fn, self.batch, self.split, self.axis)
+            return batches.plain(self._in_parts())
+        finally:
+            self.failure = None
 
-def recovered(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    plan: Plan,
-    failure: Exception | None = None,
-) -> Any:
-    """Call the function as planned.
-
-    ``failure`` is the error that `attempted` has returned of a first attempt, if there was one.
-    """
-    call = _Call(fn, args, kwargs, plan, failure)
-    del failure  # whose traceback holds this frame
-    try:
-        if plan.split is False:
-            return call.again()
-        _check_floor(plan.least)
-        if plan.split is not True:
-            call.batch = named(fn, args, kwargs, plan.split, plan.axis)
-        return batches.plain(call.in_parts())
-    finally:
-        call.failure = None
-
-
-class _Call:
-    """A call that is made until it succeeds.
-
-    Attributes:
-        failure: the error of the last attempt, or None. It stands nowhere else, since its traceback holds the
-            frames of these methods.
-    """
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        plan: Plan,
-        failure: Exception | None,
-    ) -> None:
-        self.fn, self.batch, self.plan = fn, (args, kwargs), plan
-        self.failure: Any = failure
-        #: Whether the arguments have been looked at for what cannot be read again.
-        self.looked = False
-
-    def again(self) -> Any:
+    def _again(self) -> Any:
         """The whole call, as often as is planned."""
-        attempts = self.plan.retries + 1
+        attempts = self.retries + 1
         result = self._tried(self._whole, attempts, f"one of {attempts} attempts")
         if self.failure is not None:
             self._give_up(
@@ -274,19 +323,19 @@ class _Call:
             )
         return result
 
-    def in_parts(self) -> Any:
+    def _in_parts(self) -> Any:
         """The whole call; then parts of half the size, until one fits, and of that size for the rest."""
-        rows, axis, least = batches.rows(self.batch, self.plan.axis), self.plan.axis, self.plan.least
-        result = self._tried(self._whole, 1 + min(self.plan.retries, 1), f"{rows} rows")
+        rows, axis, least = batches.rows(self.batch, self.axis), self.axis, self.least
+        result = self._tried(self._whole, 1 + min(self.retries, 1), f"{rows} rows")
         if self.failure is None:
             return result
         if rows is None:
-            raise nothing_to_split(self.batch, axis) from self.failure
+            raise _nothing_to_split(self.batch, axis) from self.failure
         joined, size = Joined(rows, axis, self.batch), rows
         while joined.done < rows:
             if self.failure is not None:
                 size = self._half(size, joined)
-            count = portion(rows - joined.done, size, least)
+            count = _portion(rows - joined.done, size, least)
             # Parts of the smallest size are tried twice, since nothing smaller is left to try.
             attempts = 2 if count < 2 * least else 1
             result = self._tried(partial(self._part, rows, joined.done, count), attempts, f"{count} rows")
@@ -299,18 +348,18 @@ class _Call:
 
     def _whole(self) -> Any:
         if faults:
-            _rehearse(batches.rows(self.batch, self.plan.axis))
-        args, kwargs = self.batch if self.plan.split is False else batches.plain(self.batch)
+            _rehearse(batches.rows(self.batch, self.axis))
+        args, kwargs = self.batch if self.split is False else batches.plain(self.batch)
         return self.fn(*args, **kwargs)
 
     def _part(self, rows: int, start: int, count: int) -> Any:
         if faults:
             _rehearse(count)
-        axis = self.plan.axis
+        axis = self.axis
         try:
             args, kwargs = batches.part(self.batch, axis, rows, start, start + count)
         except refusals(*loaded()) as error:
-            if is_oom(error, None):
+            if is_oom_error(error):
                 raise
             raise CannotSplitError(
                 f"memory has run out, and the batch cannot be cut along axis {axis}: {_described(error)}."
@@ -341,7 +390,7 @@ class _Call:
 
     def _half(self, size: int, joined: Joined) -> int:
         """Half the size, after parts of that size have failed; or give up."""
-        rows, least = joined.rows, self.plan.least
+        rows, least = joined.rows, self.least
         if size < 2 * least:
             self._give_up(
                 f"with {size} of {rows} rows, and {size} rows cannot be halved (min_split={least}); lower"
@@ -357,14 +406,13 @@ class _Call:
 
     def _clean_up(self, step: str, what: str, then: str) -> None:
         """Let go of what the failed attempt has made, and say so."""
-        if not self.looked:
-            self.looked, hindrance = True, read_once(self.batch)
-            if hindrance:
-                self._give_up(hindrance)
+        hindrance = _read_once(self.batch)
+        if hindrance:
+            self._give_up(hindrance)
         reason = _described(self.failure)
         let_go(self.failure)
         self.failure = None
-        gpu_id = self.plan.gpu_id
+        gpu_id = self.gpu_id
         device = str(worker_device.get() or "") if gpu_id is None else f"gpu:{gpu_id}"
         span = trace.span("clean-up", "clean-up") if open_logs else None
         freed = release_caches(loaded(), gpu_id)
@@ -379,8 +427,8 @@ class _Call:
             watch(step, message)
         if open_logs:
             trace.note(step, message, device)
-        if self.plan.before_retry is not None:
-            self.plan.before_retry()
+        if self.before_retry is not None:
+            self.before_retry()
 
 
 def _rehearse(rows: int | None) -> None:
@@ -394,3 +442,89 @@ def _rehearse(rows: int | None) -> None:
 def _described(error: BaseException) -> str:
     words = (text_of(error) or "").partition("\n")[0]
     return f"{type(error).__module__}.{type(error).__qualname__}: {words}".removeprefix("builtins.")
+
+
+# -- the arguments -----------------------------------------------------------------------------------
+
+
+def _named(fn: Callable[..., Any], batch: Batch, split: Split, axis: int) -> Batch:
+    """The arguments, of which all but those that ``split`` names are marked as `fixed`.
+
+    Raises:
+        CannotSplitError: the call does not have one of them, or they differ in length.
+    """
+    args, kwargs = batch
+    names = split if isinstance(split, (tuple, list)) else (split,)
+    keys = [_key(fn, args, kwargs, name) for name in names]
+    lengths = {key: batches.rows(args[key] if isinstance(key, int) else kwargs[key], axis) for key in keys}
+    if len(set(lengths.values())) > 1:
+        (first, rows), *remaining_lengths = lengths.items()
+        key, other = next((key, other) for key, other in remaining_lengths if other != rows)
+        raise CannotSplitError(
+            f"argument {key!r} has {other} rows along axis {axis}, and argument {first!r} has {rows}; split"
+            " arguments of one length only",
+            reason="the arguments to split differ in length",
+        )
+    marked = {key: batches.fixed(batches.plain(x)) for key, x in kwargs.items() if key not in keys}
+    return (
+        tuple(x if i in keys else batches.fixed(batches.plain(x)) for i, x in enumerate(args)),
+        {**kwargs, **marked},
+    )
+
+
+def _key(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: Any) -> str | int:
+    """The position or keyword of the argument that is called so."""
+    import inspect  # nothing that `import arraybridge` needs
+
+    if isinstance(name, str):
+        if name in kwargs:
+            return name
+        with suppress(TypeError, ValueError):  # a built-in without a signature; no such parameter
+            name = list(inspect.signature(fn).parameters).index(name)
+    if isinstance(name, int) and 0 <= name < len(args):
+        return name
+    raise CannotSplitError(
+        f"split= names an argument {name!r} that the call does not have; pass its name, its position, or"
+        " True",
+        reason=f"there is no argument {name!r}",
+    )
+
+
+def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
+    """The error for a call of which no argument has that axis."""
+    args, kwargs = batch
+    shapes = ", ".join(f"{key}: {_outline(x)}" for key, x in [*enumerate(args), *kwargs.items()]) or "none"
+    return CannotSplitError(
+        f"memory has run out, and no argument to split is an array with an axis {axis} (arguments: {shapes});"
+        " pass the batch as an array, and another split axis if its rows lie elsewhere",
+        reason=f"no argument to split has an axis {axis}",
+    )
+
+
+def _outline(x: Any) -> str:
+    if kind_of(x) != ARRAY:
+        return type(x).__name__
+    owner, data = source_of(x)
+    return f"{type(x).__name__} {owner.shape(data)}"
+
+
+def _portion(remaining: int, size: int, least: int) -> int:
+    """Rows of the next part: at most ``size`` if it can be, in even parts, none smaller than ``least``."""
+    if remaining <= size:
+        return remaining
+    parts = max(1, min(-(-remaining // size), remaining // least))
+    return -(-remaining // parts)
+
+
+def _read_once(batch: Batch) -> str:
+    """Why a call cannot be made again: an argument from which the first attempt may have read; or ``""``."""
+    with suppress(ValueError, RecursionError):  # it contains itself, or is too deep to be looked through
+        for x in leaves_of(batch):
+            cls = type(x)
+            # A file is a log more often than the data.
+            if hasattr(cls, "__next__") and hasattr(cls, "__iter__") and not issubclass(cls, IOBase):
+                return (
+                    "in the first attempt, and the function is not called again: one of its arguments is an"
+                    f" iterator ({cls.__name__}), from which that may have read; pass a list."
+                )
+    return ""

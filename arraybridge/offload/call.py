@@ -20,8 +20,7 @@ from arraybridge.conversion.trace import open_logs
 from arraybridge.devices.discovery import least_used_gpu
 from arraybridge.errors import CannotSplitError, told
 from arraybridge.functions.wrap import label_of, takes_self
-from arraybridge.memory.recognise import is_oom_error, let_go
-from arraybridge.memory.recovery import run_with_oom_recovery
+from arraybridge.memory.recovery import is_oom_error, let_go, run_with_oom_recovery
 from arraybridge.offload.cards import Card, Cards
 from arraybridge.offload.comparison import difference, widened
 from arraybridge.offload.timings import CARD, CPU, History, Timings

@@ -23,8 +23,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework
-from arraybridge.memory.recognise import is_oom_error
-from arraybridge.memory.recovery import split_and_retry
+from arraybridge.memory.recovery import is_oom_error, split_and_retry
 from arraybridge.testing.oom import inject_oom
 from arraybridge.testing.samples import DTYPES, LAYOUTS, sample
 
