@@ -309,12 +309,15 @@ def trace(*, limit: int | None = None, foreign: bool = False) -> Iterator[TraceL
 @contextmanager
 def everywhere(limit: int | None = None, foreign: bool = False) -> Iterator[TraceLog]:
     """As `trace`, for all threads of the process."""
-    with trace(limit=limit, foreign=foreign) as log:
-        _everywhere.append(log)
-        try:
+    log = TraceLog(limit, foreign)
+    _everywhere.append(log)
+    open_logs[id(log)] = log
+    try:
+        with _foreign_calls(log):
             yield log
-        finally:
-            _everywhere.remove(log)
+    finally:
+        del open_logs[id(log)]
+        _everywhere.remove(log)
 
 
 def _foreign() -> Any:
@@ -331,16 +334,15 @@ def _foreign_calls(log: TraceLog) -> Iterator[None]:
         yield
         return
     _hear_foreign.add(id(log))
-    _foreign().hear(_hearing_foreign)
     try:
-        yield
+        with _foreign().hearing(_hearing_foreign):
+            yield
     finally:
         _hear_foreign.discard(id(log))
-        _foreign().let_go()
 
 
 def _hearing_foreign() -> Iterable[Any]:
-    return [log for log in {*_opened.get(), *_everywhere} if id(log) in _hear_foreign]
+    return [log for log in (*_opened.get(), *_everywhere) if id(log) in _hear_foreign]
 
 
 @contextmanager
@@ -361,9 +363,9 @@ def listeners() -> Listeners | None:
     ours = _listening(opened) if opened else []
     if not ours and not _everywhere:
         return None
-    logs = dict.fromkeys(one for one in (*ours, *_everywhere) if isinstance(one, TraceLog))
+    logs = [one for one in ours if isinstance(one, TraceLog)]
     annotations = [one for one in ours if not isinstance(one, TraceLog)]
-    return tuple(logs), annotations[-1] if annotations else nullcontext
+    return (*logs, *_everywhere), annotations[-1] if annotations else nullcontext
 
 
 # -- what is told ------------------------------------------------------------------------------------

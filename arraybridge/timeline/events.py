@@ -251,12 +251,14 @@ def same_array(x: Any) -> int | None:
 
 
 def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
-    """Shape, strides in bytes and bytes of an element, from which `layout` tells how it lies.
+    """Shape, strides and the step to the next element, in one unit, from which `layout` tells how it lies.
 
     None where the framework does not tell: a trace must not fail what it records.
     """
     if isinstance(x, np.ndarray):
         return x.shape, x.strides, x.itemsize
+    if callable(getattr(x, "stride", None)):  # as torch's, which count elements
+        return x.shape, x.stride(), 1
     try:
         shape = source.shape(x)
         return shape, source.strides(x), source.nbytes(x) // max(1, math.prod(shape))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, update_wrapper
 from inspect import currentframe
 from threading import RLock, current_thread, get_ident, local
@@ -65,8 +65,6 @@ class Conversion(NamedTuple):
     device: Device
     nbytes: int
     shares: bool
-    off: int = 0  # its address modulo the alignment that the target needs; 0 where it does not count
-    writeable: bool = True
     steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     array: int | None = None
     obstacle: str = ""  # what no call could have shared, in words
@@ -85,15 +83,9 @@ class Conversion(NamedTuple):
             if self.target == "jax" and self.wanted in ("", was) and was in _WIDE and now not in _WIDE:
                 return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
             return f"it is a cast to {now}"
-        if self.obstacle:
-            return self.obstacle
         if self.steps is not None and self.target not in _STRIDED and not is_c_contiguous(*self.steps):
             return "its memory is not C-contiguous"
-        if self.off:
-            return f"its memory is not aligned to {registry.framework(self.target).alignment} bytes"
-        if self.target == "torch" and not self.writeable:
-            return "it is read-only"
-        return f"{self.call} copies what could be shared"
+        return self.obstacle or f"{self.call} copies what could be shared"
 
 
 class _Thread(local):
@@ -128,39 +120,42 @@ class _Call:
         self._plain = _PLAIN - {list, tuple} if self._takes_trees else _PLAIN | passed_by
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if (args and type(args[0]) in self._plain) or _thread.busy or _is_compiling():
-            return self._original(*args, **kwargs)
         x: Any = args[0] if args else next(filter(_is_source, kwargs.values()), None)
+        if type(x) in self._plain or _thread.busy or _is_compiling():
+            return self._original(*args, **kwargs)
         logs = _listening() if self._takes_trees or _is_source(x) else ()
         if not logs:
             return self._original(*args, **kwargs)
         _thread.busy = True
         try:
-            lent = hostmemory.lent_at(x) if type(x) is _CAPSULE else 0  # before the call takes it
-            wanted = kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
+            # A capsule is looked at before the call takes it.
+            lent = hostmemory.lent_at(x) if type(x) is _CAPSULE else None
+            seen = lent, kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
             began = time.perf_counter()
             result = self._original(*args, **kwargs)
             if result is not x:
-                self._tell(logs, (lent, wanted, x, result), began, time.perf_counter() - began)
+                self._tell(logs, x, result, seen, began, time.perf_counter() - began)
         finally:
             _thread.busy = False
         return result
 
-    def _tell(self, logs: Iterable[Any], seen: tuple[Any, ...], began: float, seconds: float) -> None:
+    def _tell(self, logs: Iterable[Any], x: Any, y: Any, seen: Any, began: float, seconds: float) -> None:
         frame: Any = currentframe()
         frame = frame.f_back.f_back  # that of whoever called the framework
         at = events.site(frame, foreign=True)
         if at is None:  # a step of a conversion of ours
             return
-        caller = frame.f_globals.get("__name__", "").partition(".")[0]
-        lent, wanted, *pair = seen
-        pairs = zip(*map(leaves_of, pair), strict=False) if self._takes_trees else (pair,)
-        with _unseen():
-            conversions = [c for x, y in pairs if (c := _facts(self._name, caller, lent, wanted, x, y))]
-        for conversion in conversions:
-            event = (None, began, seconds / len(conversions), _thread.name, _thread.number, at, conversion)
-            for log in logs:
-                log._add(event)
+        # "" for the user's own code, which is no framework's.
+        caller = "" if at[1] is frame.f_code else frame.f_globals.get("__name__", "").partition(".")[0]
+        pairs = zip(leaves_of(x), leaves_of(y), strict=False) if self._takes_trees else ((x, y),)
+        for one, other in pairs:
+            teller = _teller(registry.find_owner(one), registry.find_owner(other))
+            facts = teller(caller, *seen, one, other)
+            if facts is not None:
+                event = None, began, seconds, _thread.name, _thread.number, at, (self._name, *facts)
+                for log in logs:
+                    log._add(event)
+                seconds = 0.0  # of a tree, the first one has the call's time
 
     def __get__(self, x: Any, cls: Any = None) -> Any:
         # A function written in C takes no self where a program has it as an attribute of a class.
@@ -207,35 +202,50 @@ def _is_source(x: Any) -> bool:
     return registry.find_owner(x) is not None or type(x) is _CAPSULE
 
 
-def _facts(call: str, caller: str, lent: int, wanted: Any, x: Any, y: Any) -> tuple[Any, ...] | None:
-    """What a `Conversion` is made of; None where it was none, or one that a framework made for itself."""
-    source, target = registry.find_owner(x), registry.find_owner(y)
-    if target is None or y is x or not (source or lent):
-        return None
-    if caller in _own_callers((source or target).name, target.name) or getattr(y, "is_meta", False):
-        return None  # as torch casts to print; or there is no memory
-    try:
-        now, nbytes, result_at, after = _READ.get(target.name, _of_others)(target, y)
-        if source is None:
-            return call, "capsule", target.name, now, now, after, after, nbytes, lent == result_at
-        was, _, at, before = _READ.get(source.name, _of_others)(source, x)
+@cache
+def _teller(source: Framework | None, target: Framework | None) -> Callable[..., tuple[Any, ...] | None]:
+    """What gives the facts of a `Conversion` from the one to the other, but for its call."""
+    if target is None:
+        return lambda *_: None
+    names = source.name if source else "capsule", target.name
+    own_callers = {p for one in (source, target) if one for p in registry.facts(one.name).packages}
+    if names[0] != "numpy":  # NumPy reads the arrays of others for the user, too
+        own_callers.discard("numpy")
+    read_source, read = (_READ.get(name, _of_others) for name in names)
+    looking = _unseen if "torch" in names else nullcontext
+
+    def facts(caller: str, lent: int | None, wanted: Any, x: Any, y: Any) -> tuple[Any, ...] | None:
+        if y is x or caller in own_callers or (source is None and lent is None):
+            return None  # as torch casts to print
+        try:
+            with looking():
+                now, nbytes, result_at, after = read(target, y)
+                if names[1] == "torch" and nbytes and not result_at:
+                    return None  # a meta tensor
+                if source is None:
+                    return *names, now, now, after, after, nbytes, lent == result_at
+                was, _, at, before = read_source(source, x)
+                together = before is after or before == after
+                spread = names[1] == "jax" and (at is None) != (result_at is None)
+                if source is target and at is None:  # as JAX's arrays on several devices
+                    spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+                if source is target and together and was == now and not spread:
+                    return None
+                told = *names, was, now, before, after, nbytes
+                if (at and at == result_at) or (together and not nbytes):
+                    return *told, True
+                obstacle = "it is laid out anew over devices" if spread else source.must_copy(x)
+                if together and (at or 0) % (target.alignment or 1):
+                    obstacle = obstacle or f"its memory is not aligned to {target.alignment} bytes"
+                if names == ("numpy", "torch") and not x.flags.writeable:
+                    obstacle = obstacle or "it is read-only"
+                steps = events.steps(source, x) if names[0] in _STRIDED else None
+        except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
+            return None  # traced, or an array of another kind: a trace must not fail what it sees
         asked = "" if wanted is None else np.dtype(wanted).name
-        spread = (at is None) != (result_at is None)
-        if source is target and at is None and source.name == "jax":
-            spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
-    except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
-        return None  # traced, or an array of another kind: a trace must not fail what it sees
-    together = before is after or before == after
-    if source is target and together and was == now and not spread:
-        return None
-    facts = call, source.name, target.name, was, now, before, after, nbytes
-    if (at and at == result_at) or (together and not nbytes):
-        return *facts, True
-    off = (at or 0) % (target.alignment or 1) if together else 0
-    writeable = source.name != "numpy" or x.flags.writeable
-    steps = events.steps(source, x) if source.name in _STRIDED else None
-    obstacle = "it is laid out anew over devices" if spread and target.name == "jax" else source.must_copy(x)
-    return *facts, False, off, writeable, steps, events.same_array(x), obstacle, asked
+        return *told, False, steps, events.same_array(x), obstacle, asked
+
+    return facts
 
 
 def _of_others(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
@@ -260,17 +270,8 @@ _READ: dict[str, Callable[[Framework, Any], tuple[Any, int, int | None, Device]]
 }
 
 
-@cache
-def _own_callers(source: str, target: str) -> frozenset[str]:
-    """Packages whose own calls are nobody's. NumPy reads the arrays of others for the user, too."""
-    packages = {*registry.facts(source).packages, *registry.facts(target).packages}
-    return frozenset(packages if source == "numpy" else packages - {"numpy"})
-
-
-# -- in and out ----------------------------------------------------------------------------------------
-
-
-def hear(listening: Callable[[], Iterable[Any]]) -> None:
+@contextmanager
+def hearing(listening: Callable[[], Iterable[Any]]) -> Iterator[None]:
     """Wrap the calls, for one more trace; ``listening`` gives the logs that hear of them in a thread."""
     global _open_traces, _listening, _compiles
     with _lock:
@@ -283,17 +284,15 @@ def hear(listening: Callable[[], Iterable[Any]]) -> None:
                 if spec is not None and not getattr(spec, "_initializing", False):
                     _attach(package)
             sys.meta_path.insert(0, _later)
-
-
-def let_go() -> None:
-    """One trace ends; with the last one the originals come back."""
-    global _open_traces
-    with _lock:
-        _open_traces -= 1
-        if _open_traces == 0:
-            sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _later]
-            for package in _CALLS:
-                _detach(package)
+    try:
+        yield
+    finally:
+        with _lock:
+            _open_traces -= 1
+            if _open_traces == 0:  # the originals come back
+                sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not _later]
+                for package in _CALLS:
+                    _detach(package)
 
 
 def _detach(package: str) -> None:

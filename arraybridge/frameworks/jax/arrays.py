@@ -107,7 +107,8 @@ class JaxFramework(Framework):
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
             return as_device(jax.devices()[0])
-        return as_device(min(x.sharding.device_set, key=lambda d: d.id))
+        devices = x.sharding.device_set
+        return as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
 
     def must_copy(self, x: jax.Array) -> str:
         return "several devices hold a part of it each" if self.pool.is_scattered(x) else ""

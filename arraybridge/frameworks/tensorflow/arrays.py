@@ -56,6 +56,8 @@ class TensorflowFramework(Framework):
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
 
     def check(self, x: Any) -> None:
+        if isinstance(x, _EAGER) and id(x.dtype) in _PLAIN_IDS:
+            return
         if isinstance(x, tf.RaggedTensor):
             raise refuse(self, "a ragged tensor", "pass x.to_tensor(), which pads, or its x.flat_values")
         if isinstance(x, tf.SparseTensor):
