@@ -1,7 +1,6 @@
 """Conversions by the frameworks' own calls, seen while a trace is open that asks for them.
 
-The calls of a table are wrapped where the frameworks offer them. The originals come back when the last such
-trace ends.
+The calls of a table are wrapped, and the originals come back when the last such trace ends.
 """
 
 from __future__ import annotations
@@ -212,40 +211,42 @@ def _teller(source: Framework | None, target: Framework | None) -> Callable[...,
     if names[0] != "numpy":  # NumPy reads the arrays of others for the user, too
         own_callers.discard("numpy")
     read_source, read = (_READ.get(name, _of_others) for name in names)
-    looking = _unseen if "torch" in names else nullcontext
 
     def facts(caller: str, lent: int | None, wanted: Any, x: Any, y: Any) -> tuple[Any, ...] | None:
         if y is x or caller in own_callers or (source is None and lent is None):
             return None  # as torch casts to print
         try:
-            with looking():
-                now, nbytes, result_at, after = read(target, y)
-                if names[1] == "torch" and nbytes and not result_at:
-                    return None  # a meta tensor
-                if source is None:
-                    return *names, now, now, after, after, nbytes, lent == result_at
-                was, _, at, before = read_source(source, x)
-                together = before is after or before == after
-                spread = names[1] == "jax" and (at is None) != (result_at is None)
-                if source is target and at is None:  # as JAX's arrays on several devices
-                    spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
-                if source is target and together and was == now and not spread:
-                    return None
-                told = *names, was, now, before, after, nbytes
-                if (at and at == result_at) or (together and not nbytes):
-                    return *told, True
-                obstacle = "it is laid out anew over devices" if spread else source.must_copy(x)
-                if together and (at or 0) % (target.alignment or 1):
-                    obstacle = obstacle or f"its memory is not aligned to {target.alignment} bytes"
-                if names == ("numpy", "torch") and not x.flags.writeable:
-                    obstacle = obstacle or "it is read-only"
-                steps = events.steps(source, x) if names[0] in _STRIDED else None
+            now, nbytes, result_at, after = read(target, y)
+            if names[1] == "torch" and nbytes and not result_at:
+                return None  # a meta tensor
+            if source is None:
+                return *names, now, now, after, after, nbytes, lent == result_at
+            was, _, at, before = read_source(source, x)
+            together = before is after or before == after
+            spread = names[1] == "jax" and (at is None) != (result_at is None)
+            if source is target and at is None:  # as JAX's arrays on several devices
+                spread = not x.sharding.is_equivalent_to(y.sharding, y.ndim)
+            if source is target and together and was == now and not spread:
+                return None
+            told = *names, was, now, before, after, nbytes
+            if (at and at == result_at) or (together and not nbytes):
+                return *told, True
+            obstacle = "it is laid out anew over devices" if spread else source.must_copy(x)
+            if together and (at or 0) % (target.alignment or 1):
+                obstacle = obstacle or f"its memory is not aligned to {target.alignment} bytes"
+            if names == ("numpy", "torch") and not x.flags.writeable:
+                obstacle = obstacle or "it is read-only"
+            steps = events.steps(source, x) if names[0] in _STRIDED else None
         except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
             return None  # traced, or an array of another kind: a trace must not fail what it sees
         asked = "" if wanted is None else np.dtype(wanted).name
         return *told, False, steps, events.same_array(x), obstacle, asked
 
-    return facts
+    def unseen(*args: Any) -> tuple[Any, ...] | None:
+        with _unseen():
+            return facts(*args)
+
+    return unseen if "torch" in names else facts
 
 
 def _of_others(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
