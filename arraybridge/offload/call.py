@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
+import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -18,23 +23,29 @@ from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.trace import open_logs
 from arraybridge.devices.discovery import least_used_gpu
-from arraybridge.errors import CannotSplitError, told
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, told
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.facts import BUILT_IN, is_imported
 from arraybridge.functions.wrap import label_of, takes_self
+from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, run_with_oom_recovery
-from arraybridge.offload.cards import Card, Cards
 from arraybridge.offload.comparison import difference, widened
 from arraybridge.offload.timings import CARD, CPU, History, Timings
 from arraybridge.placement import card_meant, chosen_device, placement, worker_device
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.trees import arrays_of, leaves_of, map_arrays
-from arraybridge.types import Device, GpuId
+from arraybridge.types import Cache, Device, GpuId
 
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
 LOOK_BYTES, LOOK_SECONDS = 1 << 20, 1e-3
 #: What takes less on the CPU is done there before a card has begun.
 QUICK = 50e-6
+#: The free memory of a card is asked for again after so many seconds.
+ASK_AGAIN = 0.5
 
-cards = Cards()
+#: Seconds, of all that is measured here.
+clock: Callable[[], float] = time.perf_counter
 
 #: Whether results stay on the card, in this thread or task.
 staying: ContextVar[bool] = ContextVar("arraybridge_stay_on_gpu", default=False)
@@ -66,6 +77,98 @@ class Decision:
         where = f"on {self.device} in {self.backend}" if self.on_gpu else "on the CPU in NumPy"
         sentences = [r[:1].upper() + r[1:] + ("" if r.endswith(".") else ".") for r in self.reasons]
         return "\n".join([f"It would run {where}.", *sentences])
+
+
+# -- the cards ---------------------------------------------------------------------------------------
+
+
+class Card:
+    """One card, as one framework sees it."""
+
+    def __init__(self, framework: Framework, device: Device) -> None:
+        self.framework, self.device = framework, device
+        self.backend = framework.name
+        self.name = f"{framework.name} {device}"
+        self._free, self._asked = 0, -ASK_AGAIN
+
+    def holds(self, x: Any) -> bool:
+        """Whether the array, of whichever framework, lives on this card."""
+        if type(x) is np.ndarray:
+            return False
+        owner, data = source_of(x)
+        return owner.device_of(data) == self.device
+
+    def put(self, x: Any) -> Any:
+        """The array on the card, as one of the backend's; complete on return."""
+        return convert_memory(x, self.backend, device=self.device)
+
+    def run(self, fn: Callable[[], Any]) -> Any:
+        """``fn()`` with this card as the backend's current one, on a stream of this thread."""
+        framework, device = self.framework, self.device
+        with framework.selected(device), framework.wide(), framework.streams.stream(device):
+            return fn()
+
+    def free(self) -> int:
+        """Bytes that the backend could still take, its cache included; 0 where it cannot tell."""
+        now = clock()
+        if now - self._asked >= ASK_AGAIN:
+            self._asked, self._free = now, self.framework.pool.free_memory_of(self.device)
+        return self._free
+
+
+#: Framework (None: any) and number → the card, or why there is none.
+_found: Cache[tuple[str | None, int], Card | str] = Cache()
+
+
+def find_card(backend: str | None, index: int) -> Card | str:
+    """The card of that number in that framework (None: the first that has it), or why there is none."""
+    card = _found.get((backend, index))
+    return card or _found.keep((backend, index), _look_for(backend, index))
+
+
+def _look_for(backend: str | None, index: int) -> Card | str:
+    device, reasons = Device("gpu", index), []
+    for name in _worth_asking(backend):
+        framework, devices, reason = _devices(name)
+        if framework is not None and device in devices:
+            return Card(framework, device)
+        numbers = ", ".join(str(d) for d in devices if d.kind == "gpu")
+        reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
+    if not reasons:
+        reason = driver().reason or "the driver shows none to this process (see CUDA_VISIBLE_DEVICES)"
+        return f"there is no GPU here that a framework could use: {reason}"
+    return f"there is no {device} here: {'; '.join(reasons)}"
+
+
+def _devices(name: str) -> tuple[Framework | None, tuple[Device, ...], str]:
+    """The framework and its devices, and why it has no card if it has none."""
+    if not registry.is_installed(name):
+        return None, (), f"{name} is not installed"
+    try:
+        framework = registry.framework(name)
+        return framework, framework.devices(), framework.missing_device_reason() or f"{name} has no GPU"
+    except FrameworkNotInstalledError as error:
+        return None, (), f"{name} does not work here ({error.reason})"
+    except RuntimeError as error:  # the driver refuses
+        return None, (), f"{name} finds no card ({error})"
+
+
+def _worth_asking(backend: str | None) -> list[str]:
+    """The frameworks to ask for a card. Without a driver none is worth the seconds that its import takes."""
+    names = registry.for_numpy_code() if backend is None else [backend]
+    if _has_driver():
+        return names
+    return [name for name in names if name not in BUILT_IN or is_imported(name)]
+
+
+def _has_driver() -> bool:
+    if sys.platform == "darwin":
+        return platform.machine() == "arm64"
+    # An AMD card, or NVIDIA ones.
+    return os.path.exists("/dev/kfd") or bool(cards())  # noqa: PTH110  # pathlib costs 3 ms to import
+
+
+# -- a call ------------------------------------------------------------------------------------------
 
 
 class Call:
@@ -124,9 +227,8 @@ class Offload:
         backend: str | None = None,
         gpu_id: GpuId = None,
         split_axis: int | None = None,
-        cards: Cards = cards,
     ) -> None:
-        self.fn, self.backend, self.split_axis, self.cards = fn, backend, split_axis, cards
+        self.fn, self.backend, self.split_axis = fn, backend, split_axis
         self.gpu_id: GpuId = gpu_id
         self.label = label_of(fn)
         self.skip = 1 if takes_self(fn) else 0  # self stays as it is, also where it is an array
@@ -146,12 +248,10 @@ class Offload:
         timings = self.history[call.footprint]
         card, why = self._decide(call, timings)
         span = trace.span("decision", self.label) if open_logs else None
-        if span is None:
-            result, complaint = self._run(card, call, timings)
-        else:
-            with span:
+        with nullcontext() if span is None else span:
+            if span is not None:
                 span.device, span.reason = "cpu" if card is None else str(card.device), why
-                result, complaint = self._run(card, call, timings)
+            result, complaint = self._run(card, call, timings)
         if complaint:
             warnings.warn(f"{self.label}() {complaint}", RuntimeWarning, stacklevel=3)
         return result
@@ -160,12 +260,7 @@ class Offload:
 
     def _decide(self, call: Call, timings: Timings) -> tuple[Card | None, str]:
         cpu = timings.estimate(CPU)
-        if (
-            call.in_numpy
-            and not self.cards.looked
-            and call.nbytes < LOOK_BYTES
-            and (cpu or 0.0) < LOOK_SECONDS
-        ):
+        if call.in_numpy and not _found and call.nbytes < LOOK_BYTES and (cpu or 0.0) < LOOK_SECONDS:
             return None, f"it takes {format_bytes(call.nbytes)} in, too little to look for a card"
         card = self._card()
         if isinstance(card, str) or self.refused:
@@ -197,9 +292,9 @@ class Offload:
         index = card_meant(self.gpu_id)
         if isinstance(index, str):  # "auto"
             index = self.gpu_id = least_used_gpu() or 0
-        return self.cards.find(
-            self.backend, (0 if chosen is None else chosen.index) if index is None else index
-        )
+        if index is None:
+            index = 0 if chosen is None else chosen.index
+        return find_card(self.backend, index)
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
         """Where the call would run, and why; the function is not called."""
@@ -239,10 +334,10 @@ class Offload:
             return result, self._refuse(card, timings, error)
 
     def _on_cpu(self, call: Call, timings: Timings) -> Any:
-        started = self.cards.clock()
+        started = clock()
         result = call.on_host().run(self.fn)
         result = result if call.in_numpy else _home(result, call.arrays[0], [])
-        timings.add(CPU, self.cards.clock() - started)
+        timings.add(CPU, clock() - started)
         return result
 
     def _on_card(self, card: Card, call: Call, timings: Timings) -> Any:
@@ -256,7 +351,7 @@ class Offload:
             return result if stays else _home(result, call.arrays[0], timings.scalars)
 
         axis = self.split_axis
-        started = self.cards.clock()
+        started = clock()
         result = run_with_oom_recovery(
             attempt,
             *call.batch,
@@ -267,7 +362,7 @@ class Offload:
             split_axis=axis or 0,
         )
         if not stays:  # else it may be on its way
-            timings.add(CARD, self.cards.clock() - started)
+            timings.add(CARD, clock() - started)
         return result
 
     def _refuse(self, card: Card, timings: Timings, error: Exception) -> str:
@@ -285,9 +380,9 @@ class Offload:
     def _trial(self, card: Card, call: Call, timings: Timings) -> tuple[Any, str]:
         """The first run of a footprint on a card: in NumPy as well, which tells what is right."""
         on_host = call.on_host()
-        started = self.cards.clock()
+        started = clock()
         expected = _inside(on_host, self.fn)
-        timings.add(CPU, self.cards.clock() - started)
+        timings.add(CPU, clock() - started)
         timings.scalars = [isinstance(x, np.generic) for x in arrays_of(expected, also=np.generic)]
 
         def home() -> Any:

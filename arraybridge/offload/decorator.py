@@ -42,16 +42,12 @@ class Offloaded(Wrapped[P, R_co], Protocol[P, R_co]):
     ) -> Offloaded[Q, R_co]: ...
 
 
-class _Decorator(Protocol):
-    def __call__(self, fn: Callable[P, R], /) -> Offloaded[P, R]: ...
-
-
 @overload
 def gpu(fn: Callable[P, R], /) -> Offloaded[P, R]: ...
 @overload
 def gpu(
     *, gpu_id: GpuId = None, backend: FrameworkLike | None = None, split_axis: int | None = None
-) -> _Decorator: ...
+) -> Callable[[Callable[P, R]], Offloaded[P, R]]: ...
 def gpu(
     fn: Any = None,
     /,

@@ -7,9 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from arraybridge.frameworks import registry
-from arraybridge.offload.cards import Cards as Machine
+from arraybridge.offload import call
+from arraybridge.types import Device
 from tests.helpers import registry_kept
-from tests.offload.fakecard import Clock, FakeCard
+from tests.offload.fakecard import Clock, FakeCard, Machine
+
+
+@pytest.fixture(autouse=True)
+def of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What one test plants is not there for the next."""
+    monkeypatch.setattr(call, "clock", call.clock)
+    yield
+    call._found.clear()
 
 
 @pytest.fixture
@@ -27,7 +36,6 @@ def card(clock: Clock) -> Iterator[FakeCard]:
 
 @pytest.fixture
 def machine(clock: Clock, card: FakeCard) -> Machine:
-    found = Machine(clock)
-    fake = found.find("fakecard", 0)  # so that small arrays, too, are weighed
-    assert not isinstance(fake, str)
-    return found
+    machine = Machine(clock)
+    machine.plant(card, Device("gpu", 0))  # so that small arrays, too, are weighed
+    return machine

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 import arraybridge
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Pool
-from arraybridge.offload.call import Offload
-from arraybridge.offload.cards import Card
-from arraybridge.offload.cards import Cards as Machine
+from arraybridge.offload import call as room
 from arraybridge.types import Device
 from tests.cards import CARDS, CardArray, CardFramework
 from tests.helpers import require
@@ -77,9 +76,19 @@ class CardPool(Pool):
         return self.owner.memory
 
 
+class Machine:
+    """What @gpu finds: a clock of the test's, and the cards that it plants. The fixtures take them away."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = room.clock = clock
+
+    def plant(self, framework: Framework, device: Device, index: int = 0) -> None:
+        room._found[framework.name, index] = room.Card(framework, device)
+
+
 def offload(fn: Any, machine: Machine, backend: str = "fakecard", **options: Any) -> Any:
-    """The function as @gpu makes it, with the fake machine behind it."""
-    run = Offload(fn, backend=backend, cards=machine, **options)
+    """The function as @gpu makes it, on that machine."""
+    run = room.Offload(fn, backend=backend, **options)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return run(args, kwargs)
@@ -100,16 +109,16 @@ def paying(clock: Any, body: Any, seen: list[str] | None = None) -> Any:
     return fn
 
 
-class Pretended(Machine):
-    """A machine on which a CPU device of a real framework is the card."""
-
-    def __init__(self, name: str, device: str) -> None:
-        super().__init__(Clock())
-        require(name)
-        self._found[name, 0] = Card(arraybridge.framework(name), Device.parse(device), self.clock)
+def pretended(name: str, *devices: str) -> Machine:
+    """A machine on which CPU devices of a real framework are the cards."""
+    require(name)
+    machine = Machine(Clock())
+    for index, device in enumerate(devices):
+        machine.plant(arraybridge.framework(name), Device.parse(device), index)
+    return machine
 
 
 def running_on(name: str, device: str, body: Any, seen: list[str]) -> Any:
     """The function, which NumPy is slow at, with that device for a card."""
-    machine = Pretended(name, device)
+    machine = pretended(name, device)
     return offload(paying(machine.clock, body, seen), machine, name)

@@ -12,14 +12,13 @@ import pytest
 import arraybridge
 from arraybridge import array_namespace, use_device
 from arraybridge.machine import cards
-from arraybridge.offload.cards import Card
-from arraybridge.offload.cards import Cards as Machine
+from arraybridge.offload.call import Card
 from arraybridge.offload.decorator import gpu, stay_on_gpu
 from arraybridge.placement import worker_device
 from arraybridge.types import Device
 from tests.cards import CardArray
 from tests.helpers import require
-from tests.offload.fakecard import Clock, FakeCard, Pretended, offload, paying, running_on
+from tests.offload.fakecard import Clock, FakeCard, Machine, offload, paying, pretended, running_on
 
 X = np.arange(64, dtype=np.float32)
 
@@ -100,7 +99,7 @@ def test_jax_counts_its_cache_as_free_and_so_nobody_else_does(
     monkeypatch.setattr(jax_devices, "jax_device", lambda device: card)
     monkeypatch.setattr(jax_devices.JaxPool, "_opened", lambda self: [card])
     monkeypatch.setattr(jax_devices.machine, "free_memory", lambda index: 1000 - 150 - others)
-    assert Card(framework, Device("gpu", 0), lambda: 0.0).free() == free
+    assert Card(framework, Device("gpu", 0)).free() == free
 
 
 def test_the_default_device_and_that_of_a_worker(machine: Machine, clock: Clock) -> None:
@@ -242,15 +241,14 @@ def test_real_frameworks_run_it(name: str, device: str, dtype: str) -> None:
 @pytest.mark.parametrize(("gpu_id", "place"), [(0, "cpu:1"), (1, "cpu:2")])
 def test_card_and_framework_may_be_pinned(gpu_id: int, place: str) -> None:
     """Two of JAX's CPU devices for the cards."""
-    machine = Pretended("jax", "cpu:1")
-    machine._found["jax", 1] = Card(arraybridge.framework("jax"), Device("cpu", 2), machine.clock)
+    machine = pretended("jax", "cpu:1", "cpu:2")
     seen: list[str] = []
 
     def body(x: Any) -> Any:
         seen.append(str(arraybridge.device_of(x)))
         return x + 1
 
-    fn = on_card(machine, machine.clock, body, backend="jax", gpu_id=gpu_id)  # type: ignore[arg-type]
+    fn = on_card(machine, machine.clock, body, backend="jax", gpu_id=gpu_id)
     assert set(seen) == {"cpu", place}
     assert (fn.explain(X).backend, fn.explain(X).device) == ("jax", place)
 
@@ -332,4 +330,4 @@ def test_bad_functions() -> None:
             gpu(fn)
     for wrong, message in ((Scaler, "is a class"), (0, "gpu_id=0")):
         with pytest.raises(TypeError, match=message):
-            gpu(wrong)  # type: ignore[call-overload]
+            gpu(wrong)  # type: ignore[arg-type]

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge.offload.cards import Cards as Machine
 from arraybridge.offload.comparison import difference
 from tests.cards import CardArray
 from tests.helpers import require
-from tests.offload.fakecard import Clock, offload, paying, running_on
+from tests.offload.fakecard import Clock, Machine, offload, paying, running_on
 
 
 class Pair(NamedTuple):
