@@ -172,13 +172,12 @@ _MODULES = {
     "lines.processes": "ProcessDiedError",
     "lines.report": "PipelineReport StageReport",
     "measure.benchmark": "benchmark Timing compare Comparison SizeComparison",
-    "memory.cleanup": "Coexistence SharedPoolError share_gpu_memory",
+    "memory.cleanup": "Coexistence SharedPoolError share_gpu_memory cleanup_all_gpu_frameworks"
+    " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
     "memory.pools": "BufferPool PoolLimitError pinned",
     "memory.shared": "shared SharedMemoryGoneError",
     "memory.stats": "MemoryCollector MemoryStats gpu_utilization memory_peak memory_stats",
     "offload.decorator": "gpu stay_on_gpu",
-    "peer": "cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu"
-    " cleanup_tensorflow_gpu cleanup_torch_gpu",
 }
 _LATER = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -1,4 +1,4 @@
-"""Settings of a thread or task, and the environment variables behind them."""
+"""What a thread, a task or the process has chosen, and the environment variables behind it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from arraybridge.types import above
+from arraybridge.types import Device, GpuId, above
 
-__all__ = ["MissingGpu", "missing_gpu", "settings"]
+__all__ = [
+    "MissingGpu",
+    "busy_workers",
+    "card_meant",
+    "chosen_device",
+    "default_device",
+    "missing_gpu",
+    "only_card",
+    "settings",
+    "worker_device",
+]
 
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]
@@ -62,3 +72,39 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
     finally:
         with suppress(ValueError):  # it is closed in another thread or task, whose own setting stays
             _missing_gpu.reset(token)
+
+
+# -- devices -------------------------------------------------------------------------------------------
+
+#: The choice of `set_device` and `use_device`; None where nobody chose.
+default_device: ContextVar[Device | None] = ContextVar("arraybridge_default_device", default=None)
+
+#: The devices of the workers of `device_map` in any thread; while there is none, nobody asks `worker_device`.
+busy_workers: list[Device] = []
+
+#: The device of this worker of `device_map`: decorated functions run there that name none.
+worker_device: ContextVar[Device | None] = ContextVar("arraybridge_worker_device", default=None)
+
+#: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
+#: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
+only_card: int | None = None
+
+
+def chosen_device() -> Device | None:
+    """The default device that somebody chose: this thread or task, or ``ARRAYBRIDGE_DEVICE`` for the process.
+
+    Raises:
+        ValueError: the environment names no device.
+    """
+    words = os.environ.get("ARRAYBRIDGE_DEVICE")
+    if default_device.get() is not None or not words:
+        return default_device.get()
+    try:
+        return Device.parse(words)
+    except ValueError as error:
+        raise ValueError(f"ARRAYBRIDGE_DEVICE: {error}") from None
+
+
+def card_meant(gpu_id: GpuId) -> GpuId:
+    """The card that the ``gpu_id`` of a decorator means in this process."""
+    return gpu_id if gpu_id is None or only_card is None else only_card

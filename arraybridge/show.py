@@ -1,12 +1,28 @@
-"""Bytes, seconds and tables for a reader, as text and as HTML: the only ones in the house."""
+"""Bytes, seconds, tables, pages and pictures for a reader: the only ones in the house."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
-from typing import NamedTuple, TypeAlias
+from string import Template
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Cell", "Contents", "Table", "format_bytes", "format_seconds", "html_table", "text_table"]
+__all__ = [
+    "COLOURS",
+    "Cell",
+    "Contents",
+    "Table",
+    "format_bytes",
+    "format_seconds",
+    "html_table",
+    "page",
+    "picture",
+    "sortable_table",
+    "tag",
+    "text_table",
+]
 
 
 def format_bytes(nbytes: float | None) -> str:
@@ -152,7 +168,109 @@ class Table:
         return html_table(head, rows, caption=line)
 
 
+# -- pages and pictures --------------------------------------------------------------------------------
+
+
+def page(title: str, *parts: str) -> str:
+    """A whole page; ``parts`` are HTML already, and ``title`` is its heading, too.
+
+    It is one file that needs no network, fits a phone of 400 pixels, and follows the reader's dark mode.
+
+    >>> "<h1>a &lt; b</h1>" in page("a < b", "<p>Hello.</p>")
+    True
+    """
+    body = "\n".join(filter(None, parts))
+    return Template(_beside("page.html")).substitute(title=_escaped(title), body=body)
+
+
+def _beside(name: str) -> str:
+    """The text of a file that comes with the package."""
+    from importlib.resources import files  # costs 10 ms, and only a page needs it
+
+    return files("arraybridge").joinpath(name).read_text(encoding="utf-8")
+
+
 def _escaped(text: str) -> str:
     from html import escape  # costs 2 ms, and only a notebook or a page needs it
 
     return escape(text)
+
+
+def tag(kind: str, words: str = "") -> str:
+    """A word on the colour of its kind: ``shared``, ``copied``, ``same`` or ``refused``; HTML."""
+    return f'<span class="tag {kind}">{words or kind}</span>'
+
+
+def sortable_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers: Sequence[str]
+) -> str:
+    """A table that sorts by a click, and on a phone becomes a list of blocks; one for each page.
+
+    Args:
+        columns: the headings; on a phone the first one and the last one have lines of their own.
+        rows: a cell for each column; those of ``numbers`` have the attribute ``data-value``.
+        numbers: the columns that sort by number, either way.
+    """
+    heads = [Cell(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in columns]
+    choices = "".join(
+        f'<option value="{column} {way}">{name}{", largest first" if way == "down" else ""}</option>'
+        for column, name in enumerate(columns)
+        for way in (("up", "down") if name in numbers else ("up",))
+    )
+    table = html_table(heads, rows, attributes='id="sortable"')
+    return (
+        f'<p class="sorters"><label>Sort by <select id="sorter">{choices}</select></label></p>\n'
+        f'<div class="wide">{table}</div>\n'
+        f"<script>\n{_beside('sorting.js')}</script>"
+    )
+
+
+#: What is drawn → its colour, the same in every picture and on every page. Copies are red.
+COLOURS = {
+    "cpu": "#4c78a8",
+    "gpu": "#54a24b",
+    "stage": "#4c78a8",
+    "item": "#4c78a8",
+    "call": "#72b7b2",
+    "decision": "#b279a2",
+    "conversion": "#9ecae9",
+    "foreign": "#9ecae9",
+    "copy": "#e45756",
+    "clean-up": "#eeca3b",
+    "retry": "#f58518",
+    "split": "#f58518",
+    "grow": "#f58518",
+}
+
+_INK = "#76808d"
+
+#: Settings of matplotlib for all pictures: transparent, with strokes that show on white and on black.
+PICTURE: dict[Any, Any] = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor"), _INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+}
+
+
+@contextmanager
+def picture(width: float, height: float, path: str | os.PathLike[str] | None) -> Iterator[tuple[Any, Any]]:
+    """A figure of matplotlib's and its axes, in inches, in the style of this house; opens no window.
+
+    It is written at the end, if there is a path, whose suffix says the form.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib; run pip install matplotlib") from error
+    with rc_context(PICTURE):
+        drawing = Figure(figsize=(width, height), layout="constrained")
+        axes = drawing.subplots()
+        axes.tick_params(labelsize=8)
+        yield drawing, axes
+        if path is not None:
+            drawing.savefig(path, dpi=150)

@@ -126,7 +126,7 @@ def pyplot() -> Any:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    from arraybridge import pages  # not at the top: in some processes the peer has that name
+    from arraybridge import show  # not at the top: in some processes the peer has that name
 
-    plt.rcParams.update(pages.PICTURE)
+    plt.rcParams.update(show.PICTURE)
     return plt

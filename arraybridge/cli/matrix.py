@@ -17,12 +17,20 @@ from rich.markup import escape
 from rich.progress import Progress
 
 import arraybridge
-from arraybridge import pages
 from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.facts import can_find
-from arraybridge.show import Cell, format_bytes, format_seconds, html_table
+from arraybridge.show import (
+    Cell,
+    format_bytes,
+    format_seconds,
+    html_table,
+    page,
+    picture,
+    sortable_table,
+    tag,
+)
 from arraybridge.types import Device
 
 Json = dict[str, Any]
@@ -285,14 +293,14 @@ def document(result: Json) -> str:
         attributes='class="grid"',
     )
     about = f"{_title(result)}. arraybridge {result['arraybridge']} on {result['machine']}."
-    return pages.page(
+    return page(
         "Conversions on this machine",
         f"<p>{escape_html(about)}</p>",
-        f"<p>{' '.join(f'{pages.tag(kind)} {_MEANINGS[kind]}.' for kind in _kinds(result))}</p>",
+        f"<p>{' '.join(f'{tag(kind)} {_MEANINGS[kind]}.' for kind in _kinds(result))}</p>",
         f'<div class="wide">{grid}</div>',
         *(f"<p>{escape_html(remark)}</p>" for remark in _remarks(result)),
         "<h2>Every pair</h2>",
-        pages.sortable_table(_COLUMNS, [_pair(cell) for cell in _all(result)], ("time", "rate")),
+        sortable_table(_COLUMNS, [_pair(cell) for cell in _all(result)], ("time", "rate")),
     )
 
 
@@ -308,7 +316,7 @@ def _pair(cell: Json) -> list[str | Cell]:
     # What has no number comes after everything that has one.
     return [
         f"{cell['source']} → {cell['target']}",
-        Cell(pages.tag(cell["kind"], cell["kind"] + copies)),
+        Cell(tag(cell["kind"], cell["kind"] + copies)),
         cell["method"] or "",
         Cell(format_seconds(seconds), f'class="number" data-value="{seconds or 1e9:.6g}"'),
         Cell(_format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
@@ -326,7 +334,7 @@ def _heat_map(result: Json, path: Path) -> None:
     low = float(np.nanmin(logs, initial=0.0))
     high = max(float(np.nanmax(logs, initial=low)), low + 1)
     colours = importlib.import_module("matplotlib").colormaps["YlOrRd"].with_extremes(bad="#d9d9d9")
-    with pages.picture(2.6 + 1.25 * count, 1.9 + 0.95 * count, path) as (drawing, axes):
+    with picture(2.6 + 1.25 * count, 1.9 + 0.95 * count, path) as (drawing, axes):
         image = axes.imshow(logs.reshape(count, count), cmap=colours, vmin=low, vmax=high, aspect="auto")
         for i, cell in enumerate(result["cells"]):
             lines = [cell["kind"], cell["method"] or "", format_seconds(cell["seconds"])]

@@ -14,7 +14,7 @@ from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import foreign, registry
-from arraybridge.placement import chosen_device
+from arraybridge.options import chosen_device
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed import Client, LocalCluster, WorkerPlugin, get_worker
 
-from arraybridge import machine, placement
+from arraybridge import machine, options
 from arraybridge.dask import arrays
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.memory import cleanup, recovery
@@ -34,7 +34,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         os.environ.update(self.environment)
         arrays.register_transport()
         own = "dask_cuda" in sys.modules if self.own_card is None else self.own_card
-        placement.only_card = 0 if own else None
+        options.only_card = 0 if own else None
         if self.share_memory:
             cleanup.share_gpu_memory("torch")
 

@@ -10,7 +10,7 @@ from arraybridge.devices.discovery import find_device, framework_for_numpy_code,
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
-from arraybridge.placement import chosen_device, default_device
+from arraybridge.options import chosen_device, default_device
 from arraybridge.types import Device, DeviceLike
 
 __all__ = ["array_namespace", "get_device", "set_device", "use_device"]

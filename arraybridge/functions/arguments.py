@@ -14,6 +14,7 @@ from arraybridge.arrays import ARRAY, LEAF, TREE, is_array, kind_of, kinds
 from arraybridge.batches import plain
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import find_source
+from arraybridge.conversion.destination import target_device
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
@@ -22,7 +23,8 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.functions.conversions import ByType, Change, careful, conversion, shared
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.wrap import label_of
-from arraybridge.placement import busy_workers, card_meant, target_device, worker_device
+from arraybridge.options import busy_workers, card_meant, worker_device
+from arraybridge.placement import Placement
 from arraybridge.trees import leaves_of, prefix
 from arraybridge.types import Device
 
@@ -111,7 +113,7 @@ def _to_device(options: DecoratorOptions, device: Device | None) -> Change:
     return change
 
 
-def named_device(framework: Framework, options: DecoratorOptions) -> Device:
+def named_device(framework: Framework, options: DecoratorOptions | Placement) -> Device:
     """The device that a decorator names, as its framework has it."""
     return target_device(framework, framework, CPU, card_meant(options.gpu_id), options.device)
 

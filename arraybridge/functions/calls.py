@@ -22,7 +22,7 @@ from arraybridge.functions.results import GiveBack, check_result, giving_back
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import Recovery, attempted, faults
-from arraybridge.placement import card_meant
+from arraybridge.options import card_meant
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import map_arrays
 

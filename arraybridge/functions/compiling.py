@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arraybridge.frameworks import registry
 from arraybridge.functions.options import DecoratorOptions, checked_options
-from arraybridge.placement import busy_workers, card_meant
+from arraybridge.options import busy_workers, card_meant
 from arraybridge.types import Device, GpuId
 
 if TYPE_CHECKING:

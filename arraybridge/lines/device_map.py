@@ -11,6 +11,7 @@ from arraybridge.devices.discovery import find_device
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.registry import loaded
+from arraybridge.functions.arguments import named_device
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.devices import Job, own_framework
 from arraybridge.lines.gradients import for_other_threads
@@ -159,8 +160,8 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
             usable = [device for device in usable if device.kind != "opencl"]
         else:
             placed = placement(fn)
-            own = None if placed is None else placed.named_device()
-            usable = framework.devices() if own is None else [own]
+            names_one = placed is not None and (placed.device is not None or isinstance(placed.gpu_id, int))
+            usable = [named_device(framework, placed)] if names_one else framework.devices()
         return [device for device in usable if device.kind != "cpu"] or list(usable) or [CPU]
     if isinstance(devices, Integral):
         raise TypeError(f"devices={devices!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")

@@ -13,7 +13,8 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.streams import ThreadStreams
-from arraybridge.placement import busy_workers, default_device, placement, worker_device
+from arraybridge.options import busy_workers, default_device, worker_device
+from arraybridge.placement import placement
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device
 

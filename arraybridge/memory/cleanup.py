@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Real
 from typing import NamedTuple
 
@@ -21,7 +22,20 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike, check_gpu_id
 
-__all__ = ["Coexistence", "SharedPoolError", "coexist", "free_memory", "gpu_context", "share_gpu_memory"]
+__all__ = [
+    "Coexistence",
+    "SharedPoolError",
+    "cleanup_all_gpu_frameworks",
+    "cleanup_cupy_gpu",
+    "cleanup_jax_gpu",
+    "cleanup_pyclesperanto_gpu",
+    "cleanup_tensorflow_gpu",
+    "cleanup_torch_gpu",
+    "coexist",
+    "free_memory",
+    "gpu_context",
+    "share_gpu_memory",
+]
 
 #: Caches of arraybridge's own, which `release_caches` empties: functions from a device (None: all) and the
 #: name of a framework (None: all) to the bytes that they gave back.
@@ -68,6 +82,24 @@ def free_memory(
     if index is not None and not _check_accelerator(index, frameworks):
         return 0
     return release_caches(frameworks, index, compiled=compiled)
+
+
+def _freed(framework: str | None, gpu_id: int | None = None, *, device_id: int | None = None) -> int:
+    """`free_memory` as arraybridge 0.2 to 0.5 calls it: ``device_id`` is ``gpu_id``, and misses no card."""
+    if device_id is None:
+        return free_memory(framework, gpu_id)
+    try:
+        return free_memory(framework, device_id)
+    except DeviceNotFoundError:
+        return 0
+
+
+cleanup_all_gpu_frameworks = partial(_freed, None)
+cleanup_cupy_gpu = partial(_freed, "cupy")
+cleanup_jax_gpu = partial(_freed, "jax")
+cleanup_pyclesperanto_gpu = partial(_freed, "pyclesperanto")
+cleanup_tensorflow_gpu = partial(_freed, "tensorflow")
+cleanup_torch_gpu = partial(_freed, "torch")
 
 
 def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:

@@ -25,7 +25,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
-from arraybridge.placement import worker_device
+from arraybridge.options import worker_device
 from arraybridge.trees import leaves_of
 from arraybridge.types import Cache
 

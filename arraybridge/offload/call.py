@@ -32,7 +32,8 @@ from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, run_with_oom_recovery
 from arraybridge.offload.comparison import difference, widened
 from arraybridge.offload.timings import CARD, CPU, History, Timings
-from arraybridge.placement import card_meant, chosen_device, placement, worker_device
+from arraybridge.options import card_meant, chosen_device, worker_device
+from arraybridge.placement import placement
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.trees import arrays_of, leaves_of, map_arrays
 from arraybridge.types import Cache, Device, GpuId

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from arraybridge import pages
-from arraybridge.pages import COLOURS
-from arraybridge.show import format_bytes, format_seconds
+from arraybridge import show
+from arraybridge.show import COLOURS, format_bytes, format_seconds, picture
 from arraybridge.timeline.events import CONVERSIONS, Event
 from arraybridge.timeline.hotspots import HotSpots
 
@@ -35,7 +34,7 @@ def page(events: Sequence[Event], spots: HotSpots, name: str) -> str:
         f'<span><i style="background:{COLOURS[colour]}"></i>{colour}</span>'
         for colour in dict.fromkeys(map(_colour, events))
     )
-    return pages.page(
+    return show.page(
         name,
         f'<div class="wide">{spots._repr_html_()}</div>',
         f'<h2>What happened when</h2>\n<p class="key">{key}</p>',
@@ -84,7 +83,7 @@ def _drawing(events: Sequence[Event]) -> str:
 def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) -> Any:
     """Draw events in the order of their start; see `TraceLog.plot`."""
     rows = _rows(events)
-    with pages.picture(10, 1.6 + 0.5 * max(1, len(rows)), path) as (figure, axes):
+    with picture(10, 1.6 + 0.5 * max(1, len(rows)), path) as (figure, axes):
         drawn: dict[str, Any] = {}
         for row, (_, bars) in enumerate(rows):
             for event in bars:

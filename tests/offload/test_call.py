@@ -14,7 +14,7 @@ from arraybridge import array_namespace, use_device
 from arraybridge.machine import cards
 from arraybridge.offload.call import Card
 from arraybridge.offload.decorator import gpu, stay_on_gpu
-from arraybridge.placement import worker_device
+from arraybridge.options import worker_device
 from arraybridge.types import Device
 from tests.cards import CardArray
 from tests.helpers import require
