@@ -47,7 +47,7 @@ from arraybridge.errors import UnknownArrayError as UnknownArrayError
 from arraybridge.errors import UnknownFrameworkError as UnknownFrameworkError
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.hostmemory import aligned
-from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel as _use_pocl_wheel
+from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_pocl_wheel
 from arraybridge.frameworks.registry import framework, register
 from arraybridge.functions.decorators import (
     cupy,

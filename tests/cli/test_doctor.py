@@ -12,7 +12,7 @@ import pytest
 
 import arraybridge
 from arraybridge.cli.doctor import FAULTS, Facts, Trial, problems_of
-from arraybridge.frameworks.pyclesperanto.driver import pocl_wheel
+from arraybridge.frameworks.pyclesperanto.opencl import pocl_wheel
 from arraybridge.machine import Card, Driver
 from tests.cli.programs import Site, environment
 from tests.helpers import require

@@ -1,28 +1,271 @@
-"""pyclesperanto, served by either of two packages.
+"""pyclesperanto: OpenCL (or CUDA, Metal) images of one to three axes, served by either of two packages.
 
-``pyclesperanto`` (current.py) and ``pyclesperanto_prototype`` (prototype.py) are two libraries with one role
-(images.py). The one that the process has imported serves it, else the first that is installed.
+``pyclesperanto``, with the backend that is selected when it is first used, or ``pyclesperanto_prototype``, on
+top of pyopencl: the one that the process has imported, else the first that is installed.
 """
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
+from arraybridge.frameworks import hostmemory, loans
+from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
 from arraybridge.frameworks.facts import BUILT_IN, can_find, is_imported
+from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.pyclesperanto import opencl
-from arraybridge.frameworks.pyclesperanto.driver import use_pocl_wheel
-from arraybridge.frameworks.pyclesperanto.images import ImageFramework, no_device
+from arraybridge.machine import cards
+from arraybridge.types import Device
+
+# The kernels know these and no others: push() turns float64 into float32, int64 into int32, bool into
+# uint8 and complex64 into its real part, and the prototype turns everything into float32.
+_DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "uint32"})
+_MAX_RANK = 3
 
 
 def PyclesperantoFramework() -> ImageFramework:  # noqa: N802  # other frameworks have a class of such a name
     opencl.refuse_deadly_import_order()
-    use_pocl_wheel()
+    opencl.use_pocl_wheel()
     packages = BUILT_IN["pyclesperanto"].packages
     imported, installed = (list(filter(test, packages)) for test in (is_imported, can_find))
     if next(iter(imported or installed or packages)) == "pyclesperanto":
-        from arraybridge.frameworks.pyclesperanto.current import CurrentFramework
-
-        return CurrentFramework()
+        return ImageFramework()
     if not opencl.devices():  # the prototype cannot even be imported
-        raise no_device()
-    from arraybridge.frameworks.pyclesperanto.prototype import PrototypeFramework
-
+        raise _no_device()
     return PrototypeFramework()
+
+
+class ImageFramework(Framework):
+    name = "pyclesperanto"
+    all_pickle = False
+    has_host = False
+    dtypes = _DTYPES
+    #: What its devices are called: with CUDA beneath, they are the cards that other frameworks count.
+    kind = "opencl"
+    #: The package's own objects for its devices, and how many of them, the first ones, are GPUs.
+    natives: list[Any]
+    gpus: int
+
+    def __init__(self) -> None:
+        import pyclesperanto as cle  # of the two packages, one may be missing
+
+        self._cle = cle
+        try:
+            current = cle.get_device()
+        except (AttributeError, RuntimeError):  # without a device, the package imports half
+            current = None
+        if current is None:
+            raise _no_device()
+        if cle.get_backend_name() == "cuda":
+            self.kind, self.dlpack_device = "gpu", 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # that there are none of a kind
+            gpus, cpus = (range(len(cle.list_available_devices(kind))) for kind in ("gpu", "cpu"))
+        places = [*((i, "gpu") for i in gpus), *((i, "cpu") for i in cpus)]
+        natives = [cle.select_device(*place) for place in places]
+        cle.select_device(*places[natives.index(current)])
+        self._arrange(natives, len(gpus))
+        #: How `select_device` calls each: its number among those of its kind.
+        self._places = [places[natives.index(native)] for native in self.natives]
+
+    def _arrange(self, natives: list[Any], gpus: int) -> None:
+        """Take the devices of the package, GPUs first, in the order in which CUDA counts their cards."""
+        self.natives, self.gpus, self.pool = natives, gpus, ImagePool(self)
+        numbers = {card.pci: card.index for card in cards() if self.kind == "opencl"}
+        if numbers:
+            order = sorted(range(len(natives)), key=lambda i: numbers.get(self.described[i][1], len(numbers)))
+            self.natives = [natives[i] for i in order]
+            self.described = [self.described[i] for i in order]
+
+    # -- arrays -----------------------------------------------------------------------------------
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, self._cle.Array)
+
+    def nbytes(self, x: Any) -> int:
+        return np.dtype(x.dtype).itemsize * math.prod(x.shape)
+
+    def device_of(self, x: Any) -> Device:
+        return Device(self.kind, self.natives.index(x.device))
+
+    def to_host(self, x: Any) -> np.ndarray:
+        return np.asarray(x.get())
+
+    def from_host(self, view: np.ndarray, device: Device) -> Any:
+        values = np.ascontiguousarray(view, dtype=view.dtype.newbyteorder("="))
+        result = self.empty(view.shape, values.dtype.name, device)
+        result.set(values)
+        return result
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        self.supports(dtype, shape)
+        return self._cle.create(shape, np.dtype(dtype), device=self.natives[device.index])
+
+    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
+        super().supports(dtype, shape)
+        if not 1 <= len(shape) <= _MAX_RANK or 0 in shape:
+            has = f"it has one to {_MAX_RANK} axes and at least one element"
+            instead = f"{has}; reshape the array, or convert it plane by plane"
+            raise cannot_hold(self, f"an array of shape {shape}", instead)
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        # By way of the host: the kernels behind indexing compute in float32, in which an int32 loses digits.
+        rows = (slice(None),) * (axis % len(x.shape)) + (slice(start, stop),)
+        return self.from_host(self.to_host(x)[rows], self.device_of(x))
+
+    def unstack(self, x: Any) -> list[Any]:
+        return [self.from_host(plane, self.device_of(x)) for plane in self.to_host(x)]
+
+    def is_oom(self, error: BaseException) -> bool:
+        return opencl.is_oom(error)
+
+    def array_classes(self) -> tuple[type, ...]:
+        # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
+        return (type(self.empty((1,), "float32", self.default_device())),)
+
+    # -- devices, GPUs first and CPUs after them --------------------------------------------------
+
+    @cached_property
+    def described(self) -> list[tuple[str, str, int | None]]:
+        """Name, PCI address or ``""``, and bytes of its devices, where pyopencl sees the same ones."""
+        names, seen = [native.name for native in self.natives], opencl.described()
+        return seen if [name for name, _, _ in seen] == names else [(name, "", None) for name in names]
+
+    def devices(self) -> tuple[Device, ...]:
+        return tuple(Device(self.kind, i, native.name) for i, native in enumerate(self.natives))
+
+    def default_device(self) -> Device:
+        return Device(self.kind, self.natives.index(self._cle.get_device()))
+
+    def accelerator(self, index: int) -> Device:
+        numbered = cards() if self.kind == "opencl" else ()
+        if index < len(numbered) and any(address for _, address, _ in self.described):
+            address = self.described[index][1] if index < len(self.natives) else ""
+            if numbered[index].pci != address:
+                raise DeviceNotFoundError(
+                    f"pyclesperanto has OpenCL GPUs here, but none of that number is CUDA's card {index}"
+                    f" ({numbered[index].name}); pass one of them in words, as device='opencl:0'",
+                    target_type=self.name,
+                    reason=f"OpenCL device {index} is not card {index}",
+                )
+        return Device(self.kind, index)
+
+    def find_device(self, device: Device) -> Device:
+        # "gpu:0" in words is accepted where OpenCL's device of that number really is a GPU.
+        if device.kind in ("gpu", "opencl") and device.kind != self.kind and device.index < self.gpus:
+            device = self.accelerator(device.index)
+        return super().find_device(device)
+
+    def missing_device_reason(self) -> str:
+        return "Its devices are counted GPUs first and CPU devices after them, as opencl:0, opencl:1, …"
+
+    def select(self, device: Device) -> None:
+        """Make the device the package's current one."""
+        self._cle.select_device(*self._places[device.index])
+
+    @contextmanager
+    def selected(self, device: Device) -> Iterator[None]:
+        previous = self.default_device()
+        self.select(device)
+        try:
+            yield
+        finally:
+            self.select(previous)
+
+    def settle(self, x: Any) -> None:
+        x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, after the kernels queued before
+
+    # -- with CUDA beneath: device memory, contiguous, and no queue that others could be told of --
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        return "" if is_c_contiguous(shape, strides, itemsize) else "it is not C-contiguous"
+
+    def exported(self, x: Any, device: Device) -> Any:
+        self.settle(x)
+        # Its own __dlpack__(stream, version) knows no max_version= (pyclesperanto 0.25).
+        return hostmemory.Exported(x.__dlpack__(), (2, device.index))
+
+    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
+        loans.release()
+        with source.selected(device):
+            source.settle(x)
+            native = self.natives[device.index]
+            lent = self._cle.from_dlpack(source.exported(x, device), device=native, copy=False)
+        loans.keep_after(lent, x, lambda: self.empty((1, 1, 1), "float32", device), self.settle)
+        return lent
+
+
+class PrototypeFramework(ImageFramework):
+    """What the older package does otherwise."""
+
+    def __init__(self) -> None:
+        import pyclesperanto_prototype as cle
+        import pyopencl as cl
+
+        self._cle, self._cl = cle, cl
+        natives = opencl.devices()
+        self._arrange(natives, sum(native.type == cl.device_type.GPU for native in natives))
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, self._cl.array.Array)
+
+    def device_of(self, x: Any) -> Device:
+        return Device(self.kind, self.natives.index(x.queue.device))
+
+    def default_device(self) -> Device:
+        return Device(self.kind, self.natives.index(self._cle.get_device().device))
+
+    def select(self, device: Device) -> None:
+        # The one with the highest score, and not by name, which several devices may share.
+        self._cle.select_device(score_key=lambda native: native == self.natives[device.index])
+
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        self.supports(dtype, shape)
+        current, native = self._cle.get_device(), self.natives[device.index]
+        queue = current.queue if current.device == native else opencl.queue_beside(native)
+        return type(self._cle.create((1,)))(queue, shape, np.dtype(dtype))
+
+    def settle(self, x: Any) -> None:
+        x.queue.finish()
+
+
+class ImagePool(Pool):
+    """Neither package keeps memory in a pool, so that there is no cache to free."""
+
+    def __init__(self, owner: ImageFramework) -> None:
+        self._owner = owner
+
+    def is_started(self) -> bool:
+        return True
+
+    def native_device(self, device: Device) -> Any:
+        return self._owner.natives[device.index]
+
+    def synchronize(self) -> None:
+        owner = self._owner  # its packages work on the current device alone
+        owner.settle(owner.empty((1, 1, 1), "float32", owner.default_device()))
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        return self._owner.described[device.index]
+
+    def oom_error(self) -> Exception:
+        message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
+        return RuntimeError(message)
+
+
+def _no_device() -> FrameworkNotInstalledError:
+    """The error for a package that is there, and has no device to work on."""
+    return FrameworkNotInstalledError(
+        "pyclesperanto is installed, but finds no OpenCL device. Install your GPU's driver, or"
+        ' run pip install "pyopencl[pocl]" for OpenCL on the CPU, and start Python anew;'
+        " import arraybridge before pyclesperanto, so that the PoCL wheel is found.",
+        target_type="pyclesperanto",
+        reason="no OpenCL device",
+    )

@@ -1,69 +1,70 @@
-"""OpenCL beneath pyclesperanto: devices, errors, memory of the host, and a driver that ends the process.
+"""OpenCL beneath pyclesperanto: the drivers of this machine, devices, errors, and what ends the process.
 
-Needs pyopencl for all but the drivers, and does without where it is missing.
+Imports neither package of pyclesperanto, and pyopencl only where it is asked for the devices.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
+import importlib.util
+import os
 import re
 import sys
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.facts import is_imported
-from arraybridge.frameworks.pyclesperanto.driver import configured_icds, pocl_wheel
+from arraybridge.frameworks.facts import can_find, is_imported
 from arraybridge.machine import pci_address
 
-# INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
-_CODES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"
-# pyclesperanto's words, and pyopencl's; before them its class, where the error came from another process.
-_OOM = re.compile(
-    rf"Error: .*(?:CL_(?:{_CODES}|INVALID_IMAGE_SIZE)|CUDA_ERROR_OUT_OF_MEMORY)"
-    rf"|(?:\w*Error: )?\w+ failed: (?:{_CODES})\b",
-    re.DOTALL,
-)
+__all__ = ["use_pocl_wheel"]
+
+# -- drivers -----------------------------------------------------------------------------------------
 
 
-def is_oom(error: BaseException) -> bool:
-    """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
-    cl: Any = sys.modules.get("pyopencl")
-    if isinstance(error, MemoryError) or (cl is not None and isinstance(error, cl.MemoryError)):
-        return True
-    kinds = RuntimeError if cl is None else (RuntimeError, cl.Error)
-    return isinstance(error, kinds) and _OOM.match(str(error)) is not None
+def configured_icds() -> list[str]:
+    """What the OpenCL loader will open: the contents of the .icd files, or the libraries by name."""
+    named = os.environ.get("OCL_ICD_FILENAMES")
+    if named:
+        return named.split(os.pathsep)
+    folder = (
+        os.environ.get("OCL_ICD_VENDORS") or os.environ.get("OPENCL_VENDOR_PATH") or "/etc/OpenCL/vendors"
+    )
+    try:
+        files = sorted(file.path for file in os.scandir(folder) if file.name.endswith(".icd"))
+    except OSError:
+        return []
+    return [_text(file) for file in files]
+
+
+def _text(path: str) -> str:
+    with open(path, errors="replace") as file:  # noqa: PTH123  # pathlib is a tenth of the time of an import
+        return file.read().strip()
+
+
+def pocl_wheel() -> str | None:
+    """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
+    spec = importlib.util.find_spec("pyopencl") if can_find("pyopencl") else None
+    if spec is None or spec.origin is None:
+        return None
+    folder = spec.origin.rpartition(os.sep)[0] + f"{os.sep}.libs{os.sep}"
+    try:
+        return folder + _text(f"{folder}pocl.icd")
+    except OSError:
+        return None
 
 
 @cache
-def devices() -> list[Any]:
-    """OpenCL's devices as pyopencl has them, GPUs first; opens none. Empty without pyopencl."""
-    try:
-        import pyopencl as cl
-    except ImportError:
-        return []
-    try:
-        natives = [device for platform in cl.get_platforms() for device in platform.get_devices()]
-    except cl.Error:  # PLATFORM_NOT_FOUND_KHR
-        return []
-    return sorted(natives, key=lambda device: device.type != cl.device_type.GPU)
+def use_pocl_wheel() -> str:
+    """Where no OpenCL platform is configured, point pyclesperanto's loader to the PoCL wheel.
 
-
-@cache
-def described() -> list[tuple[str, str, int | None]]:
-    """Name, PCI address or ``""``, and bytes of each of them."""
-    return [(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()]
-
-
-def _pci_address(device: Any) -> str:
-    if "cl_nv_device_attribute_query" not in device.extensions.split():
+    pyopencl finds the wheel by itself; pyclesperanto brings a loader of its own, which does not. Returns the
+    path of the wheel's driver where that was needed, else ``""``.
+    """
+    library = None if sys.platform != "linux" or configured_icds() else pocl_wheel()
+    if library is None:
         return ""
-    domain = getattr(device, "pci_domain_id_nv", 0)
-    return pci_address(domain, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
+    os.environ["OCL_ICD_FILENAMES"] = library
+    return library
 
 
 def refuse_deadly_import_order() -> None:
@@ -88,22 +89,59 @@ def refuse_deadly_import_order() -> None:
         )
 
 
-def fill_mapped(x: Any, values: np.ndarray) -> None:
-    """Set the elements of an array of a CPU device where they lie, in this process.
+# -- devices -----------------------------------------------------------------------------------------
 
-    Large ones take a quarter of the time so, since they can be given huge pages, as NumPy gives its own.
-    """
+
+@cache
+def devices() -> list[Any]:
+    """OpenCL's devices as pyopencl has them, GPUs first; opens none. Empty without pyopencl."""
+    try:
+        import pyopencl as cl
+    except ImportError:
+        return []
+    try:
+        natives = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.Error:  # PLATFORM_NOT_FOUND_KHR
+        return []
+    return sorted(natives, key=lambda device: device.type != cl.device_type.GPU)
+
+
+@cache
+def queue_beside(native: Any) -> Any:
+    """A queue on a device that is not the current one; to select it would give that one another context."""
     import pyopencl as cl
 
-    # A capsule's data pointer is the cl_mem here.
-    buffer: Any = cl.Buffer.from_int_ptr(hostmemory.lent_at(x.__dlpack__()), retain=True)
-    queue = cl.CommandQueue(buffer.context)
-    flags = cl.map_flags.WRITE_INVALIDATE_REGION
-    memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, values.shape, values.dtype)
-    if sys.platform == "linux":
-        start = -(-hostmemory.address(memory) // mmap.PAGESIZE) * mmap.PAGESIZE
-        size = ctypes.c_size_t(memory.nbytes - mmap.PAGESIZE)
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), size, mmap.MADV_HUGEPAGE)
-    np.copyto(memory, values)
-    memory.base.release(queue)
-    queue.finish()
+    return cl.CommandQueue(cl.Context([native]))
+
+
+def described() -> list[tuple[str, str, int | None]]:
+    """Name, PCI address (of NVIDIA's; else ``""``), and bytes of each of them."""
+    return [(device.name, _pci_address(device), int(device.global_mem_size)) for device in devices()]
+
+
+def _pci_address(device: Any) -> str:
+    if "cl_nv_device_attribute_query" not in device.extensions.split():
+        return ""
+    domain = getattr(device, "pci_domain_id_nv", 0)
+    return pci_address(domain, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+# INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
+_CODES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"
+# pyclesperanto's words, and pyopencl's; before them its class, where the error came from another process.
+_OOM = re.compile(
+    rf"Error: .*(?:CL_(?:{_CODES}|INVALID_IMAGE_SIZE)|CUDA_ERROR_OUT_OF_MEMORY)"
+    rf"|(?:\w*Error: )?\w+ failed: (?:{_CODES})\b",
+    re.DOTALL,
+)
+
+
+def is_oom(error: BaseException) -> bool:
+    """Whether pyclesperanto, or pyopencl alone, has run out of memory."""
+    cl: Any = sys.modules.get("pyopencl")
+    if isinstance(error, MemoryError) or (cl is not None and isinstance(error, cl.MemoryError)):
+        return True
+    kinds = RuntimeError if cl is None else (RuntimeError, cl.Error)
+    return isinstance(error, kinds) and _OOM.match(str(error)) is not None
