@@ -167,10 +167,9 @@ _MODULES = {
     "devices.discovery": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",
     "lines.device_map": "device_map",
-    "lines.pipeline": "Pipeline",
+    "lines.pipeline": "Pipeline PipelineReport StageReport",
     "lines.prefetch": "prefetch",
     "lines.processes": "ProcessDiedError",
-    "lines.report": "PipelineReport StageReport",
     "measure.benchmark": "benchmark Timing compare Comparison SizeComparison",
     "memory.cleanup": "Coexistence SharedPoolError share_gpu_memory cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Integral
 from typing import Any, Literal, TypeVar
 
+from arraybridge.arrays import source_of
+from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.discovery import devices as all_devices
 from arraybridge.devices.discovery import find_device
-from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks.base import CPU, Framework, find_or_host
+from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError, note_on
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import CPU, Framework, find_or_host, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.functions.arguments import named_device
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.devices import Job, own_framework
-from arraybridge.lines.gradients import for_other_threads
-from arraybridge.lines.threads import Run, Worker
+from arraybridge.lines.streams import ThreadStreams
+from arraybridge.lines.threads import Run, Work, Worker, noting
+from arraybridge.options import busy_workers, default_device, worker_device
 from arraybridge.placement import placement
+from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
-__all__ = ["device_map"]
+__all__ = ["device_map", "working_on"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -86,29 +92,108 @@ def device_map(
     whole_number("per_device", per_device)
     source = source_of_items("device_map", items)
     workers = [
-        _worker(Job(fn, setup, device), processes)
+        _worker(fn, setup, device, processes)
         for device in _devices_of(fn, devices)
         for _ in range(per_device)
     ]
-    run = Run([workers], _IN_FLIGHT * len(workers), ordered=ordered)
-    results = run.results(for_other_threads(source))
+    results = Run([workers], _IN_FLIGHT * len(workers), ordered=ordered).results(source)
     return with_progress(results, name_of(fn), items) if progress else results
 
 
-def _worker(job: Job, in_process: bool) -> Worker:
-    device = str(job.device)
-    shown = ("item", name_of(job.fn), device)
+def _worker(fn: Any, setup: Any, device: Device, in_process: bool) -> Worker:
+    shown = ("item", name_of(fn), str(device))
 
     def note(number: int) -> str:
         return f"item {number}, on {device}"
 
     if not in_process:
-        return Worker(job, note, shown, job.working)
+        return Worker(partial(_in_thread, fn, setup, device), note, shown)
     from arraybridge.lines.processes import Process  # which most programs do not need
 
-    functions = repr(job.fn) if job.setup is None else f"{job.fn!r} with setup={job.setup!r}"
-    process = Process(job.alone, functions, device)
-    return Worker(process, note, shown, process.working, process.stop)
+    functions = repr(fn) if setup is None else f"{fn!r} with setup={setup!r}"
+    process = Process(partial(_in_process, fn, setup, device), functions, str(device))
+    return Worker(process.working, note, shown, process.stop)
+
+
+# -- working for one device --------------------------------------------------------------------------
+
+
+def _own_framework(fn: Any) -> Framework | None:
+    """The framework of a decorated function; None where arrays reach the function as they are."""
+    placed = placement(fn)
+    if placed is None or placed.framework is None or not placed.converts:
+        return None
+    return registry.framework(placed.framework)
+
+
+@contextmanager
+def working_on(device: Device, streams: ThreadStreams | None = None) -> Iterator[None]:
+    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
+    with ExitStack() as stack:
+        for variable in (worker_device, default_device):
+            stack.callback(variable.reset, variable.set(device))
+        busy_workers.append(device)
+        stack.callback(busy_workers.remove, device)
+        # pyclesperanto selects devices for the whole process, and gets them by argument alone.
+        for framework in loaded() if device.kind != "opencl" else ():
+            if framework.name != "pyclesperanto" and device in visible_devices(framework):
+                if streams is not None:
+                    streams.use_stream(framework.streams, device)
+                stack.enter_context(framework.selected(device))
+        yield
+
+
+@contextmanager
+def _in_thread(fn: Any, setup: Any, device: Device, streams: ThreadStreams) -> Iterator[Work]:
+    with working_on(device, streams):
+        yield _prepared(fn, setup, device)
+
+
+def _in_process(fn: Any, setup: Any, device: Device) -> Work:
+    """What a process does with each item, which may bring its framework."""
+    with working_on(device):
+        work = _prepared(fn, setup, device)
+
+    def on_device(item: Any) -> Any:
+        with working_on(device):
+            return work(item)
+
+    return on_device
+
+
+def _prepared(fn: Any, setup: Any, device: Device) -> Work:
+    """The function of an item, once ``setup`` has made what comes before the item."""
+    made: tuple[Any, ...] = ()
+    if setup is not None:
+        with noting(f"in setup, on {device}"):
+            made = (setup(),)
+    if _own_framework(fn) is None:
+        return lambda item: fn(*made, _move(item, device))
+    # A decorated function brings its arrays to the device by itself, from any framework.
+    return lambda item: fn(*made, item)
+
+
+def _move(item: Any, device: Device) -> Any:
+    """The item with its arrays on the device, each in its own framework; NumPy's stay on the host."""
+
+    def place(x: Any) -> Any:
+        source, array = source_of(x)
+        if source.name == "numpy":
+            return x
+        gathered = not source.pool.is_scattered(array)
+        if gathered and source.device_of(array) == device:
+            return x
+        try:
+            return convert_memory(x, source.name, device=device)
+        except DeviceNotFoundError as error:
+            note_on(
+                error,
+                f"device_map moves arrays within their framework, and {source.name} has no {device};"
+                " pass devices= that it has, or decorate the function for the framework that it is to run in",
+            )
+            raise
+
+    return map_arrays(item, place)
 
 
 # -- what users pass ---------------------------------------------------------------------------------
@@ -153,7 +238,7 @@ def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any
 
 def _devices_of(fn: Any, devices: Any) -> list[Device]:
     """The devices to run on."""
-    framework = own_framework(fn)
+    framework = _own_framework(fn)
     if devices is None or (isinstance(devices, str) and devices == "all"):
         if framework is None:
             usable: Sequence[Device] = all_devices([one.name for one in loaded()])

@@ -19,7 +19,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.numpy import NumpyFast
-from arraybridge.lines.gradients import refuse_graph
+from arraybridge.lines.streams import refuse_graph
 from arraybridge.memory.shared import Segment, SharedArray, make_segment, open_segment
 
 # Bytes from which on an array goes by shared memory, where a pipe becomes slow, and messages for which a

@@ -1,10 +1,14 @@
-"""`Pipeline`: a chain of stages, each in a thread of its own, on its own device."""
+"""`Pipeline`: a chain of stages, each in a thread of its own, on its own device; and where its time went."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,13 +17,14 @@ from arraybridge.batches import Joined, kept, part, plain
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.device_map import source_of_items, whole_number
-from arraybridge.lines.gradients import for_other_threads
-from arraybridge.lines.report import PipelineReport, StageReport
-from arraybridge.lines.threads import Run, Worker
+from arraybridge.lines.streams import ThreadStreams
+from arraybridge.lines.threads import Enter, Run, Span, Work, Worker, nothing
 from arraybridge.placement import placement
+from arraybridge.show import Contents, Table, format_seconds
+from arraybridge.timeline.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
 
-__all__ = ["Pipeline"]
+__all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
 
 class Pipeline:
@@ -153,28 +158,28 @@ class Pipeline:
         last = len(self.stages) - 1
         workers = [[self._worker(i, unit, then if i == last else itself)] for i in range(last + 1)]
         self._last = Run(workers, len(self.stages) * (self.queue_size + 1))
-        return self._last.results(for_other_threads(source))
+        return self._last.results(source)
 
     def _worker(self, i: int, unit: str, then: Callable[[Any], Any]) -> Worker:
         stage, label = self.stages[i], name_of(self.stages[i])
-        ends: tuple[Any, ...] = ()
+        enter: Enter = lambda _: nullcontext(stage)  # noqa: E731
+        stop: Callable[[], object] = nothing
         if self.processes:
             from arraybridge.lines.processes import Process  # which most programs do not need
 
-            stage = process = Process(stage, repr(stage), f"stage {i} ({label})")
-            ends = process.working, process.stop
+            process = Process(partial(itself, stage), repr(stage), f"stage {i} ({label})")
+            enter, stop = process.working, process.stop
 
-        def work(item: Any) -> Any:
-            result = stage(item)
-            if result is None:
-                raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
-            return then(result)
+        @contextmanager
+        def working(streams: ThreadStreams) -> Iterator[Work]:
+            with enter(streams) as call:
+                yield lambda item: then(_checked(call(item), label))
 
         return Worker(
-            work,
+            working,
             lambda number: f"in stage {i} ({label}), {unit} {number}",
-            ("stage", label, _device(self.stages[i])),
-            *ends,
+            ("stage", label, _device(stage)),
+            stop,
             depth=self.queue_size,
             room=self.queue_size if i else 0,
         )
@@ -251,6 +256,12 @@ class Pipeline:
         return PipelineReport(stages, run.ended - run.began, run.most_in_flight)
 
 
+def _checked(result: Any, label: str) -> Any:
+    if result is None:
+        raise TypeError(f"{label} returned None; a stage must return what the next one is to get")
+    return result
+
+
 def _device(stage: Any) -> str:
     """The device that a stage names for itself, in words, and unseen; ``""`` where it names none."""
     placed = placement(stage)
@@ -258,3 +269,93 @@ def _device(stage: Any) -> str:
         return ""
     kind = "opencl" if placed.framework == "pyclesperanto" else "gpu"
     return f"{kind}:{placed.gpu_id}" if placed.device is None else str(placed.device)
+
+
+# -- where its time went -------------------------------------------------------------------------------
+
+
+class StageReport(NamedTuple):
+    """One stage of a run. Times are in seconds, as the stage's thread saw them.
+
+    Attributes:
+        name, device: the stage, and where it runs.
+        items: how many it has finished.
+        busy: spent in the stage, waiting for its accelerator included.
+        starved, blocked: spent waiting for an item, and for room in the queue of the next stage.
+        spans: number, start and end of each item (the last 10 000).
+    """
+
+    name: str
+    device: str
+    items: int
+    busy: float
+    starved: float
+    blocked: float
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True)
+class PipelineReport(Table):
+    """A run of a pipeline; prints as a table, also in a notebook.
+
+    Attributes:
+        stages: one `StageReport` each.
+        seconds: from the start of the threads to the last result.
+        most_in_flight: the most items that were on their way at one time.
+    """
+
+    stages: tuple[StageReport, ...]
+    seconds: float
+    most_in_flight: int
+
+    @property
+    def bottleneck(self) -> str:
+        """The name of the stage that was busy the longest; making it faster makes the pipeline faster."""
+        return max(self.stages, key=lambda stage: stage.busy).name
+
+    def _table(self) -> Contents:
+        head = ("stage", "device", "items", "busy", "starved", "blocked", "busy %")
+        rows = []
+        for name, device, items, busy, *waits, _ in self.stages:
+            share = min(100.0, 100 * busy / (self.seconds or 1.0))
+            times = map(format_seconds, (busy, *waits))
+            rows.append((name, device, str(items), *times, f"{share:.0f} %"))
+        items = self.stages[-1].items if self.stages else 0
+        done = f"{items} item{'' if items == 1 else 's'} in {format_seconds(self.seconds)}"
+        return head, rows, head[2:], f"{done}; bottleneck: {self.bottleneck}"
+
+    def events(self) -> list[Event]:
+        """The run as `trace` would have recorded it."""
+        events = [
+            Event(
+                *("stage", name, start, end - start, f"stage {i}: {name}", device, "", 0),
+                item=item,
+                flow=str(item),
+            )
+            for i, (name, device, *_, spans) in enumerate(self.stages)
+            for item, start, end in spans
+        ]
+        return sorted(events, key=began)
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the run to a file: ``.json`` in the trace-event format, which Perfetto opens; else a picture.
+
+        Raises:
+            ImportError: a picture was asked for, and matplotlib is not installed.
+        """
+        if Path(file).suffix != ".json":
+            self.plot(file)
+            return
+        from arraybridge.timeline.save import save
+
+        save(file, self.events())
+
+    def plot(self, file: str | os.PathLike[str]) -> None:
+        """Draw the run: a row for each stage, a bar for each item; in the form that the suffix says.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from arraybridge.timeline.page import plot
+
+        plot(self.events(), file)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -13,7 +14,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.lines.device_map import source_of_items, whole_number, with_progress
 from arraybridge.lines.streams import ThreadStreams
-from arraybridge.lines.threads import END, Run, Worker
+from arraybridge.lines.threads import END, Enter, Run, Work, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
 __all__ = ["prefetch"]
@@ -84,10 +85,14 @@ def prefetch(
     target = registry.framework(name)
     place = _place(target, gpu_id, device)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
-    reader = _Reader(source_of_items("prefetch", items), target, place, options)
-    worker = Worker(reader.read, reader.note, (), reader.reading, depth=depth)
+    enter, note = _reading(source_of_items("prefetch", items), target, place, options)
     # The item that is used is one of them, from when it is asked for.
-    run = Run([[worker]], min(depth, _MOST) + 1, refill=True, last_patience=_LAST_PATIENCE)
+    run = Run(
+        [[Worker(enter, note, depth=depth)]],
+        min(depth, _MOST) + 1,
+        refill=True,
+        last_patience=_LAST_PATIENCE,
+    )
     results = run.results(repeat(None))
     return with_progress(results, f"to {name}", items) if progress else results
 
@@ -102,56 +107,45 @@ def _place(target: Framework, gpu_id: GpuId, device: DeviceLike | None) -> Devic
     return None
 
 
-class _Reader:
-    """Reads and converts, in one thread."""
+def _reading(
+    source: Iterator[Any], target: Framework, place: Device | None, options: dict[str, Any]
+) -> tuple[Enter, Callable[[int], str]]:
+    """What a thread works in that reads and converts, and what to say of an error at an item."""
+    is_read = False
 
-    def __init__(
-        self, source: Iterator[Any], target: Framework, place: Device | None, options: dict[str, Any]
-    ) -> None:
-        self.source, self.target, self.place, self.options = source, target, place, options
-        self.streams: ThreadStreams
-        self.ended = False
-        self.step = "read"
+    def note(number: int) -> str:
+        return f"item {number}, on its way to {target.name}" if is_read else f"while item {number} was read"
 
-    def note(self, number: int) -> str:
-        """What to say of an error at the item."""
-        if self.step == "read":
-            return f"while item {number} was read"
-        return f"item {number}, on its way to {self.target.name}"
-
-    @contextmanager
-    def reading(self, streams: ThreadStreams) -> Iterator[None]:
-        """Work in this thread, with a stream of its own on the card."""
-        self.streams = streams
-        if self.place is not None and self.place.kind != "cpu":
-            streams.use_stream(self.target.streams, self.place)
-        yield
-
-    def read(self, _: None) -> Any:
-        """The next item, converted; `END` behind the last."""
-        if self.ended:
-            return END
-        self.step, self.ended = "read", True  # also where it raises
-        item = self._traced("read", lambda: next(self.source, END))
+    def read(streams: ThreadStreams, _: None) -> Any:
+        nonlocal is_read
+        is_read = False
+        item = _traced("read", place, lambda: next(source, END))
         if item is END:
             return END
-        self.step = "convert"
-        name = self.target.name
-        result = self._traced(
-            f"to {name}", lambda: convert_tree(item, name, device=self.place, **self.options)
-        )
-        for mark in self.streams.hold(item):  # behind which the source may fill its memory anew
+        is_read = True
+        name = target.name
+        result = _traced(f"to {name}", place, lambda: convert_tree(item, name, device=place, **options))
+        for mark in streams.hold(item):  # behind which the source may fill its memory anew
             mark.wait()
-        self.ended = False
         return result
 
-    def _traced(self, name: str, work: Any) -> Any:
-        span = trace.span("item", name) if trace.open_logs else None
-        if span is None:
-            return work()
-        span.device = "" if self.place is None else str(self.place)
-        with span:
-            result = work()
-            if result is END:
-                span.drop()
-        return result
+    @contextmanager
+    def reading(streams: ThreadStreams) -> Iterator[Work]:
+        """Work in this thread, with a stream of its own on the card."""
+        if place is not None and place.kind != "cpu":
+            streams.use_stream(target.streams, place)
+        yield partial(read, streams)
+
+    return reading, note
+
+
+def _traced(name: str, place: Device | None, work: Callable[[], Any]) -> Any:
+    span = trace.span("item", name) if trace.open_logs else None
+    if span is None:
+        return work()
+    span.device = "" if place is None else str(place)
+    with span:
+        result = work()
+        if result is END:
+            span.drop()
+    return result

@@ -14,10 +14,9 @@ from typing import Any
 
 from arraybridge.errors import MemoryConversionError, note_on, told
 from arraybridge.frameworks import registry
-from arraybridge.lines.devices import noting
 from arraybridge.lines.exchange import Exchange
 from arraybridge.lines.streams import ThreadStreams
-from arraybridge.lines.threads import attempt
+from arraybridge.lines.threads import Work, attempt, noting
 from arraybridge.options import MissingGpu, missing_gpu, settings
 from arraybridge.trees import arrays_of
 
@@ -32,7 +31,7 @@ class Process:
     """Calls a function in a process of its own, for one thread.
 
     Args:
-        job: a function of an item, which pickles.
+        make: gives the function of an item, there; it pickles.
         what: the functions of the user's in it, in words.
         name: for whom it works, in words.
 
@@ -40,12 +39,12 @@ class Process:
         TypeError: the function does not pickle.
     """
 
-    def __init__(self, job: Callable[[Any], Any], what: str, name: str) -> None:
+    def __init__(self, make: Callable[[], Work], what: str, name: str) -> None:
         self.name = name
         self.exchange = Exchange()
         self.connection: Connection
         self.started: list[BaseProcess] = []
-        self.job, error = attempt(self.exchange.dumps, job)
+        self.job, error = attempt(self.exchange.dumps, make)
         if error is not None:
             raise TypeError(
                 f"processes=True sends the function to other processes, and {what} does not pickle"
@@ -74,7 +73,7 @@ class Process:
         return answer
 
     @contextmanager
-    def working(self, _: ThreadStreams) -> Iterator[None]:
+    def working(self, _: ThreadStreams) -> Iterator[Work]:
         """Start the process, and end it in the end, whatever it does then."""
         spawn = multiprocessing.get_context("spawn")
         self.connection, other_end = spawn.Pipe()
@@ -85,7 +84,7 @@ class Process:
         try:
             with suppress(OSError):  # it has died, as the first item finds out
                 self.connection.send_bytes(self.job)
-            yield
+            yield self
         finally:
             self.stop()
             process.join(1)
@@ -105,6 +104,10 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     exchange = Exchange()
 
+    def made(data: bytes) -> Work:
+        make: Callable[[], Work] = unpickled("the function", data)
+        return make()
+
     def unpickled(what: str, data: bytes) -> Any:
         with noting(f"{what} was sent to the process for {name}, and cannot be unpickled there"):
             return exchange.loads(data)
@@ -119,7 +122,7 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
             return exchange.dumps((True, result))
 
     with settings(missing_gpu=missing), suppress(EOFError, OSError):  # of the pipe: all others are answers
-        job, refusal = attempt(unpickled, "the function", connection.recv_bytes())
+        job, refusal = attempt(made, connection.recv_bytes())
         while True:
             data = connection.recv_bytes()
             sent, error = (b"", refusal) if refusal is not None else attempt(answer, data)

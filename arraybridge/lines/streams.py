@@ -1,15 +1,20 @@
-"""Work on accelerators that passes from thread to thread: streams for each, and marks between them.
+"""What passes from thread to thread: work on accelerators, by streams for each and marks between them.
 
 A thread that makes an array leaves a mark in its queue of work; the thread that reads the array lets its own
-queue wait for that mark. Nobody waits for a card.
+queue wait for that mark. Nobody waits for a card. What does not pass is an array that is being differentiated
+in one thread, or in one process.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from arraybridge.arrays import LEAF, kinds
+from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.loans import Kept
 from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.trees import arrays_of, map_arrays
@@ -112,3 +117,35 @@ def _readers(tree: Any) -> list[Mark]:
             if reader is owner or reader.pool.is_started():
                 marks[reader.name, device] = reader.streams.mark(device)
     return [mark for mark in marks.values() if mark is not None]
+
+
+# -- what does not pass --------------------------------------------------------------------------------
+
+
+def refuse_differentiated(item: Any) -> None:
+    """Refuse an item for a function of another thread, which a tape or tracer of this one follows."""
+    cls = type(item)
+    if cls is np.ndarray or kinds.get(cls) == LEAF:
+        return
+    for x in arrays_of(item):
+        owner = registry.find_owner(x)
+        if owner is not None and owner.autodiff.stays_in_thread(x):
+            raise GradientError(
+                f"an array of {owner.name} is differentiated or transformed in this thread, and the function"
+                " runs in another one, where it would get no gradient. Call the function itself,"
+                " differentiate inside of it, or pass the array without its graph, as by tf.stop_gradient(x)",
+                source_type=owner.name,
+                reason="differentiated in another thread",
+            )
+
+
+def refuse_graph(owner: Framework, x: Any) -> None:
+    """Refuse an array that would come out of a process without the graph that it has there."""
+    if owner.autodiff.follows(x) and not getattr(x, "is_leaf", False):  # torch and Paddle start there
+        raise GradientError(
+            f"an array of {owner.name} is being differentiated, and its graph would stay behind: its graph"
+            " stays in the process that made it. Send it without, as x.detach(), or compute under"
+            " torch.no_grad() inside of the function",
+            source_type=owner.name,
+            reason="a graph does not leave its process",
+        )

@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -27,7 +27,7 @@ from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import note_on
 from arraybridge.frameworks.parts import Mark
 from arraybridge.frameworks.registry import loaded
-from arraybridge.lines.streams import ThreadStreams, marks_of, received
+from arraybridge.lines.streams import ThreadStreams, marks_of, received, refuse_differentiated
 from arraybridge.timeline.events import device_words, handed_out, site
 
 #: A result that stands for no item: the input has ended.
@@ -48,14 +48,14 @@ class Span(NamedTuple):
     end: float
 
 
-class _Failed(list[BaseException]):
-    """What takes the place of a result: the error, which is popped where it is raised.
+#: A result, the marks behind which it is ready, and the error that stands in its place, or none. The error is
+#: popped where it is raised: a frame that kept the error that it raises would close a circle.
+_Outcome = tuple[Any, list[Mark], list[BaseException]]
 
-    A frame that kept the error that it raises would close a circle.
-    """
-
-
-_Outcome = tuple[Any, list[Mark]]
+#: From an item to its result.
+Work = Callable[[Any], Any]
+#: What a thread works in; it gives what the thread does with each item.
+Enter = Callable[[ThreadStreams], AbstractContextManager[Work]]
 
 
 def attempt(work: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
@@ -66,91 +66,98 @@ def attempt(work: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | 
         return None, error
 
 
-def _nothing(*_: Any) -> AbstractContextManager[None]:
-    return nullcontext()
+@contextmanager
+def noting(note: str) -> Iterator[None]:
+    """What is raised inside, whatever it is, goes on with a note."""
+    try:
+        yield
+    except BaseException as error:
+        note_on(error, note)
+        raise
+
+
+def nothing() -> None:
+    """What a worker does that has nothing to stop."""
 
 
 class Worker:
     """What one thread makes of an item, and how long that took.
 
     Args:
-        work: from an item to its result.
+        enter: a context, from the thread's streams, that gives the function from an item to its result.
         note: what to say of an error, from the number of the item.
-        shown: kind, name and device of its events in a trace; (): ``work`` tells the trace itself.
-        enter: a context in which the thread works, from its streams.
-        stop: is called when no more results are wanted, to end what ``work`` waits for.
+        shown: kind, name and device of its events in a trace; (): the function tells the trace itself.
+        stop: is called when no more results are wanted, to end what the function waits for.
         depth: inputs whose work may wait for an accelerator.
         room: items that wait in front of it at most; 0 for any number.
     """
 
     def __init__(
         self,
-        work: Callable[[Any], Any],
+        enter: Enter,
         note: Callable[[int], str],
-        shown: tuple[str, ...],
-        enter: Callable[[ThreadStreams], AbstractContextManager[Any]] = _nothing,
-        stop: Callable[[], object] = _nothing,
+        shown: tuple[str, ...] = (),
+        stop: Callable[[], object] = nothing,
         *,
         depth: int = 2,
         room: int = 0,
     ) -> None:
-        self.work, self.note, self.shown, self.enter, self.stop = work, note, shown, enter, stop
+        self.enter, self.note, self.shown, self.stop = enter, note, shown, stop
         #: A token for each item that may still come to wait here.
         self.room: SimpleQueue[None] | None = SimpleQueue() if room else None
         for _ in range(room):
             self.room.put(None)  # type: ignore[union-attr]
         self.streams = ThreadStreams(depth)
-        self.refusal: BaseException | None = None
         #: Items done, and seconds at work, waiting for input, and waiting for room behind.
         self.items = 0
         self.busy = self.starved = self.blocked = 0.0
         self.spans: deque[Span] = deque(maxlen=10_000)
 
-    def enter_all(self, stack: ExitStack, settings: list[Any]) -> None:
-        """Enter what it works in; what is raised there, the first item is told."""
+    def entered(self, stack: ExitStack, settings: list[Any]) -> Work:
+        """What it does with each item, once all that it works in is entered."""
         for same in settings:
             stack.enter_context(same())
-        stack.enter_context(self.enter(self.streams))
+        work = stack.enter_context(self.enter(self.streams))
         stack.callback(self.streams.close)
+        return work
 
-    def outcome(self, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
+    def outcome(self, work: Work, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
         """The result and the marks behind which it is ready, or what was raised."""
-        outcome, error = attempt(self._outcome, run, number, item, marks)
-        return outcome if error is None else (_Failed([_named(error, self.note(number))]), [])
+        outcome, error = attempt(self._outcome, work, run, number, item, marks)
+        return outcome if error is None else self.failed(error, number)
 
-    def _outcome(self, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
-        if self.refusal is not None:
-            raise self.refusal
+    def failed(self, error: BaseException, number: int) -> _Outcome:
+        """What takes the place of a result; to Python a StopIteration would be the end of the iterator."""
+        note = self.note(number)
+        if isinstance(error, StopIteration):
+            named = RuntimeError(f"{note}: StopIteration was raised, which Python takes for an end")
+            named.__cause__ = error
+            error = named
+        note_on(error, note)
+        return None, [], [error]
+
+    def _outcome(self, work: Work, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
         self.streams.receive(marks)
-        result = self._traced(run, number, item) if open_logs and self.shown else self.work(item)
+        result = self._traced(work, run, number, item) if open_logs and self.shown else work(item)
         marks = marks_of(result)
         self.streams.hold(item)
-        return result, marks
+        return result, marks, []
 
-    def _traced(self, run: int, number: int, item: Any) -> Any:
+    def _traced(self, work: Work, run: int, number: int, item: Any) -> Any:
         kind, name, device = self.shown
         span = trace.span(kind, name)
         if span is None:
-            return self.work(item)
+            return work(item)
         span.device, span.item, span.flow = device, number, f"{run}.{number}"
         with span:
-            result = self.work(item)
+            result = work(item)
             span.device = device or device_words(result)
         return result
 
 
-def _named(error: BaseException, note: str) -> BaseException:
-    """The error with a note; to Python a StopIteration would be the end of the caller's iterator."""
-    if isinstance(error, StopIteration):
-        named = RuntimeError(f"{note}: StopIteration was raised, which Python takes for an end")
-        named.__cause__ = error
-        error = named
-    note_on(error, note)
-    return error
-
-
 def _read(source: Iterator[Any]) -> tuple[Any, list[Mark]]:
     item = next(source)
+    refuse_differentiated(item)
     return item, marks_of(item)  # which raises for a deleted array of JAX
 
 
@@ -185,8 +192,10 @@ class Run:
         self._window: deque[Future[_Outcome]] = deque()
         self._done: SimpleQueue[Future[_Outcome]] = SimpleQueue()  # where there is no order
         self._read = self._given = 0
-        self._unread = _Failed()
-        self._end = sys.maxsize  # items behind this number are of no use, since that one has failed
+        self._unread: list[BaseException] = []
+        self._end = (
+            sys.maxsize
+        )  # items behind this number are of no use, since that one failed, or was the last
         self._threads: list[threading.Thread] = []
         self._line = site()  # of the user, to which warnings and events of the threads belong
 
@@ -273,11 +282,12 @@ class Run:
             self._check()
         if self.ordered:
             self._window.popleft()
-        if type(outcome[0]) is _Failed:
-            raise outcome[0].pop()
+        result, marks, errors = outcome
+        if errors:
+            raise errors.pop()
         self._given += 1
         self.ended = time.perf_counter()
-        return received(*outcome)
+        return received(result, marks)
 
     def _check(self) -> None:
         """Refuse to go on without threads."""
@@ -294,7 +304,7 @@ class Run:
     def _work(self, s: int, worker: Worker, settings: list[Any]) -> None:
         following = self.stations[s + 1][0] if s + 1 < len(self.stations) else None
         with ExitStack() as stack:
-            _, worker.refusal = attempt(worker.enter_all, stack, settings)
+            work, refusal = attempt(worker.entered, stack, settings)
             free = time.perf_counter()
             while (job := self._queues[s].get()) is not None:
                 if worker.room is not None:
@@ -304,10 +314,13 @@ class Run:
                 if number > self._end:
                     continue  # one before it has failed, so that nobody waits for this one
                 start = time.perf_counter()
-                outcome = worker.outcome(self._number, number, item, marks)
+                if refusal is None:
+                    outcome = worker.outcome(work, self._number, number, item, marks)
+                else:
+                    outcome = worker.failed(refusal, number)
                 del item, marks
                 end = time.perf_counter()
-                if type(outcome[0]) is _Failed:
+                if outcome[2] or outcome[0] is END:
                     future.set_result(outcome)
                     self._end = min(self._end, number if self.ordered else 0)
                 elif following is None:
@@ -315,7 +328,7 @@ class Run:
                 else:
                     if following.room is not None:
                         following.room.get()
-                    self._queues[s + 1].put((future, number, *outcome))
+                    self._queues[s + 1].put((future, number, *outcome[:2]))
                 del future, outcome
                 worker.items += 1
                 worker.starved += start - free

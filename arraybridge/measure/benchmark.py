@@ -20,7 +20,7 @@ from arraybridge.devices.discovery import framework_for_numpy_code, gpu_availabl
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
-from arraybridge.lines.devices import working_on
+from arraybridge.lines.device_map import working_on
 from arraybridge.placement import placement
 from arraybridge.show import Table, format_seconds
 from arraybridge.trees import arrays_of, map_arrays

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -61,10 +61,10 @@ def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: Strea
 @pytest.mark.usefixtures("no_real_card")
 def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFramework) -> None:
     with ExitStack() as stack:
-        worker = Worker(len, str, (), depth=5)
-        worker.enter_all(stack, [])
+        worker = Worker(lambda _: nullcontext(len), str, depth=5)
+        work = worker.entered(stack, [])
         for number in range(2):
-            worker.outcome(0, number, {"x": CardArray(np.zeros(1), 1)}, [])
+            worker.outcome(work, 0, number, {"x": CardArray(np.zeros(1), 1)}, [])
         assert not [e for e in framework.log if e[1] == "synchronize"]
     assert [n for _, what, n in framework.log if what == "synchronize"] == [1, 2]
 
