@@ -66,8 +66,8 @@ def unrecorded() -> Iterator[None]:
     from arraybridge.conversion.decide import Request, decide
     from arraybridge.functions import calls
 
-    def untold(request: Request, listeners: object) -> Any:
-        return decide(request)()
+    def untold(data: Any, request: Request, listeners: object) -> Any:
+        return decide(data, request)()
 
     with (
         patch.object(convert, "_recorded", untold),

@@ -6,9 +6,10 @@ import inspect
 import time
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
+from arraybridge.arrays import source_of
 from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import plans, trace
-from arraybridge.conversion.decide import Request, decide, dtype_name, find_source, is_dtype
+from arraybridge.conversion.decide import Request, decide, dtype_name, is_dtype
 from arraybridge.conversion.explanation import Route
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
@@ -181,13 +182,13 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # its options are descr
             return by_form[form][type(data)](data)
         except plans.declined:
             pass
-    request = _request(data, source_type, target_type, gpu_id, **options)
+    request = _request(source_type, target_type, gpu_id, **options)
     if listeners is not None:
-        return _recorded(request, listeners)
-    decision = decide(request)
+        return _recorded(data, request, listeners)
+    decision = decide(data, request)
     result = decision()
     if form is not None:
-        plans.keep(form, request, decision)
+        plans.keep(form, request, data, decision)
     return result
 
 
@@ -195,7 +196,6 @@ convert = convert_memory
 
 
 def _request(
-    data: Any,
     first: Any,
     second: Any,
     gpu_id: Any,
@@ -224,19 +224,19 @@ def _request(
         first, second = None, first
     if second is None:
         raise TypeError('name the framework to convert to, as in convert_memory(data, "torch")')
-    return Request(data, second, first, gpu_id, device, copy, dtype, grad)
+    return Request(second, first, gpu_id, device, copy, dtype, grad)
 
 
 _request.__qualname__ = "convert_memory"  # where Python says that an option is not known
 
 
-def _recorded(request: Request, listeners: trace.Listeners) -> Any:
+def _recorded(data: Any, request: Request, listeners: trace.Listeners) -> Any:
     """Convert, and tell the open traces and profilers of it."""
     logs, annotation = listeners
     registry.framework(request.target)  # so that its import is not timed
-    registry.find_owner(request.data)
+    registry.find_owner(data)
     started = time.perf_counter()
-    decision = decide(request)
+    decision = decide(data, request)
     with annotation(f"{decision.route.source} → {decision.route.target}"):
         result = decision()
     trace.record(logs, decision, started)
@@ -269,7 +269,7 @@ def explain(  # type: ignore[misc]
     >>> route.method, route.shares_memory, route.copies
     ('view', True, 0)
     """
-    return decide(_request(data, source_type, target_type, gpu_id, **options)).route
+    return decide(data, _request(source_type, target_type, gpu_id, **options)).route
 
 
 def detect_memory_type(x: Any) -> str:
@@ -289,7 +289,7 @@ def detect_memory_type(x: Any) -> str:
     if owner is not None:
         return owner.name
     if carrier_of(x) is not None:
-        return find_source(x)[0].name
+        return source_of(x)[0].name
     if not foreign.is_foreign_array(x):
         raise registry.unknown_array(x)
     return "cupy" if foreign.is_on_card(x) else "numpy"
@@ -305,7 +305,7 @@ def device_of(x: Any) -> Device:
     >>> print(device_of(np.zeros(3)))
     cpu
     """
-    source, data = find_source(x)
+    source, data = source_of(x)
     return source.device_of(data)
 
 
@@ -328,7 +328,7 @@ def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **optio
     {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
     """
     name = registry.framework_name(target)
-    _request(tree, name, None, gpu_id, **options)  # also where there is no array, an option is one
+    _request(name, None, gpu_id, **options)  # also where there is no array, an option is one
 
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, gpu_id=gpu_id, **options)

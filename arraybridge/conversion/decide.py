@@ -31,11 +31,10 @@ from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 __all__ = ["dtype_name"]
 
 
-@dataclass(slots=True, eq=False, repr=False)  # equality would compare arrays
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
-    """The arguments of one conversion, as the user gave them."""
+    """What a call of `convert_memory` says besides its array, as the user gave it."""
 
-    data: Any
     target: FrameworkLike
     declared: FrameworkLike | None = None
     gpu_id: GpuId = None
@@ -67,7 +66,7 @@ class Decision:
             raise _refused(self.source, self.target, self.route.method, error) from error
 
 
-def decide(request: Request) -> Decision:
+def decide(data: Any, request: Request) -> Decision:
     """Choose how this array travels, without converting it.
 
     Raises:
@@ -76,7 +75,7 @@ def decide(request: Request) -> Decision:
     """
     request = _checked(request)
     target = registry.framework(request.target)
-    source, array = find_source(request.data, request.declared, target.name)
+    source, array = find_source(data, request.declared, target.name)
     try:
         source_device = source.device_of(array)
         device = target_device(source, target, source_device, request.gpu_id, request.device)
@@ -121,9 +120,7 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
         UnknownArrayError: it is no array.
         SourceMismatchError: it is not of the declared source.
     """
-    source, array = registry.find_owner(data), data
-    if source is None:
-        source, array = source_of(data)
+    source, array = source_of(data)
     if declared is not None and source.name != declared:
         declared = registry.framework_name(declared)
         raise SourceMismatchError(

@@ -36,11 +36,11 @@ _decided: Cache[tuple[Hashable, type], dict[Hashable, FastFunction]] = Cache()
 _MAX_FACTS = 4096
 
 
-def keep(form: tuple[Any, ...], request: Request, decision: Decision) -> None:
+def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
     """Remember what was decided for this form, and for an array with these facts, if that can be."""
     global declined
-    source, target, cls = decision.source, decision.target, type(request.data)
-    if request.data is not decision.data or request.gpu_id is not None:
+    source, target, cls = decision.source, decision.target, type(data)
+    if data is not decision.data or request.gpu_id is not None:
         return  # an array of another library, which was opened first; or a card
     with _declining:
         declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
@@ -74,10 +74,10 @@ def _planned(
     if facts is None:
         return fast
     try:
-        of_this_array = facts(request.data)
+        of_this_array = facts(decision.data)
     except declined:
         return fast  # it is not simply there, in the host's memory
-    key = (form, type(request.data))
+    key = (form, type(decision.data))
     runs = _decided.get(key) or _decided.keep(key, {})
     if len(runs) >= _MAX_FACTS:
         runs.clear()
@@ -102,7 +102,7 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
         return None
     if request.device is not None and (source is target or Device.parse(request.device) != CPU):
         return None
-    if source is not target and type(request.data) not in source.fast.types():
+    if source is not target and type(decision.data) not in source.fast.types():
         return None
     fast = cell(source.name, target.name)(source, target)
     if fast is None or request.grad == "error" or source is target:
@@ -113,6 +113,6 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
 
 def _rests_on_facts(request: Request, decision: Decision) -> bool:
     """Whether another such array would go to the same place, whatever happens until then."""
-    if decision.route.device.kind != "cpu" or type(request.data) not in decision.source.fast.types():
+    if decision.route.device.kind != "cpu" or type(decision.data) not in decision.source.fast.types():
         return False
     return request.device is None or Device.parse(request.device).kind == "cpu"

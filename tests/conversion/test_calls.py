@@ -477,7 +477,7 @@ def test_a_call_that_was_made_before_is_not_decided_again(what: str, monkeypatch
     for _ in range(3):
         PLANNED[what]()
 
-    def decide(_: Any) -> Any:
+    def decide(*_: Any) -> Any:
         raise AssertionError("decided again")
 
     monkeypatch.setattr("arraybridge.conversion.convert.decide", decide)
