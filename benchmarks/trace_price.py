@@ -62,16 +62,15 @@ def batch(call: Callable[[], object], count: int) -> float:
 def unrecorded() -> Iterator[None]:
     """Calls go the way that they go for an open trace, and nothing is told to it."""
     import arraybridge
-    from arraybridge.conversion import convert
-    from arraybridge.conversion.decide import Request, decide
-    from arraybridge.functions import calls
+    from arraybridge.conversion import trace
+    from arraybridge.conversion.decide import Decision
 
-    def untold(data: Any, request: Request, listeners: object) -> Any:
-        return decide(data, request)()
+    def untold(decision: Decision, listeners: object) -> Any:
+        return decision()
 
     with (
-        patch.object(convert, "_recorded", untold),
-        patch.object(calls.trace, "span", lambda *_, **__: None),
+        patch.object(trace, "recorded", untold),
+        patch.object(trace, "span", lambda *_, **__: None),
         arraybridge.trace() as log,
     ):
         yield

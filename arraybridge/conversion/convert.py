@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import time
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from arraybridge.arrays import source_of
@@ -183,13 +182,13 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # its options are descr
         except plans.declined:
             pass
     request = _request(source_type, target_type, gpu_id, **options)
-    if listeners is not None:
-        return _recorded(data, request, listeners)
     decision = decide(data, request)
-    result = decision()
-    if form is not None:
-        plans.keep(form, request, data, decision)
-    return result
+    if listeners is None:
+        result = decision()
+        if form is not None:
+            plans.keep(form, request, data, decision)
+        return result
+    return trace.recorded(decision, listeners)
 
 
 convert = convert_memory
@@ -228,19 +227,6 @@ def _request(
 
 
 _request.__qualname__ = "convert_memory"  # where Python says that an option is not known
-
-
-def _recorded(data: Any, request: Request, listeners: trace.Listeners) -> Any:
-    """Convert, and tell the open traces and profilers of it."""
-    logs, annotation = listeners
-    registry.framework(request.target)  # so that its import is not timed
-    registry.find_owner(data)
-    started = time.perf_counter()
-    decision = decide(data, request)
-    with annotation(f"{decision.route.source} → {decision.route.target}"):
-        result = decision()
-    trace.record(logs, decision, started)
-    return result
 
 
 @overload

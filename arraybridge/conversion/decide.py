@@ -55,12 +55,17 @@ class Decision:
     #: May be called with any array of which `decide` would be told the same; `plans` does so.
     convert: Callable[[Any], Any]
 
+    @property
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """What the two frameworks raise for what they cannot take."""
+        return refusals(self.source, self.target)
+
     def __call__(self) -> Any:
         try:
             return self.convert(self.data)
         except MemoryConversionError:
             raise
-        except refusals(self.source, self.target) as error:
+        except self.refusals as error:
             if self.source.is_oom(error) or self.target.is_oom(error):
                 raise
             raise _refused(self.source, self.target, self.route.method, error) from error

@@ -39,11 +39,11 @@ _MAX_FACTS = 4096
 def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
     """Remember what was decided for this form, and for an array with these facts, if that can be."""
     global declined
-    source, target, cls = decision.source, decision.target, type(data)
+    cls = type(data)
     if data is not decision.data or request.gpu_id is not None:
         return  # an array of another library, which was opened first; or a card
     with _declining:
-        declined = tuple(dict.fromkeys((*declined, *refusals(source, target))))
+        declined = tuple(dict.fromkeys((*declined, *decision.refusals)))
     fast = _fast(request, decision)
     plain = request.dtype is None and request.device is None and request.grad == "error"
     try:

@@ -371,12 +371,16 @@ def listeners() -> Listeners | None:
 # -- what is told ------------------------------------------------------------------------------------
 
 
-def record(logs: tuple[TraceLog, ...], decision: Decision, began: float) -> None:
-    """Add a conversion that began at that time, and is done. The route, which is nobody's yet, is kept."""
-    if not logs:
-        return
-    seconds = time.perf_counter() - began
+def recorded(decision: Decision, listeners: Listeners) -> Any:
+    """Convert, and tell the open traces and profilers of it. The route, which is nobody's yet, is kept."""
+    logs, annotation = listeners
     route = decision.route
+    began = time.perf_counter()
+    with annotation(f"{route.source} → {route.target}"):
+        result = decision()
+    if not logs:
+        return result
+    seconds = time.perf_counter() - began
     object.__setattr__(route, "seconds", seconds)
     steps, array = None, None
     if route.copies:
@@ -386,6 +390,7 @@ def record(logs: tuple[TraceLog, ...], decision: Decision, began: float) -> None
     )  # fmt: skip
     for log in logs:
         log._add(event)
+    return result
 
 
 class Span:
