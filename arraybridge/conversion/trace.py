@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from arraybridge.conversion.decide import Decision
 from arraybridge.conversion.explanation import Route
+from arraybridge.errors import FrameworkNotInstalledError
+from arraybridge.frameworks import registry
 from arraybridge.show import Contents, Table, format_bytes, format_seconds
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
@@ -345,12 +347,30 @@ def _hearing_foreign() -> Iterable[Any]:
     return [log for log in (*_opened.get(), *_everywhere) if id(log) in _hear_foreign]
 
 
+def _annotation(profiler: str) -> Annotation:
+    """What opens spans in the profiler of that name.
+
+    Raises:
+        FrameworkNotInstalledError: its package is missing.
+    """
+    if profiler != "nvtx":
+        return registry.framework(profiler).annotation
+    try:
+        import nvtx
+    except ImportError as error:
+        raise FrameworkNotInstalledError(
+            'settings(annotate="nvtx") needs the package nvtx; run pip install nvtx, or pip install ".[nvtx]"'
+            " in a checkout of arraybridge.",
+            target_type="nvtx",
+            reason=str(error),
+        ) from error
+    return partial(nvtx.annotate, domain="arraybridge")
+
+
 @contextmanager
 def _annotating(profiler: str) -> Iterator[None]:
     """Name what happens in this thread or task in the profiler of that name."""
-    from arraybridge.timeline.annotate import span_of
-
-    with _listener(partial(span_of(profiler))):  # an object of this block's own, which no other closes
+    with _listener(partial(_annotation(profiler))):  # an object of this block's own, which no other closes
         yield
 
 

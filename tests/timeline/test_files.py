@@ -16,8 +16,8 @@ import pytest
 import arraybridge
 from arraybridge import MemoryConversionError, Pipeline, TraceLog, convert_memory, trace
 from arraybridge.testing import inject_oom
-from arraybridge.timeline.advice import advice_for
 from arraybridge.timeline.events import Event
+from arraybridge.timeline.hotspots import advice_for
 from arraybridge.timeline.save import save
 from tests import matrix_data as data
 from tests.helpers import require
