@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from arraybridge.arrays import ARRAY, LEAF, kind_of, kinds, source_of
 from arraybridge.errors import CannotSplitError
+from arraybridge.frameworks.base import Framework
 from arraybridge.trees import leaves_of, map_arrays, together
 
 __all__ = ["Joined", "fixed", "kept", "part", "plain", "rows"]
@@ -94,8 +96,8 @@ class Joined:
         self.row_by_row = row_by_row
         #: The rows that are done.
         self.done = 0
-        #: The results as they are put together: a container of columns, or one.
-        self._columns: Any = None
+        # A container like the results, with a `_Column` for each array, and the first of what is no array.
+        self._whole: Any = None
 
     def add(self, result: Any, count: int) -> None:
         """Copy the result of the next ``count`` rows. May be called again where memory has run out.
@@ -103,107 +105,99 @@ class Joined:
         Raises:
             CannotSplitError: which is a `ValueError`: it cannot be joined to what came before.
         """
-        columns = self._columns
-        if columns is None:
-            columns = together([result], self._column)
-        together([columns, result], lambda pair, _: pair[0].add(pair[1], count), self.noun)
-        self._columns = columns
+        whole = self._whole if self.done else together([result], self._begin)
+        together([whole, result], lambda pair, place: self._put(*pair, place, count), self.noun)
+        self._whole = whole
         self.done += count
 
-    def _column(self, results: Sequence[Any], place: str) -> _Column:
-        column = _ArrayColumn if kind_of(results[0]) == ARRAY else _Column
-        return column(self, results[0], place)
-
     def result(self) -> Any:
-        return together([self._columns], lambda columns, _: columns[0].whole())
+        return together([self._whole], self._end)
 
+    def _begin(self, first: Sequence[Any], place: str) -> Any:
+        if kind_of(first[0]) != ARRAY:
+            return first[0]
+        owner, data, facts = self._facts_of(first[0], place)
+        shape = list(owner.shape(data))
+        shape[self.axis] = self.rows
+        return _Column(facts, owner.room(data, tuple(shape)), {})
 
-class _Column:
-    """What is at one place of all results. This one is no array, and the same in all of them."""
+    def _put(self, whole: Any, x: Any, place: str, count: int) -> None:
+        if not isinstance(whole, _Column):
+            same = x is whole or (isinstance(x, str) and x == whole)
+            if isinstance(whole, (numbers.Number, np.generic)):  # one of each part can be equal by chance
+                same = same and any(x is y for y in leaves_of(self.batch))
+            if not (same or type(x) is type(whole) is fixed):
+                raise self._different("values", type(whole).__name__, type(x).__name__, place)
+            return
+        if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
+            raise self._different("values", "an array", type(x).__name__, place)
+        owner, data, facts = self._facts_of(x, place)
+        for what, fact in facts.items():
+            if fact != whole.facts[what]:
+                raise self._different(what, whole.facts[what], fact, place)
+        rows = owner.shape(data)[self.axis]
+        if rows != count and self.row_by_row:
+            words = f"{rows} rows along axis {self.axis} for {count} of the batch"
+            raise self._without_rows(owner.name, words, place)
+        if rows != count and whole.room is not None:  # nobody knows how many there will be
+            whole.parts[0], whole.room = owner.part(whole.room, self.axis, 0, self.done), None
+        if whole.room is None:
+            whole.parts[self.done] = kept(x)
+        else:
+            along = (slice(None),) * (self.axis % len(owner.shape(data)))
+            with owner.beside(whole.room):
+                whole.room[*along, self.done : self.done + count] = data
 
-    def __init__(self, joined: Joined, first: Any, place: str) -> None:
-        self.joined, self.first, self.place = joined, first, f" at {place}" if place else ""
+    def _end(self, whole: Sequence[Any], place: str) -> Any:
+        (column,) = whole
+        if not isinstance(column, _Column):
+            return _value(column)
+        if column.room is not None:
+            return column.room
+        parts = list(column.parts.values())
+        return source_of(parts[0])[0].concatenate(parts, self.axis)
 
-    def add(self, x: Any, count: int) -> None:
-        same = x is self.first or (isinstance(x, str) and x == self.first)
-        if isinstance(self.first, (numbers.Number, np.generic)):  # one of each part can be equal by chance
-            same = same and any(x is y for y in leaves_of(self.joined.batch))
-        if not (same or type(x) is type(self.first) is fixed):
-            raise self.different("values", type(self.first).__name__, type(x).__name__)
-
-    def different(self, what: str, first: Any, other: Any) -> CannotSplitError:
-        noun = self.joined.noun
-        return CannotSplitError(
-            f"different {what}{self.place} from one {noun} to the next ({first}, {other}): they cannot be"
-            " joined. Of what are no arrays to join, nobody can say whether to add, average or list it."
-            " Return arrays of one framework, dtype, device and shape, with one row for each row of the"
-            " batch, and reduce them afterwards; or fixed(value) for what all share.",
-            reason=f"different {what} from one {noun} to the next",
-        )
-
-    def whole(self) -> Any:
-        return _value(self.first)
-
-
-class _ArrayColumn(_Column):
-    """The arrays at one place of the results."""
-
-    def __init__(self, joined: Joined, first: Any, place: str) -> None:
-        super().__init__(joined, None, place)
-        self.owner, data, self.facts = self._facts_of(first)
-        shape = list(self.owner.shape(data))
-        shape[joined.axis] = joined.rows
-        self.room = self.owner.room(data, tuple(shape))
-        self.kept: dict[int, Any] = {}
-
-    def _facts_of(self, x: Any) -> tuple[Any, Any, dict[str, Any]]:
+    def _facts_of(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
         """The framework of an array, the array, and what those of all parts must have in common."""
         owner, data = source_of(x)
-        shape, axis = owner.shape(data), self.joined.axis
+        shape, axis = owner.shape(data), self.axis
         if not -len(shape) <= axis < len(shape):
-            raise self._without_rows(
-                owner, f"arrays of shape {shape}, which have no axis {axis} to join along"
-            )
+            words = f"arrays of shape {shape}, which have no axis {axis} to join along"
+            raise self._without_rows(owner.name, words, place)
         across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
         dtype, device = owner.dtype_name(data), owner.device_of(data)
         return owner, data, {"frameworks": owner.name, "dtypes": dtype, "devices": device, "shapes": across}
 
-    def add(self, x: Any, count: int) -> None:
-        if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
-            raise self.different("values", "an array", type(x).__name__)
-        joined = self.joined
-        owner, data, facts = self._facts_of(x)
-        for what, other in facts.items():
-            if other != self.facts[what]:
-                raise self.different(what, self.facts[what], other)
-        rows = owner.shape(data)[joined.axis]
-        if rows != count and joined.row_by_row:
-            raise self._without_rows(owner, f"{rows} rows along axis {joined.axis} for {count} of the batch")
-        if rows != count and self.room is not None:  # nobody knows how many there will be
-            self.kept[0], self.room = owner.part(self.room, joined.axis, 0, joined.done), None
-        if self.room is None:
-            self.kept[joined.done] = kept(x)
-        else:
-            along = (slice(None),) * (joined.axis % len(owner.shape(data)))
-            with owner.beside(self.room):
-                self.room[*along, joined.done : joined.done + count] = data
-
-    def _without_rows(self, owner: Any, what: str) -> CannotSplitError:
+    def _different(self, what: str, first: Any, other: Any, place: str) -> CannotSplitError:
+        difference = f"different {what}{place and ' at '}{place} from one {self.noun} to the next"
         return CannotSplitError(
-            f"the function gave {what}{self.place}: only results with one row for each row of the batch can"
-            " be joined. Reduce over the batch afterwards, or pass the axis along which the rows lie.",
-            source_type=owner.name,
+            f"{difference} ({first}, {other}): they cannot be joined. Of what are no arrays to join, nobody"
+            " can say whether to add, average or list it. Return arrays of one framework, dtype, device and"
+            " shape, with one row for each row of the batch, and reduce them afterwards; or fixed(value) for"
+            " what all share.",
+            reason=difference,
+        )
+
+    def _without_rows(self, framework: str, what: str, place: str) -> CannotSplitError:
+        return CannotSplitError(
+            f"the function gave {what}{place and ' at '}{place}: only results with one row for each row of"
+            " the batch can be joined. Reduce over the batch afterwards, or pass the axis along which the"
+            " rows lie.",
+            source_type=framework,
             reason="the result has not as many rows as its part of the batch",
         )
 
-    def whole(self) -> Any:
-        if self.room is None:
-            return self.owner.concatenate(list(self.kept.values()), self.joined.axis)
-        return self.room
+
+@dataclass(slots=True)
+class _Column:
+    """The arrays at one place of the results: in one room for all of them, or those that are kept."""
+
+    facts: dict[str, Any]
+    room: Any
+    parts: dict[int, Any]
 
 
-for _class in (_Column, _ArrayColumn):
-    kinds.keep(_class, LEAF)  # so that nobody looks into one each time
+kinds.keep(_Column, LEAF)  # so that nobody looks into one each time
 
 
 def kept(x: Any) -> Any:
