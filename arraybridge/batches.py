@@ -97,7 +97,7 @@ class Joined:
         #: The rows that are done.
         self.done = 0
         # A container like the results, with a `_Column` for each array, and the first of what is no array.
-        self._whole: Any = None
+        self._joined: Any = None
 
     def add(self, result: Any, count: int) -> None:
         """Copy the result of the next ``count`` rows. May be called again where memory has run out.
@@ -105,13 +105,13 @@ class Joined:
         Raises:
             CannotSplitError: which is a `ValueError`: it cannot be joined to what came before.
         """
-        whole = self._whole if self.done else together([result], self._begin)
-        together([whole, result], lambda pair, place: self._put(*pair, place, count), self.noun)
-        self._whole = whole
+        joined = self._joined if self.done else together([result], self._begin)
+        together([joined, result], lambda pair, place: self._put(*pair, place, count), self.noun)
+        self._joined = joined
         self.done += count
 
     def result(self) -> Any:
-        return together([self._whole], self._end)
+        return together([self._joined], self._end)
 
     def _begin(self, first: Sequence[Any], place: str) -> Any:
         if kind_of(first[0]) != ARRAY:
@@ -121,35 +121,35 @@ class Joined:
         shape[self.axis] = self.rows
         return _Column(facts, owner.room(data, tuple(shape)), {})
 
-    def _put(self, whole: Any, x: Any, place: str, count: int) -> None:
-        if not isinstance(whole, _Column):
-            same = x is whole or (isinstance(x, str) and x == whole)
-            if isinstance(whole, (numbers.Number, np.generic)):  # one of each part can be equal by chance
+    def _put(self, joined: Any, x: Any, place: str, count: int) -> None:
+        if not isinstance(joined, _Column):
+            same = x is joined or (isinstance(x, str) and x == joined)
+            if isinstance(joined, (numbers.Number, np.generic)):  # one of each part can be equal by chance
                 same = same and any(x is y for y in leaves_of(self.batch))
-            if not (same or type(x) is type(whole) is fixed):
-                raise self._different("values", type(whole).__name__, type(x).__name__, place)
+            if not (same or type(x) is type(joined) is fixed):
+                raise self._different("values", type(joined).__name__, type(x).__name__, place)
             return
         if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
             raise self._different("values", "an array", type(x).__name__, place)
         owner, data, facts = self._facts_of(x, place)
         for what, fact in facts.items():
-            if fact != whole.facts[what]:
-                raise self._different(what, whole.facts[what], fact, place)
+            if fact != joined.facts[what]:
+                raise self._different(what, joined.facts[what], fact, place)
         rows = owner.shape(data)[self.axis]
         if rows != count and self.row_by_row:
             words = f"{rows} rows along axis {self.axis} for {count} of the batch"
             raise self._without_rows(owner.name, words, place)
-        if rows != count and whole.room is not None:  # nobody knows how many there will be
-            whole.parts[0], whole.room = owner.part(whole.room, self.axis, 0, self.done), None
-        if whole.room is None:
-            whole.parts[self.done] = kept(x)
+        if rows != count and joined.room is not None:  # nobody knows how many there will be
+            joined.parts[0], joined.room = owner.part(joined.room, self.axis, 0, self.done), None
+        if joined.room is None:
+            joined.parts[self.done] = kept(x)
         else:
             along = (slice(None),) * (self.axis % len(owner.shape(data)))
-            with owner.beside(whole.room):
-                whole.room[*along, self.done : self.done + count] = data
+            with owner.beside(joined.room):
+                joined.room[*along, self.done : self.done + count] = data
 
-    def _end(self, whole: Sequence[Any], place: str) -> Any:
-        (column,) = whole
+    def _end(self, columns: Sequence[Any], place: str) -> Any:
+        (column,) = columns
         if not isinstance(column, _Column):
             return _value(column)
         if column.room is not None:
