@@ -31,8 +31,15 @@ from arraybridge.conversion.convert import (
     to_torch,
 )
 from arraybridge.conversion.trace import trace
-from arraybridge.devices.context import array_namespace, get_device, set_device, use_device
-from arraybridge.devices.discovery import device_info, devices, gpu_available
+from arraybridge.devices.devices import (
+    array_namespace,
+    device_info,
+    devices,
+    get_device,
+    gpu_available,
+    set_device,
+    use_device,
+)
 from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
 from arraybridge.errors import CannotSplitError as CannotSplitError
 from arraybridge.errors import CopyRequiredError as CopyRequiredError
@@ -68,7 +75,7 @@ from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
     from arraybridge.carriers.kinds import chunks
-    from arraybridge.devices.discovery import least_used_gpu as least_used_gpu
+    from arraybridge.devices.devices import least_used_gpu as least_used_gpu
     from arraybridge.lines.device_map import device_map
     from arraybridge.lines.pipeline import Pipeline
     from arraybridge.lines.prefetch import prefetch
@@ -164,7 +171,7 @@ _MODULES = {
     "conversion.convert": "to_mlx to_paddle",
     "conversion.explanation": "Route",
     "conversion.trace": "TraceLog",
-    "devices.discovery": "FoundDevice least_used_gpu",
+    "devices.devices": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",
     "lines.device_map": "device_map",
     "lines.pipeline": "Pipeline PipelineReport StageReport",

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.devices.discovery import devices as all_devices
-from arraybridge.devices.discovery import find_device
+from arraybridge.devices.devices import devices as all_devices
+from arraybridge.devices.devices import find_device
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host, visible_devices

@@ -15,8 +15,12 @@ import numpy as np
 
 from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.devices.context import array_namespace, use_device
-from arraybridge.devices.discovery import framework_for_numpy_code, gpu_available
+from arraybridge.devices.devices import (
+    array_namespace,
+    framework_for_numpy_code,
+    gpu_available,
+    use_device,
+)
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded

@@ -22,7 +22,7 @@ from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.trace import open_logs
-from arraybridge.devices.discovery import least_used_gpu
+from arraybridge.devices.devices import least_used_gpu
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, told
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework

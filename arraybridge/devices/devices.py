@@ -1,0 +1,299 @@
+"""The devices of this machine, by one reading of it, and the one that a thread or task has chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+
+from arraybridge import machine
+from arraybridge.conversion.convert import detect_memory_type
+from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, MissingGpuWarning, warn
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import CPU, Framework, visible_devices
+from arraybridge.frameworks.registry import loaded
+from arraybridge.memory.stats import DeviceMemory, memory_stats
+from arraybridge.options import chosen_device, default_device, missing_gpu
+from arraybridge.types import Device, DeviceLike, FrameworkLike
+
+__all__ = [
+    "FoundDevice",
+    "array_namespace",
+    "device_info",
+    "devices",
+    "find_device",
+    "framework_for_numpy_code",
+    "get_device",
+    "gpu_available",
+    "least_used_gpu",
+    "set_device",
+    "use_device",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class FoundDevice(Device):
+    """A device of this machine, as `devices` describes it. It prints and compares as any `Device`.
+
+    Attributes:
+        kind, index, name: as of `Device`.
+        frameworks: names of the frameworks that can use it under this name.
+        total, free: bytes of its memory; None where nobody tells without opening it.
+        identity: the card's UUID, or where that is not known its PCI address; ``""`` where there is neither.
+    """
+
+    frameworks: tuple[str, ...] = ()
+    total: int | None = None
+    free: int | None = None
+    identity: str = ""
+
+
+def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) -> list[FoundDevice]:
+    """The devices that frameworks can use here.
+
+    No accelerator is opened, but by frameworks that cannot tell otherwise (pyclesperanto's OpenCL).
+    CUDA's numbers are those of ``CUDA_VISIBLE_DEVICES``, and mean the same card in every framework.
+
+    Args:
+        framework: one, or several, which are imported; ``"all"``: every one that is installed; None: NumPy
+            and those that this process has imported, and NVIDIA's cards.
+
+    Returns:
+        one `FoundDevice` for each device, the CPUs first; each says which of the frameworks have it.
+
+    Raises:
+        UnknownFrameworkError: no framework of that name is known.
+        FrameworkNotInstalledError: the framework that was named is not installed.
+
+    >>> [str(device) for device in devices("numpy")]
+    ['cpu']
+    """
+    if framework is None:
+        frameworks = loaded()
+    elif framework == "all":
+        frameworks = [one for one in map(registry.usable, registry.framework_names()) if one is not None]
+    else:
+        words = [framework] if isinstance(framework, str) else framework
+        frameworks = [registry.framework(name) for name in words]
+    owners: dict[Device, list[Framework]] = {}
+    for one in frameworks:
+        for device in visible_devices(one):
+            owners.setdefault(device, []).append(one)
+    if framework is None:  # cards that no framework is loaded for
+        for card in machine.cards():
+            owners.setdefault(Device("gpu", card.index), [])
+    readings = {one.device: one for one in memory_stats().devices}
+    order = sorted(owners, key=lambda device: (device.kind, device.index))  # cpu, gpu, opencl
+    return [_described(device, owners[device], readings) for device in order]
+
+
+def _described(device: Device, owners: list[Framework], readings: dict[str, DeviceMemory]) -> FoundDevice:
+    """A device by the reading of the machine, or else by what its frameworks know of it."""
+    facts = [("", "", None), *(one.pool.card_of(device) for one in owners)]
+    name, identity, total = (next(filter(None, column), None) for column in zip(*facts, strict=True))
+    words = "cpu" if device.kind == "cpu" else str(device)
+    # The card of an OpenCL device is known by its address.
+    words = next((f"gpu:{card.index}" for card in machine.cards() if card.pci == identity), words)
+    reading = readings.get(words, DeviceMemory(words, "", "", None, None, ()))
+    return FoundDevice(
+        *(device.kind, device.index, reading.name or name or "", tuple(one.name for one in owners)),
+        *(reading.total or total, reading.free, reading.uuid or identity or ""),
+    )
+
+
+def find_device(device: Device) -> Device:
+    """``device``, if a framework has it: one that is loaded, or else one that is installed.
+
+    Under ``settings(missing_gpu="host")`` the CPU stands in for a GPU, with a warning.
+
+    Raises:
+        DeviceNotFoundError: none has it; the message lists the devices that are there.
+    """
+    if device == CPU or any(device in visible_devices(one) for one in loaded()):
+        return device
+    usable = devices("all")
+    if device in usable:
+        return device
+    if device.kind != "cpu" and missing_gpu() == "host":
+        warn(f"{device} is missing, so the CPU is used", MissingGpuWarning)
+        return CPU
+    raise DeviceNotFoundError(
+        f"no installed framework has a device {device} here; there are {', '.join(map(str, usable))}.",
+        reason=f"there is no device {device}",
+    )
+
+
+def gpu_available() -> bool:
+    """Whether there is a GPU that this process can use; imports no framework and opens no card.
+
+    An NVIDIA card with its driver, or an accelerator of a framework that is loaded.
+
+    >>> gpu_available() in (True, False)
+    True
+    """
+    seen = (device for one in loaded() for device in visible_devices(one))
+    return bool(machine.cards()) or any(device.kind == "gpu" for device in seen)
+
+
+def framework_for_numpy_code(device: Device) -> str | None:
+    """The first framework with that device that runs functions written for NumPy; None where none does."""
+    usable = (registry.usable(name) for name in registry.for_numpy_code())
+    return next((one.name for one in usable if one is not None and device in visible_devices(one)), None)
+
+
+def least_used_gpu() -> int | None:
+    """The number of the GPU with the most free memory, to be passed as ``gpu_id``; None without a GPU.
+
+    NVIDIA's driver says it, so that what other processes hold counts; of other GPUs, a framework that is
+    loaded and has opened them.
+
+    >>> gpu_id = least_used_gpu()
+    """
+    gpus = [device for device in devices() if device.kind == "gpu"]
+    return max(gpus, key=lambda device: device.free or 0).index if gpus else None
+
+
+def device_info() -> dict[str, Any]:
+    """What there is to compute on, in short; imports no framework and opens no card.
+
+    Returns:
+        a dictionary: ``available`` (is there a GPU), ``backend`` (``"cuda"``, or the framework that has an
+        accelerator, or ``"cpu"``), ``names`` of the GPUs, ``memory`` (total and free bytes of each, or
+        None), ``versions`` (of the installed frameworks).
+
+    >>> info = device_info()
+    >>> sorted(info)
+    ['available', 'backend', 'memory', 'names', 'versions']
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    gpus = [device for device in devices() if device.kind == "gpu"]
+    versions: dict[str, str] = {}
+    for name in registry.framework_names():
+        for distribution in registry.facts(name).distributions:
+            with suppress(PackageNotFoundError):
+                versions.setdefault(name, version(distribution))
+    return {
+        "available": bool(gpus),
+        "backend": "cuda" if machine.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
+        "names": [device.name for device in gpus],
+        "memory": [(device.total, device.free) for device in gpus],
+        "versions": versions,
+    }
+
+
+# -- the one that is chosen ----------------------------------------------------------------------------
+
+
+def set_device(device: DeviceLike | None) -> None:
+    """Choose the default device of this thread or task: for `to_gpu`, ``@gpu`` and `array_namespace`.
+
+    Args:
+        device: ``"cpu"``, ``"gpu"``, ``"gpu:1"`` (or ``"cuda"``, ``"cuda:1"``), ``"cpu:2"``, a `Device`; None
+            forgets the choice.
+
+    Raises:
+        ValueError: these words are no device.
+        DeviceNotFoundError: no framework has that device here; the message lists those that are there.
+
+    >>> set_device("cpu")
+    >>> print(get_device())
+    cpu
+    >>> set_device(None)
+    """
+    default_device.set(_usable(device))
+
+
+def get_device() -> Device:
+    """The default device of this thread or task.
+
+    It is what `set_device` or `use_device` chose; inside a worker of `device_map` that worker's device; else
+    what the environment variable ``ARRAYBRIDGE_DEVICE`` says for the whole process, all its threads; else
+    ``gpu:0`` where there is a GPU, else ``cpu``.
+
+    Raises:
+        ValueError, DeviceNotFoundError: ``ARRAYBRIDGE_DEVICE`` names no device, or one that is not there.
+    """
+    chosen = default_device.get() or _usable(chosen_device())
+    return chosen or (Device("gpu", 0) if gpu_available() else CPU)
+
+
+@contextmanager
+def use_device(device: DeviceLike | None) -> Iterator[Device]:
+    """`set_device` for a ``with`` block; what was chosen before comes back, also after an exception.
+
+    Yields:
+        the device that holds inside.
+
+    >>> with use_device("cpu") as device:
+    ...     print(device)
+    cpu
+    """
+    token = default_device.set(_usable(device))
+    try:
+        yield get_device()
+    finally:
+        default_device.reset(token)
+
+
+def _usable(device: DeviceLike | None) -> Device | None:
+    return None if device is None else find_device(Device.parse(device))
+
+
+def array_namespace(*xs: Any) -> Any:
+    """The array API namespace of these arrays, or of the default device's framework where there are none.
+
+    For numpy, cupy, torch and jax it comes through array-api-compat. For tensorflow it is
+    ``tf.experimental.numpy``, which has much of the array API and not all of it. pyclesperanto has none.
+
+    Args:
+        xs: arrays of one framework; Python scalars and None beside them are passed over.
+
+    Returns:
+        a module: NumPy's for the CPU, that of cupy, torch or jax (the first that is installed and has the
+        device) for a GPU.
+
+    Raises:
+        TypeError: the arrays are of several frameworks.
+        ArrayNotSupportedError: their framework has no such namespace (pyclesperanto).
+        UnknownArrayError: one is no array.
+        DeviceNotFoundError: no framework with a namespace has the default device.
+
+    >>> import numpy as np
+    >>> xp = array_namespace(np.zeros(3))
+    >>> xp.concat([np.zeros(1), np.ones(1)])
+    array([0., 1.])
+    """
+    names = {detect_memory_type(x) for x in xs if not isinstance(x, (bool, int, float, complex, NoneType))}
+    if len(names) > 1:
+        raise TypeError(
+            f"the arrays are of {' and '.join(sorted(names))}, which have no namespace in common; convert"
+            " them to one framework first, with convert_memory()"
+        )
+    name = names.pop() if names else _framework_for(get_device())
+    namespace = registry.framework(name).array_namespace()
+    if namespace is None:
+        raise ArrayNotSupportedError(
+            f"{name} arrays have no array API namespace; convert them first, as in"
+            ' convert_memory(x, "cupy") or convert_memory(x, "numpy")',
+            source_type=name,
+            reason=f"{name} has no array API",
+        )
+    return namespace
+
+
+def _framework_for(device: Device) -> str:
+    if device.kind == "opencl":
+        return "pyclesperanto"  # whose error says what to do
+    name = "numpy" if device == CPU else framework_for_numpy_code(device)
+    if name is not None:
+        return name
+    if chosen_device() is None:
+        return "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
+    raise DeviceNotFoundError(
+        f"none of {', '.join(registry.for_numpy_code())} is installed with a device {device}, and others have"
+        " no namespace; install one of them for this device, or use_device('cpu')",
+        reason=f"no array namespace for {device}",
+    )

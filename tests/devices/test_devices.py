@@ -1,0 +1,303 @@
+"""Devices: names, numbers, memory, the same card under one number; and the one that is chosen."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import Device, array_namespace, devices, get_device, machine, set_device, use_device
+from arraybridge.devices import devices as module
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.parts import Pool
+from arraybridge.machine import Card
+from tests.cards import CardFramework
+from tests.helpers import jax_with, require, run_python
+from tests.test_machine import FakeNvml, plant
+
+FIRST = Card(0, "Card A", "GPU-aaaa", "0000:3b:00.0", 8 << 30)
+SECOND = Card(1, "Card B", "GPU-bbbb", "0000:5e:00.0", 4 << 30)
+
+
+class Cards(CardFramework):
+    """Devices and cards are what a test says."""
+
+    has_host = True
+
+    def __init__(self, told: dict[str, str]) -> None:
+        super().__init__()
+        self.cards = tuple(map(Device.parse, told))
+        self.pool = ToldPool(told)
+
+
+class ToldPool(Pool):
+    def __init__(self, told: dict[str, str]) -> None:
+        self.told = told
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        return "", self.told.get(str(device), ""), None
+
+
+@pytest.fixture
+def two_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, FakeNvml(("Card A", "GPU-aaaa", 0x3B, ()), ("Card B", "GPU-bbbb", 0x5E, ())))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, *frameworks: Framework) -> list[Any]:
+    monkeypatch.setattr(module, "loaded", lambda: list(frameworks))
+    return devices()
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow", "pyclesperanto"])
+def test_they_are_those_of_the_framework_and_are_accepted_as_their_words_are(name: str) -> None:
+    require(name)
+    listed, every = devices(name), devices("all")
+    assert listed == list(arraybridge.framework(name).devices())
+    assert all(name in next(one for one in every if one == device).frameworks for device in listed)
+    for device in listed:
+        assert device.frameworks == (name,)
+        assert str(device) == device == Device(device.kind, device.index)
+        assert device.total is None or 0 < (device.free or 1) < device.total
+        for words in (device, str(device)):
+            x = arraybridge.convert_memory(np.zeros((2, 2), np.float32), name, device=words)
+            assert arraybridge.device_of(x) == device
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_cards_have_names_and_identities(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"gpu:0": "GPU-aaaa", "gpu:1": "0000:5e:00.0", "opencl:0": "0000:5e:00.0", "opencl:1": ""}
+    found = {str(d): d for d in listed(monkeypatch, Cards(told))}
+    assert list(found) == ["cpu", "gpu:0", "gpu:1", "opencl:0", "opencl:1"]
+    assert found["gpu:0"].name == "Card A"
+    assert found["gpu:0"].identity == "GPU-aaaa"
+    assert (found["gpu:0"].total, found["gpu:0"].free) == (1000, 100)
+    assert found["opencl:0"].identity == found["gpu:1"].identity == "GPU-bbbb"
+    assert found["opencl:1"].identity == ""
+
+
+def _opencl(monkeypatch: pytest.MonkeyPatch, cards: tuple[Card, ...], *addresses: str) -> Any:
+    """OpenCL devices of the tests: the two cards the other way round, and a CPU."""
+    from arraybridge.frameworks.pyclesperanto import arrays as pyclesperanto
+
+    require("pyclesperanto")
+    one: Any = copy.copy(arraybridge.framework("pyclesperanto"))
+    vars(one).pop("described", None)
+    names = ("Card B", "Card A", "CPU")
+    monkeypatch.setattr(pyclesperanto, "cards", lambda: cards)
+    seen = [(name, address, 1) for name, address in zip(names, addresses, strict=True)]
+    monkeypatch.setattr(pyclesperanto.opencl, "described", lambda: seen)
+    one._arrange([SimpleNamespace(name=name) for name in names], 2)
+    return one
+
+
+def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = _opencl(monkeypatch, (FIRST, SECOND), SECOND.pci, FIRST.pci, "")
+    assert [str(one.accelerator(i)) for i in range(3)] == ["opencl:0", "opencl:1", "opencl:2"]
+    assert [native.name for native in one.natives] == ["Card A", "Card B", "CPU"]
+    assert str(one.find_device(Device("gpu", 0))) == "opencl:0"
+    assert one.pool.card_of(Device("opencl", 0)) == ("Card A", FIRST.pci, 1)
+    other = Card(0, "Card C", "GPU-cccc", "0000:01:00.0", 1)
+    one = _opencl(monkeypatch, (other, FIRST), SECOND.pci, FIRST.pci, "")
+    with pytest.raises(arraybridge.DeviceNotFoundError, match="Card C"):
+        one.accelerator(0)
+
+
+# -- in one line -------------------------------------------------------------------------------------
+
+
+def test_without_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "cards", lambda: ())
+    monkeypatch.setattr(module, "loaded", lambda: [arraybridge.framework("numpy")])
+    assert not arraybridge.gpu_available()
+    assert arraybridge.least_used_gpu() is None
+    info = arraybridge.device_info()
+    assert (info["available"], info["backend"], info["names"]) == (False, "cpu", [])
+
+
+@pytest.mark.usefixtures("two_cards")
+def test_cards_are_listed_before_a_framework_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "loaded", lambda: [arraybridge.framework("numpy")])
+    listed = {str(device): device for device in devices()}
+    assert list(listed) == ["cpu", "gpu:0", "gpu:1"]
+    assert (listed["gpu:1"].name, listed["gpu:1"].frameworks) == ("Card B", ())
+    assert arraybridge.least_used_gpu() == 0  # the first of equals
+    monkeypatch.setattr(machine._nvml()[0], "free", {"GPU-aaaa": 3})
+    assert arraybridge.least_used_gpu() == 1
+    info = arraybridge.device_info()
+    assert (info["available"], info["backend"]) == (True, "cuda")
+    assert info["memory"] == [(1000, 3), (1000, 100)]
+    assert info["versions"]["numpy"]
+
+
+def test_those_that_are_loaded_unless_all_are_asked_for() -> None:
+    code = (
+        "import sys, arraybridge; found = arraybridge.devices();"
+        " print(sorted({n for d in found for n in d.frameworks}), 'jax' in sys.modules);"
+        " found = arraybridge.devices('jax'); print('jax' in found[0].frameworks)"
+    )
+    require("jax")
+    done = run_python("-c", code)
+    assert done.stdout.splitlines() == ["['numpy'] False", "True"], done.stderr
+
+
+# -- the one that is chosen --------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def chosen_by_nobody() -> Any:
+    set_device(None)
+    yield
+    set_device(None)
+
+
+@pytest.fixture
+def jax_devices() -> Any:
+    return jax_with(4)
+
+
+def in_a_thread(fn: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(fn).result()
+
+
+def test_blocks_nest_and_restore(jax_devices: Any) -> None:
+    set_device("cpu:1")
+    with use_device("cpu:2") as device:
+        assert str(device) == "cpu:2"
+        with pytest.raises(KeyError), use_device(arraybridge.Device("cpu", 3)) as inner:
+            raise KeyError(str(inner))
+        assert str(inner) == "cpu:3"
+        assert str(get_device()) == "cpu:2"
+    assert str(get_device()) == "cpu:1"
+
+
+def test_a_thread_and_a_task_have_their_own(jax_devices: Any) -> None:
+    async def use(words: str) -> str:
+        with use_device(words):
+            await asyncio.sleep(0.01)
+            return str(get_device())
+
+    async def tasks() -> list[str]:
+        return await asyncio.gather(*(use(f"cpu:{i}") for i in (1, 2, 3)))
+
+    def other() -> list[str]:
+        set_device("cpu:3")
+        return [*asyncio.run(tasks()), str(get_device())]
+
+    set_device("cpu:2")
+    assert in_a_thread(other) == ["cpu:1", "cpu:2", "cpu:3", "cpu:3"]
+    assert str(get_device()) == "cpu:2"
+
+
+@pytest.mark.parametrize("words", ["gpu:97", "cuda:97", "cpu:97", "opencl:97"])
+def test_a_device_that_is_not_there(words: str) -> None:
+    with pytest.raises(arraybridge.DeviceNotFoundError, match=r"no installed framework has a device .*:97"):
+        set_device(words)
+    with pytest.raises(arraybridge.DeviceNotFoundError), use_device(words):
+        pass
+    assert str(get_device()) == ("gpu:0" if arraybridge.gpu_available() else "cpu")
+
+
+def test_to_gpu_goes_to_the_chosen_device(jax_devices: Any) -> None:
+    x = arraybridge.to_jax(np.arange(3, dtype=np.float32))
+    with use_device("cpu:2"):
+        moved = arraybridge.to_gpu(x)
+    assert str(arraybridge.device_of(moved)) == "cpu:2"
+    np.testing.assert_array_equal(np.asarray(moved), [0, 1, 2])
+    host = np.arange(3)
+    with use_device("cpu"):
+        assert arraybridge.to_gpu(host) is host
+        assert arraybridge.to_gpu(x) is x
+    if not arraybridge.gpu_available():
+        with use_device("cpu:2"), pytest.raises(arraybridge.DeviceNotFoundError):
+            arraybridge.to_gpu(x, 0)
+        with pytest.raises(arraybridge.DeviceNotFoundError):
+            arraybridge.to_gpu(x)
+
+
+# -- namespaces --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax", "tensorflow"])
+def test_one_function_for_every_framework(name: str) -> None:
+    require(name)
+
+    def normalised(x: Any) -> Any:
+        xp = array_namespace(x)
+        return (x - xp.mean(x)) / xp.max(xp.abs(x))
+
+    host = np.array([[1.0, 2.0], [3.0, 6.0]], np.float32)
+    result = normalised(arraybridge.convert_memory(host, name))
+    assert arraybridge.detect_memory_type(result) == name
+    np.testing.assert_allclose(arraybridge.to_numpy(result), (host - 3.0) / 6.0, rtol=1e-6)
+
+
+def test_without_arrays_the_default_device_decides(jax_devices: Any) -> None:
+    with use_device("cpu"):
+        assert array_namespace().asarray([1]).__class__ is np.ndarray
+    with use_device("cpu:1"):
+        assert array_namespace() is jax_devices.numpy
+
+
+def test_arrays_of_two_frameworks_and_of_pyclesperanto_have_none() -> None:
+    torch = require("torch")
+    with pytest.raises(TypeError, match="numpy and torch"):
+        array_namespace(np.zeros(2), torch.zeros(2))
+    require("pyclesperanto")
+    image = arraybridge.to_pyclesperanto(np.zeros((2, 2), np.float32))
+    with pytest.raises(arraybridge.ArrayNotSupportedError, match="no array API namespace"):
+        array_namespace(image)
+    with use_device("opencl:0"), pytest.raises(TypeError, match="convert them first"):
+        array_namespace()
+
+
+# -- the whole process -------------------------------------------------------------------------------
+
+
+def test_the_environment_chooses_for_every_thread(jax_devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = arraybridge.to_jax(np.ones(2, np.float32))
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "cpu:2")
+
+    def look() -> tuple[str, str]:
+        return str(get_device()), str(arraybridge.device_of(arraybridge.to_gpu(x)))
+
+    assert in_a_thread(look) == look() == ("cpu:2", "cpu:2")
+    with use_device("cpu:1"):  # what a thread chooses comes first
+        assert look() == ("cpu:1", "cpu:1")
+    assert list(arraybridge.device_map(lambda _: str(get_device()), [1], ["cpu:1"])) == ["cpu:1"]
+
+
+def test_the_environment_may_say_nonsense(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "the fast one")
+    with pytest.raises(ValueError, match=r"ARRAYBRIDGE_DEVICE.*'the fast one' is not a device"):
+        get_device()
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "gpu:97")
+    with pytest.raises(arraybridge.DeviceNotFoundError, match="gpu:97"):
+        get_device()
+    monkeypatch.setenv("ARRAYBRIDGE_DEVICE", "")
+    assert str(get_device()) in ("cpu", "gpu:0")
+
+
+# -- devices by their own names ----------------------------------------------------------------------
+
+
+def test_native_devices() -> None:
+    torch = require("torch")
+    jax = require("jax")
+    tf = require("tensorflow")
+    cpu = Device("cpu")
+    assert cpu.native("torch") == torch.device("cpu")
+    assert cpu.native(arraybridge.MemoryType.JAX) is jax.devices("cpu")[0]
+    with tf.device(cpu.native("tensorflow")):
+        assert tf.zeros(1).device.endswith("CPU:0")
+    assert cpu.native("numpy") == "cpu"
+    for other in jax.devices("cpu"):
+        assert Device("cpu", other.id).native("jax") is other
