@@ -118,7 +118,6 @@ def test_dtypes(xp: Any) -> None:
     info = xp.__array_namespace_info__()
     assert info.dtypes(kind="complex floating") == {"complex64": xp.complex64, "complex128": xp.complex128}
     assert info.default_dtypes()["real floating"] == xp.asarray([1.0]).dtype
-    assert any(name.endswith("CPU:0") for name in info.devices())
     assert info.capabilities()["boolean indexing"]
 
 

@@ -1,15 +1,13 @@
-"""The array API over TensorFlow: `tf.experimental.numpy`, and by their names of today what that lacks.
+"""The array API over TensorFlow: `tf.experimental.numpy`, TensorFlow itself, and NumPy for what both lack.
 
-This module is the namespace; what it does not define is looked up there, and else in TensorFlow. What has a
-derivative is made of TensorFlow's own functions; the rest is NumPy's.
+This module is the namespace. What is NumPy's runs on the host, and has no derivative.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from functools import partial, reduce, wraps
-from types import SimpleNamespace
+from functools import wraps
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import array_api_compat.numpy as _numpy
@@ -21,13 +19,45 @@ from arraybridge.frameworks.base import CPU
 
 _np = tf.experimental.numpy
 
-nan = math.nan
-bitwise_invert, matrix_transpose = tf.bitwise.invert, tf.linalg.matrix_transpose
-bitwise_left_shift, bitwise_right_shift = tf.bitwise.left_shift, tf.bitwise.right_shift
+matrix_transpose, permute_dims = tf.linalg.matrix_transpose, _np.transpose
+
+# By these names the standard means something else than TensorFlow does.
+_OTHERWISE = frozenset(("searchsorted", "diagonal", "svd", "trace"))
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(_np, name) if hasattr(_np, name) else getattr(tf, name)
+    return _look_up(name, (_np, tf), _numpy)
+
+
+def _look_up(name: str, own: Sequence[ModuleType], of_numpy: ModuleType) -> Any:
+    """What has this name in TensorFlow, if it is what the standard means by it, or else in NumPy."""
+    module = next((one for one in own if hasattr(one, name) and name not in _OTHERWISE), None)
+    if module is not None:
+        return getattr(module, name)
+    value = getattr(of_numpy, name)
+    return _by_way_of_numpy(value) if callable(value) else value
+
+
+def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """NumPy's function, of tensors and of TensorFlow's dtypes."""
+
+    @wraps(fn)
+    def run(*args: Any, **options: Any) -> Any:
+        result = fn(*map(_to_numpy, args), **{key: _to_numpy(value) for key, value in options.items()})
+        if isinstance(result, tuple):
+            tensors = map(tf.convert_to_tensor, result)
+            return type(result)(*tensors) if hasattr(result, "_fields") else tuple(tensors)
+        return tf.convert_to_tensor(result) if isinstance(result, (np.ndarray, np.generic)) else result
+
+    return run
+
+
+def _to_numpy(x: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(map(_to_numpy, x))
+    if isinstance(x, tf.DType):
+        return np.dtype(x.as_numpy_dtype)
+    return np.asarray(x) if isinstance(x, tf.Tensor) else x
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
@@ -42,92 +72,6 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
     return _np.concatenate(arrays, axis)
 
 
-def permute_dims(x: Any, /, axes: Sequence[int]) -> Any:
-    """``x`` with its axes in another order."""
-    return tf.transpose(x, axes)
-
-
-def trunc(x: Any, /) -> Any:
-    """The whole part of each element."""
-    return x if x.dtype.is_integer else tf.where(x < 0, tf.math.ceil(x), tf.math.floor(x))
-
-
-def copysign(x1: Any, x2: Any, /) -> Any:
-    """The size of ``x1`` with the sign of ``x2``."""
-    return tf.where(_np.signbit(x1) == _np.signbit(x2), x1, -x1)
-
-
-def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
-    """The inner products along an axis, of the conjugate of ``x1``."""
-    return _np.sum(tf.math.conj(x1) * x2, axis=axis)
-
-
-def _cumulative(
-    op: Any,
-    start: int,
-    x: Any,
-    /,
-    *,
-    axis: int | None = None,
-    dtype: Any = None,
-    include_initial: bool = False,
-) -> Any:
-    """What the elements up to each give; of integers in 64 bits where no dtype is named."""
-    if axis is None and len(x.shape) != 1:
-        raise ValueError(f"axis is left out, which {len(x.shape)} axes do not allow")
-    axis = (axis or 0) % len(x.shape)
-    if dtype is None:
-        exact = tf.uint64 if x.dtype.is_unsigned else tf.int64
-        dtype = x.dtype if x.dtype.is_floating or x.dtype.is_complex else exact
-    result = op(tf.cast(x, dtype), axis=axis)
-    if include_initial:
-        before = [[int(i == axis), 0] for i in range(len(x.shape))]
-        result = tf.pad(result, before, constant_values=tf.cast(start, dtype))
-    return result
-
-
-cumulative_sum = partial(_cumulative, tf.cumsum, 0)
-cumulative_prod = partial(_cumulative, tf.math.cumprod, 1)
-
-# -- what has no derivative --------------------------------------------------------------------------
-
-
-def _dtype(x: Any) -> Any:
-    """NumPy's dtype of an array, or of a dtype of TensorFlow's namespace; words are words."""
-    if isinstance(x, str):
-        return x
-    return np.dtype(tf.as_dtype(x.dtype if isinstance(x, tf.Tensor) else x).as_numpy_dtype)
-
-
-def isdtype(dtype: Any, kind: Any) -> bool:
-    """Whether the dtype is of a kind (in words), is another dtype, or any of a tuple of these."""
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    return _numpy.isdtype(_dtype(dtype), tuple(map(_dtype, kinds)))
-
-
-def can_cast(from_: Any, to: Any, /) -> bool:
-    """Whether every value of the one dtype (or array) has its place in the other."""
-    return np.can_cast(_dtype(from_), _dtype(to))
-
-
-def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """NumPy's function, of tensors."""
-
-    @wraps(fn)
-    def run(*args: Any, **options: Any) -> Any:
-        result = fn(*map(np.asarray, args), **options)
-        if isinstance(result, tuple):
-            return type(result)(*map(tf.convert_to_tensor, result))
-        return tf.convert_to_tensor(result)
-
-    return run
-
-
-unique_all, unique_counts = _by_way_of_numpy(_numpy.unique_all), _by_way_of_numpy(_numpy.unique_counts)
-unique_inverse = _by_way_of_numpy(_numpy.unique_inverse)
-unique_values, searchsorted = _by_way_of_numpy(_numpy.unique_values), _by_way_of_numpy(np.searchsorted)
-
-
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     """A tensor of an array in the host's memory, shared where TensorFlow can."""
     framework, view = registry.framework("tensorflow"), hostmemory.from_dlpack(x)
@@ -137,52 +81,10 @@ def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     return framework.from_host(hostmemory.fresh(view) if objection or copy else view, CPU)
 
 
-def __array_namespace_info__() -> Any:  # noqa: N807  # the standard's name
-    """What the standard asks of a namespace: devices, dtypes and what it can do."""
-    info = _numpy.__array_namespace_info__()
-
-    def tensorflow_dtypes(of_numpy: Callable[..., Any], **options: Any) -> dict[str, Any]:
-        return {name: tf.as_dtype(dtype) for name, dtype in of_numpy(**options).items()}
-
-    return SimpleNamespace(
-        capabilities=info.capabilities,
-        default_device=lambda: "CPU:0",
-        devices=lambda: [native.name for native in tf.config.list_logical_devices()],
-        default_dtypes=partial(tensorflow_dtypes, info.default_dtypes),
-        dtypes=partial(tensorflow_dtypes, info.dtypes),
-    )
-
-
-# -- linear algebra ----------------------------------------------------------------------------------
-
-
-def _vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:  # noqa: A002
-    """The norm of the vectors along one or more axes; of all elements where it is None."""
-    size = tf.abs(x if x.dtype.is_floating or x.dtype.is_complex else tf.cast(x, tf.float64))
-    if ord in (math.inf, -math.inf):
-        return (tf.reduce_max if ord > 0 else tf.reduce_min)(size, axis, keepdims)
-    if ord == 0:
-        return tf.reduce_sum(tf.cast(size != 0, size.dtype), axis, keepdims)
-    return tf.reduce_sum(size**ord, axis, keepdims) ** (1 / ord)
-
-
-def _svd(x: Any, /, *, full_matrices: bool = True) -> tuple[Any, Any, Any]:
-    """``(u, s, vh)``."""
-    s, u, v = tf.linalg.svd(x, full_matrices=full_matrices)
-    return u, s, tf.linalg.adjoint(v)
-
-
-def _matrix_power(x: Any, n: int, /) -> Any:
-    """The product of ``n`` times the square matrices in the last two axes; of their inverses below 0."""
-    factors = [tf.linalg.inv(x) if n < 0 else x] * abs(n)
-    return reduce(tf.matmul, factors, tf.eye(x.shape[-1], batch_shape=x.shape[:-2], dtype=x.dtype))
-
-
-_last_two = {"axis1": -2, "axis2": -1}
-# TensorFlow's own, and beside it what that lacks, or what the standard means by the name.
-linalg = SimpleNamespace(**vars(tf.linalg))
-linalg.cross, linalg.matmul, linalg.outer, linalg.tensordot = _np.cross, _np.matmul, _np.outer, _np.tensordot
-linalg.diagonal, linalg.trace = partial(_np.diagonal, **_last_two), partial(_np.trace, **_last_two)
-linalg.matrix_norm, linalg.vector_norm = partial(tf.norm, ord="fro", axis=(-2, -1)), _vector_norm
-linalg.matrix_power, linalg.vecdot = _matrix_power, vecdot
-linalg.svd, linalg.svdvals = _svd, partial(tf.linalg.svd, compute_uv=False)
+linalg = SimpleNamespace(
+    **{
+        name: _look_up(name, (_np, tf.linalg), _numpy.linalg)
+        for name in sorted({*dir(tf.linalg), *dir(_numpy.linalg)})
+        if not name.startswith("_")
+    }
+)
