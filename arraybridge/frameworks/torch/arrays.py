@@ -16,23 +16,39 @@ import numpy as np
 import torch
 from torch.utils import dlpack as torch_dlpack
 
-from arraybridge.frameworks import hostmemory, loans
+from arraybridge.frameworks import driver, hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, as_now, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast
+from arraybridge.frameworks.parts import Fallback, Fast, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
-from arraybridge.frameworks.torch.dtypes import CARRIERS, DTYPES, NAMES, REAL
-from arraybridge.frameworks.torch.memory import TorchPool, torch_device
-from arraybridge.frameworks.torch.streams import TorchStreams, from_interface, on_loan
+from arraybridge.frameworks.torch.cards import TorchPool, TorchStreams, torch_device
 from arraybridge.types import Device
+
+#: PyTorch's dtypes by the names that NumPy has for them.
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        *hostmemory.PLAIN,
+        *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+    if hasattr(torch, name)  # float8_e8m0fnu came with torch 2.7
+}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+#: Real numbers of NumPy, which need no look at the tensor's bits.
+REAL = frozenset(DTYPES[name] for name in hostmemory.PLAIN if not name.startswith("complex"))
+
+#: As what the others travel: neither NumPy nor CUDA's array interface has a name for them.
+CARRIERS = {
+    dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
+    for name, dtype in DTYPES.items()
+    if name in hostmemory.EXTENDED
+}
 
 # How messages of memory that ran out begin where torch raises a plain RuntimeError (or AcceleratorError).
 _OOM = re.compile(
-    r"\[enforce fail at (?:alloc_cpu|CPUAllocator)\.cpp.*DefaultCPUAllocator: "
-    r"(?:can't allocate|not enough) memory"
-    r"|(?:CUDA|HIP)(?: driver)? error: out of memory"
-    r"|(?:CUDA|HIP|cu[A-Za-z]+|hip[a-z]+) error: \w+_ALLOC_FAILED"
-    r"|cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_(?:DEVICE|HOST)_ALLOCATION_FAILED"
-    r"|(?:MPS backend|XPU|CUDA|HIP) out of memory",
+    r"\[enforce fail at .*DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|(?:CUDA|HIP|MPS|XPU|cu[A-Za-z]+|hip[a-z]+)(?: driver| backend)?(?: error:)?"
+    r" (?:out of memory|\w+_ALLOC(?:ATION)?_FAILED)",
     re.DOTALL,
 )
 
@@ -66,7 +82,8 @@ class TorchFramework(Framework):
             instead = "pass x.to_local(), the part of this process, or x.full_tensor()"
             raise refuse(self, "a tensor that is spread over processes (DTensor)", instead)
         if x.dtype not in NAMES:
-            raise refuse_dtype(self, x.dtype, _advice_for(x.dtype))
+            instead = "ask for a cast first, as x.to(torch.complex64), or pass its bytes, x.view(torch.uint8)"
+            raise refuse_dtype(self, x.dtype, instead)
         if not _has_memory(x):
             raise refuse(
                 self,
@@ -156,7 +173,7 @@ class TorchFramework(Framework):
 
     def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
-            return from_interface(x, self.streams)
+            return _from_interface(x, self.streams)
         if device.kind != "gpu" or source.dlpack_device is None or not self.streams.has_queues:
             return torch.from_dlpack(x)
         loans.release()
@@ -164,7 +181,7 @@ class TorchFramework(Framework):
         with source.selected(device), torch.cuda.device(device.index):
             # This hands the producer the current stream of this thread on that device.
             lent = torch.from_dlpack(source.exported(x, device))
-            return on_loan(lent, source.streams, self.streams, device)
+            return _on_loan(lent, source.streams, self.streams, device)
 
     def settle(self, x: torch.Tensor) -> None:
         if x.device.type != "cpu":
@@ -257,6 +274,41 @@ def _has_memory(x: torch.Tensor) -> bool:
         return False
 
 
+class _Interface:
+    """Memory of a card in the form in which torch keeps a reference to who owns it."""
+
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__cuda_array_interface__ = interface
+        self._owner = owner
+
+
+def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Device) -> torch.Tensor:
+    """The same memory, in a tensor with whose end the loan ends in order."""
+    if not lent.numel():
+        return lent
+    shown = lent.view(CARRIERS.get(lent.dtype, lent.dtype))
+    interface = {
+        "shape": tuple(shown.shape),
+        "strides": tuple(step * shown.element_size() for step in shown.stride()),
+        "typestr": np.dtype(NAMES[shown.dtype]).str,
+        "data": (shown.data_ptr(), False),
+        "version": 2,
+    }
+    owner = loans.Loan(lent, lender, borrower, device)
+    return torch.as_tensor(_Interface(interface, owner), device=lent.device).view(lent.dtype)
+
+
+def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
+    """The memory behind ``__cuda_array_interface__``, which torch takes without minding its stream."""
+    interface = x.__cuda_array_interface__
+    card = driver.card_at(interface["data"][0])
+    tensor = torch.as_tensor(x, device="cuda" if card is None else f"cuda:{card}")
+    stream = interface.get("stream")
+    if stream is not None:  # 1 stands for the default stream
+        streams.wait_for(Device("gpu", tensor.device.index), 0 if stream == 1 else int(stream))
+    return tensor
+
+
 def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]:
     """The dtype to which operations of such devices are cast by themselves, None where they are not."""
     return (
@@ -271,15 +323,6 @@ _SETTINGS = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     *map(_autocast, ("cpu", "cuda")),
 )
-
-
-def _advice_for(dtype: torch.dtype) -> str:
-    """What to do with elements that no other framework has, without losing anything of them."""
-    if dtype is torch.complex32:
-        return "ask for a cast first, x.to(torch.complex64), which holds every value of it"
-    if dtype.is_floating_point:
-        return "ask for a cast first, x.to(torch.float32)"
-    return "pass its bytes, x.view(torch.uint8)"
 
 
 class TorchFast(Fast):

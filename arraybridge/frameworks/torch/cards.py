@@ -1,18 +1,23 @@
-"""What PyTorch holds on its accelerators, and page-locked memory of the host."""
+"""PyTorch on accelerators: what it holds there, page-locked memory of the host, and CUDA's streams."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
 from arraybridge import machine
-from arraybridge.frameworks import driver
+from arraybridge.frameworks import driver, loans
 from arraybridge.frameworks.base import CPU
-from arraybridge.frameworks.parts import Holding, Pool
+from arraybridge.frameworks.parts import Holding, Mark, Pool, Streams
 from arraybridge.types import Device
+
+if torch.backends.cuda.is_built():
+    loans.captures.append(torch.cuda.is_current_stream_capturing)
 
 
 def torch_device(device: Device) -> torch.device:
@@ -105,3 +110,62 @@ class TorchPool(Pool):
 
     def oom_error(self) -> Exception:
         return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
+
+
+class TorchStreams(Streams):
+    has_queues = True
+
+    def stream(self, device: Device) -> AbstractContextManager[Any]:
+        return _side_stream(device.index) if device.kind == "gpu" else nullcontext()
+
+    def take_stream(self, device: Device) -> None:
+        if device.kind == "gpu":
+            with torch.cuda.device(device.index):  # set_stream selects the card of the stream, too
+                torch.cuda.set_stream(torch.cuda.Stream(device.index))
+
+    def mark(self, device: Device) -> Mark | None:
+        if device.kind != "gpu":
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device.index))
+
+        def wait() -> None:
+            event.wait(torch.cuda.current_stream(device.index))
+
+        return Mark(self, device, wait, event.synchronize, event.query)
+
+    def handle(self, device: Device) -> int:
+        return int(torch.cuda.current_stream(device.index).cuda_stream)
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        stream = torch.cuda.current_stream(device.index)
+        if stream.cuda_stream != handle:
+            # ExternalStream(0) is a new stream, and not the default one.
+            default = torch.cuda.default_stream(device.index)
+            stream.wait_stream(torch.cuda.ExternalStream(handle, device.index) if handle else default)
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            x.record_stream(torch.cuda.current_stream(x.device))
+        return x
+
+
+_streams = threading.local()
+
+
+@contextmanager
+def _side_stream(index: int) -> Iterator[None]:
+    """This thread's own stream on the card, as `Streams.stream` describes."""
+    own: dict[Any, Any] = _streams.__dict__  # card → stream
+    side = own.get(index)
+    if side is None:
+        side = own[index] = torch.cuda.Stream(index)
+    outer = torch.cuda.current_stream(index)
+    # What was allocated on one stream and freed may be reused before the other is done with it only where
+    # nothing orders the two. These waits do, at each change from one to the other.
+    side.wait_stream(outer)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        outer.wait_stream(side)
