@@ -244,9 +244,9 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
             usable: Sequence[Device] = all_devices([one.name for one in loaded()])
             usable = [device for device in usable if device.kind != "opencl"]
         else:
-            placed = placement(fn)
-            names_one = placed is not None and (placed.device is not None or isinstance(placed.gpu_id, int))
-            usable = [named_device(framework, placed)] if names_one else framework.devices()
+            placed, usable = placement(fn), framework.devices()
+            if placed is not None and (placed.device is not None or isinstance(placed.gpu_id, int)):
+                usable = [named_device(framework, placed)]
         return [device for device in usable if device.kind != "cpu"] or list(usable) or [CPU]
     if isinstance(devices, Integral):
         raise TypeError(f"devices={devices!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
