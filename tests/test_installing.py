@@ -45,7 +45,7 @@ def test_the_extras_are_those_of_the_project() -> None:
 WITHOUT_PACKAGES = """
 import sys
 import arraybridge as ab
-from arraybridge.cli import main
+from arraybridge.__main__ import main
 sys.modules["rich"] = None
 try:
     main()
