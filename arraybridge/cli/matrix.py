@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from html import escape as escape_html
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
@@ -48,12 +48,8 @@ _MEANINGS = {
 }
 
 
-class Place(NamedTuple):
-    """A framework, and a device of it where it has several that matter."""
-
-    framework: str
-    device: Device
-    label: str
+#: A framework, and a device of it, by what the pair is called.
+Places = Mapping[str, tuple[str, Device]]
 
 
 def matrix(
@@ -93,7 +89,7 @@ def matrix(
         "dtype": array.dtype.name,
         "shape": list(array.shape),
         "nbytes": array.nbytes,
-        "places": [place.label for place in places],
+        "places": list(places),
         "cells": cells,
         "numpy_own": own,
         "missing": missing,
@@ -143,60 +139,48 @@ def _as_numpy_allocates(array: np.ndarray) -> np.ndarray:
 # -- measuring ---------------------------------------------------------------------------------------
 
 
-def places_of(names: list[str]) -> list[Place]:
+def places_of(names: list[str]) -> Places:
     """Where arrays can lie: the host and the first accelerator of each framework."""
-    places = []
+    places: dict[str, tuple[str, Device]] = {}
     for name in names:
         first = {device.kind: device for device in reversed(arraybridge.framework(name).devices())}
         host = [first.pop("cpu")] if "cpu" in first else []
         devices = [*host, *first.values()][: len(host) + 1]
-        places += [Place(name, one, f"{name} {one}" if len(devices) > 1 else name) for one in devices]
+        places |= {f"{name} {one}" if len(devices) > 1 else name: (name, one) for one in devices}
     return places
 
 
-def measure(places: list[Place], array: np.ndarray, bar: Progress) -> tuple[list[Json], list[Json]]:
+def measure(places: Places, array: np.ndarray, bar: Progress) -> tuple[list[Json], list[Json]]:
     """Convert between every two places, and from an array as NumPy allocates it; a dictionary a pair."""
     cells: list[Json] = []
-    for source in bar.track(places, description="converting"):
-        try:
-            x = _put(array, source)
-        except MemoryConversionError as error:
-            cells += [_refused(source.label, target, array.nbytes, error) for target in places]
-        else:
-            cells += [_cell(source.label, x, target, array) for target in places]
-    if len(places) == 1 or all(place.framework != "numpy" for place in places):
+    for source, (framework, device) in bar.track(places.items(), description="converting"):
+        make = partial(arraybridge.convert_memory, array, framework, device=device, copy=True)
+        cells += _row(source, make, places, array)
+    if len(places) == 1 or all(framework != "numpy" for framework, _ in places.values()):
         return cells, []
-    return cells, [_cell(OWN, _as_numpy_allocates(array), target, array) for target in places]
+    return cells, _row(OWN, partial(_as_numpy_allocates, array), places, array)
 
 
-def _cell(label: str, x: Any, target: Place, array: np.ndarray) -> Json:
-    try:
-        cell = _convert(x, target, array)
-    except MemoryConversionError as error:
-        return _refused(label, target, array.nbytes, error)
-    return cell | {"source": label, "target": target.label}
+def _row(source: str, make: Callable[[], Any], places: Places, array: np.ndarray) -> list[Json]:
+    """What becomes of an array that ``make`` places in the source, in each place."""
+    row = []
+    for target, (framework, device) in places.items():
+        try:
+            cell = _convert(make(), framework, device, array)
+        except MemoryConversionError as error:
+            unknown = ("method", "device", "shares_memory", "copies", "reason", *_MEASURED)
+            cell = {"nbytes": array.nbytes, "kind": "refused", "error": str(error), **dict.fromkeys(unknown)}
+        row.append(cell | {"source": source, "target": target})
+    return row
 
 
-def _refused(label: str, target: Place, nbytes: int, error: MemoryConversionError) -> Json:
-    unknown = ("method", "device", "shares_memory", "copies", "reason", *_MEASURED)
-    cell = {"source": label, "target": target.label, "nbytes": nbytes, "kind": "refused"}
-    return cell | dict.fromkeys(unknown) | {"error": str(error)}
-
-
-def _put(array: np.ndarray, place: Place) -> Any:
-    """The array in a framework, in memory of that framework's own, on a device."""
-    if arraybridge.framework(place.framework).has_host or place.device.kind != "opencl":
-        return arraybridge.convert_memory(array, place.framework, device=place.device, copy=True)
-    return arraybridge.convert_memory(array, place.framework, gpu_id=place.device.index, copy=True)
-
-
-def _convert(x: Any, target: Place, array: np.ndarray) -> Json:
-    route = arraybridge.explain(x, target.framework)
+def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
+    route = arraybridge.explain(x, framework)
     # Without a device where that leads to the same place: the way in which most programs call it.
-    options: Json = {} if route.device == target.device else {"device": target.device}
+    options: Json = {} if route.device == device else {"device": device}
     if options:
-        route = arraybridge.explain(x, target.framework, **options)
-    convert = partial(arraybridge.convert_memory, x, target.framework, **options)
+        route = arraybridge.explain(x, framework, **options)
+    convert = partial(arraybridge.convert_memory, x, framework, **options)
     exact = _same_bits(arraybridge.to_numpy(convert()), array)
     seconds = output.timer(convert)(_ROUNDS)
     # What is shared is not moved, so that it has no rate.

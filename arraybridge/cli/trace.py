@@ -74,20 +74,12 @@ def trace(
     sys.exit(code)
 
 
-class _Main(ModuleType):
-    """The module in which the parent finds the classes that its spawned processes send.
-
-    They call their main module ``__mp_main__``; here it is whatever module runs as ``__main__``.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(sys.modules["__main__"], name)
-
-
 def _run(program: Sequence[str], is_module: bool) -> Any:
     """Run the program as ``python`` does; the exit code, after its traceback has been shown."""
     sys.argv[:] = program
-    sys.modules["__mp_main__"] = _Main("__mp_main__")
+    # Where processes that it spawns find their classes: they call the main module so, whichever runs as that.
+    spawned = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
+    vars(spawned)["__getattr__"] = lambda name: getattr(sys.modules["__main__"], name)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which `arraybridge` takes for Ctrl-C
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd() if is_module else Path(program[0]).resolve().parent)

@@ -112,7 +112,7 @@ def test_the_heat_map_is_a_picture_with_colours(measured: tuple[Json, Path]) -> 
 def test_a_dtype_that_a_framework_lacks_is_refused_in_its_cells() -> None:
     require("pyclesperanto")
     places = command.places_of(["numpy", "pyclesperanto"])
-    assert [place.framework for place in places] == ["numpy", "pyclesperanto"]
+    assert [framework for framework, _ in places.values()] == ["numpy", "pyclesperanto"]
     with output.progress() as bar:
         refused, _ = command.measure(places, np.zeros((2, 3)), bar)
         copied, own = command.measure(places, np.ones((2, 3), np.uint8), bar)
