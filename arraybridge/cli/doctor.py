@@ -47,26 +47,13 @@ _STATES = {
 _CUPYS = {f"cupy-cuda{major}x": major for major in (11, 12, 13, 14)}
 
 
-class Trial(NamedTuple):
-    """Frameworks that one process used in turn, and what was seen of each.
-
-    ``crash``: how the process ended before its time, in words; ``""`` if it did not. ``at``: the framework
-    that it was at; ``""`` if at none, as when the process ended.
-    """
-
-    order: tuple[str, ...]
-    looks: Mapping[str, Json]
-    crash: str = ""
-    at: str = ""
-
-
 class Facts(NamedTuple):
     """Everything that the table of faults looks at.
 
     Attributes:
         driver, cards: the NVIDIA driver and what it sees.
         looks: by framework what was seen of it, and its ``"state"``, one of `_STATES`.
-        trials: the orders of imports that were tried.
+        trials: what came of the orders of imports that were tried, see `_trial`.
         versions: of the installed distributions.
         environ: the variables of this process.
         folder: the working directory, which is searched for modules first.
@@ -75,7 +62,7 @@ class Facts(NamedTuple):
     driver: machine.Driver = machine.Driver()
     cards: Sequence[machine.Card] = ()
     looks: Mapping[str, Json] = {}
-    trials: Sequence[Trial] = ()
+    trials: Sequence[Json] = ()
     versions: Mapping[str, str] = {}
     environ: Mapping[str, str] = {}
     folder: Path = Path()
@@ -204,15 +191,14 @@ def preallocation(facts: Facts) -> Iterator[Json]:
 
 def import_order(facts: Facts) -> Iterator[Json]:
     for trial in facts.trials:
-        last = trial.at or trial.order[-1]
-        before = " and ".join(trial.order[: trial.order.index(last)])
-        if not trial.crash or not before or facts.looks[last]["state"] in _ENDED:
+        order, crash, at = trial["order"], trial["crash"], trial["at"]
+        last = at or order[-1]
+        before = " and ".join(order[: order.index(last)])
+        if not crash or not before or facts.looks[last]["state"] in _ENDED:
             continue
-        when = "is imported and used" if trial.at else "was used and the program ends"
-        message = f"After {before} the process is ended when {last} {when}: {trial.crash}."
-        fix = [
-            f"# import {last} before {before}" if trial.at else f"# use {last} and {before} in two processes"
-        ]
+        when = "is imported and used" if at else "was used and the program ends"
+        message = f"After {before} the process is ended when {last} {when}: {crash}."
+        fix = [f"# import {last} before {before}" if at else f"# use {last} and {before} in two processes"]
         if last == "pyclesperanto":
             fix.append(
                 '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS an empty folder'
@@ -294,19 +280,19 @@ def gather(seconds: float) -> Facts:
     names = registry.framework_names()
     installed = tuple(name for name in names if registry.is_installed(name))
     trials = _in_parallel([installed, installed[::-1]], seconds)
-    sound = [one for trial in trials for one in trial.looks.items() if one[1].get("state") in _SOUND]
+    sound = [one for trial in trials for one in trial["looks"].items() if one[1].get("state") in _SOUND]
     # The longer time is nearer to its own: an earlier import may have brought what it needs.
     looks = dict(sorted(sound, key=lambda one: one[1].get("seconds", 0)))
     doubtful = [(name,) for name in installed if name not in looks]
     for trial in _in_parallel(doubtful, seconds):
-        looks |= trial.looks
-    narrowed: list[Trial] = []
+        looks |= trial["looks"]
+    narrowed: list[Json] = []
     for trial in trials:
+        at, order = trial["at"], trial["order"]
         # What fails alone is to blame itself.
-        alone = not trial.at or looks[trial.at]["state"] in _ENDED
-        suspects = () if alone else trial.order[: trial.order.index(trial.at)]
-        pairs = _in_parallel([(name, trial.at) for name in suspects], seconds)
-        narrowed += [pair for pair in pairs if pair.crash] or [trial]
+        suspects = () if not at or looks[at]["state"] in _ENDED else order[: order.index(at)]
+        pairs = _in_parallel([(name, at) for name in suspects], seconds)
+        narrowed += [pair for pair in pairs if pair["crash"]] or [trial]
     if looks.get("pyclesperanto", {}).get("state") in _SOUND:
         looks["pyclesperanto"]["plain_import"] = _plain_import()
     versions = _versions()
@@ -317,7 +303,7 @@ def gather(seconds: float) -> Facts:
     return Facts(machine.driver(), machine.cards(), every, narrowed, versions, os.environ, Path.cwd())
 
 
-def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Trial]:
+def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Json]:
     """Try several orders at once, each in a process of its own; all end with this function."""
     command = [sys.executable, "-m", "arraybridge.cli.look", str(seconds)]
     processes = [
@@ -342,22 +328,25 @@ def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Tria
             process.kill()
 
 
-def _trial(order: tuple[str, ...], texts: tuple[str, str], code: int, seconds: float) -> Trial:
-    """What became of a process, by what it wrote on stdout and on stderr."""
+def _trial(order: tuple[str, ...], texts: tuple[str, str], code: int, seconds: float) -> Json:
+    """What became of a process that used frameworks in that order, by what it wrote on stdout and on stderr.
+
+    ``looks``: by framework what was seen of it. ``crash``: how the process ended before its time, in words,
+    and ``at``: the framework that it was at; ``""`` where it did not, or at none, as when the process ended.
+    """
     looks: dict[str, Json] = {}
-    at = ""
+    at = crash = ""
     for line in texts[0].splitlines():
         look = json.loads(line)
         name = look.pop("name")
         at = "" if look.pop("done", False) else name
         looks.setdefault(name, {"devices": []}).update(look)
-    if code == 0 and not at and len(looks) == len(order):
-        return Trial(order, looks)
-    hangs = "Timeout (" in texts[1]  # as faulthandler says
-    crash = f"no answer within {seconds:g} seconds" if hangs else _ending(code, texts[1])
-    if at:
-        looks[at] |= {"state": "timed out" if hangs else "crashed", "error": crash}
-    return Trial(order, looks, crash, at)
+    if code or at or len(looks) < len(order):
+        hangs = "Timeout (" in texts[1]  # as faulthandler says
+        crash = f"no answer within {seconds:g} seconds" if hangs else _ending(code, texts[1])
+        if at:
+            looks[at] |= {"state": "timed out" if hangs else "crashed", "error": crash}
+    return {"order": order, "looks": looks, "crash": crash, "at": at}
 
 
 def _ending(code: int, stderr: str) -> str:
@@ -422,7 +411,7 @@ def _as_json(facts: Facts, problems: list[Json]) -> Json:
         "platform": platform.platform(),
         "driver": facts.driver._asdict() | {"cards": [asdict(card) for card in facts.cards]},
         "frameworks": facts.looks,
-        "import_orders": [{"order": trial.order, "crash": trial.crash or None} for trial in facts.trials],
+        "import_orders": [{"order": one["order"], "crash": one["crash"] or None} for one in facts.trials],
         "problems": problems,
     }
 
@@ -450,7 +439,7 @@ def _print(facts: Facts, problems: list[Json]) -> None:
     console.print()
     columns = ("framework", "version", "state", "built for", "devices", "import")
     output.show(console, columns, rows, ("import",))
-    if not any(trial.crash for trial in facts.trials):
+    if not any(trial["crash"] for trial in facts.trials):
         console.print("\nNo order of imports crashes.", style="dim")
     if not problems:
         console.print("\n[green]Nothing is wrong.[/green]")

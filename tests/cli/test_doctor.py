@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import arraybridge
-from arraybridge.cli.doctor import FAULTS, Facts, Trial, problems_of
+from arraybridge.cli.doctor import FAULTS, Facts, problems_of
 from arraybridge.frameworks.pyclesperanto.opencl import pocl_wheel
 from arraybridge.machine import Card, Driver
 from tests.cli.programs import Site, environment
@@ -31,7 +31,7 @@ def look(built_for: str = "CPU", **more: Any) -> Json:
 
 CUPY_12, CUPY_13 = {"cupy-cuda12x": "14"}, {"cupy-cuda13x": "14"}
 CL = {"no": {"pyclesperanto": look(state="no device")}, "half": {"pyclesperanto": look(plain_import="fails")}}
-CRASH = Trial(("a", "b"), {}, "SIGSEGV", "b")
+CRASH = {"order": ("a", "b"), "crash": "SIGSEGV", "at": "b"}
 HANGS = look(state="timed out", error="no answer within 5 seconds")
 BLIND = look("CUDA 13", state="no device")
 E, W, N = "error", "warning", "note"
@@ -48,7 +48,7 @@ FOUND = [
     ("no-opencl", W, Facts(looks=CL["half"]), "before arraybridge finds no", "export OCL_ICD_FILENAMES="),
     ("takes-card", W, Facts(NEW, CARDS, {"jax": look("CUDA 13")}), "three quarters", "PREALLOCATE=false"),
     ("import-order", E, Facts(looks={"b": look()}, trials=[CRASH]), "After a the", "import b before a"),
-    ("import-order", E, Facts(looks={"b": look()}, trials=[CRASH._replace(at="")]), "ends", "two processes"),
+    ("import-order", E, Facts(looks={"b": look()}, trials=[CRASH | {"at": ""}]), "ends", "two processes"),
     ("namesake", E, Facts(versions={"arraybridge": "0.5.2"}), "0.5.2 is installed", "pip uninstall"),
     ("broken", E, Facts(looks={"jax": HANGS}), "jax hangs: no answer within 5", "--force-reinstall"),
     ("broken", E, Facts(NEW, CARDS, {"torch": BLIND}, environ=HIDDEN), "", "unset"),
@@ -78,7 +78,7 @@ MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH":
         Facts(NONE, looks={"torch": look(), "cupy": {"state": "missing", "devices": []}}),
         Facts(NEW, CARDS, {"torch": look("CUDA 13.0")}, versions=CUPY_13),
         Facts(NEW, CARDS, {"jax": look("CUDA 12"), "tensorflow": look("CUDA 12.8")}, environ=MODEST),
-        Facts(looks={"b": look()}, trials=[Trial(("b",), {}, "SIGSEGV", "b")]),
+        Facts(looks={"b": look()}, trials=[CRASH | {"order": ("b",)}]),
         Facts(versions={"arraybridge": arraybridge.__version__}),
     ],
 )
