@@ -13,8 +13,7 @@ from typing import Any as _Any
 import numpy as _numpy  # noqa: F401
 
 from arraybridge.batches import fixed
-from arraybridge.carriers.carrier import register_carrier
-from arraybridge.carriers.kinds import Carrier
+from arraybridge.carriers.carrier import Carrier, chunks, register_carrier
 from arraybridge.conversion.convert import (
     convert_memory,
     convert_tree,
@@ -74,7 +73,6 @@ from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
-    from arraybridge.carriers.kinds import chunks
     from arraybridge.devices.devices import least_used_gpu as least_used_gpu
     from arraybridge.lines.device_map import device_map
     from arraybridge.lines.pipeline import Pipeline
@@ -167,7 +165,6 @@ _use_pocl_wheel()
 # Loaded when first asked for: a quarter of what the import of this package would cost. What is not in
 # `__all__` comes out of a call, is an error, or is needed by few; it is named in its module.
 _MODULES = {
-    "carriers.kinds": "chunks",
     "conversion.convert": "to_mlx to_paddle",
     "conversion.explanation": "Route",
     "conversion.trace": "TraceLog",
