@@ -1,19 +1,25 @@
-"""CuPy: arrays on CUDA or ROCm cards; it has no host arrays."""
+"""CuPy: arrays on CUDA or ROCm cards, their memory and their streams; it has no host arrays."""
 
 from __future__ import annotations
 
 import re
-from contextlib import AbstractContextManager
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import cupy
 import numpy as np
 
+from arraybridge import machine
 from arraybridge.frameworks import driver, hostmemory, loans
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.cupy.memory import CupyPool, devices
-from arraybridge.frameworks.cupy.streams import CupyStreams, on_card, on_loan
+from arraybridge.frameworks.parts import Holding, Mark, Pool, Streams
 from arraybridge.types import Device
+
+loans.captures.append(lambda: cupy.cuda.get_current_stream().is_capturing())
 
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
@@ -65,7 +71,7 @@ class CupyFramework(Framework):
     # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        return devices()
+        return _devices()
 
     def default_device(self) -> Device:
         if not self.devices():
@@ -108,7 +114,7 @@ class CupyFramework(Framework):
         loans.release()
         # torch refuses to lend from a card that is not the current one.
         with source.selected(device), on_card(device.index):
-            return on_loan(
+            return _on_loan(
                 cupy.from_dlpack(self._lent_by(source, x, device)), source.streams, self.streams, device
             )
 
@@ -175,3 +181,215 @@ class CupyFramework(Framework):
         import array_api_compat.cupy as namespace
 
         return namespace
+
+
+@contextmanager
+def on_card(index: int) -> Iterator[None]:
+    """Make the card the current one of this thread for a while.
+
+    `cupy.cuda.Device` does the same, but with CUDA 12 and later it opens the card that it goes back to: a
+    process that uses the second card alone would hold memory on the first, too.
+    """
+    runtime = cupy.cuda.runtime
+    before = runtime.getDevice()
+    if before == index:
+        yield
+    elif runtime.is_hip or driver.has_context(before):
+        with cupy.cuda.Device(index):
+            yield
+    else:
+        try:
+            with driver.primary_context(index):
+                yield
+        finally:
+            if runtime.getDevice() != before:
+                runtime.setDevice(before)
+
+
+def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device) -> cupy.ndarray:
+    """The same memory, in an array with whose end the loan ends in order."""
+    if not x.size:
+        return x
+    owner = loans.Loan(x, lender, borrower, device)
+    memory = cupy.cuda.UnownedMemory(x.data.ptr, x.data.mem.size or x.nbytes, owner, device.index)
+    return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
+
+
+def _devices() -> tuple[Device, ...]:
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return ()  # no driver, or one too old; missing_device_reason says which
+    return tuple(Device("gpu", i) for i in range(count))
+
+
+def _opened() -> list[int]:
+    """Numbers of the cards on which this process has a context; selecting another would create one."""
+    if not driver.is_awake():  # which asking CuPy would wake
+        return []
+    return [device.index for device in _devices() if driver.has_context(device.index)]
+
+
+def _pools() -> list[Any]:
+    """CuPy's own pool, and the one from which the user has it take memory."""
+    own = cupy.get_default_memory_pool()
+    current = getattr(cupy.cuda.get_allocator(), "__self__", own)
+    return [own, *([current] if current is not own and hasattr(current, "free_all_blocks") else [])]
+
+
+class CupyPool(Pool):
+    def native_device(self, device: Device) -> Any:
+        return cupy.cuda.Device(device.index)
+
+    def is_started(self) -> bool:
+        return bool(_opened())
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        freed = 0
+        cards = [i for i in _opened() if device is None or device == Device("gpu", i)]
+        for i in cards:
+            with on_card(i):
+                if compiled:
+                    cupy.fft.config.clear_plan_cache()
+                for pool in _pools():
+                    before = pool.total_bytes()
+                    pool.free_all_blocks()
+                    freed += before - pool.total_bytes()
+        if cards:
+            cupy.get_default_pinned_memory_pool().free_all_blocks()  # it counts blocks, not bytes
+        return int(freed)
+
+    def usage(self) -> list[Holding]:
+        rows = []
+        for i in _opened():
+            with on_card(i):
+                used = sum(int(pool.used_bytes()) for pool in _pools())
+                total = sum(int(pool.total_bytes()) for pool in _pools())
+                rows.append(Holding(f"gpu:{i}", "cupy", used, total - used))
+        return rows
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        if not _devices():
+            return None
+        cards = _opened() or [cupy.cuda.runtime.getDevice()]
+        with on_card(cards[0]):  # memory is locked for all cards, by way of one that is open
+            return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+    def synchronize(self) -> None:
+        for i in _opened():
+            with on_card(i):
+                cupy.cuda.runtime.deviceSynchronize()
+
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        with on_card(device.index):
+            return cupy.cuda.runtime.memGetInfo()
+
+    def read_device(self, x: Any) -> Device | None:
+        return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        # CUDA's own count initialises the driver, after which this process can't be forked.
+        if cupy.cuda.runtime.is_hip or driver.is_awake():
+            return None
+        return tuple(Device("gpu", card.index) for card in machine.cards())
+
+    def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
+        nbytes = sum((usage.used or 0) + (usage.cached or 0) for usage in self.usage())
+        if nbytes:
+            raise RuntimeError(f"CuPy holds {nbytes} bytes in its own pool already")
+
+        def malloc(size: int, device: int) -> int:
+            return allocate(size, device, cupy.cuda.get_current_stream().ptr)
+
+        def release(address: int, device: int) -> None:
+            free(address)
+
+        shared = cupy.cuda.PythonFunctionAllocator(malloc, release)
+        cupy.cuda.set_allocator(shared.malloc)
+
+    def oom_error(self) -> Exception:
+        return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
+
+
+# CUDA's handle for the default stream of whichever thread uses it.
+_OF_EACH_THREAD = 2
+
+
+class CupyStreams(Streams):
+    has_queues = True
+
+    @contextmanager
+    def stream(self, device: Device) -> Iterator[None]:
+        with on_card(device.index):
+            side, outer = _own_stream(device.index), cupy.cuda.get_current_stream()
+            side.wait_event(outer.record())
+            try:
+                with side:
+                    try:
+                        yield
+                    finally:
+                        for stream in (
+                            side,
+                            cupy.cuda.get_current_stream(),
+                        ):  # one that the function has chosen
+                            outer.wait_event(stream.record())
+            finally:
+                # On leaving `with`, CuPy goes back to the stream that was entered last, and not to one that
+                # was chosen with use().
+                outer.use()
+
+    def take_stream(self, device: Device) -> None:
+        with on_card(device.index):
+            # Entered and never left: to a stream that was chosen with use(), CuPy does not come back from a
+            # `with` in the user's function.
+            _own_stream(device.index).__enter__()
+
+    def mark(self, device: Device) -> Mark:
+        with on_card(device.index):
+            event = cupy.cuda.Event(disable_timing=True)
+            event.record(cupy.cuda.get_current_stream())
+
+        def wait() -> None:
+            with on_card(device.index):
+                cupy.cuda.get_current_stream().wait_event(event)
+
+        return Mark(self, device, wait, event.synchronize, lambda: event.done)
+
+    def handle(self, device: Device) -> int | None:
+        with on_card(device.index):
+            handle = int(cupy.cuda.get_current_stream().ptr)
+            return None if handle == _OF_EACH_THREAD else handle
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        with on_card(device.index):
+            stream = cupy.cuda.get_current_stream()
+            if stream.ptr != handle:
+                # By the runtime's own call: CuPy 14.2 warns of ExternalStream, and older ones have no other.
+                reached = cupy.cuda.Event(disable_timing=True)
+                cupy.cuda.runtime.eventRecord(reached.ptr, handle)
+                stream.wait_event(reached)
+
+    def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
+        # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
+        # while this thread still reads it: the block is kept until this thread's work is done.
+        loans.release()
+        return _on_loan(x, Streams(), self, Device("gpu", x.device.id))
+
+
+# Streams that no thread uses now. A stream that is destroyed leaves its part of CuPy's pool behind, which is
+# keyed by the handle, so that streams are used again by the threads to come. By card.
+_idle: defaultdict[int, deque[Any]] = defaultdict(deque)
+_streams = threading.local()
+
+
+def _own_stream(index: int) -> Any:
+    """This thread's stream on the card, which is the current one."""
+    own: dict[Any, Any] = _streams.__dict__  # card → stream
+    if index not in own:
+        try:
+            own[index] = _idle[index].popleft()
+        except IndexError:
+            own[index] = cupy.cuda.Stream(non_blocking=True)
+        thread = threading.current_thread()
+        weakref.finalize(thread, _idle[index].append, own[index]).atexit = False
+    return own[index]

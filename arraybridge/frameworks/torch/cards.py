@@ -115,8 +115,26 @@ class TorchPool(Pool):
 class TorchStreams(Streams):
     has_queues = True
 
+    def __init__(self) -> None:
+        self._own = threading.local()
+
     def stream(self, device: Device) -> AbstractContextManager[Any]:
-        return _side_stream(device.index) if device.kind == "gpu" else nullcontext()
+        return self._side_stream(device.index) if device.kind == "gpu" else nullcontext()
+
+    @contextmanager
+    def _side_stream(self, index: int) -> Iterator[None]:
+        own: dict[Any, Any] = self._own.__dict__  # card → stream
+        if index not in own:
+            own[index] = torch.cuda.Stream(index)
+        side, outer = own[index], torch.cuda.current_stream(index)
+        # What was allocated on one stream and freed may be reused before the other is done with it only where
+        # nothing orders the two. These waits do, at each change from one to the other.
+        side.wait_stream(outer)
+        try:
+            with torch.cuda.stream(side):
+                yield
+        finally:
+            outer.wait_stream(side)
 
     def take_stream(self, device: Device) -> None:
         if device.kind == "gpu":
@@ -148,24 +166,3 @@ class TorchStreams(Streams):
         if x.is_cuda:
             x.record_stream(torch.cuda.current_stream(x.device))
         return x
-
-
-_streams = threading.local()
-
-
-@contextmanager
-def _side_stream(index: int) -> Iterator[None]:
-    """This thread's own stream on the card, as `Streams.stream` describes."""
-    own: dict[Any, Any] = _streams.__dict__  # card → stream
-    side = own.get(index)
-    if side is None:
-        side = own[index] = torch.cuda.Stream(index)
-    outer = torch.cuda.current_stream(index)
-    # What was allocated on one stream and freed may be reused before the other is done with it only where
-    # nothing orders the two. These waits do, at each change from one to the other.
-    side.wait_stream(outer)
-    try:
-        with torch.cuda.stream(side):
-            yield
-    finally:
-        outer.wait_stream(side)
