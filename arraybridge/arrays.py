@@ -14,7 +14,7 @@ from arraybridge.carriers.carrier import carrier_of
 from arraybridge.carriers.carrier import opened as opened_carrier
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, offers_alone
+from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, offers_alone, unknown_array
 from arraybridge.types import Cache
 
 __all__ = [
@@ -116,5 +116,5 @@ def source_of(x: Any) -> tuple[Framework, Any]:
         owner, array = opened_carrier(carrier, x)
         return source_of(array) if owner is None else (owner, array)
     if not is_foreign_array(x):
-        raise registry.unknown_array(x)
+        raise unknown_array(x)
     return foreign_framework(x)

@@ -17,7 +17,8 @@ import numpy as np
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, told
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.foreign import ForeignHost, is_foreign_array
+from arraybridge.frameworks.foreign import is_foreign_array
+from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.types import Cache, empty_caches
 
 __all__ = ["Carrier", "carrier_of", "chunks", "opened", "register_carrier"]
@@ -123,7 +124,7 @@ def _entry_points() -> dict[str, Any]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-class _ToRead(ForeignHost):
+class _ToRead(NumpyFramework):
     """Values that are read when they are needed, and then are nobody else's."""
 
     def to_host(self, x: Any) -> np.ndarray:

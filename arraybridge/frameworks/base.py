@@ -150,7 +150,7 @@ class Framework(ABC):
             on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
             return self.to_device(on_host, device)
         capsule = hostmemory.capsule(hostmemory.writable_alias(view))
-        return sys.modules[self.modules[0]].from_dlpack(hostmemory.Exported(capsule))
+        return sys.modules[self.modules[0]].from_dlpack(hostmemory.importable(capsule))
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         """Why this framework cannot view memory with these strides (in bytes), or ``""``."""

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import told
+from arraybridge.errors import UnknownArrayError, told
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
 
-__all__ = ["foreign_framework", "is_foreign_array", "is_on_card", "offers_alone"]
+__all__ = ["foreign_framework", "is_foreign_array", "is_on_card", "offers_alone", "unknown_array"]
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
@@ -21,24 +21,9 @@ _HOST_TYPES = (1, 3, 11)
 _CUDA_TYPES = (2, 13)
 
 
-class ForeignHost(NumpyFramework):
-    """Host memory of other libraries, once it was opened as a NumPy array; its kind of memory is NumPy's.
-
-    ``copied`` says why the memory that was handed out is a copy, or is ``""``.
-    """
-
-    def __init__(self, copied: str = "") -> None:
-        self._copied = copied
-
-    def owns(self, x: Any) -> bool:
-        return False
-
-    def must_copy(self, x: np.ndarray) -> str:
-        return self._copied
-
-
-FOREIGN_HOST = ForeignHost()
-_SCALAR = ForeignHost("a scalar of NumPy is a value, with no memory to share")
+#: Host memory of other libraries, once it was opened as a NumPy array.
+FOREIGN_HOST = NumpyFramework()
+_SCALAR = NumpyFramework("a scalar of NumPy is a value, with no memory to share")
 
 
 def is_foreign_array(x: Any) -> bool:
@@ -96,7 +81,7 @@ def _open(x: Any) -> np.ndarray:
     interface = x.__array_interface__
     if interface.get("data") is None:
         return np.asarray(x)  # by the buffer protocol
-    return np.asarray(hostmemory.Interface(interface, x))
+    return np.asarray(hostmemory.Exported(x, __array_interface__=interface))
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
@@ -110,3 +95,46 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
                 instead = f"{name} cannot read it here ({told(error)}); copy it to the host first"
                 raise refuse(FOREIGN_HOST, "a CUDA array", instead) from error
     raise refuse(FOREIGN_HOST, "a CUDA array", "install cupy or torch, which can read it")
+
+
+# -- what is no array ------------------------------------------------------------------------------------
+
+# Root module of a class, or of the first of its bases that is found here → the expression.
+_EXPRESSIONS = {
+    "pandas": "x.to_numpy(dtype), with a dtype of numbers for all of it (of categories, x.cat.codes)",
+    "polars": "x.to_numpy(), or x.to_physical().to_numpy() of categories",
+    "xarray": 'x["name"], one of its variables, or x.to_dataarray()',
+    "h5py": 'x["name"][...]',
+    "zarr": 'x["name"][...]',
+    "scipy": "x.toarray()",
+    "sparse": "x.todense()",
+    "pyopencl": "x.get()",
+    "numba": "x.copy_to_host()",
+    "dask": "x.compute(), or work on its blocks with arraybridge.dask.map_blocks(fn, x)",
+}
+
+
+def unknown_array(x: Any) -> UnknownArrayError:
+    """The error for an object that is no array, with what would help."""
+    cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
+    return UnknownArrayError(
+        f"an object of type {cls} is no array: {_advice(x)}", reason=f"{cls} is no array"
+    )
+
+
+def _advice(x: Any) -> str:
+    """What to write instead of handing over an object that is no array."""
+    for cls in type(x).__mro__:
+        expression = _EXPRESSIONS.get(cls.__module__.partition(".")[0])
+        if expression is not None:
+            return f"pass {expression}"
+    if isinstance(x, (list, tuple, dict)):
+        return "convert the arrays inside it with convert_tree(), or make one array of it with np.asarray()"
+    if isinstance(x, (int, float, complex, range, memoryview, np.generic)):
+        return "make an array of it with np.asarray(x)"
+    if hasattr(type(x), "__array__"):
+        return "it offers __array__(): pass np.asarray(x)"
+    return (
+        "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
+        " __dlpack__, __array_interface__ or __cuda_array_interface__"
+    )

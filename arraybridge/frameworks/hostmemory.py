@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
+import weakref
 from contextlib import suppress
 from typing import Any
 
@@ -204,15 +205,15 @@ _BY_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 # -- read-only memory ------------------------------------------------------------------------------------
 
 
-class Interface:
-    """An array interface that was asked for once, and what has to live as long as its memory."""
+class Exported:
+    """Memory by an array protocol alone: an attribute of that name; ``owner`` has to live as long as it."""
 
-    def __init__(self, interface: dict[str, Any], base: Any) -> None:
-        self.__array_interface__ = interface
-        self.base = base
+    def __init__(self, owner: Any = None, **protocols: Any) -> None:
+        self.owner = owner
+        vars(self).update(protocols)
 
 
-def writable_alias(view: np.ndarray, alias: type[Interface] = Interface) -> np.ndarray:
+def writable_alias(view: np.ndarray) -> np.ndarray:
     """The same memory without NumPy's read-only flag, for a consumer that never writes.
 
     JAX and TensorFlow never write into memory that they are lent, but their DLPack version has no
@@ -221,30 +222,27 @@ def writable_alias(view: np.ndarray, alias: type[Interface] = Interface) -> np.n
     if view.flags.writeable:
         return view
     if name_of(view.dtype) in EXTENDED:  # the interface has no name for these
-        return writable_alias(view.view(f"uint{8 * view.dtype.itemsize}"), alias).view(view.dtype)
-    pointer, _ = view.__array_interface__["data"]
-    return np.asarray(alias({**view.__array_interface__, "data": (pointer, False)}, view))
+        return writable_alias(view.view(f"uint{8 * view.dtype.itemsize}")).view(view.dtype)
+    interface = view.__array_interface__
+    pointer, _ = interface["data"]
+    return np.asarray(Exported(view, __array_interface__={**interface, "data": (pointer, False)}))
 
 
 #: Begin and end of the read-only memory that immutable frameworks are lent now, by what keeps it.
 lent: dict[int, tuple[int, int]] = {}
 
 
-class _Lent(Interface):
-    """Lives as long as the framework has the memory."""
-
-    def __init__(self, interface: dict[str, Any], base: np.ndarray) -> None:
-        super().__init__(interface, base)
-        begin = interface["data"][0]
-        lent[id(self)] = (begin, begin + base.nbytes)
-
-    def __del__(self) -> None:
-        del lent[id(self)]
-
-
 def lend(view: np.ndarray) -> np.ndarray:
     """What an immutable framework is lent of a mutable one; `is_lent` knows the read-only memory among it."""
-    return writable_alias(view, _Lent)
+    alias = writable_alias(view)
+    if alias is not view:
+        owner: Any = alias
+        while isinstance(owner, np.ndarray):  # to what lives as long as the framework has the memory
+            owner = owner.base
+        begin = int(view.ctypes.data)
+        lent[id(owner)] = (begin, begin + view.nbytes)
+        weakref.finalize(owner, lent.pop, id(owner)).atexit = False
+    return alias
 
 
 def is_lent(begin: int) -> bool:
@@ -304,21 +302,12 @@ def capsule(view: np.ndarray) -> Any:
     return exported
 
 
-class Exported:
-    """A DLPack capsule in the form that ``from_dlpack`` functions take, whatever stream they name.
+def importable(exported: Any, device: tuple[int, int] = (1, 0)) -> Exported:
+    """A capsule in the form that ``from_dlpack`` functions take, whatever stream they name.
 
     ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for a CUDA card.
     """
-
-    def __init__(self, exported: Any, device: tuple[int, int] = (1, 0)) -> None:
-        self._exported = exported
-        self._device = device
-
-    def __dlpack__(self, **_: Any) -> Any:
-        return self._exported
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._device
+    return Exported(__dlpack__=lambda **_: exported, __dlpack_device__=lambda: device)
 
 
 def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
@@ -327,9 +316,9 @@ def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
     NumPy makes it read-only, since such a capsule cannot say that it may be written to.
     """
     if name_of(dtype) not in _DLPACK_CODES:
-        return np.from_dlpack(Exported(exported))
+        return np.from_dlpack(importable(exported))
     _code_of(exported).value = _UNSIGNED
-    return np.from_dlpack(Exported(exported)).view(dtype)
+    return np.from_dlpack(importable(exported)).view(dtype)
 
 
 def from_dlpack(x: Any) -> np.ndarray:
@@ -339,4 +328,4 @@ def from_dlpack(x: Any) -> np.ndarray:
     except TypeError:  # it speaks the version that had no such argument
         exported = x.__dlpack__()
     name = _DLPACK_NAMES.get(_code_of(exported).value)
-    return np.from_dlpack(Exported(exported)) if name is None else from_capsule(exported, np_dtype(name))
+    return np.from_dlpack(importable(exported)) if name is None else from_capsule(exported, np_dtype(name))

@@ -27,8 +27,10 @@ class NumpyFramework(Framework):
     honours_readonly = True
     conforms = True
 
-    def __init__(self) -> None:
+    def __init__(self, copied: str = "") -> None:
+        """``copied`` says why the memory that another library handed out is a copy, or is ``""``."""
         self.fast = NumpyFast()
+        self._copied = copied
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, np.ndarray)
@@ -51,6 +53,9 @@ class NumpyFramework(Framework):
         raise refuse_dtype(
             self, dtype, instead.get(dtype.kind, 'convert its fields one at a time, x["field"]')
         )
+
+    def must_copy(self, x: np.ndarray) -> str:
+        return self._copied
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
         return x if type(x) is np.ndarray else x.view(np.ndarray)

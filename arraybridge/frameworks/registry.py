@@ -9,7 +9,6 @@ from typing import Any
 
 from arraybridge.errors import (
     FrameworkNotInstalledError,
-    UnknownArrayError,
     UnknownFrameworkError,
     nearest,
     told,
@@ -17,7 +16,6 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.frameworks.facts import BUILT_IN, Facts, can_find, how_to_install, is_imported
-from arraybridge.frameworks.hints import hint_for
 from arraybridge.frameworks.plugins import facts_of_plugin, load, package_of, plugins
 from arraybridge.types import Cache, Device, FrameworkLike, above, empty_caches
 
@@ -33,7 +31,6 @@ __all__ = [
     "loaded",
     "register",
     "roots",
-    "unknown_array",
     "unregister",
     "usable",
 ]
@@ -254,14 +251,6 @@ def _load_plugins(root: str) -> None:
     for name, point in plugins().items():
         if name not in _instances and (name == root or is_imported(package_of(point))):
             usable(name)
-
-
-def unknown_array(x: Any) -> UnknownArrayError:
-    """The error for an object that is no array, with what would help."""
-    cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
-    return UnknownArrayError(
-        f"an object of type {cls} is no array: {hint_for(x)}", reason=f"{cls} is no array"
-    )
 
 
 # -- by other objects of a framework -------------------------------------------------------------------

@@ -19,6 +19,7 @@ from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.foreign import unknown_array
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.conversions import ByType, Change, careful, conversion, shared
 from arraybridge.functions.options import DecoratorOptions
@@ -153,7 +154,7 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
             continue
         for leaf in leaves_of(value):
             if hasattr(type(leaf), "__array__") and not (is_array(leaf) or isinstance(leaf, np.generic)):
-                error = registry.unknown_array(leaf)
+                error = unknown_array(leaf)
                 prefix(error, _argument(fn, args, kwargs, place))
                 raise error
 

@@ -274,14 +274,6 @@ def _has_memory(x: torch.Tensor) -> bool:
         return False
 
 
-class _Interface:
-    """Memory of a card in the form in which torch keeps a reference to who owns it."""
-
-    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
-        self.__cuda_array_interface__ = interface
-        self._owner = owner
-
-
 def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Device) -> torch.Tensor:
     """The same memory, in a tensor with whose end the loan ends in order."""
     if not lent.numel():
@@ -295,7 +287,8 @@ def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Dev
         "version": 2,
     }
     owner = loans.Loan(lent, lender, borrower, device)
-    return torch.as_tensor(_Interface(interface, owner), device=lent.device).view(lent.dtype)
+    exported = hostmemory.Exported(owner, __cuda_array_interface__=interface)
+    return torch.as_tensor(exported, device=lent.device).view(lent.dtype)
 
 
 def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
