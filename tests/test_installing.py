@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from arraybridge.frameworks.facts import BUILT_IN, how_to_install
+from arraybridge.frameworks.registry import BUILT_IN, how_to_install
 from tests.helpers import run_python
 
 TOP = Path(__file__).parent.parent

@@ -30,8 +30,8 @@ import arraybridge
 from arraybridge import machine
 from arraybridge.cli import output
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.facts import install_command
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
+from arraybridge.frameworks.registry import install_command
 from arraybridge.show import format_bytes
 
 Json = dict[str, Any]

@@ -24,7 +24,7 @@ import numpy as np
 import arraybridge
 from arraybridge.errors import DeviceNotFoundError, told
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.facts import can_find
+from arraybridge.frameworks.registry import can_find
 
 Json = dict[str, Any]
 

@@ -20,7 +20,7 @@ import arraybridge
 from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.facts import can_find
+from arraybridge.frameworks.registry import can_find
 from arraybridge.show import (
     Cell,
     format_bytes,

@@ -11,7 +11,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -24,10 +24,12 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Fast, Pool, Streams
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, above
+
+if TYPE_CHECKING:
+    from arraybridge.frameworks.registry import Facts
 
 __all__ = ["CPU", "Framework", "find_or_host", "refusals", "visible_devices"]
 

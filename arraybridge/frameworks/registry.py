@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from arraybridge.errors import (
-    FrameworkNotInstalledError,
-    UnknownFrameworkError,
-    nearest,
-    told,
-    warn,
-)
+from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, nearest, told, warn
 from arraybridge.frameworks.base import Framework, find_or_host
-from arraybridge.frameworks.facts import BUILT_IN, Facts, can_find, how_to_install, is_imported
-from arraybridge.frameworks.plugins import facts_of_plugin, load, package_of, plugins
 from arraybridge.types import Cache, Device, FrameworkLike, above, empty_caches
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 __all__ = [
+    "BUILT_IN",
+    "can_find",
     "facts",
     "find_owner",
     "for_numpy_code",
     "framework",
     "framework_name",
     "framework_names",
+    "install_command",
     "instances",
+    "is_imported",
     "is_installed",
     "loaded",
     "register",
@@ -35,11 +37,199 @@ __all__ = [
     "usable",
 ]
 
+#: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
+GROUP = "arraybridge.frameworks"
+
 _instances: dict[str, Framework] = {}
 # Frameworks that did not load. Who names one has it tried again; who looks at all passes it over.
 _failed: set[str] = set()
 # Whose array an object is, is a question of its type alone.
 _owners: Cache[type, Framework] = Cache()
+
+
+# -- what is known without an import -------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Facts:
+    """What may be asked of a framework that nobody has imported. A plug-in sets `Framework.facts`, if at all.
+
+    Attributes:
+        name: how users name it.
+        packages: what ``import`` takes, the preferred one first; ``(name,)`` where empty.
+        modules: root modules in which the types of its arrays are defined; ``packages`` where empty.
+        distributions: what brings it, as package indexes call it; ``packages`` where empty.
+        extra: the extra of arraybridge that installs it, or ``""``.
+        requirements: what to install, as pip takes it; the first of ``distributions`` where empty.
+        runs_numpy_code: whether functions written for NumPy run on its arrays: True where ``@gpu``,
+            `array_namespace` and `compare` may choose it, None where ``@gpu`` takes it by name alone, False
+            where it never does. The first in the list is the nearest to NumPy.
+        libraries: parts of paths by which one sees that a process has loaded it.
+        nicknames: what people call it in code; not accepted, but understood by suggestions.
+    """
+
+    name: str
+    packages: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    distributions: tuple[str, ...] = ()
+    extra: str = ""
+    requirements: tuple[str, ...] = ()
+    runs_numpy_code: bool | None = None
+    libraries: tuple[str, ...] = ()
+    nicknames: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.packages = self.packages or (self.name,)
+        self.modules = self.modules or self.packages
+        self.distributions = self.distributions or self.packages
+        self.requirements = self.requirements or self.distributions[:1]
+
+
+BUILT_IN = {
+    one.name: one
+    for one in (
+        Facts("numpy", requirements=("numpy>=1.26",), runs_numpy_code=False, nicknames=("np",)),
+        Facts(
+            "cupy",
+            distributions=("cupy", "cupy-cuda13x", "cupy-cuda12x"),
+            extra="cupy-cuda13x",
+            requirements=("cupy-cuda13x>=13.6",),
+            runs_numpy_code=True,
+            libraries=("/cupy/", "/cupy_backends/"),
+            nicknames=("cp",),
+        ),
+        Facts(
+            "torch",
+            extra="torch",
+            requirements=("torch>=2.6",),
+            runs_numpy_code=True,
+            libraries=("/torch/lib/",),
+            nicknames=("pytorch",),
+        ),
+        Facts(
+            "jax",
+            modules=("jax", "jaxlib"),
+            extra="jax",
+            requirements=("jax>=0.7",),
+            runs_numpy_code=True,
+            libraries=("/jaxlib/",),
+            nicknames=("jnp",),
+        ),
+        Facts(
+            "tensorflow",
+            distributions=("tensorflow", "tensorflow-cpu"),
+            extra="tensorflow",
+            requirements=("tensorflow>=2.19",),
+            runs_numpy_code=False,
+            libraries=("/tensorflow/",),
+            nicknames=("tf", "keras"),
+        ),
+        Facts(
+            "pyclesperanto",
+            packages=("pyclesperanto", "pyclesperanto_prototype"),
+            modules=(
+                *("pyclesperanto", "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal"),
+                "pyclesperanto_prototype",
+            ),
+            distributions=("pyclesperanto", "pyclesperanto-prototype"),
+            extra="pyclesperanto",
+            requirements=("pyclesperanto>=0.25", "pyopencl[pocl]>=2025.1"),
+            runs_numpy_code=False,
+            libraries=("/pyclesperanto", "/pyopencl/"),
+            nicknames=("cle", "opencl"),
+        ),
+        Facts("mlx", extra="mlx", requirements=("mlx>=0.30",), libraries=("/mlx/",)),
+        Facts(
+            "paddle",
+            distributions=("paddlepaddle", "paddlepaddle-gpu"),
+            extra="paddle",
+            requirements=("paddlepaddle>=3.3",),
+            libraries=("/paddle/",),
+        ),
+    )
+}
+
+
+def install_command(facts: Facts, *options: str) -> str:
+    """The command that installs a framework in a release that arraybridge works with."""
+    return " ".join(("pip install", *options, *(f'"{one}"' for one in facts.requirements)))
+
+
+def how_to_install(facts: Facts, *options: str) -> str:
+    """What to run. The package index has another arraybridge: the extras are to be had from a checkout."""
+    command = install_command(facts, *options)
+    if facts.name == "cupy":
+        command += " (for CUDA 12: cupy-cuda12x)"
+    if facts.extra:
+        pip = " ".join(("pip install", *options))
+        command += f', or {pip} ".[{facts.extra}]" in a checkout of arraybridge'
+    return command
+
+
+def is_imported(*packages: str) -> bool:
+    """Whether this process has imported one of them; what stands in for one in a test is no module."""
+    if sys.modules.keys().isdisjoint(packages):
+        return False
+    return any(isinstance(sys.modules.get(package), ModuleType) for package in packages)
+
+
+def can_find(package: str) -> bool:
+    """Whether a top-level package is imported, or would be found."""
+    if package in sys.modules:
+        return is_imported(package)
+    from importlib.util import find_spec  # 1 ms
+
+    try:
+        return find_spec(package) is not None
+    except ImportError:  # an import hook refuses it
+        return False
+
+
+@cache
+def _plugins() -> dict[str, EntryPoint]:
+    """Entry points of other packages by framework name; none of them is loaded by asking."""
+    from importlib.metadata import entry_points  # costs 20 ms, and only an unknown name or type needs it
+
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
+
+
+def facts(name: str) -> Facts:
+    """What is known of a framework without importing it.
+
+    >>> facts("jax").modules
+    ('jax', 'jaxlib')
+    """
+    if name in _instances:
+        return _facts_of(_instances[name])
+    if name in BUILT_IN or name not in _plugins():
+        return BUILT_IN.get(name) or Facts(name)
+    point = _plugins()[name]
+    distributions = () if point.dist is None else (point.dist.name,)
+    return Facts(name, packages=(point.module.partition(".")[0],), distributions=distributions)
+
+
+def _facts_of(framework: Framework) -> Facts:
+    return framework.facts or BUILT_IN.get(framework.name) or Facts(framework.name, modules=framework.modules)
+
+
+def framework_names() -> list[str]:
+    """Names of every framework known: built in, registered, or offered by an installed package."""
+    return list(dict.fromkeys((*BUILT_IN, *_instances, *_plugins())))
+
+
+def for_numpy_code() -> list[str]:
+    """Names of the frameworks on whose arrays functions written for NumPy run, the nearest to NumPy first."""
+    return [name for name in framework_names() if facts(name).runs_numpy_code]
+
+
+@cache
+def roots() -> dict[str, tuple[str, ...]]:
+    """Root module of an array's class → the frameworks to ask, so that a look at an object imports none."""
+    names: dict[str, tuple[str, ...]] = {}
+    for one in (*BUILT_IN.values(), *map(_facts_of, _instances.values())):
+        for root in (module.partition(".")[0] for module in one.modules):
+            names[root] = tuple(dict.fromkeys((*names.get(root, ()), one.name)))
+    return names
 
 
 # -- adding frameworks ---------------------------------------------------------------------------------
@@ -86,44 +276,7 @@ def instances() -> dict[str, Framework]:
     return dict(_instances)
 
 
-@cache
-def roots() -> dict[str, tuple[str, ...]]:
-    """Root module of an array's class → the frameworks to ask, so that a look at an object imports none."""
-    names: dict[str, tuple[str, ...]] = {}
-    for one in (*BUILT_IN.values(), *map(_facts_of, _instances.values())):
-        for root in (module.partition(".")[0] for module in one.modules):
-            names[root] = tuple(dict.fromkeys((*names.get(root, ()), one.name)))
-    return names
-
-
 # -- by name -------------------------------------------------------------------------------------------
-
-
-def facts(name: str) -> Facts:
-    """What is known of a framework without importing it.
-
-    >>> facts("jax").modules
-    ('jax', 'jaxlib')
-    """
-    if name in _instances:
-        return _facts_of(_instances[name])
-    if name in BUILT_IN:
-        return BUILT_IN[name]
-    return facts_of_plugin(plugins()[name]) if name in plugins() else Facts(name)
-
-
-def _facts_of(framework: Framework) -> Facts:
-    return framework.facts or BUILT_IN.get(framework.name) or Facts(framework.name, modules=framework.modules)
-
-
-def framework_names() -> list[str]:
-    """Names of every framework known: built in, registered, or offered by an installed package."""
-    return list(dict.fromkeys((*BUILT_IN, *_instances, *plugins())))
-
-
-def for_numpy_code() -> list[str]:
-    """Names of the frameworks on whose arrays functions written for NumPy run, the nearest to NumPy first."""
-    return [name for name in framework_names() if facts(name).runs_numpy_code]
 
 
 def framework_name(name: FrameworkLike) -> str:
@@ -136,7 +289,7 @@ def framework_name(name: FrameworkLike) -> str:
     if not isinstance(name, str):
         raise TypeError(f"a framework is named by a string or a MemoryType, not by {name!r}")
     plain = str(name)
-    if plain in BUILT_IN or plain in _instances or plain in plugins():
+    if plain in BUILT_IN or plain in _instances or plain in _plugins():
         return plain
     names = framework_names()
     nicknamed = [one.name for one in BUILT_IN.values() if plain.lower() in one.nicknames]
@@ -161,37 +314,52 @@ def framework(name: FrameworkLike) -> Framework:
 
 
 def _load(name: str) -> Framework:
-    if name not in BUILT_IN:
-        offered = load(plugins()[name])
-        return _instances.get(name) or register(offered)
+    """Import a framework that arraybridge brings, or that another package offers."""
     try:
-        room = "numpy" if name == "numpy" else f"{name}.arrays"
-        module = importlib.import_module(f"arraybridge.frameworks.{room}")
-        instance: Framework = getattr(module, f"{name.capitalize()}Framework")()
+        if name in BUILT_IN:
+            room = "numpy" if name == "numpy" else f"{name}.arrays"
+            module = importlib.import_module(f"arraybridge.frameworks.{room}")
+            offered = getattr(module, f"{name.capitalize()}Framework")
+        else:
+            offered = _plugins()[name].load()
+        instance = offered if isinstance(offered, Framework) else offered()
+        if not isinstance(instance, Framework):
+            raise TypeError(f"{offered!r} is no subclass of Framework")
+        if instance.name != name:
+            raise TypeError(f"the name of its class is {instance.name!r}")
     except FrameworkNotInstalledError:
         raise
     except (Exception, SystemExit) as error:  # the code of others may raise anything
-        raise _import_failed(BUILT_IN[name], error) from error
+        raise FrameworkNotInstalledError(
+            _why_not_loaded(facts(name), error), target_type=name, reason=told(error)
+        ) from error
+    if name not in BUILT_IN and name not in _instances:
+        return register(instance)
     return _instances.setdefault(name, instance)
 
 
-def _import_failed(own: Facts, error: BaseException) -> FrameworkNotInstalledError:
-    name = own.name
-    root = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-    if root in own.packages or not is_installed(name):
-        message = f"{name} is not installed; run {how_to_install(own)}."
-    else:
-        message = (
-            f"{name} is installed, but importing it failed: {told(error)}."
-            f" Reinstall it: {how_to_install(own, '--force-reinstall')}."
+def _why_not_loaded(own: Facts, error: BaseException) -> str:
+    """What an import raised, and what to do."""
+    name, root = own.name, (getattr(error, "name", None) or "").partition(".")[0]
+    if name not in BUILT_IN:
+        package = own.distributions[0]
+        return (
+            f"{name} is offered by the package {package}, whose entry point {name} = {_plugins()[name].value}"
+            f" in the group {GROUP} fails to load: {told(error)}. Update that package,"
+            f" pip install --upgrade {package}, or uninstall it: pip uninstall {package}."
         )
-    return FrameworkNotInstalledError(message, target_type=name, reason=told(error))
+    if not is_installed(name) or (isinstance(error, ModuleNotFoundError) and root in own.packages):
+        return f"{name} is not installed; run {how_to_install(own)}."
+    return (
+        f"{name} is installed, but importing it failed: {told(error)}."
+        f" Reinstall it: {how_to_install(own, '--force-reinstall')}."
+    )
 
 
 def is_installed(name: str) -> bool:
     """Whether the framework's package can be found, without importing it."""
     if name not in BUILT_IN:
-        return name in _instances or name in plugins()
+        return name in _instances or name in _plugins()
     return any(can_find(package) for package in BUILT_IN[name].packages)
 
 
@@ -219,7 +387,7 @@ def usable(name: str) -> Framework | None:
         return framework(name)
     except FrameworkNotInstalledError as error:
         _failed.add(name)
-        if name in plugins() and error.__cause__ is not None:  # a broken plug-in, which nobody has named
+        if name in _plugins() and error.__cause__ is not None:  # a broken plug-in, which nobody has named
             warn(f"the framework {error}", RuntimeWarning)
         return None
 
@@ -242,15 +410,12 @@ def _candidates(cls: type) -> Iterator[Framework]:
     """The frameworks whose array an object of that class may be."""
     for root in dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__):
         if root not in roots() and root != "builtins":
-            _load_plugins(root)
+            for (
+                name
+            ) in _plugins():  # that may own arrays of this root: it has their name, or they are imported
+                if name not in _instances and (name == root or is_imported(*facts(name).packages)):
+                    usable(name)
         yield from map(framework, roots().get(root, ()))
-
-
-def _load_plugins(root: str) -> None:
-    """Load the plug-ins that may own arrays of that root module: it has their name, or they are imported."""
-    for name, point in plugins().items():
-        if name not in _instances and (name == root or is_imported(package_of(point))):
-            usable(name)
 
 
 # -- by other objects of a framework -------------------------------------------------------------------

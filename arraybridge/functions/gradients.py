@@ -13,7 +13,7 @@ from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, picked
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.facts import BUILT_IN
+from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.functions.arguments import Args, Kwargs, check_source, entering
 from arraybridge.functions.calls import (
     DecoratedCall,

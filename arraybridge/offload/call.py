@@ -26,7 +26,7 @@ from arraybridge.devices.devices import least_used_gpu
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, told
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.facts import BUILT_IN, is_imported
+from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, run_with_oom_recovery

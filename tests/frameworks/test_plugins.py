@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import arraybridge
-from arraybridge.frameworks import plugins
+from arraybridge.frameworks import registry
 from tests.cli.programs import PLANTED
 from tests.helpers import run_python
 
@@ -27,7 +27,7 @@ def lay_out(site: Path, name: str, version: str, points: str) -> None:
     info = site / f"{folder}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
-    (info / "entry_points.txt").write_text(f"[{plugins.GROUP}]\n{points}\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{points}\n", encoding="utf-8")
 
 
 def run_with(site: str, *arguments: str) -> subprocess.CompletedProcess[str]:

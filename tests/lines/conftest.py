@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.facts import BUILT_IN
+from arraybridge.frameworks.registry import BUILT_IN
 from tests.helpers import registry_kept
 from tests.lines.streams import StreamFramework
 

@@ -14,8 +14,8 @@ from jax.extend import backend as jax_backend
 
 from arraybridge import machine
 from arraybridge.frameworks.base import CPU
-from arraybridge.frameworks.facts import can_find
 from arraybridge.frameworks.parts import Holding, Pool
+from arraybridge.frameworks.registry import can_find
 from arraybridge.types import Device
 
 _next = jax.jit(lambda x: x + 1)

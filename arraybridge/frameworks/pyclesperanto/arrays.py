@@ -18,9 +18,9 @@ import numpy as np
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
-from arraybridge.frameworks.facts import BUILT_IN, can_find, is_imported
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.pyclesperanto import opencl
+from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
 from arraybridge.machine import cards
 from arraybridge.types import Device
 

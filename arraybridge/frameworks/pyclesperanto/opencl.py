@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks.facts import can_find, is_imported
+from arraybridge.frameworks.registry import can_find, is_imported
 from arraybridge.machine import pci_address
 
 __all__ = ["use_pocl_wheel"]

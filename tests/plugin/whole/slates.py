@@ -8,8 +8,8 @@ import numpy as np
 
 import arraybridge
 from arraybridge import Device
-from arraybridge.frameworks.facts import Facts
 from arraybridge.frameworks.parts import Holding, Pool
+from arraybridge.frameworks.registry import Facts
 
 __version__ = "3.2.1"
 
