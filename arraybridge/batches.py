@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, LEAF, kind_of, kinds, source_of
+from arraybridge.arrays import ARRAY, kind_of, kinds, source_of
 from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import leaves_of, map_arrays, together
@@ -106,7 +105,7 @@ class Joined:
             CannotSplitError: which is a `ValueError`: it cannot be joined to what came before.
         """
         joined = self._joined if self.done else together([result], self._begin)
-        together([joined, result], lambda pair, place: self._put(*pair, place, count), self.noun)
+        together([joined, result], lambda pair, place: self._put(pair[0], pair[1], place, count), self.noun)
         self._joined = joined
         self.done += count
 
@@ -119,7 +118,7 @@ class Joined:
         owner, data, facts = self._facts_of(first[0], place)
         shape = list(owner.shape(data))
         shape[self.axis] = self.rows
-        return _Column(facts, owner.room(data, tuple(shape)), {})
+        return _Column(facts, owner.room(data, tuple(shape)))
 
     def _put(self, joined: Any, x: Any, place: str, count: int) -> None:
         if not isinstance(joined, _Column):
@@ -188,16 +187,12 @@ class Joined:
         )
 
 
-@dataclass(slots=True)
 class _Column:
-    """The arrays at one place of the results: in one room for all of them, or those that are kept."""
+    """The arrays at one place of the results: in one room for all of them, or those that are kept, by row."""
 
-    facts: dict[str, Any]
-    room: Any
-    parts: dict[int, Any]
-
-
-kinds.keep(_Column, LEAF)  # so that nobody looks into one each time
+    def __init__(self, facts: dict[str, Any], room: Any) -> None:
+        self.facts, self.room = facts, room
+        self.parts: dict[int, Any] = {}
 
 
 def kept(x: Any) -> Any:

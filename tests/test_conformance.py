@@ -102,11 +102,6 @@ class LetsMemoryDie(Boxes):
         return Pooled(view)
 
 
-class TakesAllForOom(Boxes):
-    def is_oom(self, error: BaseException) -> bool:
-        return isinstance(error, (MemoryError, RuntimeError))
-
-
 class IsNowhere(Boxes):
     def device_of(self, x: Any) -> Device:
         return Device("cpu", 7)
@@ -149,7 +144,6 @@ def test_a_right_plugin_passes() -> None:
         (TakesACopyInSecret, "sharing", set()),
         (SharesInSecret, "copies", {"sharing", "read_only"}),
         (LetsMemoryDie, "lifetime", {"casts"}),
-        (TakesAllForOom, "oom", set()),
         (IsNowhere, "devices", set()),
         (ClaimsTooMuch, "dtypes", {"names", "layouts", "casts", "splitting"}),
     ],
@@ -164,7 +158,7 @@ def test_broken_plugins_are_told_apart(broken: type[Boxes], first: str, also: se
 
 
 def test_what_fails_is_said_in_words() -> None:
-    report = check_framework(Narrows(), only=("dtypes", "oom"))
+    report = check_framework(Narrows(), only=("dtypes", "refusals"))
     assert report.broken == ["dtypes"]
     (failure,) = report.verdicts[0].failures
     assert failure == "dtype=float64: the dtype is float32, and was float64"

@@ -14,7 +14,7 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError, convert_memory, explain, to_numpy
-from arraybridge.testing.samples import DTYPES, LAYOUTS, sample
+from arraybridge.testing.conformance import DTYPES, LAYOUTS, sample
 from tests.helpers import require
 
 # By their documentation. Paddle's uint16 is its name for bfloat16.

@@ -46,8 +46,8 @@ Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
 #: Positional and keyword arguments.
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 
-#: Faults of `arraybridge.testing.inject_oom`, each asked before every attempt.
-faults: list[Any] = []  # Rehearsal, which stands in a layer above
+#: Faults of `arraybridge.testing.inject_oom`: each is called with the rows of every attempt, and may raise.
+faults: list[Callable[[int | None], None]] = []
 
 #: Called with "retry" or "split" and a message whenever a recovery takes that step.
 watchers: list[Callable[[str, str], None]] = []
@@ -434,9 +434,7 @@ class Recovery:
 def _rehearse(rows: int | None) -> None:
     """Fail where a rehearsal wants an attempt on so many rows to fail."""
     for fault in tuple(faults):  # another thread may end its rehearsal
-        error = fault.error_for(rows)
-        if error is not None:
-            raise error
+        fault(rows)
 
 
 def _described(error: BaseException) -> str:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
 
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
 from arraybridge.memory import recovery
 from arraybridge.types import FrameworkLike
 
 
+@dataclass
 class Rehearsal:
     """What `inject_oom` did so far.
 
@@ -21,28 +23,8 @@ class Rehearsal:
         raised: how many of them were made to fail.
     """
 
-    def __init__(self, framework: Framework, skip: int, count: int | None, above_rows: int | None) -> None:
-        self.attempts: list[int | None] = []
-        self.raised = 0
-        self._framework = framework
-        self._skip = skip
-        self._count = count
-        self._above_rows = above_rows
-        self._lock = threading.Lock()
-
-    def error_for(self, rows: int | None) -> Exception | None:
-        """The error that this attempt is to fail with, or None."""
-        with self._lock:
-            self.attempts.append(rows)
-            if self._above_rows is not None and (rows is None or rows <= self._above_rows):
-                return None
-            if self._skip:
-                self._skip -= 1
-                return None
-            if self._count is not None and self.raised >= self._count:
-                return None
-            self.raised += 1
-        return self._framework.pool.oom_error()
+    attempts: list[int | None] = field(default_factory=list)
+    raised: int = 0
 
 
 @contextmanager
@@ -81,13 +63,25 @@ def inject_oom(
             raise ValueError(f"inject_oom({name}={value}) counts attempts or rows; pass 0 or more")
     if count is None and above_rows is None:
         count = 1
-    fault = Rehearsal(registry.framework(framework), skip, count, above_rows)
+    owner, rehearsal, lock, numbers = registry.framework(framework), Rehearsal(), Lock(), itertools.count()
+
+    def fault(rows: int | None) -> None:
+        with lock:
+            rehearsal.attempts.append(rows)
+            if above_rows is not None and (rows is None or rows <= above_rows):
+                return
+            number = next(numbers)
+            if number < skip or (count is not None and number >= skip + count):
+                return
+            rehearsal.raised += 1
+        raise owner.pool.oom_error()
+
     recovery.faults.append(fault)
     try:
-        yield fault
+        yield rehearsal
     finally:
         recovery.faults.remove(fault)
-    if not fault.attempts:
+    if not rehearsal.attempts:
         warnings.warn(
             "inject_oom() saw no attempt: nothing in the block ran under OOM recovery. Decorate the function"
             " with oom_recovery=True or 'split', or call it by run_with_oom_recovery or split_and_retry.",
