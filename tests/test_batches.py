@@ -158,24 +158,3 @@ def test_a_foreign_array_is_cut() -> None:
 
     for run in WAYS:
         np.testing.assert_array_equal(run(lambda part: np.asarray(part) * 2, Offers()), x * 2)
-
-
-@pytest.mark.parametrize(
-    "x",
-    [
-        np.rec.array([(i, i / 2) for i in range(8)], dtype=[("a", "i4"), ("b", ">f8")]),
-        np.zeros(8, np.dtype([("a", "i1"), ("b", "i8")], align=True)),
-        np.ma.masked_array(np.arange(8.0).astype(">f4"), [0, 1] * 4, fill_value=-7),
-        np.arange(8).astype("m8[s]"),
-        np.array(list("abcdefgh"), dtype=object),
-    ],
-    ids=["recarray", "structured", "masked", "times", "objects"],
-)
-def test_numpys_own_are_kept(x: Any) -> None:
-    for way in (by_splitting, by_pipeline):
-        result = way(lambda part: part, x)
-        assert type(result) is type(x)
-        assert result.dtype == x.dtype
-        assert result.tolist() == x.tolist()
-        if isinstance(x, np.ma.MaskedArray):
-            assert result.fill_value == x.fill_value

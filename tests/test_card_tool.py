@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import xml.etree.ElementTree as ET
 import zipfile
 from pathlib import Path
@@ -43,18 +42,6 @@ def test_the_verdict(ran: int, failed: list[str], not_run: int, word: str, code:
     words, found = out.verdict()
     assert words.startswith(word)
     assert (len(words) < 200, found) == (True, code)
-
-
-def test_a_file_that_needs_what_is_missing_was_not_run_and_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "test_of_dask.py"
-    file.write_text("import pytest\npytest.importorskip('no_such_package')\n")
-    monkeypatch.setattr(card_run, "ROOT", tmp_path)
-    monkeypatch.setattr(card_run, "gpu_files", lambda _: [file])
-    out = card_run.Outcome()
-    card_run.tests(tmp_path, [], "2/2", time.monotonic() + 500, out)
-    assert (out.failed, out.not_run, out.verdict()[1]) == ([], 1, 3)
 
 
 def test_packages_come_along_in_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

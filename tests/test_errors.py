@@ -26,7 +26,6 @@ from arraybridge import (
     UnknownFrameworkError,
     convert_memory,
 )
-from arraybridge.errors import say_in
 from tests.helpers import require
 
 BASES: dict[type[Exception], tuple[type[Exception], ...]] = {
@@ -130,36 +129,6 @@ def test_a_message_says_what_why_and_what_to_do_and_the_page_has_it(words: str) 
         (heading,) = [line for line in headings if words in line]
         wanted = ".*".join(re.escape(part.strip()) for part in heading.split("…"))
         assert re.match(wanted, message), f"{message!r} is not explained by {heading!r}"
-
-
-def test_more_is_said_in_the_message_of_an_error_or_below_it() -> None:
-    class OwnWordsError(ValueError):
-        def __str__(self) -> str:
-            return "always this"
-
-    for error in (ValueError("first"), arraybridge.CannotSplitError("first")):
-        say_in(error, "second")
-        assert str(error) == "first\nsecond"
-    bare, own = MemoryError(), OwnWordsError("first")
-    say_in(bare, "second")
-    assert str(bare) == "second"
-    say_in(own, "second")
-    assert (own.args, own.__notes__) == (("first",), ["second"])
-
-
-def test_what_a_framework_raises_is_chained() -> None:
-    """A producer that fails: our error, and its own as the cause."""
-
-    class Broken:
-        def __dlpack__(self, **_: Any) -> Any:
-            raise BufferError("not today")
-
-        def __dlpack_device__(self) -> tuple[int, int]:
-            return (1, 0)
-
-    with pytest.raises(MemoryConversionError, match="not today") as caught:
-        convert_memory(Broken(), "numpy")
-    assert isinstance(caught.value.__cause__, BufferError)
 
 
 NEAREST = {"tensorflo": "tensorflow", "Torch": "torch", "tf": "tensorflow", "np": "numpy", "cp": "cupy"}

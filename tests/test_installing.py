@@ -9,10 +9,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from arraybridge.frameworks.facts import BUILT_IN, how_to_install
 from packaging.requirements import Requirement
-
-from arraybridge.frameworks.registry import BUILT_IN, how_to_install
-from tests.helpers import run_python
 
 TOP = Path(__file__).parent.parent
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -40,29 +38,6 @@ def test_the_extras_are_those_of_the_project() -> None:
         words = how_to_install(BUILT_IN[name])
         assert words.startswith(f'pip install "{name}')
         assert re.search(rf'pip install "\.\[{name}[\w-]*\]" in a checkout of arraybridge$', words)
-
-
-WITHOUT_PACKAGES = """
-import sys
-import arraybridge as ab
-from arraybridge.__main__ import main
-sys.modules["rich"] = None
-try:
-    main()
-except SystemExit as end:
-    print(end.code)  # which Python tells on stderr, with exit code 1
-try:
-    list(ab.device_map(abs, [-1], ["cpu"], progress=True))
-except ab.FrameworkNotInstalledError as error:
-    print(error)
-"""
-
-
-def test_the_command_line_and_a_progress_bar_say_what_they_miss() -> None:
-    done = run_python("-c", WITHOUT_PACKAGES)
-    program, bar = done.stdout.splitlines()
-    assert program.startswith("arraybridge: the command line needs rich; run pip install")
-    assert all('".[cli]" in a checkout' in line for line in (program, bar))
 
 
 # ---- Python 3.14 -----------------------------------------------------------------------------------------

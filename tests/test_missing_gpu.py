@@ -98,20 +98,6 @@ def test_settings_win_over_the_environment_and_end_with_the_block(monkeypatch: p
         ab.convert_memory(x, "torch", NOWHERE)
 
 
-@pytest.mark.parametrize("devices", [[f"gpu:{NOWHERE}", NOWHERE + 1], ["cpu", f"gpu:{NOWHERE}"]])
-def test_the_host_stands_once_for_several_cards(devices: list[Any]) -> None:
-    workers: list[str] = []
-
-    def setup() -> None:
-        workers.append(str(ab.get_device()))
-
-    with on_the_host() as seen:
-        assert list(device_map(lambda _, x: x, [1, 2], devices, setup=setup)) == [1, 2]
-    told = [f"gpu:{NOWHERE + i} is missing" for i in range(len(devices) - ("cpu" in devices))]
-    assert all(words in str(w.message) for words, w in zip(told, seen, strict=True))
-    assert workers == ["cpu"]
-
-
 def test_a_warning_names_the_line_of_the_user() -> None:
     require("torch")
     far = ab.torch(gpu_id=NOWHERE)(same)

@@ -57,22 +57,6 @@ def test_every_pair(name: str, other: str, dtype: str) -> None:
         assert route.shares_memory is (route.copies == 0)
 
 
-@pytest.mark.parametrize("name", LACKS)
-def test_decorators(name: str) -> None:
-    needed(name)
-    decorator = getattr(arraybridge, name)
-    assert decorator is arraybridge.framework(name).decorator
-
-    @decorator(output_type="input", oom_recovery="split")
-    def double(x: Any) -> Any:
-        assert arraybridge.detect_memory_type(x) == name
-        return x * 2
-
-    assert double(np.arange(4.0)).tolist() == [0.0, 2.0, 4.0, 6.0]
-    doubled = arraybridge.device_map(double, [np.ones(2), np.zeros(2)], devices=["cpu"])
-    assert [x.tolist() for x in doubled] == [[2, 2], [0, 0]]
-
-
 # -- MLX ---------------------------------------------------------------------------------------------------
 
 

@@ -61,27 +61,3 @@ def test_every_room_finds_the_same_place(fn: Any) -> None:
     assert "jax on cpu:1" in str(Pipeline(fn))
     with pytest.raises(arraybridge.DeviceNotFoundError, match="jax has no device cpu:77"):
         device_map(fn, [x], devices=["cpu:77"])
-
-
-def test_what_says_nothing_of_its_place() -> None:
-    for fn in (len, np.sum, lambda x: x, functools.partial(np.add, 1), Stage, object(), None):
-        assert placement(fn) is None
-    loop = logged(len)
-    loop.__wrapped__ = loop  # type: ignore[attr-defined]
-    assert placement(loop) is None
-    declared = placement(arraybridge.memory_types("torch", "torch")(lambda x: x))
-    assert declared is not None
-    assert (declared.framework, declared.converts) == ("torch", False)
-
-
-@pytest.mark.parametrize(
-    ("fn", "words"),
-    [
-        (arraybridge.torch(abs), "torch, where its input is"),
-        (arraybridge.torch(gpu_id=1)(abs), "torch on gpu:1"),
-        (arraybridge.torch(gpu_id="auto")(abs), "torch on the freest gpu"),
-        (arraybridge.gpu(gpu_id=1)(np.sum), "the faster of cpu and gpu on gpu:1"),
-    ],
-)
-def test_words(fn: Any, words: str) -> None:
-    assert str(placement(fn)) == words

@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 import pytest
 
-from tests.helpers import EMULATED, asked, run_python
+from tests.helpers import EMULATED, asked
 
 pytestmark = pytest.mark.gpu
 
@@ -56,29 +56,3 @@ def test_a_card_is_open_once_it_is_used_and_not_before() -> None:
         "print(books.is_open(0), books.is_open(1))",
     )
     assert said.split() == ["False", "False", "False", "True", "False", "True"]
-
-
-@pytest.mark.skipif(EMULATED != "guarded", reason="only a guarded card keeps the host out")
-def test_the_host_cannot_read_a_guarded_card() -> None:
-    done = run_python("-c", "import cupy, ctypes; ctypes.string_at(cupy.zeros(9).data.ptr, 8)")
-    assert done.returncode == -11
-
-
-def test_a_child_that_was_forked_after_cuda_was_asked_has_no_card() -> None:
-    said = asked(
-        "import cupy, os, sys",
-        "def count():",
-        "    try:",
-        "        return cupy.cuda.runtime.getDeviceCount()",
-        "    except cupy.cuda.runtime.CUDARuntimeError as error:",
-        "        return str(error).split(':')[0]",
-        "def in_child():",
-        "    child = os.fork()",
-        "    if not child:",
-        "        print(count(), flush=True); os._exit(0)",
-        "    os.waitpid(child, 0)",
-        "in_child()",
-        "count()",
-        "in_child()",
-    )
-    assert said.split() == ["2", "cudaErrorInitializationError"]

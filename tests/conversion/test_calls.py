@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
-import inspect
 import os
 import random
 import warnings
 from collections.abc import Callable
-from typing import Any, get_overloads
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,17 +94,6 @@ def test_every_form_that_names_a_gpu() -> None:
         assert explain(x, *names, **options).device == "opencl:1"
         array = convert_memory(x, *names, **options)
         assert (device_of(array), data.bits(array)) == ("opencl:1", x.tobytes())
-
-
-@pytest.mark.parametrize("call", [convert_memory, explain, arraybridge.convert_tree])
-def test_editors_and_help_show_the_short_form_and_the_options(call: Call) -> None:
-    if call is not arraybridge.convert_tree:
-        assert list(inspect.signature(get_overloads(call)[0]).parameters)[:3] == ["data", "target", "gpu_id"]
-    parameters = inspect.signature(call).parameters
-    options = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert {"copy": None, "dtype": None, "grad": "error", "device": None}.items() <= options.items()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'copied'"):
-        call(np.zeros(1), "torch", copied=True)
 
 
 @both_calls
@@ -349,24 +336,6 @@ def test_no_call_changes_anything_else() -> None:
     assert min(done, failed) > 100, "conversions and failures both, else this proves little"
     for what, value in before.items():
         assert after[what] == value, what
-
-
-def test_a_traced_value_stays_itself_inside_its_own_framework() -> None:
-    jax, tf, torch = require("jax"), require("tensorflow"), require("torch")
-    seen: list[bool] = []
-
-    def double(framework: str, x: Any) -> Any:
-        seen.append(convert_memory(x, framework) is x)
-        return x * 2
-
-    of_jax, of_torch = functools.partial(double, "jax"), functools.partial(double, "torch")
-    assert jax.jit(of_jax)(jax.numpy.arange(3)).tolist() == [0, 2, 4]
-    assert float(jax.grad(of_jax)(1.0)) == 2.0
-    # autograph=False runs the function as it is written here.
-    of_tensorflow = tf.function(functools.partial(double, "tensorflow"), autograph=False)
-    assert of_tensorflow(tf.range(3)).numpy().tolist() == [0, 2, 4]
-    assert torch.func.vmap(of_torch)(torch.arange(3)).tolist() == [0, 2, 4]
-    assert seen == [True] * 4
 
 
 # ---- dtype= ----------------------------------------------------------------------------------------------

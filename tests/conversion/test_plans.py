@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_memory, explain
-from arraybridge.conversion import plans
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -136,15 +135,3 @@ def test_equal_options_are_no_trap() -> None:
             for dtype in (1, True, 1.0, [("a", "i4")]):
                 with pytest.raises(DtypeNotSupportedError):
                     call(x, "torch", dtype=dtype)
-
-
-def test_classes_made_in_a_loop_do_not_pile_up() -> None:
-    x = np.arange(3.0)
-    for _ in range(600):
-        made = x.view(type("Made", (np.ndarray,), {}))
-        assert convert_memory(made, "numpy") is made
-        assert convert_memory(made, "numpy", copy=True) is not made
-    assert max(map(len, (plans.by_form, plans._decided, *plans.by_form.values()))) <= 512
-    # Nor is what cannot be a key one.
-    options = type("Unhashable", (str,), {"__hash__": None})("error")
-    assert convert_memory(x, "numpy", grad=options) is x

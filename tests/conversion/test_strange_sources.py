@@ -119,24 +119,6 @@ def test_c_types_of_one_size_are_one(target: str) -> None:
             assert (data.bits(result), data.dtype_name(result)) == (array.tobytes(), array.dtype.name)
 
 
-def test_numpy_copies_whatever_it_holds() -> None:
-    for array in (
-        *data.without_values("numpy").values(),
-        *(
-            np.zeros(2, [("a", [("b", object)])]),
-            np.zeros(3, "V0"),
-            np.zeros(2, "U0"),
-            np.arange(3, dtype=">i4"),
-        ),
-        *([np.array(["a", "b"], np.dtypes.StringDType())] if np.__version__ >= "2" else []),
-    ):
-        for _ in range(2):
-            twin = convert_memory(array, "numpy", copy=True)
-            assert (type(twin), twin.dtype, twin.tolist()) == (type(array), array.dtype, array.tolist())
-            assert twin is not array
-            assert not (array.nbytes and np.shares_memory(twin, array))
-
-
 @targets
 def test_scalars_of_numpy_are_arrays_without_axes(target: str) -> None:
     require(target)
@@ -207,12 +189,3 @@ def test_rare_float8_types_travel_wherever_both_ends_have_them(target: str) -> N
         for x in (source, require("tensorflow").constant(source)):
             result = convert_memory(x, target, copy=True)
             assert (data.dtype_name(result), data.bits(result)) == (dtype, source.tobytes())
-
-
-def test_an_unaligned_complex_tensor_is_cast() -> None:
-    require("torch")
-    made = data.build("torch", "unaligned", "complex128")
-    with np.errstate(all="ignore"):
-        wanted = np.frombuffer(made.values, np.complex128).astype(np.complex64)
-    cast = convert_memory(made.array, "torch", dtype="complex64")
-    np.testing.assert_array_equal(cast.numpy().ravel(), wanted)

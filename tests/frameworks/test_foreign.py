@@ -20,7 +20,7 @@ from arraybridge import (
     explain,
 )
 from tests import matrix_data as data
-from tests.helpers import require, run_python
+from tests.helpers import require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
 
@@ -233,8 +233,9 @@ BROKEN: tuple[tuple[str, Any], ...] = (
 def test_a_broken_exporter_ends_in_a_typed_error(target: str) -> None:
     require(target)
     for words, broken in BROKEN:
-        with pytest.raises(MemoryConversionError, match=words):
+        with pytest.raises(MemoryConversionError, match=words) as caught:
             convert_memory(broken, target)
+        assert words != "cannot be exported" or isinstance(caught.value.__cause__, BufferError)
 
 
 def test_an_array_of_a_card_without_a_driver_is_refused_by_name() -> None:
@@ -246,23 +247,3 @@ def test_an_array_of_a_card_without_a_driver_is_refused_by_name() -> None:
     for call in (convert_memory, explain):
         with pytest.raises(MemoryConversionError, match=r"CUDA array.*copy it to the host"):
             call(on_card, "numpy")
-
-
-def test_whoever_can_read_an_array_of_a_card_may_be_broken(tmp_path: Any) -> None:
-    """CuPy, which could read it, does not import, and PyTorch is missing."""
-    (tmp_path / "cupy.py").write_text("raise OSError('no driver')", encoding="utf-8")
-    program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); sys.modules['torch'] = None\n"
-        "import arraybridge as ab\n"
-        "class OnCard:\n"
-        "    __cuda_array_interface__ = {'shape': (2,), 'typestr': '<f4', 'data': (64, True)}\n"
-        "for call in (lambda x: ab.convert_memory(x, 'numpy'), ab.array_namespace):\n"
-        "    try: call(OnCard())\n"
-        "    except ab.MemoryConversionError as error: print(type(error).__name__, error)\n"
-    )
-    done = run_python("-c", program)
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert first.startswith("ArrayNotSupportedError")
-    assert "install cupy or torch" in first
-    assert not second.startswith("FrameworkNotInstalledError")

@@ -131,18 +131,6 @@ def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPa
     assert (len(kept), queries) == (0, 1)
 
 
-def test_a_card_that_has_failed_hides_no_error_of_ones_own() -> None:
-    class Broken(Queue):
-        def mark(self, device: Device) -> Mark | None:
-            raise RuntimeError("an illegal memory access was encountered")
-
-    memory = Memory()
-    seen, loan = weakref.ref(memory), [loans.Loan(memory, Streams(), Broken(3), CARD)]
-    del memory
-    collected(loan.clear)  # an error here would be a warning, and so fail the test
-    assert seen() is None
-
-
 @pytest.mark.parametrize(
     ("name", "how"),
     [

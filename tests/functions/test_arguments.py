@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import arraybridge
 from arraybridge import (
     ArrayNotSupportedError,
-    DeviceNotFoundError,
     DtypeNotSupportedError,
     SourceMismatchError,
     UnknownArrayError,
@@ -62,30 +60,13 @@ def test_the_very_object_arrives_and_comes_back() -> None:
     assert shared.data_ptr() == IMAGE.__array_interface__["data"][0]
 
 
-def test_keyword_arguments_and_defaults() -> None:
-    require("torch")
-
-    @arraybridge.torch(output_type="numpy")
-    def scale(x: Any, factor: float = 2.0, *, offset: Any = None) -> Any:
-        assert framework_of(x) == "torch"
-        assert offset is None or framework_of(offset) == "torch"
-        return x * factor + (0 if offset is None else offset)
-
-    assert scale(np.ones(2)).tolist() == [2.0, 2.0]
-    assert scale(x=np.ones(2), factor=3.0).tolist() == [3.0, 3.0]
-    assert scale(np.ones(2), offset=np.ones(2)).tolist() == [3.0, 3.0]
-
-
 def test_containers_are_looked_into_and_the_callers_own_are_left_alone() -> None:
     torch = require("torch")
     a = np.ones(1)
-    tree = {"z": a, "a": deque([a, (a, 1)], maxlen=3), 3: None}
-    seen = arraybridge.torch(identity)(tree)
-    assert list(seen) == ["z", "a", 3]
-    assert isinstance(seen["z"], torch.Tensor)
-    assert isinstance(seen["a"][1][0], torch.Tensor)
-    assert (type(seen["a"]), seen["a"].maxlen, seen["a"][1][1], seen[3]) == (deque, 3, 1, None)
-    assert tree["z"] is a
+    tree = {"z": a, "a": [a, 1]}
+    seen = arraybridge.torch(lambda x, *, y: (x, y["a"][0]))(tree["z"], y=tree)
+    assert [type(x) for x in seen] == [torch.Tensor] * 2
+    assert tree["z"] is tree["a"][0] is a
     log: list[str] = []
     arraybridge.torch(lambda x, into: into.append("seen"))(a, log)
     assert log == ["seen"], "a container without arrays is the caller's own"
@@ -125,30 +106,6 @@ def test_a_device_is_for_all_arrays_and_without_any_for_those_that_the_function_
         assert [device_of(x) for x in run()] == [words]
     assert run.device == words
     assert device_of(next(arraybridge.device_map(functools.partial(run), [IMAGE]))[0]) == words
-
-
-def test_gpu_id_counts_the_devices_of_pyclesperanto() -> None:
-    require("pyclesperanto")
-    devices = arraybridge.framework("pyclesperanto").devices()
-    last = len(devices) - 1
-    result = arraybridge.pyclesperanto(gpu_id=last)(lambda x: x + x)(IMAGE)
-    assert device_of(result) == f"opencl:{last}"
-    assert values(result)[0] == [0.0, 2.0, 4.0]
-    both = arraybridge.pyclesperanto(gpu_id="auto")(lambda x, y: (device_of(x), device_of(y)))
-    assert len(set(both(IMAGE, y=IMAGE))) == 1
-
-
-@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto"])
-@pytest.mark.parametrize("arrays", [0, 1])
-def test_a_missing_device_is_refused_when_the_function_is_called(name: str, arrays: int) -> None:
-    require(name)
-    run = decorator(name)(gpu_id=77)(lambda *xs: [device_of(x).kind for x in xs])
-    with pytest.raises(DeviceNotFoundError, match="77"):
-        run(*[IMAGE] * arrays)
-    if name != "pyclesperanto":  # which has no host arrays
-        with arraybridge.settings(missing_gpu="host"), pytest.warns(arraybridge.MissingGpuWarning):
-            assert run(*[IMAGE] * arrays) == ["cpu"] * arrays
-    assert arraybridge.numpy(gpu_id=77)(identity)(IMAGE) is IMAGE
 
 
 def test_input_type_is_declared_and_strict_refuses_the_rest() -> None:

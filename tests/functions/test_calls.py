@@ -9,7 +9,7 @@ import multiprocessing
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError
-from arraybridge.conversion import plans
 from arraybridge.frameworks.parts import Streams
 from tests.functions import cases
 from tests.functions.cases import (
@@ -35,72 +34,31 @@ from tests.functions.cases import (
 )
 from tests.helpers import require, run_python
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "input": {"output_type": "input"},
-    "strict": {"strict": True, "input_type": "numpy"},
-    "recovery": {"oom_recovery": True},
-    "split": {"oom_recovery": "split"},
-    "device": {"device": "cpu"},
-    "detach": {"grad": "detach"},
-    "dtype": {"dtype": "float32"},
-    "contract": {"contract": lambda result: result is not None},
-    "keeps the dtype": {"dtype_conversion": arraybridge.DtypeConversion.PRESERVE_INPUT},
-    "all": {
-        "strict": True,
-        "input_type": "numpy",
-        "device": "cpu",
-        "grad": "detach",
-        "dtype": "float32",
-        "oom_recovery": "split",
-        "output_type": "input",
-    },
-}
+OPTIONS: tuple[dict[str, Any], ...] = (
+    *({}, {"strict": True, "input_type": "numpy"}, {"oom_recovery": True}, {"oom_recovery": "split"}),
+    *({"device": "cpu"}, {"grad": "detach"}, {"dtype": "float32"}, {"contract": lambda _: True}),
+)
 
 
-def told(call: Callable[[], Any]) -> Any:
-    """What comes out: types, dtypes and elements, or the error."""
-
-    def words(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [words(one) for one in value]
-        elements = repr(np.asarray(value).tolist()) if hasattr(value, "dtype") else value
-        return type(value), str(getattr(value, "dtype", "")), elements
-
-    try:
-        return words(call())
-    except arraybridge.MemoryConversionError as error:
-        return type(error), str(error)
-
-
-@pytest.mark.parametrize("options", list(OPTIONS))
 @pytest.mark.parametrize("framework", HOST)
-def test_a_warm_call_gives_what_a_cold_one_gives(framework: str, options: str) -> None:
+def test_a_warm_call_gives_what_the_first_one_gave(framework: str) -> None:
+    """Whatever arrays were brought in between, and with each option."""
     require(framework)
-    inside: list[Any] = []
-
-    def body(value: Any) -> Any:
-        inside.append(told(lambda: value))
-        return value
-
-    fn = decorator(framework)(**{"output_type": "numpy", **OPTIONS[options]})(body)
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    frozen, odd = x.copy(), np.zeros(25, np.uint8)[1:].view(np.float32)
-    frozen.flags.writeable, odd[:] = False, x.ravel()
-    plain = [x, x[::-1], x.T, frozen, odd, x[:0]]
-    values = [*plain, x.astype(">f4"), x > 2, [x, (x.T, "word")], np.array(["a"]), 3.5, [x, np.array([None])]]
-    cold = []
-    for value in values:
-        plans.by_form.clear()
-        inside.clear()
-        cold.append((told(lambda value=value: fn(value)), list(inside)))
-    # NumPy's own elements, that not both are wrong; what an option casts is float32, which holds them.
-    for value, (outcome, _) in zip(plain, cold, strict=False):
-        assert outcome == (np.ndarray, "float32", repr(value.tolist()))
-    for _ in range(3):
-        for value, expected in zip(values, cold, strict=True):
-            inside.clear()
-            assert (told(lambda value=value: fn(value)), inside) == expected
+    frozen, unaligned = x.copy(), np.zeros(25, np.uint8)[1:].view(np.float32)
+    frozen.flags.writeable, unaligned[:] = False, x.ravel()
+
+    def body(one: Any) -> Any:
+        assert framework_of(one) == framework
+        return one
+
+    for options in OPTIONS:
+        fn = decorator(framework)(output_type="numpy", **options)(body)
+        for _ in range(3):
+            for brought in (x, x[::-1], x.T, frozen, unaligned, x[:0], x.astype(">f4")):
+                result = fn(brought)
+                assert (type(result), result.dtype.name) == (np.ndarray, "float32")
+                assert result.tolist() == brought.tolist()
 
 
 def test_coroutines() -> None:
@@ -301,24 +259,6 @@ def test_nothing_of_an_attempt_stays_until_the_next(recovery: Any) -> None:
     assert np.ones(8).view(Net).work(x).tolist() == [0.0, 1.0, 2.0, 3.0]
     assert alive
     assert not any(alive)
-
-
-def test_what_is_fixed_is_unpacked() -> None:
-    require("torch")
-    seen: list[Any] = []
-
-    def work(x: Any, beside: Any) -> Any:
-        seen.append(beside)
-        return {"x": x, "n": arraybridge.fixed(3)}
-
-    fn = arraybridge.torch(oom_recovery="split", output_type="numpy")(work)
-    x = np.arange(4.0)
-    for _ in range(3):
-        for beside in (arraybridge.fixed(2), [arraybridge.fixed(2)], {"a": (x, arraybridge.fixed(2))}):
-            result = fn(x, beside)
-            assert (result["x"].tolist(), result["n"]) == ([0.0, 1.0, 2.0, 3.0], 3)
-        assert seen[-3:-1] == [2, [2]]
-        assert seen[-1]["a"][1] == 2
 
 
 @pytest.mark.parametrize("recovery", [True, "split"])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import DtypeConversion, Framework, MemoryType, UnknownFrameworkError, memory_types
-from tests.functions.cases import IMAGE, Box, identity, values
+from arraybridge import MemoryType, UnknownFrameworkError, memory_types
+from tests.functions.cases import IMAGE, identity
 from tests.helpers import require
 
 
@@ -157,19 +157,3 @@ def test_what_is_no_function_is_refused(what: Any, message: str) -> None:
         arraybridge.torch(identity, identity)  # type: ignore[call-overload]
     with pytest.raises(AttributeError, match=r"arraybridge\.torch is a decorator.*torch\.zeros"):
         arraybridge.torch.zeros  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_a_registered_framework_has_its_decorator(boxes: Framework) -> None:
-    assert arraybridge.framework("boxes").decorator is boxes.decorator
-
-    @boxes.decorator(output_type="input", slice_by_slice=True)
-    def double(x: Any) -> Any:
-        assert isinstance(x, Box)
-        return Box(x.memory * 2)
-
-    stack = np.arange(8.0).reshape(2, 2, 2)
-    assert double(stack).tolist() == (2 * stack).tolist()
-    assert double.execution_memory_type == "boxes"
-    assert values(arraybridge.numpy(output_type="boxes")(lambda x: x + 1)(Box(np.ones(1)))) == [2.0]
-    named = boxes.decorator(dtype_conversion=DtypeConversion.UINT8)(identity)(np.array([0.0, 1.0]))
-    assert values(named) == [0, 255]

@@ -111,18 +111,6 @@ def test_what_cannot_be_stacked_is_refused(
         stack_slices(slices, target)
 
 
-@pytest.mark.parametrize("target", FRAMEWORKS)
-@pytest.mark.parametrize("source", FRAMEWORKS)
-def test_process_slices_may_change_the_framework(source: str, target: str) -> None:
-    require(source)
-    require(target)
-    result = process_slices(
-        convert_memory(STACK, source), lambda plane: convert_memory(plane + plane, target)
-    )
-    assert framework_of(result) == target
-    assert values(result) == (2 * STACK).tolist()
-
-
 def test_process_slices_stacks_within_tuples_and_dicts() -> None:
     torch = require("torch")
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
-from typing import get_overloads
 
 import pytest
 
-import arraybridge
 from tests.helpers import run_python
 
 CASES = Path(__file__).with_name("typing_cases.py")
@@ -22,18 +20,6 @@ def test_mypy_strict(tmp_path: Path) -> None:
         "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(CASES), env={"PYTHONWARNINGS": ""}
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_source_before_the_target_changes_no_type() -> None:
-    """The cases above have NumPy alone: where they are read, the types of the others may be missing."""
-    returns: dict[str, dict[str, str]] = {"target": {}, "target_type": {}}
-    for one in get_overloads(arraybridge.convert_memory):
-        for word, found in returns.items():
-            if one.__annotations__.get(word, "").startswith("_"):
-                found[one.__annotations__[word]] = one.__annotations__["return"]
-    assert returns["target"]["_Torch"] == "torch.Tensor"
-    assert len(returns["target"]) == 5
-    assert returns["target_type"] == returns["target"]
 
 
 def test_pyright(tmp_path: Path) -> None:

@@ -18,21 +18,13 @@ def calls(name: str) -> dict[str, Callable[[], object]]:
     """What asks for the plug-in by its name."""
     return {
         "convert_memory": lambda: ab.convert_memory(np.ones(2), name),
-        "source": lambda: ab.convert_memory(np.ones(2), "numpy", name, gpu_id=0),
         "framework": lambda: ab.framework(name),
         "devices": lambda: ab.devices(name),
-        "native": lambda: ab.Device("cpu").native(name),
     }
 
 
 class Mine:
     """An object of the user's own."""
-
-
-class Exporting:
-    """An array of nobody that arraybridge knows."""
-
-    __array_interface__ = np.ones(2).__array_interface__
 
 
 def raised(call: Callable[[], object]) -> Exception:
@@ -52,11 +44,8 @@ mine = Mine()
 OTHERS: dict[str, Callable[[], object]] = {
     "devices": lambda: [str(device) for device in ab.devices()],
     "object": lambda: type(raised(lambda: ab.detect_memory_type(mine))).__name__,
-    "exporting": lambda: ab.convert_memory(Exporting(), "numpy").tolist(),
     "decorated": lambda: ab.numpy(lambda x, other: [x + 1, other])(np.ones(1), mine)[0].tolist(),
     "is_oom_error": lambda: [ab.is_oom_error(MemoryError()), ab.is_oom_error(ValueError())],
-    "gpu": lambda: ab.gpu(lambda x: x + 1)(np.ones(1)).tolist(),
-    "unknown": lambda: sys.argv[1] in str(raised(lambda: ab.framework(sys.argv[1] + "s"))),
 }
 
 report: dict[str, Any] = {}
