@@ -20,6 +20,7 @@ import arraybridge
 from arraybridge.frameworks.parts import Mark
 from arraybridge.types import Device
 from tests.card import books
+from tests.gpu import test_memory as memory
 from tests.gpu import test_ordering as ordering
 from tests.gpu.test_ordering import _as_it_was  # noqa: F401  # streams and queues, after each test
 from tests.helpers import EMULATED
@@ -68,7 +69,10 @@ def test_a_mistake_is_noticed(
 
 
 @mistake(
-    f"{CUPY}.arrays.CupyFramework.from_host", ordering.test_host_memory_may_change_as_soon_as_it_was_sent
+    f"{CUPY}.arrays.CupyFramework.from_host",
+    memory.test_what_was_copied_is_complete_when_the_call_returns,
+    "cupy",
+    True,
 )
 def a_copy_from_locked_memory_is_not_waited_for(
     _: Function, self: Any, view: np.ndarray, device: Device

@@ -10,7 +10,7 @@ import pytest
 import arraybridge
 from arraybridge import ArrayNotSupportedError, DtypeConversion
 from tests.functions.cases import identity
-from tests.helpers import SCRIPTS, require, run_python
+from tests.helpers import require
 
 
 def test_jax_transformations_around_a_jax_function() -> None:
@@ -88,41 +88,6 @@ def test_torch_compile_around_a_torch_function_makes_one_graph(options: Any) -> 
     result = compiled(lambda x: f(x)["y"].sum(), fullgraph=True)(weights)
     result.backward()
     assert torch.allclose(weights.grad, 2 * torch.cos(torch.ones(3)))
-
-
-def test_torch_compile_leaves_self_alone() -> None:
-    torch = require("torch")
-
-    class Filter:
-        @arraybridge.torch(device="cpu")
-        def run(self, x: Any, dtype: Any) -> Any:
-            return x.to(dtype) * 2
-
-    double = Filter()
-    run = compiled(lambda x: double.run(x, torch.float64) + 1, fullgraph=True)
-    assert run(torch.ones(2)).tolist() == [3.0, 3.0]
-
-
-def test_torch_compile_comes_before_all_else() -> None:
-    """What the library learns at first sight of a type, it may have to learn while torch traces."""
-    require("torch")
-    done = run_python(str(SCRIPTS / "compile_first.py"), env={"PYTHONWARNINGS": ""})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[3.0, 3.0]\n"
-
-
-@pytest.mark.parametrize("options", [{}, {"grad": "detach"}, {"contract": lambda _: True}])
-def test_torch_compile_converts_numpy_arrays_too(options: Any) -> None:
-    """It traces NumPy with tensors, which are not to be taken for what came in, nor remembered as such."""
-    torch = require("torch")
-    f = arraybridge.torch(**options)(lambda x: x * 2)
-    x = np.arange(3, dtype=np.float32)
-    found = compiled(lambda x: f(x))(x)
-    assert isinstance(found, torch.Tensor)
-    assert found.tolist() == [0.0, 2.0, 4.0]
-    afterwards = arraybridge.torch(grad="detach")(lambda x: x + 1)(x)
-    assert isinstance(afterwards, torch.Tensor)
-    assert afterwards.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_torch_compile_around_another_framework_breaks_the_graph_or_says_why() -> None:

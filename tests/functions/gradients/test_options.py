@@ -20,7 +20,6 @@ from tests.functions.gradients.directions import (
     flowing,
     grad,
     in_jax,
-    in_torch,
     slope,
     tensor,
 )
@@ -111,22 +110,6 @@ def test_device_map_over_several_devices(callee: str) -> None:
     np.testing.assert_allclose(x.grad, np.cos(X) * X + np.sin(X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("run", ["Pipeline", "device_map"])
-def test_a_tape_does_not_follow_into_a_function_around_it_neither(run: str) -> None:
-    f = in_torch(lambda x: x * x)
-    x = tf.constant(X)
-
-    def around(x: Any) -> Any:
-        if run == "Pipeline":
-            return arraybridge.Pipeline(lambda x: f(x))(x)
-        return list(arraybridge.device_map(lambda x: f(x), [x], devices=["cpu"]))
-
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        with pytest.raises(GradientError, match="thread"):
-            around(x)
-
-
 def test_no_graph_crosses_into_other_processes() -> None:
     x = torch.ones(3, requires_grad=True)
     # As torch itself refuses to send what has a graph; a result must not look as if it had one.
@@ -151,31 +134,9 @@ def test_a_trace_around_the_backward_records_it(around: str) -> None:
         assert len(first.records) == known  # it is closed
 
 
-def test_events_of_a_call_that_is_differentiated() -> None:
-    f = in_jax(lambda x: jnp.sin(x))
-    with arraybridge.trace() as log:
-        try:
-            raise KeyError("somebody's")
-        except KeyError:
-            f(tensor())
-    (call,) = (e for e in log.events if e.kind == "call")
-    assert call.reason == ""
-    assert call.device == "cpu"
-
-
 def test_the_first_gradient_of_a_process_inside_of_a_transform() -> None:
     done = run_python(str(SCRIPTS / "gradients_begin_in_a_transform.py"))
     assert done.stdout.split("\n")[0] == "[1.0, 1.0]", done.stderr
-
-
-def test_what_belongs_to_no_device_goes_where_the_rest_is() -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    f = in_jax(lambda x: jnp.sin(x) * jnp.arange(1.0, 5.0))
-    x = tensor()
-    with jax.default_device(jax.devices()[-1]):
-        checkpoint(f, x, use_reentrant=False).sum().backward()
-    np.testing.assert_allclose(x.grad, np.cos(X) * np.arange(1, 5), rtol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::arraybridge.MissingGpuWarning")
