@@ -107,7 +107,7 @@ def test_version_is_that_of_the_distribution() -> None:
     try:
         version = importlib.metadata.version("arraybridge")
     except importlib.metadata.PackageNotFoundError:
-        pytest.skip("arraybridge runs from the checkout, not installed")
+        pytest.skip("arraybridge runs from the checkout, and has no metadata")
     assert version == arraybridge.__version__
     assert version in read("CHANGELOG.md")
     assert f"\nversion: {version}\n" in read("CITATION.cff")

@@ -74,7 +74,7 @@ SECOND = (
 def need_two_opencl_devices() -> None:
     require("pyclesperanto")
     if len(arraybridge.framework("pyclesperanto").devices()) < 2:
-        pytest.skip("OpenCL has one device here")
+        pytest.skip("POCL_DEVICES gives OpenCL fewer than two devices")
 
 
 def test_every_form_of_the_call() -> None:

@@ -43,7 +43,7 @@ def test_every_value_of_a_dtype_survives(target: str, dtype: str) -> None:
     """The copying kernels of pyclesperanto compute in float32, which has no 2**24 + 1."""
     require(target)
     if dtype in ("int64", "complex128") and target == "pyclesperanto":
-        pytest.skip("pyclesperanto has no such dtype")
+        pytest.skip(f"pyclesperanto has no {dtype}")
     numbers = np.array([0, 1, 2**24 + 1, 2**31 - 1, 2**32 - 1, 2**40 + 1], np.int64).astype(dtype)
     stack = np.stack([numbers.reshape(2, 3), numbers[::-1].reshape(2, 3)])
     back = convert_memory(stack_slices(unstack_slices(stack, target), target), "numpy")

@@ -15,7 +15,7 @@ CASES = Path(__file__).with_name("typing_cases.py")
 
 def test_mypy_strict(tmp_path: Path) -> None:
     if importlib.util.find_spec("mypy") is None:
-        pytest.skip("mypy is not installed")
+        pytest.skip("mypy is not installed; the environment lint has it")
     done = run_python(
         "-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(CASES), env={"PYTHONWARNINGS": ""}
     )
@@ -24,7 +24,7 @@ def test_mypy_strict(tmp_path: Path) -> None:
 
 def test_pyright(tmp_path: Path) -> None:
     if importlib.util.find_spec("pyright") is None:
-        pytest.skip("pyright is not installed")
+        pytest.skip("pyright is not installed; the environment lint has it")
     root = CASES.parents[2]
     config = {
         "include": [str(CASES)],

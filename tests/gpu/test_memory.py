@@ -110,7 +110,7 @@ def test_what_is_freed_is_what_the_driver_sees(name: str) -> None:
 def test_what_is_freed_is_of_the_card_that_is_named() -> None:
     cuda = require("cupy").cuda
     if cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("needs two cards")
+        pytest.skip("it takes a second card, and the machine has one")
     for card in range(2):
         with cuda.Device(card):
             bytes_of("cupy", 16 * MIB)

@@ -30,10 +30,10 @@ def need_absence(*packages: str) -> None:
         if importlib.util.find_spec(package) is not None:
             if ALONE:
                 pytest.fail(f"{package} is installed, where NumPy should be alone")
-            pytest.skip(f"{package} is installed")
+            pytest.skip(f"{package} is installed, and this is about its absence")
 
 
-@pytest.mark.skipif(not ALONE, reason="only there the wheel is installed")
+@pytest.mark.skipif(not ALONE, reason="the wheel is installed only in the environment minimal")
 def test_the_wheel_is_tested_and_not_the_checkout() -> None:
     installed, checkout = Path(arraybridge.__file__).parent, Path(__file__).parents[2] / "arraybridge"
     assert installed != checkout
