@@ -1,7 +1,9 @@
-"""What type checkers must accept and refuse; read by mypy and pyright in test_typing.py, never run.
+"""What type checkers must accept and refuse; read by mypy and pyright with the package, never run.
 
-Each refusal is marked as expected for both checkers, which report a mark that is not needed.
+Each refusal is marked as expected; both checkers report a mark that is not needed.
 """
+
+# pyright: reportUnnecessaryTypeIgnoreComment=true
 
 from __future__ import annotations
 
@@ -83,13 +85,13 @@ assert_type(bare.execution_memory_type, str)
 assert_type(Model().bare.input_memory_type, str)
 
 # Options that do not exist, or are of the wrong type.
-arraybridge.torch(gpuid=0)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
-arraybridge.torch(grad="detatch")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-arraybridge.torch(strict="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-arraybridge.torch(stream="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-arraybridge.torch(dtype_conversion="uint8")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-arraybridge.torch(3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
-memory_types("numpy")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+arraybridge.torch(gpuid=0)  # type: ignore[call-overload]
+arraybridge.torch(grad="detatch")  # type: ignore[call-overload]
+arraybridge.torch(strict="yes")  # type: ignore[call-overload]
+arraybridge.torch(stream="yes")  # type: ignore[call-overload]
+arraybridge.torch(dtype_conversion="uint8")  # type: ignore[call-overload]
+arraybridge.torch(3)  # type: ignore[call-overload]
+memory_types("numpy")  # type: ignore[call-arg]
 
 # Every form of convert_memory, and devices by any name.
 data: Any = Foreign()
@@ -113,7 +115,7 @@ assert_type(
 assert_type(arraybridge.convert_memory(data, None, "numpy"), np.ndarray[Any, Any])
 assert_type(arraybridge.to_numpy(data, copy=True), np.ndarray[Any, Any])
 assert_type(arraybridge.convert_tree([Foreign()], "torch"), Any)
-arraybridge.convert_memory(data, "torch", copi=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+arraybridge.convert_memory(data, "torch", copi=True)  # type: ignore[call-overload]
 arraybridge.to_torch(data, gpu_id=0, device="cuda:1")
 
 # Devices and what runs on them.
