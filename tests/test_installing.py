@@ -9,8 +9,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from arraybridge.frameworks.facts import BUILT_IN, how_to_install
 from packaging.requirements import Requirement
+
+from arraybridge.frameworks.registry import BUILT_IN, how_to_install
 
 TOP = Path(__file__).parent.parent
 PROJECT = tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))["project"]
