@@ -87,7 +87,7 @@ def test_jax_counts_its_cache_as_free_and_so_nobody_else_does(
     """1000 bytes on the card, of which JAX may take 750: it has taken 150 and uses 50 of them."""
     require("jax")
     framework = arraybridge.framework("jax")  # complete, before something in it is replaced
-    from arraybridge.frameworks.jax import memory as jax_devices
+    from arraybridge.frameworks.jax import arrays as jax_devices
 
     class JaxCard:
         platform, local_hardware_id = "gpu", 0
@@ -96,7 +96,7 @@ def test_jax_counts_its_cache_as_free_and_so_nobody_else_does(
             return {"bytes_limit": 750, "bytes_in_use": 50, "pool_bytes": 150, "peak_bytes_in_use": 50}
 
     card = JaxCard()
-    monkeypatch.setattr(jax_devices, "jax_device", lambda device: card)
+    monkeypatch.setattr(jax_devices, "_jax_device", lambda device: card)
     monkeypatch.setattr(jax_devices.JaxPool, "_opened", lambda self: [card])
     monkeypatch.setattr(jax_devices.machine, "free_memory", lambda index: 1000 - 150 - others)
     assert Card(framework, Device("gpu", 0)).free() == free

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.metadata import entry_points
 from typing import Any
 
 import jax
 import jax.experimental
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import backend as jax_backend
 
+from arraybridge import machine
 from arraybridge.frameworks import hostmemory, loans
 from arraybridge.frameworks.base import CPU, Framework, as_now, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.jax.memory import JaxPool, as_device, cpu_alone, jax_device, local_devices
-from arraybridge.frameworks.parts import Fallback, Fast
+from arraybridge.frameworks.parts import Fallback, Fast, Holding, Pool
+from arraybridge.frameworks.registry import can_find
 from arraybridge.types import Device
 
 # Of memory whose axes lie in another order JAX 0.7.1 makes wrong values, and 0.7.2 no array.
@@ -89,10 +93,8 @@ class JaxFramework(Framework):
                 "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
             )
             raise refuse(self, "a deleted array", instead)
-        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            raise refuse_dtype(self, x.dtype, "pass jax.random.key_data(x)")
         if hostmemory.name_of(x.dtype) not in _DTYPES:
-            raise refuse_dtype(self, x.dtype, 'pass x.astype("int8"), or an array of other numbers')
+            raise refuse_dtype(self, x.dtype, 'pass jax.random.key_data(x) of a key, or x.astype("int8")')
         if not x.is_fully_addressable:
             raise refuse(
                 self, "an array that spans processes", "gather it first, e.g. with process_allgather"
@@ -106,9 +108,9 @@ class JaxFramework(Framework):
 
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
-            return as_device(jax.devices()[0])
+            return _as_device(jax.devices()[0])
         devices = x.sharding.device_set
-        return as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
+        return _as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
 
     def must_copy(self, x: jax.Array) -> str:
         return "several devices hold a part of it each" if self.pool.is_scattered(x) else ""
@@ -132,7 +134,7 @@ class JaxFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        capsule, native = hostmemory.capsule(hostmemory.writable_alias(view)), jax_device(device)
+        capsule, native = hostmemory.capsule(hostmemory.writable_alias(view)), _jax_device(device)
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
         with _x64(True):
@@ -151,14 +153,14 @@ class JaxFramework(Framework):
     # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(sorted(map(as_device, local_devices()), key=lambda d: (d.kind != "cpu", d.index)))
+        return tuple(sorted(map(_as_device, _local_devices()), key=lambda d: (d.kind != "cpu", d.index)))
 
     def missing_device_reason(self) -> str:
         return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
 
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
         with _x64(True):  # what it copies is read late, and would show later changes of the source
-            return jax.device_put(x, jax_device(device)).block_until_ready()
+            return jax.device_put(x, _jax_device(device)).block_until_ready()
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
         loans.release()
@@ -167,7 +169,7 @@ class JaxFramework(Framework):
             # Hands the producer JAX's stream for external events, and copies nothing.
             lent = jax.dlpack.from_dlpack(source.exported(x, device))
         if device.kind != "cpu" and lent.size:
-            _lend_to_jax(x, lent, jax_device(device))
+            _lend_to_jax(x, lent, _jax_device(device))
         return lent
 
     def settle(self, x: jax.Array) -> None:
@@ -198,7 +200,7 @@ class JaxFramework(Framework):
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         # Opening JAX takes most of the memory of every card: what nobody has used is left alone.
-        return jax.default_device(jax_device(device)) if self.pool.is_started() else nullcontext()
+        return jax.default_device(_jax_device(device)) if self.pool.is_started() else nullcontext()
 
     # -- between processes ------------------------------------------------------------------------
 
@@ -232,7 +234,7 @@ class JaxFast(Fast):
         return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
 
     def facts(self, alignment: int) -> Callable[[jax.Array], Hashable]:
-        alone, minds_order = cpu_alone(), alignment > 1
+        alone, minds_order = _cpu_alone(), alignment > 1
 
         def facts(x: jax.Array) -> Hashable:
             if x.is_deleted():
@@ -256,7 +258,7 @@ class JaxFast(Fast):
         return look
 
     def export(self, alignment: int) -> Callable[[jax.Array], Any]:
-        if cpu_alone():
+        if _cpu_alone():
             return lambda x: x.__dlpack__()
         cpu = jax.local_devices(backend="cpu")[0]
 
@@ -291,3 +293,124 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
             return jnp.zeros(()) + 1
 
     loans.keep_after(lent, x, begin, lambda y: y.block_until_ready(), lambda y: y.is_ready())
+
+
+_next = jax.jit(lambda x: x + 1)
+
+
+class JaxPool(Pool):
+    def native_device(self, device: Device) -> Any:
+        return _jax_device(device)
+
+    def is_started(self) -> bool:
+        try:  # a private interface, since the public calls open JAX's devices
+            from jax._src import xla_bridge
+
+            return xla_bridge.backends_are_initialized()
+        except (ImportError, AttributeError):
+            return True  # so that JAX itself is asked
+
+    def _opened(self) -> list[Any]:
+        if not self.is_started():
+            return []
+        return [device for device in _local_devices() if device.platform != "cpu"]
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
+        if not compiled or not self.is_started():
+            return 0
+        cards = [d for d in self._opened() if device is None or _as_device(d) == device]
+        before = sum(_held(d) for d in cards)
+        jax.clear_caches()
+        return max(0, before - sum(_held(d) for d in cards))
+
+    def synchronize(self) -> None:
+        if not self.is_started():
+            return
+        # A device works on one thing after the other; there is no call that waits for all of it.
+        jax.block_until_ready([_next(jax.device_put(np.float32(0), device)) for device in _local_devices()])
+        for x in jax.live_arrays():
+            if not x.is_deleted():
+                x.block_until_ready()
+
+    def is_scattered(self, x: jax.Array) -> bool:
+        return len(x.sharding.device_set) > 1
+
+    def usage(self) -> list[Holding]:
+        rows = []
+        for device in self._opened():
+            stats = device.memory_stats()
+            if stats:
+                used, pool = stats["bytes_in_use"], stats.get("pool_bytes")
+                cached = None if pool is None else max(0, pool - used)
+                peak = stats.get("peak_bytes_in_use")
+                rows.append(Holding(str(_as_device(device)), "jax", used, cached, peak))
+        return rows
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        # Opening JAX takes a context, and by default most of the memory, on every card.
+        # Of TPUs, say, and AMD's cards nobody can tell but JAX.
+        if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
+            return None
+        cpus = (Device("cpu", i) for i in range(_cpu_count()))
+        return (*cpus, *(Device("gpu", card.index) for card in (machine.cards() if _plugins() else ())))
+
+    def read_device(self, x: Any) -> Device | None:
+        return _as_device(x) if isinstance(x, jax.Device) else None
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        if device.kind == "cpu" or not self.is_started():
+            return "", "", None
+        return str(_jax_device(device).device_kind), "", None
+
+    def free_memory_of(self, device: Device) -> int:
+        stats = _jax_device(device).memory_stats() or {}
+        allowed = int(stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0))
+        # What JAX may take is a part of the card, of which others may have taken more than the rest.
+        return min(allowed, super().free_memory_of(device) or allowed)
+
+    def oom_error(self) -> Exception:
+        return jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
+        )
+
+
+def _local_devices() -> list[Any]:
+    """JAX's own objects for the devices of this process, of all its backends."""
+    return [device for backend in jax_backend.backends().values() for device in backend.local_devices()]
+
+
+def _cpu_alone() -> bool:
+    """Whether no array of this process can live anywhere but on its one CPU device."""
+    return [device.platform for device in _local_devices()] == ["cpu"]
+
+
+def _jax_device(device: Device) -> Any:
+    """JAX's own object for a device that `find_device` has seen."""
+    if device is CPU:
+        return jax.local_devices(backend="cpu")[0]
+    return next(native for native in _local_devices() if _as_device(native) == device)
+
+
+@functools.cache
+def _plugins() -> list[str]:
+    """What brings JAX its accelerators."""
+    return [one.name for one in entry_points(group="jax_plugins")]
+
+
+def _cpu_count() -> int:
+    """How many CPU devices JAX will have."""
+    count = jax.config.jax_num_cpu_devices
+    flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return count if count > 0 else int(flag.group(1)) if flag else 1
+
+
+def _held(device: Any) -> int:
+    return int((device.memory_stats() or {}).get("bytes_in_use", 0))
+
+
+@functools.cache
+def _as_device(device: Any) -> Device:
+    if device.platform == "cpu":
+        return Device("cpu", device.id)
+    return Device("gpu", device.local_hardware_id if device.local_hardware_id is not None else device.id)
