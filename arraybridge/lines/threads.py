@@ -1,8 +1,9 @@
 """Threads that work for an iterator: what `device_map`, `Pipeline` and `prefetch` have in common.
 
-Each item has a future, in a window of bounded length. The caller's own thread reads the input and hands out
-the results, so that an iterator that is dropped has only idle workers to end. With each item travel the marks
-behind which its arrays are ready (see streams.py). What is raised at an item takes the place of its result.
+Each item has a number, and few are on their way at a time. The caller's own thread reads the input and hands
+out the results, so that an iterator that is dropped has only idle workers to end. With each item travel the
+marks behind which its arrays are ready (see streams.py). What is raised at an item takes the place of its
+result.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from itertools import count
@@ -189,13 +189,13 @@ class Run:
         self.most_in_flight = 0
         self._number, self._process = next(_numbers), os.getpid()
         self._queues: list[SimpleQueue[Any]] = [SimpleQueue() for _ in stations]
-        self._window: deque[Future[_Outcome]] = deque()
-        self._done: SimpleQueue[Future[_Outcome]] = SimpleQueue()  # where there is no order
+        self._done: SimpleQueue[tuple[int, _Outcome]] = SimpleQueue()
+        #: What came from there and is not handed out yet, by its turn.
+        self._arrived: dict[int, _Outcome] = {}
         self._read = self._given = 0
         self._unread: list[BaseException] = []
-        self._end = (
-            sys.maxsize
-        )  # items behind this number are of no use, since that one failed, or was the last
+        #: Items behind this number are of no use, since that one failed, or was the last.
+        self._end = sys.maxsize
         self._threads: list[threading.Thread] = []
         self._line = site()  # of the user, to which warnings and events of the threads belong
 
@@ -259,30 +259,24 @@ class Run:
                 note_on(error, f"while reading item {self._read} of the input")
                 self._unread.append(error)
             return False
-        future: Future[_Outcome] = Future()
-        self._queues[0].put((future, self._read, *item))
-        if self.ordered:
-            self._window.append(future)
-        else:
-            future.add_done_callback(self._done.put)
+        self._queues[0].put((self._read, *item))
         self._read += 1
         self.most_in_flight = max(self.most_in_flight, self._read - self._given)
         return True
 
-    def _is_ready(self) -> bool:
-        return self._window[0].done() if self._window else not self._done.empty()
+    def _is_ready(self, seconds: float = 0) -> bool:
+        """Whether there is a result to hand out; waits so many seconds for the next one to arrive."""
+        with suppress(Empty):
+            while self._given not in self._arrived:
+                number, outcome = self._done.get(timeout=seconds)
+                self._arrived[number if self.ordered else self._given + len(self._arrived)] = outcome
+        return self._given in self._arrived
 
     def _next(self) -> Any:
         """The next result, once it is ready; or its error is raised."""
-        outcome = None
-        while outcome is None:
-            with suppress(TimeoutError, Empty, IndexError):
-                future = self._window[0] if self.ordered else self._done.get(timeout=_LOOK_UP)
-                outcome = future.result(_LOOK_UP)
+        while not self._is_ready(_LOOK_UP):
             self._check()
-        if self.ordered:
-            self._window.popleft()
-        result, marks, errors = outcome
+        result, marks, errors = self._arrived.pop(self._given)
         if errors:
             raise errors.pop()
         self._given += 1
@@ -309,7 +303,7 @@ class Run:
             while (job := self._queues[s].get()) is not None:
                 if worker.room is not None:
                     worker.room.put(None)
-                future, number, item, marks = job
+                number, item, marks = job
                 del job  # a thread that works holds what it works on, and nothing else
                 if number > self._end:
                     continue  # one before it has failed, so that nobody waits for this one
@@ -320,16 +314,15 @@ class Run:
                     outcome = worker.failed(refusal, number)
                 del item, marks
                 end = time.perf_counter()
-                if outcome[2] or outcome[0] is END:
-                    future.set_result(outcome)
+                if is_last := bool(outcome[2] or outcome[0] is END):
                     self._end = min(self._end, number if self.ordered else 0)
-                elif following is None:
-                    future.set_result(outcome)
+                if is_last or following is None:
+                    self._done.put((number, outcome))
                 else:
                     if following.room is not None:
                         following.room.get()
-                    self._queues[s + 1].put((future, number, *outcome[:2]))
-                del future, outcome
+                    self._queues[s + 1].put((number, *outcome[:2]))
+                del outcome
                 worker.items += 1
                 worker.starved += start - free
                 worker.busy += end - start
@@ -346,7 +339,7 @@ class Run:
                 if worker.room is not None:
                     worker.room.put(None)
                 worker.stop()
-        self._window.clear()  # a report keeps the run, and need not keep the arrays
+        self._arrived.clear()  # a report keeps the run, and need not keep the arrays
         self._done = SimpleQueue()
 
     def join(self, patience: float) -> None:
