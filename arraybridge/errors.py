@@ -28,7 +28,6 @@ __all__ = [
     "UnknownFrameworkError",
     "nearest",
     "note_on",
-    "say_in",
     "text_of",
     "told",
     "warn",
@@ -55,19 +54,6 @@ def note_on(error: BaseException, note: str) -> None:
     """Add a note to an error of somebody else, where its class lets one: a frozen dataclass does not."""
     with suppress(Exception):  # what stands in its __setattr__ is unknown
         BaseException.add_note(error, note)
-
-
-def say_in(error: BaseException, sentence: str) -> None:
-    """Say more in the message of an error of somebody else; in a note where its class makes its message."""
-    before = error.args
-    message = before[0] if before else ""
-    if isinstance(message, str):
-        with suppress(Exception):  # as in `note_on`
-            error.args = ("\n".join(filter(None, (message, sentence))), *before[1:])
-    if sentence not in (text_of(error) or ""):
-        with suppress(Exception):
-            error.args = before
-        note_on(error, sentence)
 
 
 def told(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The NVIDIA cards and the memory of this machine, by nvidia-ml-py and psutil: nobody else asks.
+"""The NVIDIA cards and the memory of this machine, by nvidia-ml-py and psutil.
 
 Nothing here imports a framework, opens a card or wakes CUDA's driver: the process may be forked afterwards.
 
@@ -25,7 +25,6 @@ __all__ = [
     "host_memory",
     "own_memory",
     "pci_address",
-    "programs",
     "reading",
 ]
 
@@ -73,14 +72,6 @@ class Driver(NamedTuple):
     version: str = ""
     cuda: tuple[int, int] | None = None
     reason: str = ""
-
-
-class Program(NamedTuple):
-    """A Python process: its id, the names of the libraries that it has loaded, and bytes that are its own."""
-
-    pid: int
-    libraries: tuple[str, ...]
-    nbytes: int
 
 
 def pci_address(domain: int, bus: int, slot: int) -> str:
@@ -252,27 +243,3 @@ def own_memory() -> tuple[int, int]:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return int(now.rss), max(int(now.rss), peak)
-
-
-def programs(libraries: Mapping[str, tuple[str, ...]]) -> tuple[Program, ...]:
-    """The Python processes of this user that have loaded one of these libraries.
-
-    Args:
-        libraries: parts of the paths of its files, by the name of each library. Systems that do not say what
-            a process has mapped (macOS) show none.
-    """
-    import psutil
-
-    running = []
-    for process in psutil.process_iter():
-        try:
-            if "python" not in os.path.basename(process.exe()):  # noqa: PTH119 - a name, of whatever system
-                continue
-            maps = process.memory_maps() if hasattr(process, "memory_maps") else []
-            paths = "\n".join(file.path for file in maps)
-            names = tuple(sorted(n for n, parts in libraries.items() if any(part in paths for part in parts)))
-            if names:
-                running.append(Program(process.pid, names, int(process.memory_full_info().uss)))
-        except (psutil.Error, OSError):
-            continue  # it has ended meanwhile, or belongs to another user
-    return tuple(running)

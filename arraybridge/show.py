@@ -19,8 +19,7 @@ __all__ = [
     "html_table",
     "page",
     "picture",
-    "sortable_table",
-    "tag",
+    "text_beside",
     "text_table",
 ]
 
@@ -180,10 +179,10 @@ def page(title: str, *parts: str) -> str:
     True
     """
     body = "\n".join(filter(None, parts))
-    return Template(_beside("page.html")).substitute(title=_escaped(title), body=body)
+    return Template(text_beside("page.html")).substitute(title=_escaped(title), body=body)
 
 
-def _beside(name: str) -> str:
+def text_beside(name: str) -> str:
     """The text of a file that comes with the package."""
     from importlib.resources import files  # costs 10 ms, and only a page needs it
 
@@ -194,35 +193,6 @@ def _escaped(text: str) -> str:
     from html import escape  # costs 2 ms, and only a notebook or a page needs it
 
     return escape(text)
-
-
-def tag(kind: str, words: str = "") -> str:
-    """A word on the colour of its kind: ``shared``, ``copied``, ``same`` or ``refused``; HTML."""
-    return f'<span class="tag {kind}">{words or kind}</span>'
-
-
-def sortable_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers: Sequence[str]
-) -> str:
-    """A table that sorts by a click, and on a phone becomes a list of blocks; one for each page.
-
-    Args:
-        columns: the headings; on a phone the first one and the last one have lines of their own.
-        rows: a cell for each column; those of ``numbers`` have the attribute ``data-value``.
-        numbers: the columns that sort by number, either way.
-    """
-    heads = [Cell(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in columns]
-    choices = "".join(
-        f'<option value="{column} {way}">{name}{", largest first" if way == "down" else ""}</option>'
-        for column, name in enumerate(columns)
-        for way in (("up", "down") if name in numbers else ("up",))
-    )
-    table = html_table(heads, rows, attributes='id="sortable"')
-    return (
-        f'<p class="sorters"><label>Sort by <select id="sorter">{choices}</select></label></p>\n'
-        f'<div class="wide">{table}</div>\n'
-        f"<script>\n{_beside('sorting.js')}</script>"
-    )
 
 
 #: What is drawn → its colour, the same in every picture and on every page. Copies are red.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import psutil
 import pynvml
 import pytest
@@ -142,11 +140,3 @@ def test_the_memory_of_the_host() -> None:
     assert 0 < available < total
     now, most = machine.own_memory()
     assert 0 < now <= most
-
-
-def test_programs_are_told_by_the_libraries_that_they_have_loaded() -> None:
-    assert np.__name__ == "numpy"
-    libraries = {"numpy": ("_multiarray_umath",), "none": ("no such",)}
-    (own,) = [one for one in machine.programs(libraries) if one.pid == os.getpid()]
-    assert own.libraries == ("numpy",)
-    assert own.nbytes > 1 << 20

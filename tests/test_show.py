@@ -14,7 +14,6 @@ from arraybridge.show import (
     html_table,
     page,
     picture,
-    sortable_table,
     text_table,
 )
 
@@ -73,16 +72,6 @@ def test_a_page_is_whole_and_needs_no_network() -> None:
     assert 'name="viewport"' in text
     for address in ("http:", "https:", "@import", "url("):
         assert address not in text
-
-
-def test_a_table_that_sorts_has_a_button_for_each_column_and_both_ways_for_numbers() -> None:
-    rows = [("a", Cell("1 s", 'data-value="1"')), ("<b>", Cell("2 s", 'data-value="2"'))]
-    text = sortable_table(("name", "time"), rows, ("time",))
-    assert text.count("<button>") == 2
-    assert "&lt;b&gt;" in text
-    for choice in ('value="0 up">name', 'value="1 up">time', 'value="1 down">time, largest first'):
-        assert choice in text
-    assert 'value="0 down"' not in text
 
 
 def test_a_picture_has_no_ground_of_its_own_and_leaves_the_settings_as_they_are(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape as escape_html
 from pathlib import Path
@@ -28,8 +28,7 @@ from arraybridge.show import (
     html_table,
     page,
     picture,
-    sortable_table,
-    tag,
+    text_beside,
 )
 from arraybridge.types import Device
 
@@ -280,7 +279,7 @@ def document(result: Json) -> str:
     return page(
         "Conversions on this machine",
         f"<p>{escape_html(about)}</p>",
-        f"<p>{' '.join(f'{tag(kind)} {_MEANINGS[kind]}.' for kind in _kinds(result))}</p>",
+        f"<p>{' '.join(f'{_tag(kind)} {_MEANINGS[kind]}.' for kind in _kinds(result))}</p>",
         f'<div class="wide">{grid}</div>',
         *(f"<p>{escape_html(remark)}</p>" for remark in _remarks(result)),
         "<h2>Every pair</h2>",
@@ -300,13 +299,42 @@ def _pair(cell: Json) -> list[str | Cell]:
     # What has no number comes after everything that has one.
     return [
         f"{cell['source']} → {cell['target']}",
-        Cell(tag(cell["kind"], cell["kind"] + copies)),
+        Cell(_tag(cell["kind"], cell["kind"] + copies)),
         cell["method"] or "",
         Cell(format_seconds(seconds), f'class="number" data-value="{seconds or 1e9:.6g}"'),
         Cell(_format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
         cell["device"] or "",
         cell["reason"] or cell["error"] or "",
     ]
+
+
+def _tag(kind: str, words: str = "") -> str:
+    """A word on the colour of its kind: ``shared``, ``copied``, ``same`` or ``refused``; HTML."""
+    return f'<span class="tag {kind}">{words or kind}</span>'
+
+
+def sortable_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers: Sequence[str]
+) -> str:
+    """A table that sorts by a click, and on a phone becomes a list of blocks; one for each page.
+
+    Args:
+        columns: the headings; on a phone the first one and the last one have lines of their own.
+        rows: a cell for each column; those of ``numbers`` have the attribute ``data-value``.
+        numbers: the columns that sort by number, either way.
+    """
+    heads = [Cell(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in columns]
+    choices = "".join(
+        f'<option value="{column} {way}">{name}{", largest first" if way == "down" else ""}</option>'
+        for column, name in enumerate(columns)
+        for way in (("up", "down") if name in numbers else ("up",))
+    )
+    table = html_table(heads, rows, attributes='id="sortable"')
+    return (
+        f'<p class="sorters"><label>Sort by <select id="sorter">{choices}</select></label></p>\n'
+        f'<div class="wide">{table}</div>\n'
+        f"<script>\n{text_beside('sorting.js')}</script>"
+    )
 
 
 def _heat_map(result: Json, path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -92,9 +93,9 @@ def _readings(
 
 def take_reading() -> MemoryStats:
     """Look at every device, and at every process that may be looked at."""
-    programs = machine.programs({name: registry.facts(name).libraries for name in registry.framework_names()})
-    frameworks = {program.pid: " + ".join(program.libraries) for program in programs}
-    by_device: dict[str, Mapping[int, int]] = {"cpu": {program.pid: program.nbytes for program in programs}}
+    seen = programs()
+    frameworks = {pid: " + ".join(names) for pid, (names, _) in seen.items()}
+    by_device: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in seen.items()}}
     for card in machine.cards():
         by_device[f"gpu:{card.index}"] = machine.reading(card).holders
     stats = memory_stats()
@@ -103,6 +104,27 @@ def take_reading() -> MemoryStats:
         for one in stats.devices
     )
     return MemoryStats(tuple(devices), stats.note)
+
+
+def programs() -> dict[int, tuple[list[str], int]]:
+    """The Python processes of this user: the frameworks that each has loaded, and bytes that are its own.
+
+    They are told by the paths of what a process has mapped; systems that do not say that (macOS) show none.
+    """
+    libraries = {name: registry.facts(name).libraries for name in registry.framework_names()}
+    seen = {}
+    for process in psutil.process_iter():
+        try:
+            if "python" not in Path(process.exe()).name:
+                continue
+            maps = process.memory_maps() if hasattr(process, "memory_maps") else []
+            paths = "\n".join(file.path for file in maps)
+            names = sorted(n for n, parts in libraries.items() if any(part in paths for part in parts))
+            if names:
+                seen[process.pid] = names, int(process.memory_full_info().uss)
+        except (psutil.Error, OSError):
+            continue  # it has ended meanwhile, or belongs to another user
+    return seen
 
 
 def _holdings(

@@ -20,7 +20,7 @@ from arraybridge.arrays import ARRAY, kind_of, source_of
 from arraybridge.batches import Joined
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, say_in, text_of
+from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
@@ -526,3 +526,16 @@ def _read_once(batch: Batch) -> str:
                     f" iterator ({cls.__name__}), from which that may have read; pass a list."
                 )
     return ""
+
+
+def say_in(error: BaseException, sentence: str) -> None:
+    """Say more in the message of an error of somebody else; in a note where its class makes its message."""
+    before = error.args
+    message = before[0] if before else ""
+    if isinstance(message, str):
+        with suppress(Exception):  # as in `note_on`
+            error.args = ("\n".join(filter(None, (message, sentence))), *before[1:])
+    if sentence not in (text_of(error) or ""):
+        with suppress(Exception):
+            error.args = before
+        note_on(error, sentence)

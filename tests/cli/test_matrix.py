@@ -16,6 +16,7 @@ import pytest
 
 from arraybridge.cli import matrix as command
 from arraybridge.cli import output
+from arraybridge.show import Cell
 from tests.cli.programs import PLANTED, Site, call_cli
 from tests.helpers import require
 
@@ -154,3 +155,13 @@ def test_a_pipe_is_as_wide_as_need_be() -> None:
     narrow = call_cli(*arguments, COLUMNS="60").stdout
     assert max(map(len, narrow.splitlines())) <= 60
     assert " ".join(refusal.split()) in " ".join(narrow.split())
+
+
+def test_a_table_that_sorts_has_a_button_for_each_column_and_both_ways_for_numbers() -> None:
+    rows = [("a", Cell("1 s", 'data-value="1"')), ("<b>", Cell("2 s", 'data-value="2"'))]
+    text = command.sortable_table(("name", "time"), rows, ("time",))
+    assert text.count("<button>") == 2
+    assert "&lt;b&gt;" in text
+    for choice in ('value="0 up">name', 'value="1 up">time', 'value="1 down">time, largest first'):
+        assert choice in text
+    assert 'value="0 down"' not in text
