@@ -401,7 +401,7 @@ class Recovery:
         return size // 2
 
     def _give_up(self, note: str) -> NoReturn:
-        say_in(self.failure, f"arraybridge: out of memory {note}")
+        _say_in(self.failure, f"arraybridge: out of memory {note}")
         raise self.failure
 
     def _clean_up(self, step: str, what: str, then: str) -> None:
@@ -528,7 +528,7 @@ def _read_once(batch: Batch) -> str:
     return ""
 
 
-def say_in(error: BaseException, sentence: str) -> None:
+def _say_in(error: BaseException, sentence: str) -> None:
     """Say more in the message of an error of somebody else; in a note where its class makes its message."""
     before = error.args
     message = before[0] if before else ""
