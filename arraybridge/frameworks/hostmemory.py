@@ -302,7 +302,7 @@ def capsule(view: np.ndarray) -> Any:
     return exported
 
 
-def importable(exported: Any, device: tuple[int, int] = (1, 0)) -> Exported:
+def importable(exported: Any, device: tuple[int, int] = (1, 0)) -> Any:
     """A capsule in the form that ``from_dlpack`` functions take, whatever stream they name.
 
     ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for a CUDA card.

@@ -15,7 +15,7 @@ from arraybridge.arrays import LEAF, kinds
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.loans import Kept
+from arraybridge.frameworks.cardmemory import Kept
 from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device

@@ -16,7 +16,7 @@ from numbers import Real
 from typing import NamedTuple
 
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
-from arraybridge.frameworks import loans, registry
+from arraybridge.frameworks import cardmemory, registry
 from arraybridge.frameworks.base import Framework, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
@@ -105,7 +105,7 @@ cleanup_torch_gpu = partial(_freed, "torch")
 def release_caches(frameworks: list[Framework], index: int | None, *, compiled: bool = False) -> int:
     """Collect garbage, then free the caches of these frameworks; returns the bytes given back."""
     gc.collect()
-    loans.settle()  # what frameworks have lent one another, and is read no more
+    cardmemory.settle()  # what frameworks have lent one another, and is read no more
     freed = 0
     for one in frameworks:
         device = None if index is None else one.accelerator(index)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 IMPORTS = (
     "import os, threading, numpy as np, cupy, arraybridge as ab",
     "from arraybridge import machine",
-    "from arraybridge.frameworks import driver",
+    "from arraybridge.frameworks import cardmemory",
     "from tests.card import books",
     "opened = lambda: map(books.is_open, range(2))",
 )
@@ -30,7 +30,7 @@ QUESTIONS = (
 def test_a_question_opens_no_card_and_wakes_no_driver(framework: str) -> None:
     if framework:
         require(framework)
-    lines = [f"{question}; print(driver.is_awake(), *opened())" for question in QUESTIONS]
+    lines = [f"{question}; print(cardmemory.is_awake(), *opened())" for question in QUESTIONS]
     said = asked(
         *IMPORTS,
         f"import {framework or 'sys'}",
@@ -102,7 +102,7 @@ print((y.get() == 3).all())
     "streams of threads that have ended are used again": (
         """
 cards = machine.cards()
-print(driver.is_awake(), len(cards), machine.free_memory(1) == cards[1].total)
+print(cardmemory.is_awake(), len(cards), machine.free_memory(1) == cards[1].total)
 seen = set()
 @ab.cupy(gpu_id=0)
 def f(x):

@@ -14,12 +14,12 @@ import cupy
 import numpy as np
 
 from arraybridge import machine
-from arraybridge.frameworks import driver, hostmemory, loans
+from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Holding, Mark, Pool, Streams
 from arraybridge.types import Device
 
-loans.captures.append(lambda: cupy.cuda.get_current_stream().is_capturing())
+cardmemory.captures.append(lambda: cupy.cuda.get_current_stream().is_capturing())
 
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
@@ -104,14 +104,14 @@ class CupyFramework(Framework):
 
     def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
-            card = driver.card_at(x.__cuda_array_interface__["data"][0])
+            card = cardmemory.card_at(x.__cuda_array_interface__["data"][0])
             # Ordered after the stream that the interface names. From any but the current card CuPy copies.
             with on_card(cupy.cuda.runtime.getDevice() if card is None else card):
                 return cupy.asarray(x)
         if source.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
             with on_card(int(x.__dlpack_device__()[1])):
                 return cupy.from_dlpack(x)
-        loans.release()
+        cardmemory.release()
         # torch refuses to lend from a card that is not the current one.
         with source.selected(device), on_card(device.index):
             return _on_loan(
@@ -194,12 +194,12 @@ def on_card(index: int) -> Iterator[None]:
     before = runtime.getDevice()
     if before == index:
         yield
-    elif runtime.is_hip or driver.has_context(before):
+    elif runtime.is_hip or cardmemory.has_context(before):
         with cupy.cuda.Device(index):
             yield
     else:
         try:
-            with driver.primary_context(index):
+            with cardmemory.primary_context(index):
                 yield
         finally:
             if runtime.getDevice() != before:
@@ -210,7 +210,7 @@ def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device
     """The same memory, in an array with whose end the loan ends in order."""
     if not x.size:
         return x
-    owner = loans.Loan(x, lender, borrower, device)
+    owner = cardmemory.loan(x, lender, borrower, device)
     memory = cupy.cuda.UnownedMemory(x.data.ptr, x.data.mem.size or x.nbytes, owner, device.index)
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
 
@@ -225,9 +225,9 @@ def _devices() -> tuple[Device, ...]:
 
 def _opened() -> list[int]:
     """Numbers of the cards on which this process has a context; selecting another would create one."""
-    if not driver.is_awake():  # which asking CuPy would wake
+    if not cardmemory.is_awake():  # which asking CuPy would wake
         return []
-    return [device.index for device in _devices() if driver.has_context(device.index)]
+    return [device.index for device in _devices() if cardmemory.has_context(device.index)]
 
 
 def _pools() -> list[Any]:
@@ -289,7 +289,7 @@ class CupyPool(Pool):
 
     def visible_devices(self) -> tuple[Device, ...] | None:
         # CUDA's own count initialises the driver, after which this process can't be forked.
-        if cupy.cuda.runtime.is_hip or driver.is_awake():
+        if cupy.cuda.runtime.is_hip or cardmemory.is_awake():
             return None
         return tuple(Device("gpu", card.index) for card in machine.cards())
 
@@ -372,7 +372,7 @@ class CupyStreams(Streams):
     def take_over(self, x: cupy.ndarray) -> cupy.ndarray:
         # CuPy's pool knows only the stream on which a block was allocated, and may give it away again there
         # while this thread still reads it: the block is kept until this thread's work is done.
-        loans.release()
+        cardmemory.release()
         return _on_loan(x, Streams(), self, Device("gpu", x.device.id))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import backend as jax_backend
 
 from arraybridge import machine
-from arraybridge.frameworks import hostmemory, loans
+from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, as_now, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.parts import Fallback, Fast, Holding, Pool
@@ -163,7 +163,7 @@ class JaxFramework(Framework):
             return jax.device_put(x, _jax_device(device)).block_until_ready()
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
-        loans.release()
+        cardmemory.release()
         # torch refuses to lend from a card that is not the current one.
         with source.selected(device), _x64(True):
             # Hands the producer JAX's stream for external events, and copies nothing.
@@ -292,7 +292,7 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 
-    loans.keep_after(lent, x, begin, lambda y: y.block_until_ready(), lambda y: y.is_ready())
+    cardmemory.keep_after(lent, x, begin, lambda y: y.block_until_ready(), lambda y: y.is_ready())
 
 
 _next = jax.jit(lambda x: x + 1)

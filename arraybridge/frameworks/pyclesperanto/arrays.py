@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
-from arraybridge.frameworks import hostmemory, loans
+from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
 from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.pyclesperanto import opencl
@@ -193,12 +193,12 @@ class ImageFramework(Framework):
         return hostmemory.importable(x.__dlpack__(), (2, device.index))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        loans.release()
+        cardmemory.release()
         with source.selected(device):
             source.settle(x)
             native = self.natives[device.index]
             lent = self._cle.from_dlpack(source.exported(x, device), device=native, copy=False)
-        loans.keep_after(lent, x, lambda: self.empty((1, 1, 1), "float32", device), self.settle)
+        cardmemory.keep_after(lent, x, lambda: self.empty((1, 1, 1), "float32", device), self.settle)
         return lent
 
 

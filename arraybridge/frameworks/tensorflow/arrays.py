@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from arraybridge.frameworks import hostmemory, loans
+from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.numpy import NumpyFast
 from arraybridge.frameworks.parts import Fallback, Fast, Holding, Pool
@@ -131,7 +131,7 @@ class TensorflowFramework(Framework):
             return tf.identity(x)
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        loans.release()
+        cardmemory.release()
         # torch refuses to lend from a card that is not the current one; this import knows no stream.
         with source.selected(device):
             source.settle(x)
@@ -308,7 +308,7 @@ def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
         with tf.init_scope(), tf.device(_name_of(device)):  # also where a function is being traced
             return tf.zeros(()) + 1
 
-    loans.keep_after(lent, x, begin, lambda y: y.numpy())
+    cardmemory.keep_after(lent, x, begin, lambda y: y.numpy())
 
 
 @functools.cache

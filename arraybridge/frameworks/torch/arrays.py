@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.utils import dlpack as torch_dlpack
 
-from arraybridge.frameworks import driver, hostmemory, loans
+from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, as_now, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Fallback, Fast, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
@@ -176,7 +176,7 @@ class TorchFramework(Framework):
             return _from_interface(x, self.streams)
         if device.kind != "gpu" or source.dlpack_device is None or not self.streams.has_queues:
             return torch.from_dlpack(x)
-        loans.release()
+        cardmemory.release()
         # CuPy orders the consumer after its current stream on the current card, whichever the array's is.
         with source.selected(device), torch.cuda.device(device.index):
             # This hands the producer the current stream of this thread on that device.
@@ -286,7 +286,7 @@ def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Dev
         "data": (shown.data_ptr(), False),
         "version": 2,
     }
-    owner = loans.Loan(lent, lender, borrower, device)
+    owner = cardmemory.loan(lent, lender, borrower, device)
     exported = hostmemory.Exported(owner, __cuda_array_interface__=interface)
     return torch.as_tensor(exported, device=lent.device).view(lent.dtype)
 
@@ -294,7 +294,7 @@ def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Dev
 def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
     """The memory behind ``__cuda_array_interface__``, which torch takes without minding its stream."""
     interface = x.__cuda_array_interface__
-    card = driver.card_at(interface["data"][0])
+    card = cardmemory.card_at(interface["data"][0])
     tensor = torch.as_tensor(x, device="cuda" if card is None else f"cuda:{card}")
     stream = interface.get("stream")
     if stream is not None:  # 1 stands for the default stream

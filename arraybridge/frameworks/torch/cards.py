@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from arraybridge import machine
-from arraybridge.frameworks import driver, loans
+from arraybridge.frameworks import cardmemory
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.parts import Holding, Mark, Pool, Streams
 from arraybridge.types import Device
 
 if torch.backends.cuda.is_built():
-    loans.captures.append(torch.cuda.is_current_stream_capturing)
+    cardmemory.captures.append(torch.cuda.is_current_stream_capturing)
 
 
 def torch_device(device: Device) -> torch.device:
@@ -81,7 +81,7 @@ class TorchPool(Pool):
     def synchronize(self) -> None:
         if torch.cuda.is_initialized():
             for i in _numbers():
-                if torch.version.hip or driver.has_context(i):  # any other would be opened
+                if torch.version.hip or cardmemory.has_context(i):  # any other would be opened
                     torch.cuda.synchronize(i)
         elif self.is_started():
             torch.accelerator.synchronize()
@@ -104,7 +104,7 @@ class TorchPool(Pool):
 
     def visible_devices(self) -> tuple[Device, ...] | None:
         # Asking torch initialises the driver, after which this process can't be forked.
-        if torch.version.cuda is None or driver.is_awake():
+        if torch.version.cuda is None or cardmemory.is_awake():
             return None
         return (CPU, *(Device("gpu", card.index) for card in machine.cards()))
 

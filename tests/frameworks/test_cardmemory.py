@@ -14,7 +14,7 @@ import pytest
 
 import arraybridge
 from arraybridge import free_memory
-from arraybridge.frameworks import loans
+from arraybridge.frameworks import cardmemory
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.types import Device
@@ -63,15 +63,15 @@ def collected(*steps: Callable[[], object]) -> None:
     ],
     ids=["its queue waits", "another queue", "of each thread", "no queues"],
 )
-@pytest.mark.parametrize("end", [loans.release, loans.settle, free_memory])
+@pytest.mark.parametrize("end", [cardmemory.release, cardmemory.settle, free_memory])
 def test_the_memory_goes_when_the_lenders_queue_waits_or_it_was_read(
     lender: Streams, ended_on: int | None, kept: bool, end: Callable[[], object]
 ) -> None:
     borrower, memory = Queue(3), Memory()
     before = lender.number if isinstance(lender, Queue) else 0
-    seen, loan = weakref.ref(memory), [loans.Loan(memory, lender, borrower, CARD)]
+    seen, loan = weakref.ref(memory), [cardmemory.loan(memory, lender, borrower, CARD)]
     del memory
-    collected(loans.release)
+    collected(cardmemory.release)
     assert seen() is not None, "the borrower's array is alive"
     if isinstance(lender, Queue):
         lender.number, lender.waited = ended_on, []
@@ -80,16 +80,16 @@ def test_the_memory_goes_when_the_lenders_queue_waits_or_it_was_read(
         assert lender.waited == ([] if kept else [3])
         lender.number = before
     assert (seen() is not None) == kept
-    collected(loans.release)
+    collected(cardmemory.release)
     assert (seen() is not None) == kept, "what is not read yet stays"
-    borrower.done = end is loans.release
+    borrower.done = end is cardmemory.release
     collected(end)
     assert seen() is None
-    assert borrower.done == (kept or end is loans.release), "who settles waits"
+    assert borrower.done == (kept or end is cardmemory.release), "who settles waits"
 
 
 def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
-    kept, memory, broken = loans.Kept(), Memory(), True
+    kept, memory, broken = cardmemory.Kept(), Memory(), True
     seen = weakref.ref(memory)
 
     def is_done() -> bool:
@@ -111,7 +111,7 @@ def test_what_cannot_be_asked_is_kept_and_keeps_nothing_else() -> None:
 
 def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A query of one framework breaks off the graph of any other; the stand-in records one."""
-    kept, recording, queries = loans.Kept(), True, 0
+    kept, recording, queries = cardmemory.Kept(), True, 0
 
     def is_done() -> bool:
         nonlocal queries
@@ -121,12 +121,12 @@ def test_nothing_is_asked_while_a_graph_is_recorded(monkeypatch: pytest.MonkeyPa
     def no_driver() -> bool:
         raise RuntimeError("cudaErrorInsufficientDriver")
 
-    monkeypatch.setattr(loans, "captures", [lambda: recording])
+    monkeypatch.setattr(cardmemory, "captures", [lambda: recording])
     kept.keep(Memory(), is_done, lambda: None)
     kept.release()
     assert (len(kept), queries) == (1, 0)
     recording = False
-    monkeypatch.setattr(loans, "captures", [lambda: recording, no_driver])
+    monkeypatch.setattr(cardmemory, "captures", [lambda: recording, no_driver])
     kept.release()
     assert (len(kept), queries) == (0, 1)
 
@@ -151,22 +151,22 @@ def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str
     else:
         room._lend_to_tensorflow(memory, lent[0], Device("cpu", 0))
     del memory
-    collected(loans.release)
+    collected(cardmemory.release)
     if how == "donated":  # which deletes what JAX has of it, and leaves the object
         module.jit(lambda x: x + 1, donate_argnums=0)(lent[0]).block_until_ready()
         assert lent[0].is_deleted()
-        collected(loans.release)
+        collected(cardmemory.release)
     assert seen() is not None, "its array is alive"
     collected(lent.clear)
     assert seen() is not None, "nobody has asked its queue yet"
     if how == "inside jit":
 
         def traced(x: Any) -> Any:
-            loans.release()
+            cardmemory.release()
             return x + 1
 
         assert float((module.jit if name == "jax" else module.function)(traced)(1.0)) == 2.0
-    collected(loans.release, loans.settle)
+    collected(cardmemory.release, cardmemory.settle)
     assert seen() is None
 
 
