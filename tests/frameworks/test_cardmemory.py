@@ -197,7 +197,7 @@ def test_what_knows_no_stream_waits_for_the_sources_card_and_keeps_the_memory(
     room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
     monkeypatch.setattr(room, f"_lend_to_{name}", lambda x, *_: kept.append(x))
     if name == "jax":
-        monkeypatch.setattr(room, "jax_device", lambda device: None)
+        monkeypatch.setattr(room, "_jax_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")
     memory[:] = np.arange(16)
     lent = framework.adopt(memory, Source(), CARD)
