@@ -118,24 +118,6 @@ def test_the_scheduler_needs_no_framework() -> None:
     assert asked(*lines).split() == ["False", "False", "True"]
 
 
-def test_jax_compiles_once_in_a_worker(two_workers: Client) -> None:
-    jax = require("jax")
-
-    @jax.jit
-    def inner(x: Any) -> Any:
-        functions.traces.append(1)  # runs while JAX traces, and then no more
-        return x * 3
-
-    @arraybridge.jax
-    def tripled(x: Any) -> Any:
-        return inner(x)
-
-    whole = np.arange(40, dtype=np.float32)
-    for _ in range(2):
-        check_equal(computed(map_blocks(tripled, to_dask(whole, 2)), two_workers), whole * 3)
-    assert set(two_workers.run(functions.number_of_traces).values()) == {1}
-
-
 # -- with a margin -------------------------------------------------------------------------------------
 
 BOUNDARIES = {
@@ -154,23 +136,6 @@ def test_filter_across_chunks(boundary: Any) -> None:
     result = map_overlap(functions.sum_of_nine, to_dask(whole, CHUNKS), depth=1, boundary=boundary)
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(whole, 1, **BOUNDARIES[boundary]), (3, 3))
     check_equal(computed(result), windows.sum((2, 3)))
-
-
-@pytest.mark.parametrize("depth", [(2, 1), {0: 2, 1: 1}])
-def test_depth_and_boundary_for_each_axis(depth: Any) -> None:
-    shapes = []
-
-    @arraybridge.numpy
-    def opposite(x: Any) -> Any:
-        """What stands two rows above and one column to the right."""
-        shapes.append(x.shape)
-        return np.roll(x, (2, -1), (0, 1))
-
-    whole = np.arange(48).reshape(8, 6)
-    boundary = {0: "periodic", 1: -1}
-    result = computed(map_overlap(opposite, to_dask(whole, (4, 3)), depth=depth, boundary=boundary))
-    check_equal(result, np.roll(np.pad(whole, ((0, 0), (0, 1)), constant_values=-1), (2, -1), (0, 1))[:, :6])
-    assert shapes == [(4 + 2 * 2, 3 + 2 * 1)] * 4
 
 
 def inner(b: Any) -> Any:
@@ -256,26 +221,6 @@ def test_arguments_of_the_function() -> None:
         check_equal(computed(array), expected)
 
 
-def test_the_number_of_the_block() -> None:
-    require("torch")
-
-    @arraybridge.torch
-    def numbered(b: Any, block_id: Any = None) -> Any:
-        return b * 0 + block_id[0] * 10 + block_id[1]
-
-    @arraybridge.torch
-    def placed(b: Any, block_info: Any = None) -> Any:
-        (top, _), (left, _) = block_info[0]["array-location"]
-        assert block_info[None]["dtype"] == np.float64
-        return b * 0 + top * 10 + left
-
-    x = numbers()
-    ids = np.array([[0.0, 0, 1, 1], [0, 0, 1, 1], [10, 10, 11, 11]])
-    check_equal(computed(map_blocks(numbered, x)), ids)
-    check_equal(computed(map_overlap(numbered, x, depth=1, boundary="reflect")), ids)
-    check_equal(computed(map_blocks(placed, x)), ids * 2)
-
-
 def test_several_arrays() -> None:
     a, b, c = np.arange(12, dtype="f4").reshape(3, 4), np.arange(4, dtype="f4"), np.ones((3, 1), "f4")
     arrays = to_dask(a, (2, 2)), to_dask(b, 2), to_dask(c, (2, 1))
@@ -300,14 +245,6 @@ def test_several_arrays() -> None:
     ):
         with pytest.raises(BlockError, match="was expected"):
             wrong.compute()
-
-
-def test_every_two_arrays_have_to_meet() -> None:
-    one, u, v = to_dask(np.ones(1), 1), to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((1, 2, 1),))
-    with pytest.raises(ValueError, match="do not align"):
-        map_blocks(lambda a, b, c: a + b + c.mean(), one, u, v).compute()
-    # By default Dask cuts them alike.
-    check_equal(computed(map_overlap(lambda a, b: a + b, u, v, depth=0)), np.arange(0.0, 8.0, 2.0))
 
 
 # -- what is declared ----------------------------------------------------------------------------------

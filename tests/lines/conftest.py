@@ -10,8 +10,6 @@ from collections.abc import Iterator
 import pytest
 
 import arraybridge
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.registry import BUILT_IN
 from tests.helpers import registry_kept
 from tests.lines.streams import StreamFramework
 
@@ -32,13 +30,6 @@ def wait_for_no_threads() -> None:
 def no_thread_is_left() -> Iterator[None]:
     yield
     wait_for_no_threads()
-
-
-@pytest.fixture
-def no_real_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only frameworks of the tests: the queues of a card of this machine would be marked as well."""
-    loaded = registry.loaded
-    monkeypatch.setattr(registry, "loaded", lambda: [one for one in loaded() if one.name not in BUILT_IN])
 
 
 @pytest.fixture

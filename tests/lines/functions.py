@@ -82,33 +82,24 @@ def make_shared(value: int) -> Any:
 # -- what does not travel ----------------------------------------------------------------------------
 
 
-def fail_elsewhere(home: int, error: type[Exception]) -> str:
+def made_at_home(home: int) -> str:
     if os.getpid() != home:
-        raise error("not made here")
+        raise FileNotFoundError("not made here")  # which a pipe raises, too
     return "made at home"
 
 
 class Homebound:
-    """Comes back in no other process than the one that made it, where ``error`` is raised."""
-
-    def __init__(self, error: type[Exception]) -> None:
-        self.error = error
+    """Comes back in no other process than the one that made it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return fail_elsewhere, (os.getpid(), self.error)
+        return made_at_home, (os.getpid(),)
 
 
 class StubbornError(Exception):
-    """Neither pickles where ``error`` is raised, nor comes back where it is raised late."""
-
-    def __init__(self, error: type[Exception], late: bool) -> None:
-        super().__init__("stubborn")
-        self.error, self.late = error, late
+    """Does not pickle."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.late:
-            return fail_elsewhere, (os.getpid(), self.error)
-        raise self.error("not pickled")
+        raise KeyError("not pickled")
 
 
 class Unwelcome:
@@ -128,8 +119,12 @@ class Raising:
         raise self.error
 
 
-def make_homebound(error: type[Exception]) -> Homebound:
-    return Homebound(error)
+def make_homebound(_: Any) -> Homebound:
+    return Homebound()
+
+
+def be_stubborn(_: Any) -> None:
+    raise StubbornError("stubborn")
 
 
 def make_function(_: Any) -> Callable[[], int]:

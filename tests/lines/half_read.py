@@ -14,7 +14,7 @@ from arraybridge import Pipeline, convert_memory, device_map
 kept: list[Any] = []
 
 
-def main(name: str) -> None:
+def begin(name: str) -> None:
     x = convert_memory(np.ones((300, 300), np.float32), name)
 
     def work(i: int) -> Any:
@@ -23,13 +23,14 @@ def main(name: str) -> None:
             result = result @ x
         return result
 
-    kept.append(device_map(work, count(), "cpu", per_device=3))
-    kept.append(Pipeline(work, lambda y: y @ x).map(count()))
-    for results in kept:
+    lines = [device_map(work, count(), "cpu", per_device=3), Pipeline(work, lambda y: y @ x).map(count())]
+    kept.extend(lines)
+    for results in lines:
         for _ in range(3):
             next(results)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    for name in sys.argv[1:]:
+        begin(name)
     print("done", flush=True)

@@ -19,7 +19,6 @@ class StreamFramework(CardFramework):
         super().__init__()
         self.log: list[tuple[str, str, int]] = []
         self.count = 0
-        self.is_done = False
         self.taken_over: list[CardArray] = []
         self.lock = threading.Lock()
         self.streams = NotedStreams(self)
@@ -57,7 +56,7 @@ class NotedStreams(Streams):
             device,
             lambda: self._note("wait", number),
             lambda: self._note("synchronize", number),
-            lambda: self.owner.is_done,
+            lambda: False,
         )
 
     def take_over(self, x: CardArray) -> CardArray:

@@ -53,19 +53,6 @@ def test_a_plain_function_gets_arrays_on_its_device(jax_devices: Any) -> None:
     assert results == {(f"cpu:{i}", f"cpu:{i}") for i in (1, 2, 3)}
 
 
-def test_a_scattered_array_is_gathered_on_the_device_that_takes_it(jax_devices: Any) -> None:
-    """Also where that is the first of its own."""
-    sharding = jax_devices.sharding
-    mesh = sharding.Mesh(np.array(jax_devices.devices("cpu")[:2]), ("x",))
-    x = jax_devices.device_put(
-        np.arange(8, dtype=np.float32), sharding.NamedSharding(mesh, sharding.PartitionSpec("x"))
-    )
-    for device in ("cpu:0", "cpu:1", "cpu:2"):
-        (result,) = device_map(lambda item: item, [x], [device])
-        assert [f"cpu:{d.id}" for d in result.devices()] == [device]
-        assert np.asarray(result).tolist() == list(range(8))
-
-
 def test_a_function_with_a_device_of_its_own_keeps_it(jax_devices: Any) -> None:
     @arraybridge.jax(device="cpu:3")
     def own(x: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import array
 import threading
 import time
 from pathlib import Path
@@ -54,21 +53,6 @@ def test_another_axis(axis: int) -> None:
     np.testing.assert_array_equal(Pipeline(double, axis=axis)(x), x * 2)
 
 
-def test_tuples_and_dicts_of_arrays() -> None:
-    def add(pair: Any) -> dict[str, Any]:
-        return {"sum": pair[0] + pair[1]["b"], "scale": pair[1]["scale"], "both": (pair[0], pair[1]["b"])}
-
-    def scale(d: dict[str, Any]) -> dict[str, Any]:
-        return {**d, "sum": d["sum"] * d["scale"]}
-
-    a, b = rows(7), rows(7) + 1
-    result = Pipeline(add, scale, microbatches=3)((a, {"b": b, "scale": 3}))
-    assert list(result) == ["sum", "scale", "both"]
-    np.testing.assert_array_equal(result["sum"], (a + b) * 3)
-    assert result["scale"] == 3
-    np.testing.assert_array_equal(result["both"][1], b)
-
-
 @pytest.mark.parametrize("limit", [0, 2, 4, 12])
 @pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
 def test_stages_that_leave_rows_out(name: str, limit: int) -> None:
@@ -78,15 +62,6 @@ def test_stages_that_leave_rows_out(name: str, limit: int) -> None:
     assert arraybridge.to_numpy(result).tolist() == list(range(limit))
 
 
-@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "pyclesperanto"])
-def test_batches_of_every_framework(name: str) -> None:
-    require(name)
-    x = (np.arange(24) + 2**30 + 1).reshape(6, 2, 2).astype(np.int32)  # exact, also where floats are not
-    result = Pipeline(lambda part: part, microbatches=4)(arraybridge.convert_memory(x, name))
-    assert arraybridge.detect_memory_type(result) == name
-    np.testing.assert_array_equal(arraybridge.to_numpy(result), x)
-
-
 @pytest.mark.parametrize("n", [2, 8])
 def test_the_last_stage_may_use_a_buffer_again(n: int) -> None:
     buffer = np.empty((2, 3))
@@ -94,11 +69,6 @@ def test_the_last_stage_may_use_a_buffer_again(n: int) -> None:
     pipeline = Pipeline(double, lambda part: np.add(part, 1, out=buffer), microbatches=n // 2)
     result, _ = pipeline(x), pipeline(x + 5)
     np.testing.assert_array_equal(result, x * 2 + 1)
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_what_carries_an_array_is_given_as_an_array(n: int) -> None:
-    assert type(Pipeline(double)(array.array("d", [1.0] * n))) is np.ndarray
 
 
 class Model:

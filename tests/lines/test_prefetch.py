@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import Device, prefetch
-from tests.cards import CardArray
+from arraybridge import prefetch
 from tests.helpers import require
 from tests.lines.streams import StreamFramework
 
@@ -53,12 +50,6 @@ def test_an_error_of_a_conversion_says_which_item() -> None:
     assert "item 2, on its way to torch" in caught.value.__notes__
 
 
-def test_any_depth_gives_the_first_item_when_it_is_there() -> None:
-    items = prefetch(count(), "numpy", depth=10**9)
-    assert next(items) == 0
-    items.close()  # type: ignore[attr-defined]  # a generator
-
-
 @pytest.mark.parametrize("depth", [1, 4])
 @pytest.mark.parametrize(
     ("name", "options"),
@@ -84,43 +75,6 @@ def test_a_source_may_fill_one_buffer_anew_where_it_is_copied(
 
     results = list(prefetch(items(), name, depth=depth, **options))
     assert [np.unique(arraybridge.to_numpy(r["x"])).tolist() for r in results] == [[i] for i in range(30)]
-
-
-def test_an_item_is_converted_before_the_next_one_is_read(framework: StreamFramework) -> None:
-    order: list[str] = []
-    plain = framework.from_host
-
-    def from_host(view: np.ndarray, device: Device) -> CardArray:
-        time.sleep(0.002)  # in which a thread that did not wait would read
-        order.append(f"converted {view[0]:.0f}")
-        return plain(view, device)
-
-    framework.from_host = from_host  # type: ignore[method-assign]
-
-    def items() -> Iterator[np.ndarray]:
-        for i in range(4):
-            order.append(f"read {i}")
-            yield np.full(2, float(i))
-
-    assert [x.values[0] for x in prefetch(items(), "streams", 0)] == [0, 1, 2, 3]
-    assert order == [f"{what} {i}" for i in range(4) for what in ("read", "converted")]
-
-
-def test_what_fills_a_buffer_of_a_card_is_ordered_behind_its_copy(framework: StreamFramework) -> None:
-    """The source's queue waits for that in which the copy reads the buffer."""
-    buffer = framework.from_host(np.zeros(2), Device("gpu", 1))
-
-    def items() -> Iterator[CardArray]:
-        for _ in range(2):
-            yield buffer
-
-    results = list(prefetch(items(), "streams", device="gpu:0"))
-    assert [x.card for x in results] == [0, 0]
-    steps = [e[1:] for e in framework.log if e[0] == "arraybridge-0-0"]
-    marks = [n for what, n in steps if what == "mark"]
-    waited = [n for what, n in steps if what == "wait"]
-    assert len(waited) >= 2
-    assert set(waited) <= set(marks)
 
 
 def test_copies_have_a_stream_of_their_own_and_are_ordered_by_marks(framework: StreamFramework) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 from functools import partial
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import GradientError, device_map
+from arraybridge import GradientError, MemoryConversionError, device_map
 from tests.helpers import require
 from tests.lines import functions
 from tests.lines.test_exchange import LARGE
@@ -80,80 +79,32 @@ def test_a_graph_is_refused_as_torch_itself_does() -> None:
 
 # -- what cannot be sent -----------------------------------------------------------------------------
 
-ERRORS = [FileNotFoundError, EOFError]  # which a pipe raises, too
+# fmt: off
+WRONG: list[tuple[Any, Any, type[Exception], str, str]] = [
+    (functions.die, 1, MemoryConversionError, "for cpu ended at work, with exit code 7", ""),
+    (functions.same, functions.Homebound(), FileNotFoundError, "not made here", "the item was sent to the"),
+    (functions.make_homebound, 1, FileNotFoundError, "not made here", "its result came from the process for"),
+    (functions.same, threading.Lock(), TypeError, "lock", "the item cannot be pickled, to be sent to the"),
+    (functions.make_function, 1, Exception, "lambda", "its result cannot be pickled, to leave the process"),
+    (functions.be_stubborn, 1, RuntimeError, "StubbornError: stubborn", "the error itself cannot leave its"),
+]
+# fmt: on
 
 
-def raised(fn: Any, *items: Any, **options: Any) -> tuple[type, str, str]:
-    """Class and words of the error, and all its notes."""
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # the tests look at it
-        run(fn, *items, **options)
-    notes = "\n".join(caught.value.__notes__)
-    assert "item 0, on cpu" in notes
-    return type(caught.value), str(caught.value.args[0]), notes
+@pytest.mark.parametrize(("fn", "item", "error", "words", "note"), WRONG)
+def test_what_goes_wrong_is_told(fn: Any, item: Any, error: type[Exception], words: str, note: str) -> None:
+    with pytest.raises(error, match=words) as caught:
+        run(fn, item)
+    assert note in "\n".join(caught.value.__notes__)
+    assert "item 0, on cpu" in "\n".join(caught.value.__notes__)
 
 
-def test_a_process_that_dies_is_named_with_its_exit_code() -> None:
-    cls, words, _ = raised(functions.die, 1)
-    assert issubclass(cls, arraybridge.MemoryConversionError)
-    assert "the process for cpu ended at work, with exit code 7" in words
-
-
-@pytest.mark.parametrize("error", ERRORS)
-def test_what_does_not_come_back(error: type[Exception]) -> None:
-    homebound = functions.Homebound(error)
-    held = partial(functions.same, homebound)
-    for result, where in (
-        (raised(functions.same, homebound), "the item was sent to the process for cpu"),
-        (raised(functions.make_homebound, error), "its result came from the process for cpu"),
-        (raised(held, 1), "the function was sent to the process for cpu"),
-        (raised(functions.same, 1, setup=held), "the function was sent to the process for cpu"),
-    ):
-        cls, words, notes = result
-        assert (cls, words) == (error, "not made here")
-        assert where in notes
-        assert "fail_elsewhere" in notes or "result" in where  # the traceback of the process
-
-
-def test_items_and_results_that_do_not_pickle() -> None:
-    cls, words, notes = raised(functions.same, threading.Lock())
-    assert cls is TypeError
-    assert "lock" in words
-    assert "the item cannot be pickled, to be sent to the process for cpu" in notes
-    _, words, notes = raised(functions.make_function, 1)
-    assert "lambda" in words
-    assert "its result cannot be pickled, to leave the process for cpu" in notes
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_an_error_that_does_not_travel(late: bool) -> None:
-    cls, words, notes = raised(functions.raise_it, (functions.StubbornError, (KeyError, late)))
-    assert (cls, words) == (RuntimeError, "StubbornError: stubborn")
-    assert "the error itself cannot leave its process (KeyError: " in notes
-    assert "in raise_it" in notes
-
-
-@pytest.mark.parametrize("where", ["function", "setup"])
-def test_a_function_that_does_not_pickle_is_refused_at_once(where: str) -> None:
-    held = partial(functions.same, multiprocessing.Lock())
-    fn, setup = (held, None) if where == "function" else (functions.same, held)
-    with pytest.raises(TypeError, match="through inheritance") as caught:
-        device_map(fn, [1], ["cpu"], processes=True, setup=setup)
-    assert "same" in str(caught.value)
-
-
-@pytest.mark.filterwarnings("ignore::arraybridge.MissingGpuWarning")  # what threads say here
-@pytest.mark.parametrize("processes", [False, True])
-def test_settings_hold_and_a_missing_gpu_is_told(processes: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_settings_hold_and_a_missing_gpu_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """By the process itself; threads are tried in test_device_map.py."""
     require("jax")
-
-    def results() -> list[list[float]]:
-        items = [np.zeros(2, np.float32), np.ones(2, np.float32)]
-        return [
-            x.tolist() for x in device_map(functions.on_a_missing_gpu, items, ["cpu"], processes=processes)
-        ]
-
     with arraybridge.settings(missing_gpu="host"):
-        assert results() == [[1, 1], [2, 2]]
-        assert capfd.readouterr().err.count("MissingGpuWarning") == processes  # the process says so itself
+        (result,) = run(functions.on_a_missing_gpu, np.zeros(2, np.float32))
+    assert result.tolist() == [1, 1]
+    assert capfd.readouterr().err.count("MissingGpuWarning") == 1
     with pytest.raises(arraybridge.DeviceNotFoundError, match="gpu:97"):
-        results()
+        run(functions.on_a_missing_gpu, np.zeros(2, np.float32))

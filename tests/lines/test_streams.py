@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import threading
-from contextlib import ExitStack, nullcontext
-from typing import Any
 
 import numpy as np
-import pytest
 
-import arraybridge
 from arraybridge import Pipeline, device_map
-from arraybridge.frameworks.parts import Pool
-from arraybridge.lines.streams import ThreadStreams
-from arraybridge.lines.threads import Worker
 from tests.cards import CardArray
 from tests.lines.streams import StreamFramework
 
@@ -44,31 +37,6 @@ def test_each_stage_waits_for_the_marks_of_the_one_before(framework: StreamFrame
     assert len(framework.taken_over) == 1
 
 
-@pytest.mark.usefixtures("no_real_card")
-def test_inputs_are_held_until_the_work_that_reads_them_is_done(framework: StreamFramework) -> None:
-    streams, item = ThreadStreams(2), CardArray(np.zeros(1))
-    for _ in range(2):
-        streams.hold(item)
-    assert not [e for e in framework.log if e[1] == "synchronize"]  # nobody waits for the card yet
-    streams.hold(item)
-    assert [n for _, what, n in framework.log if what == "synchronize"] == [1]  # for the oldest alone
-    assert len(streams._held) == 2
-    framework.is_done = True
-    streams.hold(item)
-    assert len(streams._held) == 0
-
-
-@pytest.mark.usefixtures("no_real_card")
-def test_the_end_of_a_thread_waits_for_what_it_has_queued(framework: StreamFramework) -> None:
-    with ExitStack() as stack:
-        worker = Worker(lambda _: nullcontext(len), str, depth=5)
-        work = worker.entered(stack, [])
-        for number in range(2):
-            worker.outcome(work, 0, number, {"x": CardArray(np.zeros(1), 1)}, [])
-        assert not [e for e in framework.log if e[1] == "synchronize"]
-    assert [n for _, what, n in framework.log if what == "synchronize"] == [1, 2]
-
-
 def test_each_worker_of_device_map_has_a_stream_on_its_card(framework: StreamFramework) -> None:
     barrier = threading.Barrier(4, timeout=10)
 
@@ -82,32 +50,3 @@ def test_each_worker_of_device_map_has_a_stream_on_its_card(framework: StreamFra
     assert {r.card for r in results} == {0, 1}
     taken = [(name, number) for name, what, number in framework.log if what == "stream"]
     assert sorted(taken) == [(f"arraybridge-0-{w}", w // 2) for w in range(4)]
-
-
-class Reader(StreamFramework):
-    """Has the card open too, and may read the arrays of others there."""
-
-    name = "reader"
-
-    def owns(self, x: Any) -> bool:
-        return False
-
-
-@pytest.mark.usefixtures("no_real_card")
-def test_every_queue_that_may_read_an_input_is_waited_for(framework: StreamFramework) -> None:
-    reader = Reader()
-    reader.pool = Opened()
-    arraybridge.register(reader)
-    streams = ThreadStreams(1)
-    for _ in range(2):
-        streams.hold([CardArray(np.zeros(1))])
-    for one in (framework, reader):
-        assert [n for _, what, n in one.log if what == "synchronize"] == [1]
-    marks = reader.count
-    streams.hold(CardArray(np.zeros(1), -1))  # of the host
-    assert reader.count == marks
-
-
-class Opened(Pool):
-    def is_started(self) -> bool:
-        return True

@@ -59,20 +59,6 @@ def test_a_larger_buffer_is_lent_as_a_smaller_array(name: str, dtype: str) -> No
     assert address(pool.take((10, 30), "complex64", name)) != address(large)  # that memory is lent
 
 
-TAKEN = [(n, "uint8") for n in (1001, 1001, 1001, 1001, 449, 450)] + [(1000, "int8")]
-
-
-def test_the_best_fit_is_taken_and_none_over_twice_the_size() -> None:
-    pool = BufferPool(1 << 20)
-    made = {n: pool.take(n, "uint8", "numpy") for n in (1000, 1600, 1200, 2001, 900)}
-    for x in made.values():
-        pool.give(x)
-    lent = [pool.take(n, kind, "numpy") for n, kind in TAKEN]
-    whose = {address(x): n for n, x in made.items()}
-    assert [whose.get(address(x)) for x in lent] == [1200, 1600, 2001, None, None, 900, 1000]
-    assert pool.nbytes == 1000 + 1600 + 1200 + 2001 + 900 + 1001 + 449
-
-
 def test_what_was_done_to_an_array_is_nothing_to_the_next() -> None:
     torch = require("torch")
     pool = BufferPool(1 << 20)

@@ -12,7 +12,6 @@ import pytest
 import arraybridge
 from arraybridge import array_namespace, use_device
 from arraybridge.machine import cards
-from arraybridge.offload.call import Card
 from arraybridge.offload.decorator import gpu, stay_on_gpu
 from arraybridge.options import worker_device
 from arraybridge.types import Device
@@ -78,28 +77,6 @@ def test_what_does_not_fit_stays_on_the_cpu(machine: Machine, card: FakeCard, cl
     card.memory = 1 << 30
     clock.sleep(1.0)
     assert fn.explain(X).on_gpu
-
-
-@pytest.mark.parametrize(("others", "free"), [(0, 700), (450, 500)])
-def test_jax_counts_its_cache_as_free_and_so_nobody_else_does(
-    monkeypatch: pytest.MonkeyPatch, others: int, free: int
-) -> None:
-    """1000 bytes on the card, of which JAX may take 750: it has taken 150 and uses 50 of them."""
-    require("jax")
-    framework = arraybridge.framework("jax")  # complete, before something in it is replaced
-    from arraybridge.frameworks.jax import arrays as jax_devices
-
-    class JaxCard:
-        platform, local_hardware_id = "gpu", 0
-
-        def memory_stats(self) -> dict[str, int]:
-            return {"bytes_limit": 750, "bytes_in_use": 50, "pool_bytes": 150, "peak_bytes_in_use": 50}
-
-    card = JaxCard()
-    monkeypatch.setattr(jax_devices, "_jax_device", lambda device: card)
-    monkeypatch.setattr(jax_devices.JaxPool, "_opened", lambda self: [card])
-    monkeypatch.setattr(jax_devices.machine, "free_memory", lambda index: 1000 - 150 - others)
-    assert Card(framework, Device("gpu", 0)).free() == free
 
 
 def test_the_default_device_and_that_of_a_worker(machine: Machine, clock: Clock) -> None:
