@@ -153,5 +153,3 @@ def test_sharing_needs_a_card() -> None:
         pytest.skip("there is one")
     with pytest.raises(DeviceNotFoundError, match="gpu:0"):
         arraybridge.share_gpu_memory("torch")
-
-
