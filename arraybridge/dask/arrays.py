@@ -19,11 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, FrameworkNotInstalledError
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import registry
+from arraybridge.memory.frames import load, save
 from arraybridge.memory.shared import SharedArray
-from arraybridge.types import Device
 
 #: Dask knows these arrays by itself.
 _KNOWN_TO_DASK = ("numpy", "cupy")
@@ -119,52 +118,8 @@ def token(x: Any) -> Any:
         return normalize_object(x)
 
 
-def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
-    """An array as a header and frames of host memory, for ``dask_serialize``.
-
-    Raises:
-        NotImplementedError: the array is to be pickled instead.
-    """
-    owner = registry.find_owner(x)
-    if owner is None or not owner.is_plain(x):
-        raise NotImplementedError(f"{type(x).__name__} is more than an array")
-    try:
-        owner.check(x)
-    except (ArrayNotSupportedError, DtypeNotSupportedError) as error:  # sparse, of strings, …
-        raise NotImplementedError(f"{type(x).__name__} is pickled: {error}") from error
-    header: dict[str, Any] = {
-        "framework": owner.name,
-        "dtype": owner.dtype_name(x),
-        "shape": owner.shape(x),
-        "device": str(owner.device_of(x)),
-        "requires_grad": owner.requires_grad(x),
-    }
-    host = np.ascontiguousarray(convert_memory(x, "numpy", grad="detach"))
-    frames: list[Any] = [host.reshape(-1).view(np.uint8)]
-    if header["requires_grad"] and x.is_leaf and x.grad is not None:
-        header["grad"], more = save(x.grad)
-        frames += more
-    return header, frames
-
-
 def _reduced(x: Any) -> Any:
     """What pickle writes of an array inside of an object, where its framework would lose bits."""
     with suppress(NotImplementedError):
         return load, save(x)
     return x.__reduce_ex__(4)
-
-
-def load(header: dict[str, Any], frames: list[Any]) -> Any:
-    """The array of a header and its frames, on the device that it came from where there is one such here."""
-    owner = registry.framework(header["framework"])
-    dtype, shape = hostmemory.np_dtype(header["dtype"]), tuple(header["shape"])
-    frame, *more = frames
-    host = np.ndarray(shape, dtype, frame)
-    device = Device.parse(header["device"])
-    device = device if device in owner.devices() else owner.default_device()
-    array = convert_memory(host, owner.name, device=device)
-    if header["requires_grad"]:
-        array.requires_grad_(True)
-        if "grad" in header:
-            array.grad = load(header["grad"], more)
-    return array

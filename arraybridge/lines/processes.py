@@ -14,9 +14,10 @@ from typing import Any
 
 from arraybridge.errors import MemoryConversionError, note_on, told
 from arraybridge.frameworks import registry
-from arraybridge.lines.exchange import Exchange
 from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import Work, attempt, noting
+from arraybridge.memory import frames
+from arraybridge.memory.shared import Exchange
 from arraybridge.options import MissingGpu, missing_gpu, settings
 from arraybridge.trees import arrays_of
 
@@ -44,7 +45,7 @@ class Process:
         self.exchange = Exchange()
         self.connection: Connection
         self.started: list[BaseProcess] = []
-        self.job, error = attempt(self.exchange.dumps, make)
+        self.job, error = attempt(frames.dumps, make, self.exchange)
         if error is not None:
             raise TypeError(
                 f"processes=True sends the function to other processes, and {what} does not pickle"
@@ -54,7 +55,7 @@ class Process:
     def __call__(self, item: Any) -> Any:
         """The result for an item."""
         with noting(f"the item cannot be pickled, to be sent to the process for {self.name}"):
-            data = self.exchange.dumps(item)
+            data = frames.dumps(item, self.exchange)
         try:
             self.connection.send_bytes(data)
             del data  # the process has it
@@ -67,7 +68,7 @@ class Process:
                 " run the function on this item alone to see why"
             ) from error
         with noting(f"its result came from the process for {self.name}, and cannot be unpickled here"):
-            is_result, answer = self.exchange.loads(data)
+            is_result, answer = frames.loads(data, self.exchange)
         if not is_result:
             raise _error_of(*answer)
         return answer
@@ -110,7 +111,7 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
 
     def unpickled(what: str, data: bytes) -> Any:
         with noting(f"{what} was sent to the process for {name}, and cannot be unpickled there"):
-            return exchange.loads(data)
+            return frames.loads(data, exchange)
 
     def answer(data: bytes) -> bytes:
         result = job(unpickled("the item", data))
@@ -119,14 +120,14 @@ def serve(connection: Connection, name: str, missing: MissingGpu) -> None:
             if owner is not None:
                 owner.settle(x)
         with noting(f"its result cannot be pickled, to leave the process for {name}"):
-            return exchange.dumps((True, result))
+            return frames.dumps((True, result), exchange)
 
     with settings(missing_gpu=missing), suppress(EOFError, OSError):  # of the pipe: all others are answers
         job, refusal = attempt(made, connection.recv_bytes())
         while True:
             data = connection.recv_bytes()
             sent, error = (b"", refusal) if refusal is not None else attempt(answer, data)
-            connection.send_bytes(sent if error is None else exchange.dumps((False, _failure(error))))
+            connection.send_bytes(sent if error is None else frames.dumps((False, _failure(error)), exchange))
             del data, sent, error
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from arraybridge.arrays import LEAF, kinds
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.cardmemory import Kept
 from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.trees import arrays_of, map_arrays
@@ -137,15 +136,3 @@ def refuse_differentiated(item: Any) -> None:
                 source_type=owner.name,
                 reason="differentiated in another thread",
             )
-
-
-def refuse_graph(owner: Framework, x: Any) -> None:
-    """Refuse an array that would come out of a process without the graph that it has there."""
-    if owner.autodiff.follows(x) and not getattr(x, "is_leaf", False):  # torch and Paddle start there
-        raise GradientError(
-            f"an array of {owner.name} is being differentiated, and its graph would stay behind: its graph"
-            " stays in the process that made it. Send it without, as x.detach(), or compute under"
-            " torch.no_grad() inside of the function",
-            source_type=owner.name,
-            reason="a graph does not leave its process",
-        )

@@ -24,7 +24,8 @@ from distributed import Client, LocalCluster, wait
 from distributed.protocol import deserialize, serialize, to_serialize
 from distributed.protocol.core import dumps, loads
 
-from arraybridge.dask.arrays import load, register_transport, save
+from arraybridge.dask.arrays import register_transport
+from arraybridge.memory.frames import load, save
 
 register_transport()  # as `cluster` does
 

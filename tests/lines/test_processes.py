@@ -14,7 +14,7 @@ import arraybridge
 from arraybridge import GradientError, MemoryConversionError, device_map
 from tests.helpers import require
 from tests.lines import functions
-from tests.lines.test_exchange import LARGE
+from tests.memory.test_frames import LARGE
 
 
 def run(fn: Any, *items: Any, **options: Any) -> list[Any]:
