@@ -15,31 +15,6 @@ IMPORTS = (
     "from tests.card import books",
     "opened = lambda: map(books.is_open, range(2))",
 )
-QUESTIONS = (
-    "ab.devices()",
-    "ab.gpu_available(); ab.device_info(); ab.least_used_gpu()",
-    "ab.memory_stats(); ab.gpu_utilization(); ab.free_memory()",
-    "ab.convert_memory(np.zeros(3), 'numpy', 'numpy')",
-    "ab.set_device('gpu:1'); ab.get_device(); ab.set_device('cpu')",
-    "list(ab.device_map(np.sum, [np.ones(3)] * 2, ['cpu']))",
-    "ab.Pipeline(np.negative, np.abs)(np.ones(4))",
-)
-
-
-@pytest.mark.parametrize("framework", ["", "torch"])
-def test_a_question_opens_no_card_and_wakes_no_driver(framework: str) -> None:
-    if framework:
-        require(framework)
-    lines = [f"{question}; print(cardmemory.is_awake(), *opened())" for question in QUESTIONS]
-    said = asked(
-        *IMPORTS,
-        f"import {framework or 'sys'}",
-        *lines,
-        "child = os.fork()",
-        "if not child: print(cupy.asarray(np.ones(3)).get().sum(), flush=True); os._exit(0)",
-        "os.waitpid(child, 0)",
-    )
-    assert said.splitlines() == ["False False False"] * len(QUESTIONS) + ["3.0"]
 
 
 CASES: dict[str, tuple[str, list[str]]] = {

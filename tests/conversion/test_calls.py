@@ -49,25 +49,18 @@ def image() -> np.ndarray[Any, Any]:
 
 # What stands behind the array, by position and by name; each with the device that it leads to.
 CPU = (
-    *((("torch",), {}), ((MemoryType.TORCH,), {}), ((), {"target": "torch"}), ((), {"target_type": "torch"})),
-    *(
-        (("numpy", "torch"), {}),
-        ((MemoryType.NUMPY, MemoryType.TORCH), {}),
-        (("numpy",), {"target": "torch"}),
-    ),
-    ((), {"source_type": "numpy", "target_type": "torch"}),
-    *((("torch",), {"gpu_id": None}), (("torch", None), {}), (("numpy", "torch", None), {})),
+    *((("torch",), {}), ((MemoryType.TORCH,), {}), ((), {"target": "torch"}), (("torch", None), {})),
+    *((("numpy", "torch"), {}), (("numpy",), {"target": "torch"}), (("numpy", "torch", None), {})),
+    ((), {"source_type": MemoryType.NUMPY, "target_type": "torch"}),
     *((("torch",), {"device": "cpu"}), (("torch",), {"device": Device("cpu")})),
-    (("torch",), {"copy": None, "dtype": None, "grad": "error", "device": None}),
+    (("torch",), {"copy": None, "dtype": None, "grad": "error", "device": None, "gpu_id": None}),
 )
+CL = "pyclesperanto"
 SECOND = (
-    *((("pyclesperanto", 1), {}), (("pyclesperanto",), {"gpu_id": 1}), ((MemoryType.PYCLESPERANTO, 1), {})),
-    *(((), {"target": "pyclesperanto", "gpu_id": 1}), (("numpy", "pyclesperanto", 1), {})),
-    (("numpy", "pyclesperanto"), {"gpu_id": 1}),
-    ((), {"source_type": "numpy", "target_type": "pyclesperanto", "gpu_id": 1}),
-    (("pyclesperanto", np.int64(1)), {}),
-    (("pyclesperanto",), {"device": "opencl:1"}),
-    (("pyclesperanto",), {"device": Device("opencl", 1)}),
+    *(((CL, 1), {}), ((CL,), {"gpu_id": 1}), ((), {"target": CL, "gpu_id": 1}), ((CL, np.int64(1)), {})),
+    *((("numpy", CL, 1), {}), (("numpy", CL), {"gpu_id": 1})),
+    ((), {"source_type": "numpy", "target_type": CL, "gpu_id": 1}),
+    *(((CL,), {"device": "opencl:1"}), ((CL,), {"device": Device("opencl", 1)})),
 )
 
 
@@ -97,8 +90,10 @@ def test_every_form_that_names_a_gpu() -> None:
 
 
 @both_calls
-def test_what_is_given_twice_or_not_at_all_is_refused(call: Call) -> None:
+def test_what_is_given_twice_or_not_at_all_or_is_no_option_is_refused(call: Call) -> None:
     x = image()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'copied'"):
+        call(x, "numpy", copied=True)
     for words, names, options in (
         ("gpu_id is given twice", ("numpy", 0), {"gpu_id": 0}),
         ("gpu_id is given twice", ("numpy", 0, 1), {}),
@@ -164,16 +159,13 @@ def test_a_gpu_id_beside_numpy_changes_nothing(source: str) -> None:
         assert explain(array, "numpy", gpu_id) == explain(array, "numpy")
 
 
-def no_devices() -> list[Any]:
-    torch = require("torch")
-    words = ["", "cpus", "gpu:-1", "gpu:x", "cuda:", "cpu:1.0", "gpu 0", "gpu:0:1"]
-    return [*words, 3, 0, 1.5, True, ("gpu", 0), object(), np.zeros(2), torch.float32, torch.device("meta")]
-
-
 @pytest.mark.parametrize("target", ["numpy", "torch"])
 def test_nonsense_for_a_device_is_refused_with_what_to_write(target: str) -> None:
+    torch = require("torch")
+    nonsense: list[Any] = ["", "cpus", "gpu:-1", "gpu:x", "cuda:", "cpu:1.0", "gpu 0", "gpu:0:1"]
+    nonsense += [3, 0, 1.5, True, ("gpu", 0), object(), np.zeros(2), torch.float32, torch.device("meta")]
     for call in (Device.parse, lambda words: convert_memory(image(), target, device=words)):
-        for words in no_devices():
+        for words in nonsense:
             with pytest.raises(ValueError, match="gpu:0"):
                 call(words)
         for words, advice in (("mps", "'gpu'"), ("xpu:1", "'gpu:1'")):
@@ -181,34 +173,23 @@ def test_nonsense_for_a_device_is_refused_with_what_to_write(target: str) -> Non
                 call(words)
 
 
-def native_devices() -> list[tuple[Any, str]]:
+def test_native_devices_are_read_and_place_an_array() -> None:
     torch, jax, tf, cupy = (require(name) for name in ("torch", "jax", "tensorflow", "cupy"))
-    of_cupy = []
-    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # without a driver it cannot even be made
-        of_cupy.append((cupy.cuda.Device(1), "gpu:1"))
-    return [
-        (torch.device("cpu"), "cpu"),
-        (torch.device("cpu", 0), "cpu"),
-        (torch.device("cuda:1"), "gpu:1"),
-        (torch.device("xpu", 2), "gpu:2"),
+    natives = [
+        *((torch.device("cpu"), "cpu"), (torch.device("cuda:1"), "gpu:1"), (torch.device("xpu", 2), "gpu:2")),
         *((d, f"cpu:{d.id}".removesuffix(":0")) for d in jax.devices("cpu")),
         *((d, str(Device.parse(d.name))) for d in tf.config.list_logical_devices("CPU")),
-        ("/device:GPU:1", "gpu:1"),
-        ("/CPU:0", "cpu"),
-        ("/job:localhost/replica:0/task:0/device:CPU:1", "cpu:1"),
-        *of_cupy,
+        *(("/CPU:0", "cpu"), ("/job:localhost/replica:0/task:0/device:GPU:1", "gpu:1")),
     ]
-
-
-def test_native_devices_are_read_and_place_an_array() -> None:
-    for native, words in native_devices():
+    with contextlib.suppress(cupy.cuda.runtime.CUDARuntimeError):  # without a driver it cannot even be made
+        natives.append((cupy.cuda.Device(1), "gpu:1"))
+    for native, words in natives:
         assert str(Device.parse(native)) == words, native
-    torch, jax, x = require("torch"), require("jax"), image()
-    for _ in range(3):
-        assert data.bits(convert_memory(x, "torch", device=torch.device("cpu"))) == x.tobytes()
-        for place in jax.devices("cpu"):
-            assert convert_memory(x, "jax", device=place).devices() == {place}
-            assert explain(x, "jax", device=place).device == Device("cpu", place.id)
+    x = image()
+    assert data.bits(convert_memory(x, "torch", device=torch.device("cpu"))) == x.tobytes()
+    for place in jax.devices("cpu"):
+        assert convert_memory(x, "jax", device=place).devices() == {place}
+        assert explain(x, "jax", device=place).device == Device("cpu", place.id)
     with pytest.raises(DeviceNotFoundError, match="gpu:5"):
         convert_memory(x, "torch", device=torch.device("cuda:5"))
 

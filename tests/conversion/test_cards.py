@@ -1,4 +1,4 @@
-"""Two frameworks with two cards each, which share their memory, and one that shares with nobody."""
+"""Two frameworks with two cards each, which share their memory."""
 
 from __future__ import annotations
 
@@ -43,10 +43,6 @@ class BlueCard(CardArray):
     __module__ = "bluecards"
 
 
-class LoneCard(CardArray):
-    __module__ = "lonecards"
-
-
 class Red(CardFramework):
     """Two cards whose memory it shares with blue, and arrays on the host."""
 
@@ -79,21 +75,10 @@ class Blue(Red):
         return "blue wants no negative strides" if any(step < 0 for step in strides) else ""
 
 
-class Lone(CardFramework):
-    """Cards that no other framework reaches, and no arrays on the host."""
-
-    name, modules, array = "lone", ("lonecards",), LoneCard
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.current = 1
-
-
 @pytest.fixture
 def red() -> Iterator[Red]:
     with registry_kept():
         register(Blue())
-        register(Lone())
         yield register(Red())  # type: ignore[misc]
 
 
@@ -111,7 +96,6 @@ TRAVELS = [
     (values(), "red", 0,          "device", "gpu:0", 1, ["to gpu:0"]),
     (values(), "red", 1,          "device", "gpu:1", 1, ["to gpu:1"]),
     (values(), "red", "auto",     "device", "gpu:1", 1, ["to gpu:1"]),
-    (values(), "lone", None,      "device", "gpu:1", 1, []),  # without host arrays: to its current device
     *((RedCard(values(), 1), name, None, "host", "cpu", 1, ["to host"]) for name in data.FRAMEWORKS[:4]),
     (RedCard(values(), 1), "red", None, "same", "gpu:1", 0, []),
     (RedCard(values(), 1), "red", 1,    "same", "gpu:1", 0, []),
@@ -120,10 +104,6 @@ TRAVELS = [
     (RedCard(values(), 0), "blue", 1,   "device", "gpu:1", 1, None),
     (RedCard(backwards(), 0), "blue", None, "device", "gpu:0", 1, None),
     (BlueCard(backwards(), 0), "red", None, "dlpack", "gpu:0", 0, ["adopt from blue"]),
-    (RedCard(values(), 1), "lone", None, "host", "gpu:1", 2, ["to host"]),
-    (LoneCard(values(), 1), "lone", 0,  "host", "gpu:0", 2, []),
-    (LoneCard(values(), 1), "red", None, "host", "cpu", 1, []),
-    (LoneCard(values(), 0), "red", 1,   "host", "gpu:1", 2, ["to gpu:1"]),
 ]
 # fmt: on
 
@@ -132,7 +112,7 @@ TRAVELS = [
 def test_an_array_travels(
     red: Red, x: Any, target: str, gpu_id: Any, method: str, device: str, copies: int, done: list[str] | None
 ) -> None:
-    if target not in ("red", "blue", "lone"):
+    if target not in ("red", "blue"):
         require(target)
     blue: Any = arraybridge.framework("blue")
     source = np.asarray(getattr(x, "values", x))
@@ -145,7 +125,7 @@ def test_an_array_travels(
     assert (result is x) == (method == "same")
     if done is not None:
         assert red.done + blue.done == done
-    if target in ("red", "blue", "lone"):
+    if target in ("red", "blue"):
         assert result.values.tolist() == source.tolist()
         assert np.shares_memory(result.values, source) == route.shares_memory
     else:
@@ -183,8 +163,6 @@ def test_to_cpu_and_to_gpu_on_cards(red: Red) -> None:
     assert (type(home), home.card) == (RedCard, -1)
     assert arraybridge.to_gpu(home, 1).card == 1
     assert arraybridge.to_cpu(home) is home
-    with pytest.raises(DeviceNotFoundError, match="to_numpy"):
-        arraybridge.to_cpu(LoneCard(values(), 0))
 
 
 def test_casts_on_cards(red: Red) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import Any
 
@@ -153,21 +152,6 @@ def test_a_table_is_refused_without_an_array_and_by_strict_always(name: str, cal
     assert arraybridge.numpy(identity)(IMAGE, *args, **kwargs) is IMAGE
     with pytest.raises(UnknownArrayError, match="is no array"):
         arraybridge.numpy(input_type="numpy", strict=True)(identity)(IMAGE, *args, **kwargs)
-
-
-def test_methods_and_coroutines_refuse_tables() -> None:
-    class Model(Table):
-        """Its methods are not refused for what it is itself."""
-
-        method = arraybridge.numpy(lambda self, x: x)
-
-    async def later(x: Any) -> Any:
-        return x
-
-    assert Model().method(3) == 3
-    for call in (Model().method, lambda x: asyncio.run(arraybridge.numpy(later)(x))):
-        with pytest.raises(UnknownArrayError, match="argument 'x'"):
-            call(Table())
 
 
 @pytest.mark.parametrize("source", HOST)

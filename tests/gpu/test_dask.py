@@ -107,30 +107,3 @@ def test_every_number_means_the_card_of_the_worker(name: str, gpu_id: Any, one_a
         result = map_blocks(plus_one, map_blocks(plus_one, array)).compute(scheduler=one_a_card)
         assert type(result) is type(array._meta)
         np.testing.assert_array_equal(cupy.asnumpy(result), WHOLE + 2, strict=True)
-
-
-def reserved_by_torch() -> tuple[int, int]:
-    """Bytes that torch holds before and after CuPy allocates 64 MiB."""
-    import cupy
-    import torch
-
-    before = torch.cuda.memory_allocated()
-    x = cupy.empty(64 << 20, cupy.uint8)
-    after = torch.cuda.memory_allocated()
-    assert x.nbytes == 64 << 20
-    return before, after
-
-
-def test_one_pool_for_torch_and_cupy() -> None:
-    require("dask_cuda")
-    require("cupy")
-    require("torch")
-    with (
-        cluster(1, share_memory=True, dashboard_address=ADDRESS) as started,
-        Client(started, set_as_default=False) as client,
-    ):
-        client.wait_for_workers(1, timeout=120)
-        ((before, after),) = client.run(reserved_by_torch).values()
-        assert after - before == 64 << 20
-        result = map_blocks(functions.twice, to_dask(WHOLE, (4, 3))).compute(scheduler=client)
-    np.testing.assert_array_equal(result, WHOLE * 2, strict=True)

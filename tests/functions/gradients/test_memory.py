@@ -21,8 +21,6 @@ from tests.functions.gradients.directions import (
     X,
     array,
     flowing,
-    in_jax,
-    in_tf,
     in_torch,
     place,
     pulled,
@@ -49,17 +47,6 @@ ALIASES: dict[str, dict[str, Callable[..., Any]]] = {
         "jax": lambda x, y: x.T + y.T,
         "tensorflow": lambda x, y: tf.transpose(x) + tf.transpose(y),
     },
-}
-PACKS: dict[str, Callable[[Any], Any]] = {
-    "what is large": lambda t: t.clone() if t.numel() > 2 else t,
-    "what floats": lambda t: t.clone() if t.is_floating_point() else t,
-    "nothing": lambda t: t,
-}
-#: Functions of one array whose pullback reads it, for callers of torch.
-CUBES = {
-    "jax": in_jax(lambda x: x * x * x),
-    "jitted": in_jax(jax.jit(lambda x: x * x * x)),
-    "tensorflow": in_tf(lambda x: x * x * x),
 }
 
 
@@ -252,35 +239,3 @@ def test_what_torch_keeps_is_freed_with_the_tape_or_the_pullback(caller: str) ->
         del tape
     gc.collect()
     assert inner[0]() is None
-
-
-def gradient_of_cube(callee: str, meanwhile: Callable[[Any, Any], None]) -> Any:
-    """With something done to argument and result between forward and backward."""
-    x0 = torch.arange(64.0).requires_grad_()
-    x = x0.clone()
-    y = CUBES[callee](x)
-    with torch.no_grad():
-        meanwhile(x, y)
-    y.sum().backward()
-    return x0.grad
-
-
-def write_to_both(x: Any, y: Any) -> None:
-    x.mul_(10)
-    y.zero_()
-
-
-@pytest.mark.parametrize("pack", PACKS)
-@pytest.mark.parametrize("callee", CUBES)
-def test_a_hook_that_saves_copies_sees_the_values_of_the_forward(callee: str, pack: str) -> None:
-    # With "nothing" it is the user's own hook that would give what was written to.
-    with torch.autograd.graph.saved_tensors_hooks(PACKS[pack], lambda t: t):
-        found = gradient_of_cube(callee, (lambda x, y: None) if pack == "nothing" else write_to_both)
-    np.testing.assert_array_equal(found, 3 * np.arange(64.0) ** 2)
-
-
-@pytest.mark.parametrize("callee", CUBES)
-def test_what_torch_allows_to_be_written_to_after_it_was_saved(callee: str) -> None:
-    with torch.autograd.graph.allow_mutation_on_saved_tensors():
-        found = gradient_of_cube(callee, write_to_both)
-    np.testing.assert_array_equal(found, 3 * np.arange(64.0) ** 2)

@@ -323,26 +323,3 @@ def test_an_argument_beside_that_is_written_to_before_the_function_runs_again() 
     w.add_(1)
     with pytest.raises(GradientError, match="writes to an argument"):
         pull(g)
-
-
-def test_three_private_names_of_others_are_still_there() -> None:
-    """Transforms of torch.func, runs without values, and tapes: nothing public tells of them."""
-    assert not torch._C._functorch.is_functorch_wrapped_tensor(tensor())
-    seen: list[bool] = []
-    torch.func.grad(lambda x: (seen.append(torch._C._functorch.is_functorch_wrapped_tensor(x)), x.sum())[1])(
-        tensor(False)
-    )
-    assert seen == [True]
-
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert torch.empty(2, 3).sum().shape == ()
-
-    from tensorflow.python.pywrap_tfe import TFE_Py_TapeSetPossibleGradientTypes as followed
-
-    x = tf.constant(X)
-    assert followed([x]) == 0
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        assert followed([x]) != 0
