@@ -136,10 +136,3 @@ ALL = ("numpy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle")
 def test_every_framework_keeps_the_promises(name: str) -> None:
     require({"mlx": "mlx.core"}.get(name, name))
     check_framework(name).raise_if_broken()
-
-
-def test_the_shortest_file_of_the_guide_keeps_the_promises() -> None:
-    require("paddle")
-    from tests.plugin.whole.twenty_lines import PaddleOnTheCpu
-
-    check_framework(PaddleOnTheCpu()).raise_if_broken()

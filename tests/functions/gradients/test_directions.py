@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import GradientError
 from tests.functions.gradients.directions import (
     DIRECTIONS,
     FRAMEWORKS,
@@ -23,8 +21,6 @@ from tests.functions.gradients.directions import (
     array,
     flowing,
     grad,
-    in_jax,
-    in_tf,
 )
 from tests.helpers import require
 
@@ -175,19 +171,6 @@ def test_a_result_that_is_not_used_adds_nothing(caller: str, callee: str) -> Non
         np.testing.assert_allclose(second, np.cos(X), rtol=1e-6)
 
 
-@pytest.mark.parametrize("jitted", [False, True])
-@pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("used", [0, 1])
-def test_one_result_of_a_scan(jitted: bool, order: int, used: int) -> None:
-    def body(x: Any) -> Any:
-        return jax.lax.scan(lambda carry, _: (carry * x, carry), x, None, length=3)
-
-    f = flowing("jax", jax.jit(body) if jitted else body)
-    (found,) = grad("torch", lambda x: f(x)[used], X, order=order)
-    (wanted,) = grad("jax", lambda x: body(x)[used], X, order=order)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
 @optree.dataclasses.dataclass(namespace="arraybridge")
 class Registered:
     x: Any
@@ -246,64 +229,6 @@ def test_every_container_in_and_out(caller: str, callee: str, kind: str) -> None
     np.testing.assert_allclose(gw, 2 * X * Y + 2, rtol=1e-6)
 
 
-class Scaled(dict):  # type: ignore[type-arg]
-    """A dict with a number of its own, which JAX knows of."""
-
-    scale = 1.0
-
-
-def _scaled(known: Any, values: Any) -> Scaled:
-    made = Scaled(zip(known[0], values, strict=True))
-    made.scale = known[1]
-    return made
-
-
-jax.tree_util.register_pytree_node(Scaled, lambda d: (list(d.values()), (tuple(d), d.scale)), _scaled)
-
-
-@pytest.mark.parametrize("caller", ["torch", "tensorflow"])
-@pytest.mark.parametrize("what", ["attribute", "default"])
-def test_a_compiled_program_is_not_that_of_another_container(caller: str, what: str) -> None:
-    def made(x: Any, number: float) -> Any:
-        if what == "default":
-            return collections.defaultdict(lambda: number, x=x)
-        container = Scaled(x=x)
-        container.scale = number
-        return container
-
-    jitted = jax.jit((lambda d: d["x"] * d["absent"]) if what == "default" else (lambda d: d["x"] * d.scale))
-    f = in_jax(jitted)
-    for number in (2.0, 3.0):
-        wanted = np.asarray(jax.grad(lambda x, n=number: jitted(made(x, n)).sum())(jnp.asarray(X)))
-        np.testing.assert_array_equal(wanted, np.full_like(X, number))
-        np.testing.assert_array_equal(grad(caller, lambda x, n=number: f(made(x, n)), X)[0], wanted)
-
-
-def test_kinds_of_methods() -> None:
-    class Physics:
-        k = 3.0
-
-        @classmethod
-        @in_jax
-        def of_the_class(cls, x: Any) -> Any:
-            return x * x * cls.k
-
-        @in_tf
-        @staticmethod
-        def static(x: Any) -> Any:
-            return x * x * 3
-
-        @in_jax
-        def law(self, x: Any, scale: float) -> Any:
-            return x * x * scale
-
-        partial = functools.partialmethod(law, scale=3.0)
-
-    physics = Physics()
-    for method in (Physics.of_the_class, physics.of_the_class, physics.static, physics.partial):
-        np.testing.assert_allclose(grad("torch", method, X)[0], 6 * X, rtol=1e-6)
-
-
 @pytest.mark.parametrize("names", list(itertools.permutations(FRAMEWORKS)))
 @pytest.mark.parametrize("order", [1, 2])
 def test_nested_in_every_order(names: tuple[str, str, str], order: int) -> None:
@@ -313,27 +238,6 @@ def test_nested_in_every_order(names: tuple[str, str, str], order: int) -> None:
     wanted = grad("torch", lambda x, y: torch.sin(torch.sin(x) * y) * x, X, Y, order=order)
     for a, b in zip(grad(caller, outer, X, Y, order=order), wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-def gathers(x: Any) -> Any:
-    """The derivative of 2 x₀² by the table, times x₀, which TensorFlow gives as slices."""
-    table = tf.identity(x)
-    with tf.GradientTape() as tape:
-        tape.watch(table)
-        y = tf.reduce_sum(tf.gather(table, [0, 0]) ** 2)
-    found = tape.gradient(y, table)
-    return tf.IndexedSlices(found.values * x[0], found.indices, found.dense_shape)
-
-
-def test_slices_and_variables_as_results() -> None:
-    f, two = in_tf(gathers), np.array([1.0, 2.0], np.float32)
-    x = torch.tensor(two, requires_grad=True)
-    f(x).sum().backward()
-    np.testing.assert_allclose(x.grad, [8, 0])  # of 4 x₀²
-    np.testing.assert_allclose(jax.grad(lambda x: f(x).sum())(jnp.array(two)), [8, 0])
-    trainable = tf.Variable(two)
-    with pytest.raises(GradientError, match=r"trainable tf\.Variable"):
-        in_tf(lambda x: (x * 3, trainable))(x)
 
 
 @pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,8 +22,6 @@ from tests.functions.gradients.directions import (
     flowing,
     grad,
     in_jax,
-    in_tf,
-    in_torch,
     slope,
     tensor,
     x64,
@@ -35,13 +32,6 @@ torch = require("torch")
 jax = require("jax")
 tf = require("tensorflow")
 jnp = jax.numpy
-
-TWO = np.array([1.0, 2.0], np.float32)
-CUBES: dict[str, Callable[[Any], Any]] = {
-    "jax": in_jax(lambda x: x**3),
-    "jitted": in_jax(jax.jit(lambda x: x**3)),
-    "torch": in_torch(lambda x: x**3),
-}
 
 
 @pytest.mark.parametrize("callee", TO_TORCH)
@@ -308,15 +298,6 @@ def test_a_jitted_callee_is_compiled_once_for_each_structure() -> None:
     assert len(traced) == 2
 
 
-def test_a_static_number_of_any_size() -> None:
-    from functools import partial
-
-    f = arraybridge.jax(grad="flow")(partial(jax.jit, static_argnums=1)(lambda x, n: x * (n % 7)))
-    x = tensor()
-    f(x, 2**40).sum().backward()
-    np.testing.assert_array_equal(x.grad.numpy(), np.full_like(X, 2))
-
-
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
 def test_persistent_tapes_and_variables(callee: str) -> None:
     f = CALLEES[callee]
@@ -379,31 +360,3 @@ def test_vmap_of_one_argument_and_of_the_gradient(callee: str) -> None:
         gx, gy = run(jnp.asarray(X), jnp.asarray(Y[:, 0]))
         np.testing.assert_allclose(gx, np.cos(X) * Y[:, :1] ** 2, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose(gy, (np.sin(X) * 2 * Y[:, :1]).T, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("callee", CUBES)
-def test_a_derivative_by_the_cotangent_alone(callee: str) -> None:
-    x, c = tf.Variable(TWO), tf.constant([2.0, 5.0])
-    with tf.GradientTape() as tape:
-        y = CUBES[callee](x)
-    with tf.GradientTape() as other:
-        other.watch(c)
-        g = tape.gradient(y, x, output_gradients=c)
-    np.testing.assert_allclose(g, [6, 60])
-    np.testing.assert_allclose(other.gradient(g, c), 3 * TWO**2)
-
-
-@pytest.mark.parametrize("callee", CUBES)
-def test_a_cotangent_that_tensorflow_broadcasts(callee: str) -> None:
-    x = tf.constant(TWO)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        y = CUBES[callee](x)
-    np.testing.assert_array_equal(tape.gradient(y, x, output_gradients=tf.constant(2.0)), 6 * TWO**2)
-
-
-def test_a_number_as_cotangent() -> None:
-    for callee in (in_torch(lambda x: (x * x).sum()), in_tf(lambda x: tf.reduce_sum(x * x))):
-        _, pull = jax.vjp(callee, jnp.array([1.0, 2.0]))
-        for cotangent in (1.0, np.float32(1), jnp.float32(1)):
-            np.testing.assert_array_equal(pull(cotangent)[0], [2, 4])

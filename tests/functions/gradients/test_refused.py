@@ -292,23 +292,6 @@ def test_a_wide_integer_among_traced_results_is_refused_in_words() -> None:
         jax.jit(f)(jnp.arange(3.0))
 
 
-def test_dtypes_that_a_callee_lacks_are_refused_alike_where_jax_traces() -> None:
-    f = in_torch(lambda x, k: x * 2)
-    for strange in (jnp.zeros(2, jnp.float8_e4m3b11fnuz), jnp.zeros(2, jnp.int4), jax.random.key(0)):
-        for run in (f, jax.jit(f), jax.grad(lambda x, k: jax.jit(f)(x, k).sum())):
-            with pytest.raises(arraybridge.MemoryConversionError, match=r"dtype|key"):
-                run(jnp.ones(2), strange)
-
-
-def test_what_tensorflow_has_of_several_arrays_is_refused_in_words() -> None:
-    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
-    x = tf.ones(3)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        with pytest.raises(arraybridge.MemoryConversionError, match="a ragged tensor"):
-            in_torch(lambda x, r: x * 2)(x, ragged)
-
-
 def test_a_graph_that_would_end_is_told_both_ways_on() -> None:
     with pytest.raises(GradientError, match=r"grad='detach'.*values alone.*@jax\(grad='flow'\)"):
         arraybridge.jax(lambda x: x)(tensor())
