@@ -16,9 +16,7 @@ import pytest
 import arraybridge
 from arraybridge import MemoryConversionError, Pipeline, TraceLog, convert_memory, trace
 from arraybridge.testing import inject_oom
-from arraybridge.timeline.events import Event
 from arraybridge.timeline.hotspots import advice_for
-from arraybridge.timeline.save import save
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -121,20 +119,6 @@ def test_flows_lead_from_stage_to_stage(written: list[dict[str, Any]]) -> None:
 
 def test_bytes_copied_are_a_counter(written: list[dict[str, Any]]) -> None:
     assert [e["args"]["bytes"] for e in written if e["name"] == "bytes copied"] == [48, 96, 144]
-
-
-def test_tasks_of_one_thread_get_tracks_beside_one_another(tmp_path: Path) -> None:
-    """Two that overlap, by hand."""
-    first = Event("call", "a", 0.0, 2.0, "MainThread", "cpu", "x.py", 1)
-    second = Event("call", "b", 1.0, 2.0, "MainThread", "cpu", "x.py", 2)
-    third = Event("call", "c", 1.5, 0.25, "MainThread", "", "x.py", 3)
-    save(tmp_path / "run.json", [first, second, third])
-    events = read(tmp_path / "run.json")
-    tracks = {e["name"]: e["tid"] for e in events if e["ph"] == "X" and e["pid"] == 1}
-    assert tracks["a"] != tracks["b"]
-    assert tracks["c"] == tracks["a"]
-    named = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
-    assert named == ["MainThread", "cpu", "MainThread (2)", "cpu (2)"]
 
 
 def test_an_empty_log_is_a_file_and_a_picture_too(tmp_path: Path) -> None:
