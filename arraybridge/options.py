@@ -1,4 +1,4 @@
-"""What a thread, a task or the process has chosen, and the environment variables behind it."""
+"""What a thread, a task, the process or a decorator has chosen, and the environment variables behind it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from arraybridge.types import Device, GpuId, above
 
 __all__ = [
     "MissingGpu",
+    "Placement",
     "busy_workers",
     "card_meant",
     "chosen_device",
@@ -108,3 +109,27 @@ def chosen_device() -> Device | None:
 def card_meant(gpu_id: GpuId) -> GpuId:
     """The card that the ``gpu_id`` of a decorator means in this process."""
     return gpu_id if gpu_id is None or only_card is None else only_card
+
+
+class Placement(NamedTuple):
+    """Where a decorated function runs, as its decorator says.
+
+    Attributes:
+        framework: the framework that it runs in; None for `gpu`, which decides that on each call.
+        gpu_id: the accelerator that was named, or ``"auto"``, or None.
+        device: the device that was named instead, or None.
+        converts: whether it brings its arrays there by itself; `memory_types` only declares.
+    """
+
+    framework: str | None
+    gpu_id: GpuId = None
+    device: Device | None = None
+    converts: bool = True
+
+    def __str__(self) -> str:
+        name = self.framework or "the faster of cpu and gpu"
+        if self.device is not None:
+            return f"{name} on {self.device}"
+        if self.gpu_id is not None:
+            return f"{name} on {'the freest gpu' if self.gpu_id == 'auto' else f'gpu:{self.gpu_id}'}"
+        return f"{name}, where its input is" if self.framework else name

@@ -24,8 +24,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.functions.conversions import ByType, Change, careful, conversion, shared
 from arraybridge.functions.options import DecoratorOptions
 from arraybridge.functions.wrap import label_of
-from arraybridge.options import busy_workers, card_meant, worker_device
-from arraybridge.placement import Placement
+from arraybridge.options import Placement, busy_workers, card_meant, worker_device
 from arraybridge.trees import leaves_of, prefix
 from arraybridge.types import Device
 

@@ -15,7 +15,7 @@ from arraybridge.functions.calls import DecoratedCall, as_declared, in_framework
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, checked_options
 from arraybridge.functions.wrap import Wrapped, decorate, kind_of_function, label_of, wrap
-from arraybridge.placement import Placement
+from arraybridge.options import Placement
 from arraybridge.types import Device, FrameworkLike, GpuId, above
 
 __all__ = ["cupy", "jax", "memory_types", "mlx", "numpy", "paddle", "pyclesperanto", "tensorflow", "torch"]

@@ -20,12 +20,11 @@ from arraybridge.functions.arguments import named_device
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import Run, Work, Worker, noting
-from arraybridge.options import busy_workers, default_device, worker_device
-from arraybridge.placement import placement
+from arraybridge.options import Placement, busy_workers, default_device, worker_device
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
-__all__ = ["device_map", "working_on"]
+__all__ = ["decorated", "device_map", "placement", "working_on"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -270,3 +269,35 @@ def _parsed(word: Any, framework: Framework | None) -> Device:
         return Device.parse(word)
     check_gpu_id(word)
     return Device("gpu", int(word)) if framework is None else framework.accelerator(int(word))
+
+
+# -- where a function runs -----------------------------------------------------------------------------
+
+
+def placement(fn: Any) -> Placement | None:
+    """Where ``fn`` runs, or None for a function that says nothing of that and runs where its arrays are.
+
+    >>> import functools, arraybridge
+    >>> @arraybridge.torch(device="cpu")
+    ... def scale(x, by):
+    ...     return x * by
+    >>> print(placement(functools.partial(scale, by=2)))
+    torch on cpu
+    """
+    return getattr(decorated(fn), "_placement", None)
+
+
+def decorated(fn: Any) -> Any:
+    """The function in ``fn`` that one of the decorators made, or None.
+
+    That is ``fn`` itself, or the one behind a partial, a bound method, an object whose ``__call__`` is
+    decorated, and whatever has a ``__wrapped__``, as `functools.wraps` leaves it.
+    """
+    seen: set[int] = set()
+    while fn is not None and id(fn) not in seen:
+        seen.add(id(fn))
+        for candidate in (fn, None if isinstance(fn, type) else type(fn).__call__):
+            if isinstance(getattr(candidate, "_placement", None), Placement):
+                return candidate
+        fn = fn.func if isinstance(fn, partial) else getattr(fn, "__wrapped__", None)
+    return None

@@ -16,10 +16,9 @@ from arraybridge.arrays import source_of
 from arraybridge.batches import Joined, kept, part, plain
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.device_map import source_of_items, whole_number
+from arraybridge.lines.device_map import placement, source_of_items, whole_number
 from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import Enter, Run, Span, Work, Worker, nothing
-from arraybridge.placement import placement
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays

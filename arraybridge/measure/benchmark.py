@@ -24,8 +24,7 @@ from arraybridge.devices.devices import (
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
-from arraybridge.lines.device_map import working_on
-from arraybridge.placement import placement
+from arraybridge.lines.device_map import placement, working_on
 from arraybridge.show import Table, format_seconds
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device

@@ -28,12 +28,12 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.functions.wrap import label_of, takes_self
+from arraybridge.lines.device_map import placement
 from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, run_with_oom_recovery
 from arraybridge.offload.comparison import difference, widened
 from arraybridge.offload.timings import CARD, CPU, History, Timings
 from arraybridge.options import card_meant, chosen_device, worker_device
-from arraybridge.placement import placement
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.trees import arrays_of, leaves_of, map_arrays
 from arraybridge.types import Cache, Device, GpuId

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import Wrapped, decorate, kind_of_function, label_of, wrap
-from arraybridge.placement import Placement
+from arraybridge.options import Placement
 from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
 
 # What decides and runs is imported by the first function that is decorated: it takes a tenth of the time of

@@ -11,7 +11,8 @@ import pytest
 
 import arraybridge
 from arraybridge import Device, Pipeline, device_map
-from arraybridge.placement import Placement, placement
+from arraybridge.lines.device_map import placement
+from arraybridge.options import Placement
 from tests.helpers import require
 
 
