@@ -252,16 +252,14 @@ def _devices_of(fn: Any, devices: Any) -> list[Device]:
     words = devices if isinstance(devices, Sequence) and not isinstance(devices, str) else [devices]
     if not words:
         raise ValueError("devices=[] leaves none to run on; pass 'all', or leave it out")
-    chosen: list[Device] = []
-    missing: list[Device] = []
-    for word in words:
-        device = _parsed(word, framework)
-        actual = find_device(device) if framework is None else find_or_host(framework, device)
-        is_missing = actual == CPU and device.kind != "cpu"
-        if device in missing or (actual in chosen and not is_missing):
+    asked = [_parsed(word, framework) for word in words]
+    for i, device in enumerate(asked):
+        if device in asked[:i]:
             raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")
-        (missing if is_missing else chosen).append(device if is_missing else actual)
-    return list(dict.fromkeys([*chosen, CPU])) if missing else chosen  # once, for all that are missing
+    # Those that are missing are the host, once.
+    return list(
+        dict.fromkeys(find_device(d) if framework is None else find_or_host(framework, d) for d in asked)
+    )
 
 
 def _parsed(word: Any, framework: Framework | None) -> Device:

@@ -20,7 +20,7 @@ from arraybridge.frameworks import cardmemory, registry
 from arraybridge.frameworks.base import Framework, visible_devices
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
-from arraybridge.types import Device, FrameworkLike, check_gpu_id
+from arraybridge.types import Device, FrameworkLike, GpuId, check_gpu_id
 
 __all__ = [
     "Coexistence",
@@ -75,11 +75,9 @@ def free_memory(
     True
     """
     name = None if framework is None else registry.framework_name(framework)
-    index = check_gpu_id(gpu_id)
-    if isinstance(index, str):
-        raise ValueError("free_memory(gpu_id='auto') has no meaning; pass a number, or None for all devices")
+    index = card_number("free_memory", gpu_id)
     frameworks = loaded(name)
-    if index is not None and not _check_accelerator(index, frameworks):
+    if index is not None and not _owners(index, frameworks):
         return 0
     return release_caches(frameworks, index, compiled=compiled)
 
@@ -115,21 +113,29 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
     return freed
 
 
-def _check_accelerator(index: int, frameworks: list[Framework]) -> bool:
-    """Whether one of the frameworks has that accelerator.
+def card_number(who: str, gpu_id: GpuId) -> int | None:
+    """The number of an accelerator, for functions that mean one or all of them.
+
+    Raises:
+        ValueError: it is ``"auto"``, negative, a bool or a float.
+    """
+    index = check_gpu_id(gpu_id)
+    if isinstance(index, str):
+        raise ValueError(f"{who}(gpu_id='auto') has no meaning; pass least_used_gpu(), a number or None")
+    return index
+
+
+def _owners(index: int, frameworks: list[Framework]) -> list[Framework]:
+    """The frameworks that have that accelerator.
 
     Raises:
         DeviceNotFoundError: none has, and the settings do not send the work to the host.
     """
-    owners: dict[str, list[str]] = {}
-    for one in frameworks:
-        devices = visible_devices(one)
-        if one.accelerator(index) in devices:
-            return True
-        owners[one.name] = [str(device) for device in devices]
-    if missing_gpu() == "host":
-        return False
-    have = "; ".join(f"{name} has {', '.join(words) or 'none'}" for name, words in owners.items())
+    devices = {one: visible_devices(one) for one in frameworks}
+    owners = [one for one in frameworks if one.accelerator(index) in devices[one]]
+    if owners or missing_gpu() == "host":
+        return owners
+    have = "; ".join(f"{one.name} has {', '.join(map(str, own)) or 'none'}" for one, own in devices.items())
     raise DeviceNotFoundError(
         f"no loaded framework has an accelerator {index}"
         + (f": {have}. " if have else ". ")
@@ -163,17 +169,12 @@ def gpu_context(gpu_id: int | None) -> Iterator[int | None]:
     ...     gpu_id is None
     True
     """
-    index = check_gpu_id(gpu_id)
-    if isinstance(index, str):
-        raise ValueError("gpu_context('auto') has no meaning; pass least_used_gpu(), a number or None")
+    index = card_number("gpu_context", gpu_id)
     frameworks = loaded()
     with ExitStack() as stack:
         stack.callback(release_caches, frameworks, index)
         if index is not None:
-            owners = [one for one in frameworks if one.accelerator(index) in visible_devices(one)]
-            if not owners:
-                _check_accelerator(index, frameworks)
-            for one in owners:
+            for one in _owners(index, frameworks):
                 stack.enter_context(one.selected(one.accelerator(index)))
         yield index
 

@@ -16,7 +16,7 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.memory import cleanup
-from arraybridge.types import Device, FrameworkLike, check_gpu_id
+from arraybridge.types import Device, FrameworkLike
 
 __all__ = ["BufferPool", "PoolLimitError", "pinned"]
 
@@ -208,9 +208,7 @@ def _checked(
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
     owner.supports(name, extents)
-    index = check_gpu_id(gpu_id)
-    if isinstance(index, str):
-        raise ValueError("take(gpu_id='auto') has no meaning; pass least_used_gpu(), a number or None")
+    index = cleanup.card_number("take", gpu_id)
     if index is None or owner.name == "numpy":
         device = owner.find_device(owner.default_device())
     else:
