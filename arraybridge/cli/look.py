@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,17 +81,7 @@ def _use(name: str) -> None:
         module.push(np.zeros((2, 2), np.float32))
 
 
-def _error_of(call: Callable[..., None], *arguments: Any) -> Exception | None:
-    try:
-        call(*arguments)
-    except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
-        return error
-    return None
-
-
-def _state(error: Exception | None) -> str:
-    if error is None:
-        return "works"
+def _state(error: Exception) -> str:
     no_opencl = getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in told(error)
     return "no device" if isinstance(error, DeviceNotFoundError) or no_opencl else "broken"
 
@@ -107,10 +97,14 @@ def _look_at_each(seconds: float, names: list[str]) -> None:
     for name in names:
         faulthandler.dump_traceback_later(seconds, exit=True)
         say(name)
-        seen: Json = {"devices": []}
-        error = _error_of(_look, name, seen)
-        say(name, state=_state(error), error=None if error is None else told(error), **seen)
-        _error_of(_use, name)  # what only raises is no crash, and was told above
+        seen: Json = {"devices": [], "state": "works", "error": None}
+        try:
+            _look(name, seen)
+        except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
+            seen |= {"state": _state(error), "error": told(error)}
+        say(name, **seen)
+        with suppress(Exception):  # what only raises is no crash, and was told above
+            _use(name)
         say(name, done=True)
     faulthandler.cancel_dump_traceback_later()
 

@@ -19,7 +19,7 @@ from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gp
 
 __all__ = ["prefetch"]
 
-# Items that are read ahead at most, whatever depth is asked for: each has a future from the beginning.
+# Items that are read ahead at most, whatever depth is asked for: each has its turn from the beginning.
 _MOST = 1000
 # Seconds that the end of the program waits for the thread: a source may be stuck for ever.
 _LAST_PATIENCE = 2.0

@@ -130,28 +130,24 @@ def find_card(backend: str | None, index: int) -> Card | str:
 def _look_for(backend: str | None, index: int) -> Card | str:
     device, reasons = Device("gpu", index), []
     for name in _worth_asking(backend):
-        framework, devices, reason = _devices(name)
-        if framework is not None and device in devices:
+        try:
+            framework = registry.framework(name)
+            devices = framework.devices()
+        except FrameworkNotInstalledError as error:
+            reasons.append(f"{name} is missing ({error.reason})")
+            continue
+        except RuntimeError as error:  # the driver refuses
+            reasons.append(f"{name} finds no card ({error})")
+            continue
+        if device in devices:
             return Card(framework, device)
         numbers = ", ".join(str(d) for d in devices if d.kind == "gpu")
+        reason = framework.missing_device_reason() or f"{name} has no GPU"
         reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
-    if not reasons:
-        reason = driver().reason or "the driver shows none to this process (see CUDA_VISIBLE_DEVICES)"
-        return f"there is no GPU here that a framework could use: {reason}"
-    return f"there is no {device} here: {'; '.join(reasons)}"
-
-
-def _devices(name: str) -> tuple[Framework | None, tuple[Device, ...], str]:
-    """The framework and its devices, and why it has no card if it has none."""
-    if not registry.is_installed(name):
-        return None, (), f"{name} is not installed"
-    try:
-        framework = registry.framework(name)
-        return framework, framework.devices(), framework.missing_device_reason() or f"{name} has no GPU"
-    except FrameworkNotInstalledError as error:
-        return None, (), f"{name} does not work here ({error.reason})"
-    except RuntimeError as error:  # the driver refuses
-        return None, (), f"{name} finds no card ({error})"
+    if reasons:
+        return f"there is no {device} here: {'; '.join(reasons)}"
+    reason = driver().reason or "the driver shows none to this process (see CUDA_VISIBLE_DEVICES)"
+    return f"there is no GPU here that a framework could use: {reason}"
 
 
 def _worth_asking(backend: str | None) -> list[str]:

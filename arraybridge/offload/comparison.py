@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, kind_of, source_of
+from arraybridge.arrays import ARRAY, kind_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.hostmemory import np_dtype
@@ -45,23 +45,30 @@ def _says(actual: Any, expected: Any) -> str:
 
 
 def _in_words(x: Any) -> str:
-    is_array = kind_of(x) == ARRAY or isinstance(x, np.generic)
-    return f"an array of {dtype_name(x)}" if is_array else outline(x)
+    host = _on_host(x)
+    return f"an array of {host.dtype.name}" if isinstance(host, np.ndarray) else outline(x)
 
 
-def dtype_name(x: Any) -> str:
-    if isinstance(x, (np.ndarray, np.generic)):
-        return str(x.dtype.name)
-    owner, data = source_of(x)
-    return owner.dtype_name(data)
+def _on_host(x: Any) -> Any:
+    """An array or a scalar of any framework as a NumPy array; all else as it is."""
+    if isinstance(x, np.generic):
+        return np.asarray(x)
+    return convert_memory(x, "numpy") if kind_of(x) == ARRAY and not isinstance(x, np.ndarray) else x
 
 
 def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
-    if kind_of(expected) == ARRAY or isinstance(expected, np.generic):
-        return _of_arrays(expected, actual, arguments)
+    a, b = _on_host(expected), _on_host(actual)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        if type(a) not in (np.ndarray, type(actual)):  # a subclass, which only NumPy has
+            return _says(actual, expected), False
+        if a.dtype.name != b.dtype.name:
+            return f"it gives {b.dtype.name} there, and {a.dtype.name} in NumPy", False
+        if a.shape != b.shape:
+            return f"it gives shape {b.shape} there, and {a.shape} in NumPy", False
+        return _of_values(a, b, arguments)
     if expected is actual:
         return "", True
-    if type(expected) is not type(actual):
+    if type(a) is not type(b):
         return _says(actual, expected), False
     if isinstance(expected, (float, complex)):
         return _of_values(np.asarray(expected), np.asarray(actual), arguments)
@@ -69,22 +76,6 @@ def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
         same = expected == actual
         return ("" if same else f"it gives {actual!r} there, and {expected!r} in NumPy"), same
     return f"it gives {outline(expected)}, in which nobody can look for arrays", False
-
-
-def _of_arrays(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
-    is_array = kind_of(actual) == ARRAY or isinstance(actual, np.generic)
-    special = isinstance(expected, np.ndarray) and type(expected) not in (np.ndarray, type(actual))
-    if not is_array or special:
-        return _says(actual, expected), False
-    names = dtype_name(expected), dtype_name(actual)
-    if names[0] != names[1]:
-        return f"it gives {names[1]} there, and {names[0]} in NumPy", False
-    a, b = (
-        np.asarray(x) if isinstance(x, np.generic) else convert_memory(x, "numpy") for x in (expected, actual)
-    )
-    if a.shape != b.shape:
-        return f"it gives shape {b.shape} there, and {a.shape} in NumPy", False
-    return _of_values(a, b, arguments)
 
 
 def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
