@@ -299,7 +299,7 @@ class Offload:
         call = Call((), args, kwargs).look()
         if not call.arrays:
             return Decision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
-        timings = self.history.entries.get(call.footprint) or Timings()
+        timings = self.history.get(call.footprint) or Timings()
         card, why = self._decide(call, timings)
         reasons = [why]
         for place, words in ((CPU, "On the CPU"), (CARD, "On the card, with transfers,")):

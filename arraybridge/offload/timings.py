@@ -6,7 +6,6 @@ Nothing here knows a framework; seconds are those of whatever clock the caller m
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,8 @@ RUNS = 5
 WORTH_A_CHANGE = 0.95
 #: The slower place is measured again as soon as that costs no more than this share of the time spent since.
 SPENT_ON_LOOKING = 0.02
+
+_lock = threading.Lock()
 
 
 class Timings:
@@ -71,8 +72,8 @@ class Timings:
         return self._chosen, "the card is faster" if self._chosen == CARD else "the CPU is faster"
 
 
-class History:
-    """The timings of a function, by footprint. Prints as a table.
+class History(dict[Any, Timings]):
+    """The timings of a function, by footprint. Prints as a table; ``clear()`` has all measured anew.
 
     >>> print(History())
     no call has been measured yet
@@ -81,35 +82,18 @@ class History:
     #: Footprints that are kept; the one that was new first goes first.
     LIMIT = 256
 
-    def __init__(self) -> None:
-        self.entries: dict[Any, Timings] = {}
-        self.lock = threading.Lock()
-
     def __reduce__(self) -> tuple[Any, ...]:
         return (History, ())  # elsewhere other times hold
 
-    def __getitem__(self, footprint: Any) -> Timings:
-        """The timings of a footprint, made where there are none."""
-        timings = self.entries.get(footprint)
-        if timings is not None:
-            return timings
-        with self.lock:
-            while len(self.entries) >= self.LIMIT:
-                del self.entries[next(iter(self.entries))]
-            return self.entries.setdefault(footprint, Timings())
+    def __missing__(self, footprint: Any) -> Timings:
+        with _lock:
+            while len(self) >= self.LIMIT:
+                self.pop(next(iter(self), None), None)
+            return self.setdefault(footprint, Timings())
 
-    def __iter__(self) -> Iterator[tuple[Any, Timings]]:
-        with self.lock:
-            return iter(list(self.entries.items()))
-
-    def clear(self) -> None:
-        """Forget everything, and measure anew."""
-        with self.lock:
-            self.entries.clear()
-
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         rows = []
-        for footprint, timings in self:
+        for footprint, timings in self.copy().items():
             for place, count in timings.counts.items():
                 seconds = timings.estimate(place)
                 if seconds is not None:

@@ -51,7 +51,7 @@ def test_history_is_bounded_and_prints(machine: Machine) -> None:
     fn = offload(lambda x, n: x + n, machine)
     for n in range(400):
         fn(X, n)
-    assert len(fn.history.entries) == 256
+    assert len(fn.history) == 256
     assert "float32 1-D, 399  cpu" in str(fn.history)
     fn.history.clear()
     assert str(fn.history) == "no call has been measured yet"
