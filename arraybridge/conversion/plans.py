@@ -20,7 +20,6 @@ from arraybridge.conversion.decide import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, refusals
-from arraybridge.frameworks.parts import Fallback
 from arraybridge.types import Cache, Device
 
 __all__ = ["by_form"]
@@ -28,7 +27,7 @@ __all__ = ["by_form"]
 #: Form → type of the array → the plan, a function of the array.
 by_form: Cache[Hashable, dict[type, FastFunction]] = Cache()
 #: What a plan raises for an array that it cannot vouch for; the careful way says the last word, and in full.
-declined: tuple[type[Exception], ...] = (Fallback, KeyError, MemoryConversionError, *refusals())
+declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *refusals())
 _declining = Lock()
 
 # Form and type of the array → facts → what was decided for them.

@@ -151,7 +151,7 @@ class Framework(ABC):
         if device != CPU:
             on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
             return self.to_device(on_host, device)
-        capsule = hostmemory.capsule(hostmemory.writable_alias(view))
+        capsule = hostmemory.capsule(view)
         return sys.modules[self.modules[0]].from_dlpack(hostmemory.importable(capsule))
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
@@ -236,9 +236,6 @@ class Framework(ABC):
     def copy(self, x: Any) -> Any:
         """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
         return self.from_host(self.to_host(x), self.device_of(x))
-
-    def check_copy(self, x: Any) -> None:
-        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave."""
 
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""

@@ -289,11 +289,12 @@ def _code_of(exported: Any) -> ctypes.c_uint8:
 
 
 def capsule(view: np.ndarray) -> Any:
-    """The DLPack capsule of a writable array, the extended dtypes of ``ml_dtypes`` included.
+    """The DLPack capsule of an array, as a writable one, the extended dtypes of ``ml_dtypes`` included.
 
     NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
     unsigned integers, and the capsule's dtype code is set to what they are.
     """
+    view = writable_alias(view)
     code = _DLPACK_CODES.get(name_of(view.dtype))
     if code is None:
         return view.__dlpack__()

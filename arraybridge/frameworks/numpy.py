@@ -11,7 +11,7 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, itself
+from arraybridge.frameworks.parts import Fast, itself
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
@@ -134,9 +134,9 @@ class NumpyFast(Fast):
             # Asked first, since an error that a framework raises itself costs more than all of this.
             flags = x.flags.num & simple
             if flags != simple and (flags | contiguous != simple or min(x.strides) < 0):
-                raise Fallback  # read-only, or reversed
+                raise NotImplementedError  # read-only, or reversed
             if x.dtype not in plain:
-                raise Fallback
+                raise NotImplementedError
             return take(x)
 
         return convert
@@ -149,7 +149,7 @@ class NumpyFast(Fast):
 
         def give(x: np.ndarray) -> Any:
             if address(buffer(x)) & mask:  # type: ignore[arg-type]  # an array is a buffer
-                raise Fallback
+                raise NotImplementedError
             return x.__dlpack__()
 
         return give

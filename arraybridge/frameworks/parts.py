@@ -16,17 +16,14 @@ import numpy as np
 from arraybridge import machine
 from arraybridge.types import Device
 
-__all__ = ["Fallback", "Holding", "Mark", "Streams"]
-
-
-class Fallback(Exception):  # noqa: N818  # a signal, no error
-    """Raised by a fast converter for an array that needs the careful path; never reaches a user."""
+__all__ = ["Holding", "Mark", "Streams"]
 
 
 class Fast:
     """Functions for arrays that need no care, made once for each pair of types.
 
-    They raise for an array that needs care: `Fallback`, an error of Python's, or one of ``errors``.
+    They raise for an array that needs care: NotImplementedError or another error of Python's, or one of
+    ``errors``; no user sees that.
     """
 
     #: What else the framework raises for an array that it does not take.

@@ -20,7 +20,7 @@ from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, as_now, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.parts import Fallback, Fast, Holding, Pool
+from arraybridge.frameworks.parts import Fast, Holding, Pool
 from arraybridge.frameworks.registry import can_find
 from arraybridge.types import Device
 
@@ -134,7 +134,7 @@ class JaxFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        capsule, native = hostmemory.capsule(hostmemory.writable_alias(view)), _jax_device(device)
+        capsule, native = hostmemory.capsule(view), _jax_device(device)
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
         with _x64(True):
@@ -238,7 +238,7 @@ class JaxFast(Fast):
 
         def facts(x: jax.Array) -> Hashable:
             if x.is_deleted():
-                raise Fallback
+                raise NotImplementedError
             if minds_order:
                 memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
             shape = x.shape
@@ -264,7 +264,7 @@ class JaxFast(Fast):
 
         def give(x: jax.Array) -> Any:
             if x.device is not cpu:
-                raise Fallback
+                raise NotImplementedError
             return x.__dlpack__()
 
         return give

@@ -15,7 +15,7 @@ import tensorflow as tf
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.numpy import NumpyFast
-from arraybridge.frameworks.parts import Fallback, Fast, Holding, Pool
+from arraybridge.frameworks.parts import Fast, Holding, Pool
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
@@ -106,7 +106,7 @@ class TensorflowFramework(Framework):
             return super().from_host(view, device)
         if hostmemory.name_of(view.dtype) in _FLOAT8:
             return tf.constant(view)
-        return tf.experimental.dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
+        return tf.experimental.dlpack.from_dlpack(hostmemory.capsule(view))
 
     def cannot_view(self, view: np.ndarray) -> str:
         if hostmemory.name_of(view.dtype) in _FLOAT8:
@@ -149,9 +149,6 @@ class TensorflowFramework(Framework):
             tf.test.experimental.sync_devices()
 
     # -- values -----------------------------------------------------------------------------------
-
-    def check_copy(self, x: Any) -> None:
-        self.check(x)
 
     def copy(self, x: Any) -> Any:
         self.check(x)
@@ -211,7 +208,7 @@ class TensorflowFast(Fast):
 
         def facts(x: Any) -> Hashable:
             if x.backing_device != cpu:
-                raise Fallback
+                raise NotImplementedError
             memory = look(x)
             return of_memory(memory), bool(hostmemory.lent) and hostmemory.is_lent(hostmemory.address(memory))
 
@@ -223,7 +220,7 @@ class TensorflowFast(Fast):
         def look(x: Any) -> np.ndarray:
             if id(x.dtype) in _PLAIN_IDS:
                 return asarray(memoryview(x))
-            raise Fallback
+            raise NotImplementedError
 
         return look
 
@@ -234,7 +231,7 @@ class TensorflowFast(Fast):
 
         def give(x: Any) -> Any:
             if id(x.dtype) not in _DLPACK_IDS or (elsewhere and x.backing_device != cpu):
-                raise Fallback
+                raise NotImplementedError
             return to_dlpack(x)
 
         return give

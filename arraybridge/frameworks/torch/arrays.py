@@ -18,7 +18,7 @@ from torch.utils import dlpack as torch_dlpack
 
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, as_now, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fallback, Fast, Streams
+from arraybridge.frameworks.parts import Fast, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.cards import TorchPool, TorchStreams, torch_device
 from arraybridge.types import Device
@@ -138,7 +138,7 @@ class TorchFramework(Framework):
         if device.kind != "cpu":
             return super().from_host(view, device)
         # from_numpy minds strides along one element, and which of two C types of one size it is.
-        return torch_dlpack.from_dlpack(hostmemory.capsule(hostmemory.writable_alias(view)))
+        return torch_dlpack.from_dlpack(hostmemory.capsule(view))
 
     def cannot_view(self, view: np.ndarray) -> str:
         # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
@@ -329,10 +329,10 @@ class TorchFast(Fast):
 
         def facts(x: torch.Tensor) -> Hashable:
             if not x.is_cpu or x.is_nested:
-                raise Fallback
+                raise NotImplementedError
             address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
             if not address:
-                raise Fallback
+                raise NotImplementedError
             layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
             place = address % hostmemory.ALIGNMENT if aligned else 0
             return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, place
@@ -348,7 +348,7 @@ class TorchFast(Fast):
             # A tensor that requires grad it refuses only while gradients are recorded; where there is no
             # memory (torch.func.functionalize) it reads whatever lies there.
             if x.dtype not in real or x.requires_grad or not x.data_ptr():
-                raise Fallback
+                raise NotImplementedError
             return to_numpy(x)
 
         return look
@@ -363,7 +363,7 @@ class TorchFast(Fast):
         def export(x: torch.Tensor) -> Any:  # as `view`, written out
             address = x.data_ptr()
             if address & mask or not address or x.dtype not in real or x.requires_grad:
-                raise Fallback
+                raise NotImplementedError
             return to_numpy(x).__dlpack__()
 
         return export
@@ -374,7 +374,7 @@ class TorchFast(Fast):
         def copy_scalars(capsule: Any) -> torch.Tensor:
             tensor: torch.Tensor = from_dlpack(capsule)
             if lent and is_lent(tensor.data_ptr()):  # read-only memory, which has to be copied
-                raise Fallback
+                raise NotImplementedError
             return tensor if tensor.ndim else tensor.clone()
 
         return copy_scalars if immutable else from_dlpack
