@@ -198,6 +198,7 @@ class _Choice:
             source.supports(self.cast, source.shape(array))
             return self._decision(self._copying, 0, "", itself)  # the cast makes the copy
         if self.request.copy:
+            source.check_copy(array)
             return self._decision(self._copying, 1, "copy=True was asked for", source.copy)
         return self._decision("same", 0, "it is there already", itself)
 

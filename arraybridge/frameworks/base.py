@@ -237,6 +237,9 @@ class Framework(ABC):
         """A C-contiguous copy on the same device, complete on return or ordered on its stream."""
         return self.from_host(self.to_host(x), self.device_of(x))
 
+    def check_copy(self, x: Any) -> None:
+        """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave."""
+
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
         values = self.to_host(x).astype(hostmemory.np_dtype(dtype))

@@ -229,7 +229,7 @@ def writable_alias(view: np.ndarray) -> np.ndarray:
 
 
 #: Begin and end of the read-only memory that immutable frameworks are lent now, by what keeps it.
-lent: dict[int, tuple[int, int]] = {}
+lent: dict[weakref.ref[Any], tuple[int, int]] = {}
 
 
 def lend(view: np.ndarray) -> np.ndarray:
@@ -240,8 +240,7 @@ def lend(view: np.ndarray) -> np.ndarray:
         while isinstance(owner, np.ndarray):  # to what lives as long as the framework has the memory
             owner = owner.base
         begin = int(view.ctypes.data)
-        lent[id(owner)] = (begin, begin + view.nbytes)
-        weakref.finalize(owner, lent.pop, id(owner)).atexit = False
+        lent[weakref.ref(owner, lent.pop)] = (begin, begin + view.nbytes)
     return alias
 
 

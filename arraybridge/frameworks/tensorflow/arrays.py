@@ -150,6 +150,9 @@ class TensorflowFramework(Framework):
 
     # -- values -----------------------------------------------------------------------------------
 
+    def check_copy(self, x: Any) -> None:
+        self.check(x)
+
     def copy(self, x: Any) -> Any:
         self.check(x)
         if isinstance(x, tf.Variable):
