@@ -139,9 +139,6 @@ def number_of_second(x: Any) -> Any:
     return np.full(x.shape, device_of(x).index, np.float32)
 
 
-#: One entry for each time that JAX traced a function in this process.
-traces: list[int] = []
-
 _rehearsal = ExitStack()
 
 
@@ -155,10 +152,6 @@ def end_rehearsal() -> dict[str, int]:
     """Return what this process has recovered from."""
     _rehearsal.close()
     return recoveries()
-
-
-def number_of_traces() -> int:
-    return len(traces)
 
 
 def environment() -> dict[str, str]:

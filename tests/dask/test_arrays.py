@@ -105,11 +105,6 @@ def test_sizes_of_torch_views() -> None:
     assert sizeof(torch.nn.Parameter(torch.zeros(1000))) == 4000
 
 
-def test_size_of_a_tensorflow_variable() -> None:
-    tf = require("tensorflow")
-    assert sizeof(tf.Variable(tf.zeros((1000, 1000)))) == pytest.approx(4_000_000, rel=0.01)
-
-
 def test_size_and_token_of_what_has_no_dense_bytes() -> None:
     torch, tf = require("torch"), require("tensorflow")
     for odd in (torch.eye(3).to_sparse(), torch.zeros(3, device="meta"), tf.constant(["a"])):
@@ -118,58 +113,23 @@ def test_size_and_token_of_what_has_no_dense_bytes() -> None:
     assert tokenize(tf.constant(["a"])) != tokenize(tf.constant(["b"]))
 
 
-PROGRAM = """
-import importlib, json, sys
-
-def knows():
-    import torch
-    from dask.sizeof import sizeof
-    from dask.tokenize import tokenize
-    from distributed.protocol import deserialize, serialize
-    sent = torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
-    back = deserialize(*serialize(sent))
-    same = torch.equal(sent.view(torch.int16), back.view(torch.int16))
-    return [sizeof(torch.zeros(1000)), tokenize(sent), same]
-
-def frameworks():
-    return [name for name in ("jax", "pyclesperanto", "tensorflow", "torch") if name in sys.modules]
-"""
-
-
 def test_what_dask_knows_where_nobody_has_imported_arraybridge() -> None:
     """And once somebody has, although Dask's own answers are in use then."""
-    require("torch")
+    torch = require("torch")
+    sent = torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
     lines = (
-        "import dask.array; before = frameworks()",
+        "import json, sys, dask.array; before = 'torch' in sys.modules",
         "import torch; from dask.sizeof import sizeof; from dask.tokenize import tokenize",
-        "from distributed.protocol import serialize",
+        "from distributed.protocol import deserialize, serialize",
         "size = sizeof(torch.zeros(1000, 10_000)); tokenize(torch.zeros(3)); serialize(torch.zeros(3))",
         "early = 'arraybridge.dask.workers' in sys.modules",
         "import arraybridge.dask.workers; arraybridge.dask.arrays.register_transport()",
-        "print(json.dumps([before, frameworks(), size, early, knows()]))",
+        "sent = torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16); back = deserialize(*serialize(sent))",
+        "same = torch.equal(sent.view(torch.int16), back.view(torch.int16))",
+        "others = [name for name in ('jax', 'pyclesperanto', 'tensorflow') if name in sys.modules]",
+        "print(json.dumps([before, size, early, tokenize(sent), same, others]))",
     )
-    expected = [[], ["torch"], 40_000_000, False, [4000, tokenize(bfloat16()), True]]
-    assert json.loads(asked(PROGRAM, *lines)) == expected
-
-
-def test_what_dask_knows_of_a_framework_that_comes_later() -> None:
-    """Also where an object of torchvision's has made Dask register its own answers."""
-    require("torch")
-    lines = (
-        "import arraybridge.dask.workers; arraybridge.dask.arrays.register_transport()",
-        "before = frameworks(); later = knows()",
-        "from distributed.protocol.serialize import dask_serialize",
-        "try: dask_serialize.dispatch(type('Compose', (), {'__module__': 'torchvision.transforms'}))",
-        "except TypeError: pass",  # there is no answer for that class, which is right
-        "print(json.dumps([before, later, knows()]))",
-    )
-    known = [4000, tokenize(bfloat16()), True]
-    assert json.loads(asked(PROGRAM, *lines, env={"PYTHONHASHSEED": "1"})) == [[], known, known]
-
-
-def bfloat16() -> Any:
-    torch = require("torch")
-    return torch.tensor([1.0, -0.0, 3.0], dtype=torch.bfloat16)
+    assert json.loads(asked(*lines)) == [False, 40_000_000, False, tokenize(sent), True, []]
 
 
 # -- tokens ------------------------------------------------------------------------------------------
@@ -205,24 +165,6 @@ def test_tokens_mind_gradients_attributes_and_devices_and_not_strides() -> None:
     ramp = jax.numpy.arange(5.0)
     assert tokenize(jax.device_put(ramp, first)) != tokenize(jax.device_put(ramp, last))
     assert through_the_wire(jax.device_put(ramp, last)).devices() == {last}
-
-
-@arraybridge.numpy
-def on_numpy(x: Any) -> Any:
-    return x + 1
-
-
-@arraybridge.gpu
-def on_gpu(x: Any) -> Any:
-    return x + 1
-
-
-@pytest.mark.parametrize("function", [on_numpy, on_gpu], ids=["numpy", "gpu"])
-def test_decorated_functions_have_deterministic_tokens(function: Any) -> None:
-    token = tokenize(function, ensure_deterministic=True)
-    x = np.arange(4, dtype=np.float32)
-    np.testing.assert_array_equal(np.asarray(function(x)), x + 1)
-    assert tokenize(function, ensure_deterministic=True) == token
 
 
 # -- how they travel ---------------------------------------------------------------------------------
@@ -264,14 +206,6 @@ def test_64_bits_of_jax_travel_where_x64_is_off() -> None:
         assert np.asarray(back).tolist() == values
 
 
-def test_lazy_bits_of_torch_are_resolved() -> None:
-    torch = require("torch")
-    z = torch.tensor([1 + 2j, 3 - 4j])
-    assert through_the_wire(z.conj()).tolist() == [1 - 2j, 3 + 4j]
-    assert z.conj().imag.is_neg()
-    assert through_the_wire(z.conj().imag).tolist() == [-2.0, 4.0]
-
-
 def test_gradients_travel() -> None:
     torch = require("torch")
     leaf = torch.tensor([1.0, 2.0], dtype=torch.bfloat16, requires_grad=True)
@@ -286,19 +220,8 @@ def test_gradients_travel() -> None:
     assert leaf.grad.tolist() == [3.0, 5.0], "the original is untouched"
     result = through_the_wire(leaf * 2)
     assert (result.tolist(), result.requires_grad, result.is_leaf) == ([2.0, 4.0], True, True)
-
-
-def test_parameters_and_modules_still_travel() -> None:
-    torch = require("torch")
-    parameter = through_the_wire(torch.nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16)))
-    assert type(parameter) is torch.nn.Parameter
-    assert parameter.requires_grad
-    assert parameter.tolist() == [1.0, 2.0]
-    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()).to(torch.bfloat16)
-    x = torch.ones(1, 3, dtype=torch.bfloat16)
-    for copy in (through_the_wire(module), through_the_wire([module])[0]):
-        assert torch.equal(copy(x), module(x))
-        assert copy(x).requires_grad
+    parameter = through_the_wire(torch.nn.Parameter(torch.tensor([1.0, 2.0])))
+    assert (type(parameter), parameter.requires_grad) == (torch.nn.Parameter, True)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -344,10 +267,9 @@ def test_what_only_pickle_can_carry_is_left_to_pickle() -> None:
 # -- a worker spills ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_a_worker_spills_arrays_and_reads_them_back(framework: str) -> None:
+def test_a_worker_spills_arrays_and_reads_them_back() -> None:
     """100 MB for a worker that may keep 20 MB: Dask sees by the sizes alone that it has to spill."""
-    require(framework)
+    require("torch")
     # What the whole process holds decides nothing here: the frameworks' libraries alone are large.
     memory = {"target": 0.02, "spill": False, "pause": False, "terminate": False}
     with (
@@ -355,7 +277,7 @@ def test_a_worker_spills_arrays_and_reads_them_back(framework: str) -> None:
         LocalCluster(1, processes=False, memory_limit=10**9, **QUIET) as started,
         Client(started) as client,
     ):
-        arrays = client.map(lambda i: float32(framework, 10**6) - i, range(25), pure=False)
+        arrays = client.map(lambda i: float32("torch", 10**6) - i, range(25), pure=False)
         wait(arrays)
         held = started.workers[0].data
         assert held.memory.total_weight <= 20_100_000

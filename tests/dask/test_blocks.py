@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import multiprocessing
-import wave
 from typing import Any
 
 import cloudpickle
@@ -22,7 +20,6 @@ from arraybridge import (
     DtypeNotSupportedError,
     GradientError,
     UnknownArrayError,
-    UnknownFrameworkError,
     convert_memory,
 )
 from arraybridge.dask import BlockError, from_dask, map_blocks, map_overlap, to_dask
@@ -45,9 +42,8 @@ def _in_this_thread() -> Any:
 
 # -- the bits of the plain call ------------------------------------------------------------------------
 
-# Workers import no TensorFlow: its 14 seconds prove nothing more.
-PLACES = [(name, "threads") for name in FILTERS]
-PLACES += [(name, "cluster") for name in ("numpy", "torch", "jax", "pyclesperanto")]
+# What workers import of other frameworks takes long and proves nothing more.
+PLACES = [*((name, "threads") for name in FILTERS), ("torch", "cluster")]
 
 
 @pytest.mark.parametrize(("name", "scheduler"), PLACES)
@@ -64,7 +60,6 @@ def test_the_bits_of_the_plain_call(name: str, scheduler: Any, request: pytest.F
 
 def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
     torch = require("torch")
-    require("jax")
     weights = np.array([1, 2], np.float32)
 
     @arraybridge.torch
@@ -79,43 +74,17 @@ def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
         functools.partial(functions.twice),
         functions.Model(2).scaled,
         functools.partial(np.multiply, 2),
-        arraybridge.torch(output_type="jax")(lambda b: b * 2),
     ):
         check_equal(computed(map_blocks(fn, numbers()), two_workers), WHOLE * 2)
-
-
-def test_a_function_that_cannot_travel_runs_on_threads() -> None:
-    lock = multiprocessing.get_context("spawn").Lock()
-
-    def guarded(block: Any) -> Any:
-        with lock:
-            return block + 1
-
-    check_equal(computed(map_blocks(guarded, numbers()), "threads"), WHOLE + 1)
 
 
 def test_the_scheduler_needs_no_framework() -> None:
     """What it opens of a graph mentions torch nowhere, not even where a function does."""
     torch = require("torch")
-
-    @arraybridge.torch
-    def by_value(x: Any) -> Any:
-        return torch.add(x, 1)
-
-    carried = []
-    for fn in (by_value, functions.twice):
-        (array,) = dask.optimize(map_blocks(fn, numbers()))
-        graph = dict(array.__dask_graph__())
-        assert sum(type(value).__name__ == "Task" for value in graph.values()) == 4, "a task for each block"
-        carried.append(cloudpickle.dumps(graph))
-    carried.append(cloudpickle.dumps(lambda: wave))  # the check can fail
-    lines = (
-        "import pickle, sys",
-        f"for carried in {carried!r}:",
-        "    pickle.loads(carried)",
-        "    print(bool({'torch', 'wave'} & sys.modules.keys()))",
-    )
-    assert asked(*lines).split() == ["False", "False", "True"]
+    (array,) = dask.optimize(map_blocks(arraybridge.torch(lambda x: torch.add(x, 1)), numbers()))
+    carried = cloudpickle.dumps(dict(array.__dask_graph__()))
+    lines = ("import pickle, sys", f"pickle.loads({carried!r})", "print('torch' in sys.modules)")
+    assert asked(*lines) == "False"
 
 
 # -- with a margin -------------------------------------------------------------------------------------
@@ -154,26 +123,6 @@ def test_a_filter_that_cuts_its_margins_off_itself() -> None:
     for wrong in (lambda b: b, lambda b: np.concatenate([b, b]), lambda b: b[None]):
         with pytest.raises(BlockError, match="returned a block of shape"):
             map_overlap(wrong, x, **options).compute()
-
-
-def test_a_filter_that_drops_an_axis() -> None:
-    whole = np.arange(24.0).reshape(4, 6)
-    padded = np.pad(whole, ((1, 1), (0, 0)), mode="symmetric")
-    options: dict[str, Any] = {"depth": {0: 1, 1: 0}, "boundary": "reflect", "drop_axis": -1}
-    three_rows = lambda b: np.convolve(b.sum(1), np.ones(3), "same")  # noqa: E731
-    array = map_overlap(three_rows, to_dask(whole, (2, 6)), **options)
-    assert array.chunks == ((2, 2),)
-    check_equal(computed(array), sum(padded[i : i + 4].sum(1) for i in range(3)))
-
-
-def test_margins_of_another_array() -> None:
-    """Each with its own depth; the result is of the shape that the array with the margin to cut off has."""
-    a, b = to_dask(np.arange(3.0), 1), to_dask(np.arange(3.0) * 10, 1)
-    depths: dict[str, Any] = {"depth": [0, 1], "boundary": "reflect"}
-    result = map_overlap(lambda x, y: x + y[1:-1], a, b, **depths)
-    check_equal(computed(result), np.array([0.0, 11.0, 22.0]))
-    with pytest.raises(BlockError):
-        map_overlap(lambda x, y: x + y, a, b, **depths).compute()
 
 
 def test_chunks_whose_sizes_nobody_knows() -> None:
@@ -228,23 +177,9 @@ def test_several_arrays() -> None:
     check_equal(computed(map_blocks(product, *arrays)), a * b + c)
     # Of equally many blocks of other sizes: they meet by their numbers, as in Dask.
     x, y = to_dask(np.arange(4.0), 2), to_dask(np.arange(4.0), ((3, 1),))
-    result = map_blocks(lambda a, b: a + b.mean(), x, y)
-    assert result.chunks == ((2, 2),)
-    check_equal(computed(result), np.array([1.0, 2.0, 5.0, 6.0]))
-    other = map_blocks(lambda a, b: b + a.sum(), x, y, chunks=y.chunks)
-    check_equal(computed(other), np.array([1.0, 2.0, 3.0, 8.0]))
-    # One of a single chunk is handed over whole, before and after images of one chunk each.
-    images, stack = to_dask(np.arange(24.0).reshape(3, 2, 4), (1, 2, 4)), to_dask(np.ones((3, 2, 4)))
-    expected = np.arange(24.0).reshape(3, 2, 4) + 24
-    check_equal(computed(map_blocks(lambda a, b: a + b.sum(), images, stack)), expected)
-    check_equal(computed(map_blocks(lambda b, a: a + b.sum(), stack, images)), expected)
-    for wrong in (
-        map_blocks(lambda a, b: b + a.sum(), x, y),
-        map_blocks(arraybridge.numpy(lambda a, b: a + b), images, stack),
-        map_blocks(lambda b, a: b + a.sum(), stack, images),
-    ):
-        with pytest.raises(BlockError, match="was expected"):
-            wrong.compute()
+    check_equal(computed(map_blocks(lambda a, b: a + b.mean(), x, y)), np.array([1.0, 2.0, 5.0, 6.0]))
+    with pytest.raises(BlockError, match="was expected"):
+        map_blocks(lambda a, b: b + a.sum(), x, y).compute()
 
 
 # -- what is declared ----------------------------------------------------------------------------------
@@ -291,28 +226,26 @@ def test_changed_shapes() -> None:
     check_equal(np.asarray(computed(everything)), np.array(66.0))
 
 
-def test_dtypes() -> None:
+def test_dtypes_and_names() -> None:
     require("torch")
     x = to_dask(np.array([0, 1, 2, 3], np.int16), chunks=2)
     floats = arraybridge.torch(lambda b: b.float() / 2)
-    check_equal(computed(map_blocks(functions.twice, x)), np.array([0, 2, 4, 6], np.int16))
     for declared in ({"dtype": "float32"}, {"meta": np.empty(0, np.float32)}):
         check_equal(computed(map_blocks(floats, x, **declared)), np.array([0, 0.5, 1, 1.5], np.float32))
-    both = map_blocks(floats, x, dtype=np.float32, meta=np.empty(0, np.int8))
-    assert computed(both).dtype == np.float32
     # Those of the decorator: floating → integer fills the range of the dtype, block by block.
     for conversion, values, dtype in (
         (DtypeConversion.FLOAT32, [0, 0.5, 1, 1.5], np.float32),
         (DtypeConversion.PRESERVE_INPUT, [-32768, 32767] * 2, np.int16),
-        (DtypeConversion.UINT8, [0, 255] * 2, np.uint8),
     ):
         halved = arraybridge.torch(dtype_conversion=conversion)(lambda b: b.double() / 2)
-        for fn in (halved, functools.partial(halved)):
-            check_equal(computed(map_blocks(fn, x)), np.array(values, dtype))
+        check_equal(computed(map_blocks(halved, x)), np.array(values, dtype))
     # Byte order is no other dtype: FITS images are big-endian, and what is computed from them is not.
     big = np.arange(12, dtype=">f4").reshape(3, 4)
-    for fn in (functions.twice, arraybridge.numpy(lambda b: b * 2)):
-        np.testing.assert_array_equal(map_blocks(fn, to_dask(big, (2, 2))).compute(), big * 2)
+    np.testing.assert_array_equal(map_blocks(functions.twice, to_dask(big, (2, 2))).compute(), big * 2)
+    name = map_blocks(functions.twice, x).name
+    assert name == map_blocks(functions.twice, x).name != map_blocks(functions.twice, x + 1).name
+    assert name.startswith("twice-")
+    assert map_overlap(functions.twice, x, depth=1, boundary="none", name="mine").name == "mine"
 
 
 # What a function gives back, what is declared, and what the error says.
@@ -345,15 +278,6 @@ def test_blocks_that_were_not_declared(kind: str) -> None:
         assert isinstance(caught.value, ValueError)
         for word in ("culprit()", *words):
             assert word in str(caught.value)
-
-
-def test_a_filter_keeps_its_shape() -> None:
-    with pytest.raises(BlockError, match=r"returned a block of shape .* was expected"):
-        map_overlap(lambda b: b[1:], numbers(), depth=1, boundary="reflect").compute()
-    # Undeclared, the dtype is said to be that of the array: the mean of JAX narrows, say.
-    mean = map_overlap(lambda b: b.mean(0).astype("f4"), to_dask(np.ones((4, 6))), depth=0, drop_axis=0)
-    with pytest.raises(BlockError, match=r"float64 was expected \(that of the array, since dtype="):
-        mean.compute()
 
 
 # -- what workers say ----------------------------------------------------------------------------------
@@ -428,24 +352,6 @@ def test_odd_arrays() -> None:
         map_blocks(functions.twice, masked).compute()
 
 
-def test_names() -> None:
-    """Of the graph: the function's by default, the same for the same call, and another for another one."""
-    require("torch")
-    x = numbers()
-    plain = map_blocks(functions.twice, x)
-    assert plain.name.startswith("twice-")
-    assert plain.name == map_blocks(functions.twice, x).name != map_blocks(functions.twice, x + 1).name
-    assert map_blocks(functions.one_row, x, name="mine", chunks=((1, 1), (2, 2))).name == "mine"
-    assert map_blocks(functions.twice, x, token="mine").name.startswith("mine-")  # noqa: S106
-    named = map_overlap(lambda a: a + 1, x, depth=1, boundary="none", name="mine")
-    assert named.name == "mine"
-    check_equal(computed(named), WHOLE + 1)
-    whole = np.arange(6.0)
-    assert to_dask(whole, 3).name == to_dask(convert_memory(whole, "torch"), 3).name
-    assert to_dask(whole, 3).name not in (to_dask(whole, 6).name, to_dask(whole + 1, 3).name)
-    assert to_dask(whole, 3, name="mine").name == "mine"
-
-
 # -- in and out ----------------------------------------------------------------------------------------
 
 
@@ -462,18 +368,6 @@ def test_there_and_back(name: str) -> None:
     check_equal(from_dask(array + 1, "numpy", dtype="float64"), IMAGE.astype("float64") + 1)
 
 
-def test_odd_arrays_there_and_back() -> None:
-    torch = require("torch")
-    require("ml_dtypes")
-    arrays = [torch.full(shape, 2.5) for shape in ((), (0, 4), (1,))]  # (): Dask computes a NumPy scalar
-    for x in (*arrays, torch.arange(6).to(torch.bfloat16) / 4):
-        array = to_dask(x)
-        assert str(array.dtype) == str(x.dtype).removeprefix("torch.")
-        back = from_dask(map_blocks(functions.twice, array), "torch")
-        assert torch.equal(back, x * 2)
-        assert back.dtype == x.dtype
-
-
 def test_later_writes_change_nothing() -> None:
     for chunks in (3, 6):
         x = np.arange(6.0)
@@ -484,18 +378,12 @@ def test_later_writes_change_nothing() -> None:
 
 def test_what_cannot_enter_or_leave() -> None:
     torch = require("torch")
-    for thing in ([1, 2], 3.0, None, "x"):
+    for thing in ([1, 2], 3.0):
         with pytest.raises(UnknownArrayError, match="is no array"):
             to_dask(thing)
-    with pytest.raises(ValueError, match="Chunks do not add up to shape"):
-        to_dask(np.zeros(4), chunks=((2, 1),))
-    x = torch.ones(4, requires_grad=True)
     with pytest.raises(GradientError, match="grad='detach'"):
-        to_dask(x)
-    check_equal(computed(to_dask(x, 2, grad="detach")), np.ones(4, np.float32))
+        to_dask(torch.ones(4, requires_grad=True))
     with pytest.raises(TypeError, match=r"takes a Dask array.*list.*convert_memory\(\)"):
         from_dask([1, 2], "torch")
-    with pytest.raises(UnknownFrameworkError, match="did you mean 'torch'"):
-        from_dask(numbers(), "toch")
     with pytest.raises(DeviceNotFoundError, match="gpu:99"):
         from_dask(numbers(), "torch", 99)
