@@ -90,7 +90,7 @@ def decide(data: Any, request: Request) -> Decision:
         choice = _Choice(request, source, target, array, source_device, device, cast)
         if source is target and source_device == device:
             named = request.device is not None or request.gpu_id is not None
-            if not (named and source.pool.is_scattered(array)):
+            if not (named and source.is_scattered(array)):
                 return choice.in_place()
         return choice.elsewhere()
     except MemoryConversionError as error:

@@ -47,4 +47,4 @@ def shares_cards(source: Framework, target: Framework) -> bool:
 def freest_device(framework: Framework) -> Device | None:
     """The accelerator with the most free memory, the first of equals; None where it has none."""
     accelerators = [device for device in framework.devices() if device.kind != "cpu"]
-    return max(accelerators, key=framework.pool.free_memory_of, default=None)
+    return max(accelerators, key=framework.free_memory_of, default=None)

@@ -91,7 +91,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
 
 def _described(device: Device, owners: list[Framework], readings: dict[str, DeviceMemory]) -> FoundDevice:
     """A device by the reading of the machine, or else by what its frameworks know of it."""
-    facts = [("", "", None), *(one.pool.card_of(device) for one in owners)]
+    facts = [("", "", None), *(one.card_of(device) for one in owners)]
     name, identity, total = (next(filter(None, column), None) for column in zip(*facts, strict=True))
     words = "cpu" if device.kind == "cpu" else str(device)
     # The card of an OpenCL device is known by its address.

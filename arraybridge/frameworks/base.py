@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from arraybridge import machine
 from arraybridge.errors import (
     ArrayNotSupportedError,
     DeviceNotFoundError,
@@ -24,7 +25,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.parts import Fast, Pool, Streams
+from arraybridge.frameworks.parts import Fast, Holding, Streams
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, above
 
@@ -52,7 +53,7 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        fast, streams, pool: its parts; those of parts.py where it has none.
+        fast, streams: its parts; those of parts.py where it has none.
         autodiff: its derivatives, or None.
         conforms: whether `array_namespace` is the whole array API.
         all_pickle: whether every array pickles by itself, and bit for bit.
@@ -72,7 +73,6 @@ class Framework(ABC):
 
     fast: Fast = Fast()
     streams: Streams = Streams()
-    pool: Pool = Pool()
     autodiff: Autodiff = NOT_DIFFERENTIABLE
 
     # -- which arrays, and what they hold ---------------------------------------------------------
@@ -316,6 +316,81 @@ class Framework(ABC):
         """An array of that shape and dtype over the first bytes of a packed one; None without such views."""
         return None
 
+    # -- cards, and the memory that the framework holds there. No question opens one, but for `card_memory`
+    # and `free_memory_of`.
+
+    def is_started(self) -> bool:
+        """Whether the framework has opened its accelerators; what it holds is asked only of one that has."""
+        return False
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        """The devices as far as they can be told where `Framework.devices` would open some; else None."""
+        return None
+
+    def is_scattered(self, x: Any) -> bool:
+        """Whether the array's memory is spread over several devices, so that there is nothing to share."""
+        return False
+
+    def read_device(self, x: Any) -> Device | None:
+        """The device that an object of the framework stands for, as ``torch.device``; None for any other."""
+        return None
+
+    def native_device(self, device: Device) -> Any:
+        """The framework's own object, or name, for a device that it has; None where it has no such thing."""
+        return None
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for the unknown."""
+        return device.name, "", None
+
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        """Free and total bytes of a card; None where the framework cannot tell."""
+        return None
+
+    def free_memory_of(self, device: Device) -> int:
+        """Bytes that the framework could still take on a card, its cache included; 0 where nobody tells."""
+        free = machine.free_memory(device.index) if device.kind == "gpu" else None
+        if free is None:
+            free, _ = self.card_memory(device) or (0, 0)
+        return free + sum(one.cached or 0 for one in self.usage() if one.device == device)
+
+    def usage(self) -> list[Holding]:
+        """What the framework holds, one entry for each device that it has opened."""
+        return []
+
+    def reset_peak(self) -> None:
+        """Start the count of `Holding.peak` anew on every device, where that can be."""
+
+    def oom_error(self) -> Exception:
+        """An error as the framework raises it when memory runs out, for rehearsals of that."""
+        return MemoryError("Unable to allocate: a rehearsal")
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        """Give cached memory on ``device`` (None: on all) back to the system; returns bytes given back.
+
+        ``compiled``: compiled programs as well. 0 for a device that it does not have.
+        """
+        return 0
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        """Page-locked host memory, uint8 ``(nbytes,)``; None where there is no card to lock it for."""
+        return None
+
+    def synchronize(self) -> None:
+        """Wait until all is done that this process has queued, on every device that it has opened."""
+
+    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
+        """Its allocator: ``allocate(bytes, card, stream)``, an address, and ``free(address)``."""
+        raise NotImplementedError(f"{type(self).__name__} lends no memory")
+
+    def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
+        """Take memory from another framework's pool from now on.
+
+        Raises:
+            RuntimeError: it holds memory of its own already.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes memory from no other pool")
+
     # -- between processes ------------------------------------------------------------------------
 
     def array_classes(self) -> tuple[type, ...]:
@@ -400,7 +475,7 @@ def as_now(settings: Settings) -> Callable[[], AbstractContextManager[Any]]:
 
 def visible_devices(framework: Framework) -> tuple[Device, ...]:
     """The framework's devices; opens no accelerator where it can tell without."""
-    foretold = framework.pool.visible_devices()
+    foretold = framework.visible_devices()
     return framework.devices() if foretold is None else foretold
 
 

@@ -424,14 +424,14 @@ def _candidates(cls: type) -> Iterator[Framework]:
 def _native_device(device: Device, name: FrameworkLike) -> Any:
     owner = framework(name)
     own_device = find_or_host(owner, device)
-    native = owner.pool.native_device(own_device)
+    native = owner.native_device(own_device)
     return str(own_device) if native is None else native
 
 
 def _read_device(x: Any) -> Device | None:
     """The device that the object of a framework stands for; None for what is none. Imports no framework."""
     names = roots().get(type(x).__module__.partition(".")[0], ())
-    readings = (framework(name).pool.read_device(x) for name in names)
+    readings = (framework(name).read_device(x) for name in names)
     return next((device for device in readings if device is not None), None)
 
 

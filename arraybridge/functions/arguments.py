@@ -106,7 +106,7 @@ def _to_device(options: DecoratorOptions, device: Device | None) -> Change:
         nonlocal device
         device = device or named_device(framework, options)
         stays = may_stay and framework.owns(x) and framework.device_of(x) == device
-        if stays and not framework.pool.is_scattered(x):
+        if stays and not framework.is_scattered(x):
             return x
         return convert_memory(x, declared, framework.name, grad=options.grad, device=device, dtype=dtype)
 

@@ -179,7 +179,7 @@ def _move(item: Any, device: Device) -> Any:
         source, array = source_of(x)
         if source.name == "numpy":
             return x
-        gathered = not source.pool.is_scattered(array)
+        gathered = not source.is_scattered(array)
         if gathered and source.device_of(array) == device:
             return x
         try:

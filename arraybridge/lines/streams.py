@@ -113,7 +113,7 @@ def _readers(tree: Any) -> list[Mark]:
         for reader in (owner, *registry.loaded()):
             if not reader.streams.has_queues or (reader.name, device) in marks:
                 continue
-            if reader is owner or reader.pool.is_started():
+            if reader is owner or reader.is_started():
                 marks[reader.name, device] = reader.streams.mark(device)
     return [mark for mark in marks.values() if mark is not None]
 

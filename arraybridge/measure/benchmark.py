@@ -122,8 +122,7 @@ def _synchronize() -> float:
     """Wait for every loaded framework; the seconds that this took."""
     start = time.perf_counter()
     for framework in loaded():
-        if framework.pool is not None:
-            framework.pool.synchronize()
+        framework.synchronize()
     return time.perf_counter() - start
 
 

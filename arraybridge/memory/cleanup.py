@@ -109,7 +109,7 @@ def release_caches(frameworks: list[Framework], index: int | None, *, compiled: 
         device = None if index is None else one.accelerator(index)
         for empty in own_caches:
             freed += empty(device, one.name)
-        freed += one.pool.free_cache(device, compiled)
+        freed += one.free_cache(device, compiled)
     return freed
 
 
@@ -198,9 +198,9 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {str(framework)!r}")
     torch, cupy = registry.framework("torch"), registry.framework("cupy")
     torch.find_device(Device("gpu", 0))
-    allocate, free = torch.pool.allocator()
+    allocate, free = torch.allocator()
     try:
-        cupy.pool.use_allocator(allocate, free)
+        cupy.use_allocator(allocate, free)
     except RuntimeError as error:
         raise SharedPoolError(
             f"CuPy cannot share PyTorch's memory any more: {error}. Call share_gpu_memory() before the first"
@@ -269,7 +269,7 @@ def coexist(fraction: float | None = None) -> Coexistence:
         name
         for variable, name in readers.items()
         if variable in chosen and os.environ.get(variable) != chosen[variable]
-        if any(one.pool.is_started() for one in loaded(name))
+        if any(one.is_started() for one in loaded(name))
     )
     os.environ.update(chosen)
     if latecomers:

@@ -159,7 +159,7 @@ class BufferPool:
                 )
             del self._lent[id(array)]
         if buffer.place[1] != CPU:
-            buffer.owner.pool.synchronize()  # where that fails, the memory goes
+            buffer.owner.synchronize()  # where that fails, the memory goes
         with self._lock:
             self._idle.append(buffer if buffer.memory is not None else buffer._replace(memory=array))
 
@@ -253,7 +253,7 @@ def pinned(x: Any) -> Any:
     if owner is None or not owner.mutable or not view.nbytes:
         return x
     # Page-locked bytes from whichever loaded framework locks pages.
-    locked = (one.pool.pinned_bytes(view.nbytes) for one in registry.loaded())
+    locked = (one.pinned_bytes(view.nbytes) for one in registry.loaded())
     memory = next((memory for memory in locked if memory is not None), None)
     if memory is None:
         return x

@@ -114,7 +114,7 @@ def holdings() -> list[Holding]:
     """
     used, peak = machine.own_memory()
     own = Holding("cpu", THIS_PROCESS, used, peak=peak)
-    return [own, *(holding for one in loaded() for holding in one.pool.usage())]
+    return [own, *(holding for one in loaded() for holding in one.usage())]
 
 
 # -- one reading -------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
 def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
     """A device that the driver does not show, through a framework that has opened it."""
     for row in rows:
-        memory = registry.framework(row.holder).pool.card_memory(Device.parse(device))
+        memory = registry.framework(row.holder).card_memory(Device.parse(device))
         if memory is not None:
             free, total = memory
             remainder = Holding(device, REST, max(0, total - free - _reserved(rows)))
@@ -256,7 +256,7 @@ class MemoryPeak(Table):
 
     def _start(self) -> None:
         for one in loaded():
-            one.pool.reset_peak()
+            one.reset_peak()
         for device, holder, used, _, peak in holdings():
             if used is not None:
                 self._rows[device, holder] = PeakRow(device, holder, used, used)

@@ -113,7 +113,7 @@ class Card:
         """Bytes that the backend could still take, its cache included; 0 where it cannot tell."""
         now = clock()
         if now - self._asked >= ASK_AGAIN:
-            self._asked, self._free = now, self.framework.pool.free_memory_of(self.device)
+            self._asked, self._free = now, self.framework.free_memory_of(self.device)
         return self._free
 
 

@@ -74,7 +74,7 @@ def inject_oom(
             if number < skip or (count is not None and number >= skip + count):
                 return
             rehearsal.raised += 1
-        raise owner.pool.oom_error()
+        raise owner.oom_error()
 
     recovery.faults.append(fault)
     try:

@@ -259,7 +259,7 @@ def _of_others(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
 
 
 def _of_jax(owner: Framework, x: Any) -> tuple[Any, int, int | None, Device]:
-    at = None if owner.pool.is_scattered(x) else x.unsafe_buffer_pointer()
+    at = None if owner.is_scattered(x) else x.unsafe_buffer_pointer()
     return x.dtype, x.size * x.dtype.itemsize, at, owner.device_of(x)
 
 

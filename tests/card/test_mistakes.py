@@ -89,7 +89,7 @@ def a_copy_from_locked_memory_is_not_waited_for(
     "cupy",
 )
 @mistake(
-    f"{TORCH}.cards.TorchStreams.wait_for",
+    f"{TORCH}.streams.TorchStreams.wait_for",
     ordering.test_a_queue_waits_for_the_default_stream_by_its_handle,
     "torch",
 )
@@ -161,7 +161,7 @@ def a_threads_stream_is_lost_behind_a_with(right: Function, self: Any, device: D
     "array",
 )
 @mistake(
-    f"{TORCH}.cards.TorchStreams.take_over",
+    f"{TORCH}.streams.TorchStreams.take_over",
     ordering.test_what_another_thread_made_is_its_own_again_only_once_this_one_has_read_it,
     "torch",
 )

@@ -20,19 +20,9 @@ from arraybridge import (
     register,
     settings,
 )
-from arraybridge.frameworks.parts import Pool
 from tests import matrix_data as data
 from tests.cards import CardArray, CardFramework
 from tests.helpers import registry_kept, require
-
-
-class TwoPools(Pool):
-    """The free memory of two cards."""
-
-    free = (100, 900)
-
-    def free_memory_of(self, device: Device) -> int:
-        return self.free[device.index]
 
 
 class RedCard(CardArray):
@@ -48,9 +38,10 @@ class Red(CardFramework):
 
     name, modules, array, has_host, dlpack_device = "red", ("redcards",), RedCard, True, 99
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.pool: TwoPools = TwoPools()
+    free = (100, 900)
+
+    def free_memory_of(self, device: Device) -> int:
+        return self.free[device.index]
 
     def to_device(self, x: CardArray, device: Device) -> CardArray:
         self.done.append(f"{self.device_of(x)} to {device}")
@@ -143,7 +134,7 @@ def test_words_for_cards_and_cards_that_are_missing(red: Red) -> None:
     x = values()
     for words in ("gpu:1", "cuda:1", Device("gpu", 1)):
         assert device_of(convert_memory(x, "red", device=words)) == "gpu:1"
-    red.pool.free = (901, 900)
+    red.free = (901, 900)
     assert device_of(convert_memory(x, "red", "auto")) == "gpu:0"
     with pytest.raises(CopyRequiredError, match="memory of its own"):
         convert_memory(x, "red", 0, copy=False)

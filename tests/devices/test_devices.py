@@ -16,7 +16,6 @@ import arraybridge
 from arraybridge import Device, array_namespace, devices, get_device, machine, set_device, use_device
 from arraybridge.devices import devices as module
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Pool
 from arraybridge.machine import Card
 from tests.cards import CardFramework
 from tests.helpers import jax_with, require, run_python
@@ -34,11 +33,6 @@ class Cards(CardFramework):
     def __init__(self, told: dict[str, str]) -> None:
         super().__init__()
         self.cards = tuple(map(Device.parse, told))
-        self.pool = ToldPool(told)
-
-
-class ToldPool(Pool):
-    def __init__(self, told: dict[str, str]) -> None:
         self.told = told
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
@@ -103,7 +97,7 @@ def test_opencl_numbers_mean_the_cards_of_cuda(monkeypatch: pytest.MonkeyPatch) 
     assert [str(one.accelerator(i)) for i in range(3)] == ["opencl:0", "opencl:1", "opencl:2"]
     assert [native.name for native in one.natives] == ["Card A", "Card B", "CPU"]
     assert str(one.find_device(Device("gpu", 0))) == "opencl:0"
-    assert one.pool.card_of(Device("opencl", 0)) == ("Card A", FIRST.pci, 1)
+    assert one.card_of(Device("opencl", 0)) == ("Card A", FIRST.pci, 1)
     other = Card(0, "Card C", "GPU-cccc", "0000:01:00.0", 1)
     one = _opencl(monkeypatch, (other, FIRST), SECOND.pci, FIRST.pci, "")
     with pytest.raises(arraybridge.DeviceNotFoundError, match="Card C"):

@@ -153,7 +153,7 @@ def test_the_pool_that_a_user_gave_to_cupy_is_freed() -> None:
     with cupy_allocates_by(pool.malloc):
         free_memory()
         bytes_of("cupy", 10 * MIB)
-        cached = {row.device: row.cached for row in arraybridge.framework("cupy").pool.usage()}
+        cached = {row.device: row.cached for row in arraybridge.framework("cupy").usage()}
         assert cached[GPU] >= 10 * MIB
         assert free_memory("cupy") >= 10 * MIB
         assert pool.total_bytes() == 0

@@ -59,12 +59,11 @@ def test_what_ends_only_after_its_function_has_returned_is_waited_for(
     queued: list[threading.Thread] = []
     ended: list[int] = []
 
-    class Pool:
-        def synchronize(self) -> None:
-            for one in queued:
-                one.join()
+    def synchronize() -> None:
+        for one in queued:
+            one.join()
 
-    monkeypatch.setattr(room, "loaded", lambda: [SimpleNamespace(pool=Pool())])
+    monkeypatch.setattr(room, "loaded", lambda: [SimpleNamespace(synchronize=synchronize)])
 
     def work() -> None:
         assert len(ended) == len(queued)  # each call before is waited for

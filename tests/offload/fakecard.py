@@ -8,7 +8,6 @@ import numpy as np
 
 import arraybridge
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Pool
 from arraybridge.offload import call as room
 from arraybridge.types import Device
 from tests.cards import CARDS, CardArray, CardFramework
@@ -46,7 +45,7 @@ class FakeCard(CardFramework):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.clock, self.memory, self.pool = clock, 0, CardPool(self)
+        self.clock, self.memory = clock, 0
         self.moved: list[tuple[str, int]] = []
         self.rows: int | None = None
 
@@ -67,13 +66,8 @@ class FakeCard(CardFramework):
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, CardMemoryError)
 
-
-class CardPool(Pool):
-    def __init__(self, owner: FakeCard) -> None:
-        self.owner = owner
-
     def free_memory_of(self, device: Device) -> int:
-        return self.owner.memory
+        return self.memory
 
 
 class Machine:

@@ -16,7 +16,7 @@ import numpy as np
 from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.parts import Holding, Mark, Pool, Streams
+from arraybridge.frameworks.parts import Holding, Mark, Streams
 from arraybridge.types import Device
 
 cardmemory.captures.append(lambda: cupy.cuda.get_current_stream().is_capturing())
@@ -36,7 +36,6 @@ class CupyFramework(Framework):
 
     def __init__(self) -> None:
         self.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
-        self.pool = CupyPool()
         self.streams = CupyStreams()
 
     def owns(self, x: Any) -> bool:
@@ -175,69 +174,6 @@ class CupyFramework(Framework):
         with on_card(memory.device.id):
             return cupy.ndarray(shape, hostmemory.np_dtype(dtype), memptr=memory.data)
 
-    # -- running functions ------------------------------------------------------------------------
-
-    def array_namespace(self) -> Any:
-        import array_api_compat.cupy as namespace
-
-        return namespace
-
-
-@contextmanager
-def on_card(index: int) -> Iterator[None]:
-    """Make the card the current one of this thread for a while.
-
-    `cupy.cuda.Device` does the same, but with CUDA 12 and later it opens the card that it goes back to: a
-    process that uses the second card alone would hold memory on the first, too.
-    """
-    runtime = cupy.cuda.runtime
-    before = runtime.getDevice()
-    if before == index:
-        yield
-    elif runtime.is_hip or cardmemory.has_context(before):
-        with cupy.cuda.Device(index):
-            yield
-    else:
-        try:
-            with cardmemory.primary_context(index):
-                yield
-        finally:
-            if runtime.getDevice() != before:
-                runtime.setDevice(before)
-
-
-def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device) -> cupy.ndarray:
-    """The same memory, in an array with whose end the loan ends in order."""
-    if not x.size:
-        return x
-    owner = cardmemory.loan(x, lender, borrower, device)
-    memory = cupy.cuda.UnownedMemory(x.data.ptr, x.data.mem.size or x.nbytes, owner, device.index)
-    return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
-
-
-def _devices() -> tuple[Device, ...]:
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return ()  # no driver, or one too old; missing_device_reason says which
-    return tuple(Device("gpu", i) for i in range(count))
-
-
-def _opened() -> list[int]:
-    """Numbers of the cards on which this process has a context; selecting another would create one."""
-    if not cardmemory.is_awake():  # which asking CuPy would wake
-        return []
-    return [device.index for device in _devices() if cardmemory.has_context(device.index)]
-
-
-def _pools() -> list[Any]:
-    """CuPy's own pool, and the one from which the user has it take memory."""
-    own = cupy.get_default_memory_pool()
-    current = getattr(cupy.cuda.get_allocator(), "__self__", own)
-    return [own, *([current] if current is not own and hasattr(current, "free_all_blocks") else [])]
-
-
-class CupyPool(Pool):
     def native_device(self, device: Device) -> Any:
         return cupy.cuda.Device(device.index)
 
@@ -309,6 +245,67 @@ class CupyPool(Pool):
 
     def oom_error(self) -> Exception:
         return cupy.cuda.memory.OutOfMemoryError(2 << 30, 0)
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def array_namespace(self) -> Any:
+        import array_api_compat.cupy as namespace
+
+        return namespace
+
+
+@contextmanager
+def on_card(index: int) -> Iterator[None]:
+    """Make the card the current one of this thread for a while.
+
+    `cupy.cuda.Device` does the same, but with CUDA 12 and later it opens the card that it goes back to: a
+    process that uses the second card alone would hold memory on the first, too.
+    """
+    runtime = cupy.cuda.runtime
+    before = runtime.getDevice()
+    if before == index:
+        yield
+    elif runtime.is_hip or cardmemory.has_context(before):
+        with cupy.cuda.Device(index):
+            yield
+    else:
+        try:
+            with cardmemory.primary_context(index):
+                yield
+        finally:
+            if runtime.getDevice() != before:
+                runtime.setDevice(before)
+
+
+def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device) -> cupy.ndarray:
+    """The same memory, in an array with whose end the loan ends in order."""
+    if not x.size:
+        return x
+    owner = cardmemory.loan(x, lender, borrower, device)
+    memory = cupy.cuda.UnownedMemory(x.data.ptr, x.data.mem.size or x.nbytes, owner, device.index)
+    return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
+
+
+def _devices() -> tuple[Device, ...]:
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError:
+        return ()  # no driver, or one too old; missing_device_reason says which
+    return tuple(Device("gpu", i) for i in range(count))
+
+
+def _opened() -> list[int]:
+    """Numbers of the cards on which this process has a context; selecting another would create one."""
+    if not cardmemory.is_awake():  # which asking CuPy would wake
+        return []
+    return [device.index for device in _devices() if cardmemory.has_context(device.index)]
+
+
+def _pools() -> list[Any]:
+    """CuPy's own pool, and the one from which the user has it take memory."""
+    own = cupy.get_default_memory_pool()
+    current = getattr(cupy.cuda.get_allocator(), "__self__", own)
+    return [own, *([current] if current is not own and hasattr(current, "free_all_blocks") else [])]
 
 
 # CUDA's handle for the default stream of whichever thread uses it.

@@ -20,7 +20,7 @@ from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, as_now, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.parts import Fast, Holding, Pool
+from arraybridge.frameworks.parts import Fast, Holding
 from arraybridge.frameworks.registry import can_find
 from arraybridge.types import Device
 
@@ -78,7 +78,6 @@ class JaxFramework(Framework):
         self.autodiff = jax_autodiff.AUTODIFF
         self.dlpack_device = 2
         self.fast = JaxFast()
-        self.pool = JaxPool()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
@@ -113,7 +112,7 @@ class JaxFramework(Framework):
         return _as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
 
     def must_copy(self, x: jax.Array) -> str:
-        return "several devices hold a part of it each" if self.pool.is_scattered(x) else ""
+        return "several devices hold a part of it each" if self.is_scattered(x) else ""
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -126,7 +125,7 @@ class JaxFramework(Framework):
             return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
-        if self.device_of(x).kind == "cpu" and not self.pool.is_scattered(x):
+        if self.device_of(x).kind == "cpu" and not self.is_scattered(x):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
         return hostmemory.writable_alias(np.asarray(self.to_device(x, CPU)))
@@ -200,7 +199,82 @@ class JaxFramework(Framework):
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         # Opening JAX takes most of the memory of every card: what nobody has used is left alone.
-        return jax.default_device(_jax_device(device)) if self.pool.is_started() else nullcontext()
+        return jax.default_device(_jax_device(device)) if self.is_started() else nullcontext()
+
+    def native_device(self, device: Device) -> Any:
+        return _jax_device(device)
+
+    def is_started(self) -> bool:
+        try:  # a private interface, since the public calls open JAX's devices
+            from jax._src import xla_bridge
+
+            return xla_bridge.backends_are_initialized()
+        except (ImportError, AttributeError):
+            return True  # so that JAX itself is asked
+
+    def _opened(self) -> list[Any]:
+        if not self.is_started():
+            return []
+        return [device for device in _local_devices() if device.platform != "cpu"]
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
+        if not compiled or not self.is_started():
+            return 0
+        cards = [d for d in self._opened() if device is None or _as_device(d) == device]
+        before = sum(_held(d) for d in cards)
+        jax.clear_caches()
+        return max(0, before - sum(_held(d) for d in cards))
+
+    def synchronize(self) -> None:
+        if not self.is_started():
+            return
+        # A device works on one thing after the other; there is no call that waits for all of it.
+        jax.block_until_ready([_next(jax.device_put(np.float32(0), device)) for device in _local_devices()])
+        for x in jax.live_arrays():
+            if not x.is_deleted():
+                x.block_until_ready()
+
+    def is_scattered(self, x: jax.Array) -> bool:
+        return len(x.sharding.device_set) > 1
+
+    def usage(self) -> list[Holding]:
+        rows = []
+        for device in self._opened():
+            stats = device.memory_stats()
+            if stats:
+                used, pool = stats["bytes_in_use"], stats.get("pool_bytes")
+                cached = None if pool is None else max(0, pool - used)
+                peak = stats.get("peak_bytes_in_use")
+                rows.append(Holding(str(_as_device(device)), "jax", used, cached, peak))
+        return rows
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        # Opening JAX takes a context, and by default most of the memory, on every card.
+        # Of TPUs, say, and AMD's cards nobody can tell but JAX.
+        if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
+            return None
+        cpus = (Device("cpu", i) for i in range(_cpu_count()))
+        return (*cpus, *(Device("gpu", card.index) for card in (machine.cards() if _plugins() else ())))
+
+    def read_device(self, x: Any) -> Device | None:
+        return _as_device(x) if isinstance(x, jax.Device) else None
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        if device.kind == "cpu" or not self.is_started():
+            return "", "", None
+        return str(_jax_device(device).device_kind), "", None
+
+    def free_memory_of(self, device: Device) -> int:
+        stats = _jax_device(device).memory_stats() or {}
+        allowed = int(stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0))
+        # What JAX may take is a part of the card, of which others may have taken more than the rest.
+        return min(allowed, super().free_memory_of(device) or allowed)
+
+    def oom_error(self) -> Exception:
+        return jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
+        )
 
     # -- between processes ------------------------------------------------------------------------
 
@@ -296,83 +370,6 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
 
 
 _next = jax.jit(lambda x: x + 1)
-
-
-class JaxPool(Pool):
-    def native_device(self, device: Device) -> Any:
-        return _jax_device(device)
-
-    def is_started(self) -> bool:
-        try:  # a private interface, since the public calls open JAX's devices
-            from jax._src import xla_bridge
-
-            return xla_bridge.backends_are_initialized()
-        except (ImportError, AttributeError):
-            return True  # so that JAX itself is asked
-
-    def _opened(self) -> list[Any]:
-        if not self.is_started():
-            return []
-        return [device for device in _local_devices() if device.platform != "cpu"]
-
-    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
-        # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
-        if not compiled or not self.is_started():
-            return 0
-        cards = [d for d in self._opened() if device is None or _as_device(d) == device]
-        before = sum(_held(d) for d in cards)
-        jax.clear_caches()
-        return max(0, before - sum(_held(d) for d in cards))
-
-    def synchronize(self) -> None:
-        if not self.is_started():
-            return
-        # A device works on one thing after the other; there is no call that waits for all of it.
-        jax.block_until_ready([_next(jax.device_put(np.float32(0), device)) for device in _local_devices()])
-        for x in jax.live_arrays():
-            if not x.is_deleted():
-                x.block_until_ready()
-
-    def is_scattered(self, x: jax.Array) -> bool:
-        return len(x.sharding.device_set) > 1
-
-    def usage(self) -> list[Holding]:
-        rows = []
-        for device in self._opened():
-            stats = device.memory_stats()
-            if stats:
-                used, pool = stats["bytes_in_use"], stats.get("pool_bytes")
-                cached = None if pool is None else max(0, pool - used)
-                peak = stats.get("peak_bytes_in_use")
-                rows.append(Holding(str(_as_device(device)), "jax", used, cached, peak))
-        return rows
-
-    def visible_devices(self) -> tuple[Device, ...] | None:
-        # Opening JAX takes a context, and by default most of the memory, on every card.
-        # Of TPUs, say, and AMD's cards nobody can tell but JAX.
-        if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
-            return None
-        cpus = (Device("cpu", i) for i in range(_cpu_count()))
-        return (*cpus, *(Device("gpu", card.index) for card in (machine.cards() if _plugins() else ())))
-
-    def read_device(self, x: Any) -> Device | None:
-        return _as_device(x) if isinstance(x, jax.Device) else None
-
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        if device.kind == "cpu" or not self.is_started():
-            return "", "", None
-        return str(_jax_device(device).device_kind), "", None
-
-    def free_memory_of(self, device: Device) -> int:
-        stats = _jax_device(device).memory_stats() or {}
-        allowed = int(stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0))
-        # What JAX may take is a part of the card, of which others may have taken more than the rest.
-        return min(allowed, super().free_memory_of(device) or allowed)
-
-    def oom_error(self) -> Exception:
-        return jax.errors.JaxRuntimeError(
-            "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
-        )
 
 
 def _local_devices() -> list[Any]:

@@ -12,7 +12,7 @@ import numpy as np
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, cannot_hold, refuse
 from arraybridge.frameworks.mlx import gradients as mlx_autodiff
-from arraybridge.frameworks.parts import Holding, Pool
+from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
 
 _DTYPES = hostmemory.PLAIN - {"complex128"} | {"bfloat16"}
@@ -29,7 +29,6 @@ class MlxFramework(Framework):
     dtypes = _DTYPES
 
     def __init__(self) -> None:
-        self.pool = MlxPool()
         self.autodiff = self._derivatives = mlx_autodiff.MlxAutodiff(self.settle)
 
     # -- which arrays, and what they hold ---------------------------------------------------------
@@ -115,23 +114,6 @@ class MlxFramework(Framework):
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, RuntimeError) and any(words in str(error) for words in _OOM)
 
-    # -- running functions ------------------------------------------------------------------------
-
-    def late_errors(self, cls: type) -> Callable[[Any], object]:
-        # Also, an array that was not computed in its own thread can't be computed in another.
-        return mx.eval
-
-
-# How MLX's allocators begin their messages (backend/metal/allocator.cpp, backend/no_gpu/allocator.cpp).
-_OOM = ("[malloc", "[metal::malloc]", "Unable to allocate")
-_DEVICES = {"cpu": mx.cpu, "gpu": mx.gpu}
-
-
-def _mx_name(dtype: str) -> str:
-    return "bool_" if dtype == "bool" else dtype
-
-
-class MlxPool(Pool):
     def usage(self) -> list[Holding]:
         device = "gpu:0" if mx.is_available(mx.gpu) else "cpu"
         return [Holding(device, "mlx", mx.get_active_memory(), mx.get_cache_memory(), mx.get_peak_memory())]
@@ -149,3 +131,18 @@ class MlxPool(Pool):
 
     def oom_error(self) -> Exception:
         return RuntimeError("[malloc_or_wait] Unable to allocate 1 bytes. (a rehearsal)")
+
+    # -- running functions ------------------------------------------------------------------------
+
+    def late_errors(self, cls: type) -> Callable[[Any], object]:
+        # Also, an array that was not computed in its own thread can't be computed in another.
+        return mx.eval
+
+
+# How MLX's allocators begin their messages (backend/metal/allocator.cpp, backend/no_gpu/allocator.cpp).
+_OOM = ("[malloc", "[metal::malloc]", "Unable to allocate")
+_DEVICES = {"cpu": mx.cpu, "gpu": mx.gpu}
+
+
+def _mx_name(dtype: str) -> str:
+    return "bool_" if dtype == "bool" else dtype

@@ -12,7 +12,7 @@ import paddle
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import CPU, Framework, cannot_hold, refuse
 from arraybridge.frameworks.paddle import gradients as paddle_autodiff
-from arraybridge.frameworks.parts import Holding, Pool
+from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
 
 # No uint16: Paddle takes its numbers for bfloat16.
@@ -29,7 +29,6 @@ class PaddleFramework(Framework):
     dtypes = _DTYPES
 
     def __init__(self) -> None:
-        self.pool = PaddlePool()
         self.autodiff = paddle_autodiff.AUTODIFF
         if paddle.is_compiled_with_cuda():
             self.dlpack_device = 2
@@ -132,12 +131,6 @@ class PaddleFramework(Framework):
         rows = (slice(None),) * (axis % x.ndim) + (slice(start, stop),)
         return self.from_host(self.to_host(x)[rows], self.device_of(x))
 
-
-def _place(device: Device) -> Any:
-    return paddle.CUDAPlace(device.index) if device.kind == "gpu" else paddle.CPUPlace()
-
-
-class PaddlePool(Pool):
     def is_started(self) -> bool:
         return paddle.device.cuda.device_count() > 0
 
@@ -159,3 +152,7 @@ class PaddlePool(Pool):
 
     def oom_error(self) -> Exception:
         return MemoryError("(ResourceExhausted) Out of memory error on GPU 0. (a rehearsal)")
+
+
+def _place(device: Device) -> Any:
+    return paddle.CUDAPlace(device.index) if device.kind == "gpu" else paddle.CPUPlace()

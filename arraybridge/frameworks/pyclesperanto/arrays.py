@@ -18,7 +18,6 @@ import numpy as np
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
-from arraybridge.frameworks.parts import Pool
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
 from arraybridge.machine import cards
@@ -77,7 +76,7 @@ class ImageFramework(Framework):
 
     def _arrange(self, natives: list[Any], gpus: int) -> None:
         """Take the devices of the package, GPUs first, in the order in which CUDA counts their cards."""
-        self.natives, self.gpus, self.pool = natives, gpus, ImagePool(self)
+        self.natives, self.gpus = natives, gpus
         numbers = {card.pci: card.index for card in cards() if self.kind == "opencl"}
         if numbers:
             order = sorted(range(len(natives)), key=lambda i: numbers.get(self.described[i][1], len(numbers)))
@@ -182,6 +181,23 @@ class ImageFramework(Framework):
     def settle(self, x: Any) -> None:
         x.get((0, 0, 0), (1, 1, 1))  # a blocking read of one element, after the kernels queued before
 
+    def is_started(self) -> bool:
+        return True
+
+    def native_device(self, device: Device) -> Any:
+        return self.natives[device.index]
+
+    def synchronize(self) -> None:
+        # The packages work on the current device alone.
+        self.settle(self.empty((1, 1, 1), "float32", self.default_device()))
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        return self.described[device.index]
+
+    def oom_error(self) -> Exception:
+        message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
+        return RuntimeError(message)
+
     # -- with CUDA beneath: device memory, contiguous, and no queue that others could be told of --
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
@@ -234,30 +250,6 @@ class PrototypeFramework(ImageFramework):
 
     def settle(self, x: Any) -> None:
         x.queue.finish()
-
-
-class ImagePool(Pool):
-    """Neither package keeps memory in a pool, so that there is no cache to free."""
-
-    def __init__(self, owner: ImageFramework) -> None:
-        self._owner = owner
-
-    def is_started(self) -> bool:
-        return True
-
-    def native_device(self, device: Device) -> Any:
-        return self._owner.natives[device.index]
-
-    def synchronize(self) -> None:
-        owner = self._owner  # its packages work on the current device alone
-        owner.settle(owner.empty((1, 1, 1), "float32", owner.default_device()))
-
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        return self._owner.described[device.index]
-
-    def oom_error(self) -> Exception:
-        message = "Error: Failed to allocate. OpenCL error: CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)"
-        return RuntimeError(message)
 
 
 def _no_device() -> FrameworkNotInstalledError:

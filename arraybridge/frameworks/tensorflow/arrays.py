@@ -15,7 +15,7 @@ import tensorflow as tf
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.numpy import NumpyFast
-from arraybridge.frameworks.parts import Fast, Holding, Pool
+from arraybridge.frameworks.parts import Fast, Holding
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
@@ -50,7 +50,6 @@ class TensorflowFramework(Framework):
         self.autodiff = tensorflow_autodiff.AUTODIFF
         self.dlpack_device = 2 if tf.test.is_built_with_cuda() else None
         self.fast = TensorflowFast()
-        self.pool = TensorflowPool()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
@@ -182,6 +181,59 @@ class TensorflowFramework(Framework):
         with self.selected(self.device_of(arrays[0])):  # every dtype, as tf.experimental.numpy has not
             return getattr(tf, name)(arrays, axis)
 
+    _is_started = False
+
+    def native_device(self, device: Device) -> Any:
+        return _name_of(device)
+
+    def is_started(self) -> bool:
+        # The questions open the devices. A setting of theirs is refused once they are open.
+        if not self._is_started:
+            threads = tf.config.threading.get_inter_op_parallelism_threads()
+            try:
+                tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
+                tf.config.threading.set_inter_op_parallelism_threads(threads)
+            except RuntimeError:
+                self._is_started = True
+        return self._is_started
+
+    def usage(self) -> list[Holding]:
+        # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
+        rows = []
+        for device in _devices() if self.is_started() else ():
+            if device.kind == "gpu":
+                info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
+                rows.append(Holding(str(device), "tensorflow", info["current"], None, info["peak"]))
+        return rows
+
+    def synchronize(self) -> None:
+        if self.is_started():
+            tf.test.experimental.sync_devices()
+
+    def reset_peak(self) -> None:
+        for one in self.usage():
+            tf.config.experimental.reset_memory_stats(one.device.upper())
+
+    def read_device(self, x: Any) -> Device | None:
+        if not isinstance(x, (tf.config.LogicalDevice, tf.config.PhysicalDevice)):
+            return None
+        return Device(x.device_type.lower(), int(x.name.rpartition(":")[2]))
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        if self.is_started():
+            return None
+        devices: list[Device] = []
+        for kind in ("cpu", "gpu"):
+            physical = tf.config.get_visible_devices(kind.upper())
+            logical = (tf.config.get_logical_device_configuration(device) or [device] for device in physical)
+            devices += (Device(kind, i) for i in range(sum(map(len, logical))))
+        return tuple(devices)
+
+    def oom_error(self) -> Exception:
+        message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
+        error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
+        return error
+
     # -- between processes ------------------------------------------------------------------------
 
     def array_classes(self) -> tuple[type, ...]:
@@ -241,61 +293,6 @@ class TensorflowFast(Fast):
 
     def adopt(self, immutable: bool) -> Callable[[Any], Any]:
         return tf.experimental.dlpack.from_dlpack
-
-
-class TensorflowPool(Pool):
-    _is_started = False
-
-    def native_device(self, device: Device) -> Any:
-        return _name_of(device)
-
-    def is_started(self) -> bool:
-        # The questions open the devices. A setting of theirs is refused once they are open.
-        if not self._is_started:
-            threads = tf.config.threading.get_inter_op_parallelism_threads()
-            try:
-                tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
-                tf.config.threading.set_inter_op_parallelism_threads(threads)
-            except RuntimeError:
-                self._is_started = True
-        return self._is_started
-
-    def usage(self) -> list[Holding]:
-        # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
-        rows = []
-        for device in _devices() if self.is_started() else ():
-            if device.kind == "gpu":
-                info = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
-                rows.append(Holding(str(device), "tensorflow", info["current"], None, info["peak"]))
-        return rows
-
-    def synchronize(self) -> None:
-        if self.is_started():
-            tf.test.experimental.sync_devices()
-
-    def reset_peak(self) -> None:
-        for one in self.usage():
-            tf.config.experimental.reset_memory_stats(one.device.upper())
-
-    def read_device(self, x: Any) -> Device | None:
-        if not isinstance(x, (tf.config.LogicalDevice, tf.config.PhysicalDevice)):
-            return None
-        return Device(x.device_type.lower(), int(x.name.rpartition(":")[2]))
-
-    def visible_devices(self) -> tuple[Device, ...] | None:
-        if self.is_started():
-            return None
-        devices: list[Device] = []
-        for kind in ("cpu", "gpu"):
-            physical = tf.config.get_visible_devices(kind.upper())
-            logical = (tf.config.get_logical_device_configuration(device) or [device] for device in physical)
-            devices += (Device(kind, i) for i in range(sum(map(len, logical))))
-        return tuple(devices)
-
-    def oom_error(self) -> Exception:
-        message = "OOM when allocating tensor with shape[536870912] and type float (a rehearsal)"
-        error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
-        return error
 
 
 def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch.utils import dlpack as torch_dlpack
 
+from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, as_now, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fast, Streams
+from arraybridge.frameworks.parts import Fast, Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
-from arraybridge.frameworks.torch.cards import TorchPool, TorchStreams, torch_device
+from arraybridge.frameworks.torch.streams import TorchStreams
 from arraybridge.types import Device
 
 #: PyTorch's dtypes by the names that NumPy has for them.
@@ -62,7 +63,6 @@ class TorchFramework(Framework):
         self.autodiff = torch_autodiff.AUTODIFF
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
         self.fast = TorchFast()
-        self.pool = TorchPool()
         if self.dlpack_device is not None:
             self.streams = TorchStreams()
 
@@ -169,7 +169,7 @@ class TorchFramework(Framework):
         return "torch.accelerator finds no device; is the driver installed?"
 
     def to_device(self, x: torch.Tensor, device: Device) -> torch.Tensor:
-        return x.to(torch_device(device))
+        return x.to(_torch_device(device))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
@@ -222,7 +222,7 @@ class TorchFramework(Framework):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
         with torch.inference_mode(False):  # whose tensors cannot be written to outside
-            return torch.empty(shape, dtype=DTYPES[dtype], device=torch_device(device))
+            return torch.empty(shape, dtype=DTYPES[dtype], device=_torch_device(device))
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         if device.kind != "gpu":
@@ -238,6 +238,84 @@ class TorchFramework(Framework):
                 return self.from_host(np.ndarray(shape, hostmemory.np_dtype(dtype), memory), CPU)
             empty = torch.empty(0, dtype=DTYPES[dtype], device=memory.device)
             return empty.set_(memory.untyped_storage(), 0, shape)
+
+    def native_device(self, device: Device) -> Any:
+        return _torch_device(device)
+
+    def is_started(self) -> bool:
+        # CUDA's driver is woken by the question whether there is a card, and this process could not be forked
+        # any more: only builds for other accelerators are asked.
+        has_others = torch.version.cuda is None and torch.version.hip is None
+        return torch.cuda.is_initialized() or (has_others and torch.accelerator.is_available())
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        cards = _numbers(device)
+        before = sum(torch.cuda.memory_reserved(i) for i in cards)
+        if cards:
+            torch.cuda.empty_cache()
+        elif self.is_started() and hasattr(torch.accelerator, "empty_cache"):  # torch 2.9
+            torch.accelerator.empty_cache()
+        freed = before - sum(torch.cuda.memory_reserved(i) for i in cards)
+        if cards and hasattr(torch.accelerator, "empty_host_cache"):  # torch 2.12
+            locked = torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)
+            torch.accelerator.empty_host_cache()
+            freed += int(locked - torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+        return freed
+
+    def usage(self) -> list[Holding]:
+        rows = []
+        for i in _numbers():
+            stats = torch.cuda.memory_stats_as_nested_dict(i)
+            if stats:
+                used, reserved = (stats[k]["all"] for k in ("allocated_bytes", "reserved_bytes"))
+                cached = reserved["current"] - used["current"]
+                rows.append(Holding(f"gpu:{i}", "torch", used["current"], cached, used["peak"]))
+        return rows
+
+    def card_memory(self, device: Device) -> tuple[int, int] | None:
+        return torch.cuda.mem_get_info(device.index) if torch.cuda.is_available() else None
+
+    def reset_peak(self) -> None:
+        for i in _numbers():
+            torch.cuda.reset_peak_memory_stats(i)
+
+    def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
+        if not torch.cuda.is_available():
+            return None
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
+
+    def synchronize(self) -> None:
+        if torch.cuda.is_initialized():
+            for i in _numbers():
+                if torch.version.hip or cardmemory.has_context(i):  # any other would be opened
+                    torch.cuda.synchronize(i)
+        elif self.is_started():
+            torch.accelerator.synchronize()
+
+    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
+        return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+
+    def read_device(self, x: Any) -> Device | None:
+        if not isinstance(x, torch.device) or x.type == "meta":
+            return None
+        if x.type == "cpu":
+            return CPU
+        return Device("gpu", torch.accelerator.current_device_index() if x.index is None else x.index)
+
+    def card_of(self, device: Device) -> tuple[str, str, int | None]:
+        if not _numbers(device):
+            return "", "", None  # asking would open the cards
+        facts = torch.cuda.get_device_properties(device.index)
+        return facts.name, f"GPU-{facts.uuid}", int(facts.total_memory)
+
+    def visible_devices(self) -> tuple[Device, ...] | None:
+        # Asking torch initialises the driver, after which this process can't be forked.
+        if torch.version.cuda is None or cardmemory.is_awake():
+            return None
+        return (CPU, *(Device("gpu", card.index) for card in machine.cards()))
+
+    def oom_error(self) -> Exception:
+        return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
 
     # -- between processes ------------------------------------------------------------------------
 
@@ -262,6 +340,18 @@ class TorchFramework(Framework):
         reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
         takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
         return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
+
+
+def _torch_device(device: Device) -> torch.device:
+    """Torch's own object for a device that `find_device` has seen."""
+    accelerator = None if device.kind == "cpu" else torch.accelerator.current_accelerator()
+    return torch.device("cpu") if accelerator is None else torch.device(accelerator.type, device.index)
+
+
+def _numbers(device: Device | None = None) -> list[int]:
+    """Numbers of the cards to ask, where torch has opened CUDA; all, or that of one device."""
+    count = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+    return [i for i in range(count) if device is None or device == Device("gpu", i)]
 
 
 def _has_memory(x: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 
 import arraybridge
 from arraybridge import Device
-from arraybridge.frameworks.parts import Holding, Pool
+from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import Facts
 
 __version__ = "3.2.1"
@@ -32,7 +32,10 @@ class Slate:
         return Slate(self.values[key], self.device)
 
 
-class SlatePool(Pool):
+class SlatesFramework(arraybridge.Framework):
+    name = "slates"
+    facts = Facts("slates", distributions=("slates-dist",), runs_numpy_code=True, libraries=("/slates.py",))
+
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         return device.name, "", 1 << 30
 
@@ -41,14 +44,6 @@ class SlatePool(Pool):
 
     def usage(self) -> list[Holding]:
         return [Holding("gpu:0", "slates", 100, 20, 300)]
-
-
-class SlatesFramework(arraybridge.Framework):
-    name = "slates"
-    facts = Facts("slates", distributions=("slates-dist",), runs_numpy_code=True, libraries=("/slates.py",))
-
-    def __init__(self) -> None:
-        self.pool = SlatePool()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, Slate)

@@ -1,0 +1,73 @@
+"""PyTorch's streams on CUDA (or ROCm) cards."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from arraybridge.frameworks import cardmemory
+from arraybridge.frameworks.parts import Mark, Streams
+from arraybridge.types import Device
+
+if torch.backends.cuda.is_built():
+    cardmemory.captures.append(torch.cuda.is_current_stream_capturing)
+
+
+class TorchStreams(Streams):
+    has_queues = True
+
+    def __init__(self) -> None:
+        self._own = threading.local()
+
+    def stream(self, device: Device) -> AbstractContextManager[Any]:
+        return self._side_stream(device.index) if device.kind == "gpu" else nullcontext()
+
+    @contextmanager
+    def _side_stream(self, index: int) -> Iterator[None]:
+        own: dict[Any, Any] = self._own.__dict__  # card → stream
+        if index not in own:
+            own[index] = torch.cuda.Stream(index)
+        side, outer = own[index], torch.cuda.current_stream(index)
+        # What was allocated on one stream and freed may be reused before the other is done with it only where
+        # nothing orders the two. These waits do, at each change from one to the other.
+        side.wait_stream(outer)
+        try:
+            with torch.cuda.stream(side):
+                yield
+        finally:
+            outer.wait_stream(side)
+
+    def take_stream(self, device: Device) -> None:
+        if device.kind == "gpu":
+            with torch.cuda.device(device.index):  # set_stream selects the card of the stream, too
+                torch.cuda.set_stream(torch.cuda.Stream(device.index))
+
+    def mark(self, device: Device) -> Mark | None:
+        if device.kind != "gpu":
+            return None
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device.index))
+
+        def wait() -> None:
+            event.wait(torch.cuda.current_stream(device.index))
+
+        return Mark(self, device, wait, event.synchronize, event.query)
+
+    def handle(self, device: Device) -> int:
+        return int(torch.cuda.current_stream(device.index).cuda_stream)
+
+    def wait_for(self, device: Device, handle: int) -> None:
+        stream = torch.cuda.current_stream(device.index)
+        if stream.cuda_stream != handle:
+            # ExternalStream(0) is a new stream, and not the default one.
+            default = torch.cuda.default_stream(device.index)
+            stream.wait_stream(torch.cuda.ExternalStream(handle, device.index) if handle else default)
+
+    def take_over(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            x.record_stream(torch.cuda.current_stream(x.device))
+        return x
