@@ -30,7 +30,7 @@ from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.lines.device_map import placement
 from arraybridge.machine import cards, driver
-from arraybridge.memory.recovery import is_oom_error, let_go, run_with_oom_recovery
+from arraybridge.memory.recovery import Recovery, is_oom_error, let_go
 from arraybridge.offload.comparison import difference, widened
 from arraybridge.offload.timings import CARD, CPU, History, Timings
 from arraybridge.options import card_meant, chosen_device, worker_device
@@ -206,6 +206,10 @@ class Call:
     def on_host(self) -> Call:
         return self if self.in_numpy else self.mapped(lambda x: convert_memory(x, "numpy"))
 
+    def home(self, result: Any) -> Any:
+        """A result of NumPy as the first array came."""
+        return result if self.in_numpy else _home(result, self.arrays[0], [])
+
 
 def _kind_of_leaf(x: Any) -> Any:
     """Numbers that are not whole by their type alone; of functions their code: a lambda is new each time."""
@@ -332,32 +336,24 @@ class Offload:
 
     def _on_cpu(self, call: Call, timings: Timings) -> Any:
         started = clock()
-        result = call.on_host().run(self.fn)
-        result = result if call.in_numpy else _home(result, call.arrays[0], [])
+        result = call.home(call.on_host().run(self.fn))
         timings.add(CPU, clock() - started)
         return result
 
     def _on_card(self, card: Card, call: Call, timings: Timings) -> Any:
-        names, count = tuple(call.named), len(call.batch)
         stays = staying.get() or card.holds(call.arrays[0])
 
-        def attempt(*values: Any) -> Any:
-            part = Call(call.own, values[:count], dict(zip(names, values[count:], strict=True)))
-            on_card = part.mapped(card.put)
+        def attempt(*batch: Any, **named: Any) -> Any:
+            on_card = Call(call.own, batch, named).mapped(card.put)
             result = card.run(lambda: _inside(on_card, self.fn))
             return result if stays else _home(result, call.arrays[0], timings.scalars)
 
-        axis = self.split_axis
         started = clock()
-        result = run_with_oom_recovery(
-            attempt,
-            *call.batch,
-            *call.named.values(),
-            max_retries=1,
-            gpu_id=card.device.index,
-            split=axis is not None,
-            split_axis=axis or 0,
+        arguments, axis = (call.batch, call.named), self.split_axis
+        recovery = Recovery(
+            attempt, arguments, None, 1, card.device.index, split=axis is not None, axis=axis or 0
         )
+        result = recovery.result()
         if not stays:  # else it may be on its way
             timings.add(CARD, clock() - started)
         return result
@@ -381,26 +377,24 @@ class Offload:
         expected = _inside(on_host, self.fn)
         timings.add(CPU, clock() - started)
         timings.scalars = [isinstance(x, np.generic) for x in arrays_of(expected, also=np.generic)]
-
-        def home() -> Any:
-            return expected if call.in_numpy else _home(expected, call.arrays[0], [])
-
         if expected is None:
             self.refused = "it returns nothing, so that there is nothing to compare"
             return expected, ""
         try:
             actual = self._on_card(card, call, timings)
         except Exception as error:  # noqa: BLE001  # an unknown function's; NumPy has shown that it is no error of its own
-            return home(), self._refuse(card, timings, error)
+            return call.home(expected), self._refuse(card, timings, error)
         why = self._difference(card, on_host, expected, actual)
         if not why:
             timings.proven = True
             return actual, ""
         self.refused = f"its trial failed: in {card.backend} {why}"
-        return home(), f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"
+        return call.home(
+            expected
+        ), f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"
 
     def _difference(self, card: Card, on_host: Call, expected: Any, actual: Any) -> str:
-        arguments = arrays_of([*on_host.batch, *on_host.named.values()])
+        arguments = arrays_of([on_host.batch, on_host.named])
         why, exact = difference(expected, actual, arguments)
         if why or exact:
             return why
@@ -411,7 +405,7 @@ class Offload:
             actual = card.run(lambda: _inside(wide.mapped(card.put), self.fn))
         except Exception:  # noqa: BLE001  # an unknown function's, which need not take other dtypes than these
             return ""
-        return difference(expected, actual, arrays_of([*wide.batch, *wide.named.values()]))[0]
+        return difference(expected, actual, arrays_of([wide.batch, wide.named]))[0]
 
 
 def _inside(call: Call, fn: Callable[..., Any]) -> Any:
