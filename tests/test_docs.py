@@ -15,8 +15,8 @@ from arraybridge import machine
 from tests.helpers import registry_kept, require
 
 DOCS = Path(__file__).parent.parent / "docs"
-# The wheel's tests have no pages beside them.
-PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))] if DOCS.is_dir() else []
+# Those of the README run in test_readme.py; the wheel's tests have no pages beside them.
+PAGES = sorted(DOCS.glob("*.md"))
 PACKAGE = Path(arraybridge.__file__).parent
 MODULES = [
     ".".join(("arraybridge", *file.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
@@ -26,7 +26,6 @@ MODULES = [
 
 #: What the blocks of a page import, so that it is skipped where that is missing.
 NEEDS = {
-    "README": ("torch", "jax", "tensorflow"),
     "carriers": ("torch", "xarray", "zarr", "h5py", "SimpleITK", "PIL", "pandas", "polars", "matplotlib"),
     "coming-from": ("torch",),
     "dask": ("dask", "distributed", "torch", "jax"),

@@ -235,7 +235,7 @@ def _plain_method(name: str) -> Any:
     """A method of NumPy's, whose results are of the class only where they lie in a segment."""
     method = getattr(np.ndarray, name)
 
-    @wraps(method)
+    @wraps(method, assigned=("__name__", "__qualname__"))  # NumPy's examples are not of this module
     def call(self: SharedArray, *args: Any, **options: Any) -> Any:
         result = method(self, *args, **options)
         is_copy = isinstance(result, SharedArray) and result.segment is None
