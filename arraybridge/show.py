@@ -19,7 +19,6 @@ __all__ = [
     "html_table",
     "page",
     "picture",
-    "text_beside",
     "text_table",
 ]
 
@@ -178,15 +177,10 @@ def page(title: str, *parts: str) -> str:
     >>> "<h1>a &lt; b</h1>" in page("a < b", "<p>Hello.</p>")
     True
     """
-    body = "\n".join(filter(None, parts))
-    return Template(text_beside("page.html")).substitute(title=_escaped(title), body=body)
-
-
-def text_beside(name: str) -> str:
-    """The text of a file that comes with the package."""
     from importlib.resources import files  # costs 10 ms, and only a page needs it
 
-    return files("arraybridge").joinpath(name).read_text(encoding="utf-8")
+    template = files("arraybridge").joinpath("page.html").read_text(encoding="utf-8")
+    return Template(template).substitute(title=_escaped(title), body="\n".join(filter(None, parts)))
 
 
 def _escaped(text: str) -> str:

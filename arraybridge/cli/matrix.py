@@ -28,7 +28,6 @@ from arraybridge.show import (
     html_table,
     page,
     picture,
-    text_beside,
 )
 from arraybridge.types import Device
 
@@ -332,8 +331,7 @@ def sortable_table(
     table = html_table(heads, rows, attributes='id="sortable"')
     return (
         f'<p class="sorters"><label>Sort by <select id="sorter">{choices}</select></label></p>\n'
-        f'<div class="wide">{table}</div>\n'
-        f"<script>\n{text_beside('sorting.js')}</script>"
+        f'<div class="wide">{table}</div>'
     )
 
 
