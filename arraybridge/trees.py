@@ -21,7 +21,7 @@ from arraybridge.arrays import ARRAY, BUILT_IN, LEAF, OPTREE, TREE, is_registere
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
 
 __all__ = [
-    "Structure",
+    "Opened",
     "arrays_of",
     "flattened",
     "leaves_of",
@@ -35,8 +35,11 @@ __all__ = [
 
 
 @dataclasses.dataclass(slots=True)
-class _Opened:
-    """A container, opened. Its children have names: keys, fields or numbers."""
+class Opened:
+    """A container, opened. Its children have names: keys, fields or numbers.
+
+    What `flattened` gives has no children: each is opened as well, or None in the place of a leaf.
+    """
 
     cls: type
     #: One to copy, with all that it has besides; None where its class needs none.
@@ -61,8 +64,20 @@ class _Opened:
                 reason=f"{name} cannot be rebuilt",
             ) from error
 
+    def filled(self, leaves: Iterator[Any]) -> Any:
+        """The container with the next of these leaves, of one that `flattened` gave."""
+        return self.rebuilt([next(leaves) if one is None else one.filled(leaves) for one in self.children])
 
-def _opened(tree: Any) -> _Opened:
+    def key(self) -> Any:
+        """What tells it from other structures, to be hashed where all that it knows can be."""
+        names = tuple(self.names)
+        beside = set(getattr(self.like, "__dict__", ())).difference(names) or None  # a set has no hash
+        factory = getattr(self.like, "default_factory", None)
+        parts = tuple(one and one.key() for one in self.children)
+        return self.cls, names, self.extra, factory, beside, parts
+
+
+def _opened(tree: Any) -> Opened:
     cls, extra, words = type(tree), None, "[{!r}]"
     if cls not in BUILT_IN and is_registered(tree):
         return _registered(tree)
@@ -81,7 +96,7 @@ def _opened(tree: Any) -> _Opened:
         names, words = [name for name in fields if hasattr(tree, name)], ".{}"
         children = [getattr(tree, name) for name in names]
         make = partial(_with, object.__setattr__, names)  # of frozen ones, too
-    return _Opened(cls, tree, names, children, extra, make, lambda i: words.format(names[i]))
+    return Opened(cls, tree, names, children, extra, make, lambda i: words.format(names[i]))
 
 
 def _with_elements(like: Any, children: Sequence[Any]) -> Any:
@@ -102,7 +117,7 @@ def _with(put: Callable[..., None], names: Sequence[Any], like: Any, children: S
     return copied
 
 
-def _registered(tree: Any) -> _Opened:
+def _registered(tree: Any) -> Opened:
     import optree
 
     one = optree.tree_flatten_one_level(tree, **OPTREE)
@@ -115,7 +130,7 @@ def _registered(tree: Any) -> _Opened:
     def make(_: Any, children: Sequence[Any]) -> Any:
         return unflatten(metadata, tuple(children))
 
-    return _Opened(type(tree), None, entries, one.children, metadata, make, place)
+    return Opened(type(tree), None, entries, one.children, metadata, make, place)
 
 
 # -- going through it ----------------------------------------------------------------------------------
@@ -266,42 +281,18 @@ def outline(tree: Any) -> str:
     return f"{article} {name}{size}"
 
 
-# -- containers without what they hold -----------------------------------------------------------------
-
-
-class Structure:
-    """A container without what it holds; of a leaf, nothing but the place of one."""
-
-    __slots__ = ("_opened", "_parts")
-
-    def __init__(self, opened: _Opened | None = None, parts: Sequence[Structure] = ()) -> None:
-        self._opened, self._parts = opened, parts
-
-    def filled(self, leaves: Iterator[Any]) -> Any:
-        """The container with the next of these leaves, in the order of `leaves_of`."""
-        if self._opened is None:
-            return next(leaves)
-        return self._opened.rebuilt([part.filled(leaves) for part in self._parts])
-
-    def key(self) -> Any:
-        """What tells it from other structures, to be hashed where all that it knows can be."""
-        if self._opened is None:
-            return None
-        like, names = self._opened.like, tuple(self._opened.names)
-        beside = set(getattr(like, "__dict__", ())).difference(names) or None  # a set, which no key may have
-        factory = getattr(like, "default_factory", None)
-        parts = tuple(part.key() for part in self._parts)
-        return self._opened.cls, names, self._opened.extra, factory, beside, parts
-
-
-def flattened(tree: Any) -> tuple[list[Any], Structure]:
-    """The leaves of a container, arrays and all else, and what to fill with such leaves again."""
-    if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
-        return [tree], Structure()
+def flattened(tree: Any) -> tuple[list[Any], Opened]:
+    """The leaves of a container, arrays and all else, in order; and the container without them."""
     opened = _opened(tree)
-    parts = [flattened(child) for child in opened.children]
-    opened.children = ()
+    leaves: list[Any] = []
+    structure: list[Opened | None] = []
+    for child in opened.children:
+        is_container = (kinds.get(type(child)) or kind_of(child)) == TREE
+        inner, part = flattened(child) if is_container else ([child], None)
+        leaves += inner
+        structure.append(part)
+    opened.children = structure
     if opened.like is not None:
         with suppress(ArrayNotSupportedError):  # of a class that looks at what it is given
-            opened.like = opened.rebuilt([None] * len(parts))
-    return [leaf for leaves, _ in parts for leaf in leaves], Structure(opened, [part for _, part in parts])
+            opened.like = opened.rebuilt([None] * len(structure))
+    return leaves, opened

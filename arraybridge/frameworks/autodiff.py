@@ -20,7 +20,7 @@ from arraybridge.errors import GradientError
 if TYPE_CHECKING:
     from arraybridge.functions.gradients import Flow
     from arraybridge.functions.operation import Operation
-    from arraybridge.trees import Structure
+    from arraybridge.trees import Opened
 
 
 __all__ = [
@@ -178,7 +178,7 @@ class Call:
     #: ``self``, where it is a method.
     own: tuple[Any, ...]
     #: Of the other arguments, one after the other; those that were named come last.
-    structure: Structure
+    structure: Opened
     names: tuple[str, ...]
     #: Of the arguments: arrays of the callee, whatever is no array, and None for arrays of the caller.
     leaves: list[Any]

@@ -121,14 +121,14 @@ class Flow:
             result = handed_over(result, framework)
         else:
             result = self.fn(*args, **kwargs)
-        leaves, structure = flattened(result)
+        leaves, structure = flattened((result,))
         arrays = []
         for i, leaf in enumerate(leaves):
             x = np.asarray(leaf) if isinstance(leaf, np.generic) and is_array(leaf) else leaf
             if _is_array(x):
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
-        call.refill = lambda arrays: structure.filled(next(arrays) if x is _HOLE else x for x in leaves)
+        call.refill = lambda arrays: structure.filled(next(arrays) if x is _HOLE else x for x in leaves)[0]
         return arrays
 
     def _constant(self, x: Any, enter: Change) -> Any:
