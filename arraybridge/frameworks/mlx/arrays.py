@@ -64,11 +64,8 @@ class MlxFramework(Framework):
     # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
+        # Memory is unified: every array is CPU's, and is where the work is done that reads it.
         return (CPU, Device("gpu", 0)) if mx.is_available(mx.gpu) else (CPU,)
-
-    def device_of(self, x: Any) -> Device:
-        # Memory is unified: an array is where the work is done that reads it.
-        return CPU
 
     def missing_device_reason(self) -> str:
         return "This MLX is built for the CPU alone, or the machine has no Apple GPU."
@@ -91,9 +88,6 @@ class MlxFramework(Framework):
         return mx.stream(_DEVICES[device.kind])
 
     # -- values -----------------------------------------------------------------------------------
-
-    def copy(self, x: Any) -> Any:
-        return self.from_host(self.host_view(x), CPU)
 
     def cast(self, x: Any, dtype: str) -> Any:
         wide = "float64" in (dtype, self.dtype_name(x))

@@ -296,10 +296,7 @@ class TensorflowFast(Fast):
 
 
 def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
-    """Keep what TensorFlow was lent until it has done what was queued when its tensor went.
-
-    It gives such memory back as soon as nobody refers to the tensor, also where it is still to be read.
-    """
+    """Keep what it was lent until TensorFlow has done what was queued when its tensor went."""
 
     def begin() -> Any:
         with tf.init_scope(), tf.device(_name_of(device)):  # also where a function is being traced

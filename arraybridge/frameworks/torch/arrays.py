@@ -302,12 +302,6 @@ class TorchFramework(Framework):
             return CPU
         return Device("gpu", torch.accelerator.current_device_index() if x.index is None else x.index)
 
-    def card_of(self, device: Device) -> tuple[str, str, int | None]:
-        if not _numbers(device):
-            return "", "", None  # asking would open the cards
-        facts = torch.cuda.get_device_properties(device.index)
-        return facts.name, f"GPU-{facts.uuid}", int(facts.total_memory)
-
     def visible_devices(self) -> tuple[Device, ...] | None:
         # Asking torch initialises the driver, after which this process can't be forked.
         if torch.version.cuda is None or cardmemory.is_awake():
