@@ -99,19 +99,19 @@ def device_map(
     return with_progress(results, name_of(fn), items) if progress else results
 
 
-def _worker(fn: Any, setup: Any, device: Device, in_process: bool) -> Worker:
+def _worker(fn: Any, setup: Any, device: Device, processes: bool) -> Worker:
     shown = ("item", name_of(fn), str(device))
 
     def note(number: int) -> str:
         return f"item {number}, on {device}"
 
-    if not in_process:
+    if not processes:
         return Worker(partial(_in_thread, fn, setup, device), note, shown)
-    from arraybridge.lines.processes import Process  # which most programs do not need
+    from arraybridge.lines.processes import in_process  # which most programs do not need
 
     functions = repr(fn) if setup is None else f"{fn!r} with setup={setup!r}"
-    process = Process(partial(_in_process, fn, setup, device), functions, str(device))
-    return Worker(process.working, note, shown, process.stop)
+    enter, stop = in_process(partial(_alone, fn, setup, device), functions, str(device))
+    return Worker(enter, note, shown, stop)
 
 
 # -- working for one device --------------------------------------------------------------------------
@@ -148,8 +148,8 @@ def _in_thread(fn: Any, setup: Any, device: Device, streams: ThreadStreams) -> I
         yield _prepared(fn, setup, device)
 
 
-def _in_process(fn: Any, setup: Any, device: Device) -> Work:
-    """What a process does with each item, which may bring its framework."""
+def _alone(fn: Any, setup: Any, device: Device) -> Work:
+    """What a process of its own does with each item, which may bring its framework."""
     with working_on(device):
         work = _prepared(fn, setup, device)
 

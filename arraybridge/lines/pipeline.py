@@ -164,10 +164,9 @@ class Pipeline:
         enter: Enter = lambda _: nullcontext(stage)  # noqa: E731
         stop: Callable[[], object] = nothing
         if self.processes:
-            from arraybridge.lines.processes import Process  # which most programs do not need
+            from arraybridge.lines.processes import in_process  # which most programs do not need
 
-            process = Process(partial(itself, stage), repr(stage), f"stage {i} ({label})")
-            enter, stop = process.working, process.stop
+            enter, stop = in_process(partial(itself, stage), repr(stage), f"stage {i} ({label})")
 
         @contextmanager
         def working(streams: ThreadStreams) -> Iterator[Work]:

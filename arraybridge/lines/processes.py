@@ -8,6 +8,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from arraybridge.errors import MemoryConversionError, note_on, told
 from arraybridge.frameworks import registry
 from arraybridge.lines.streams import ThreadStreams
-from arraybridge.lines.threads import Work, attempt, noting
+from arraybridge.lines.threads import Enter, Work, attempt, noting
 from arraybridge.memory import frames
 from arraybridge.memory.shared import Exchange
 from arraybridge.options import MissingGpu, missing_gpu, settings
@@ -28,8 +29,8 @@ class ProcessDiedError(MemoryConversionError, RuntimeError):
     """A process ended while it worked on an item."""
 
 
-class Process:
-    """Calls a function in a process of its own, for one thread.
+def in_process(make: Callable[[], Work], what: str, name: str) -> tuple[Enter, Callable[[], object]]:
+    """What a thread works in that has a process of its own do the work; and what ends that process.
 
     Args:
         make: gives the function of an item, there; it pickles.
@@ -39,62 +40,59 @@ class Process:
     Raises:
         TypeError: the function does not pickle.
     """
+    exchange = Exchange()
+    job, error = attempt(frames.dumps, make, exchange)
+    if error is not None:
+        raise TypeError(
+            f"processes=True sends the function to other processes, and {what} does not pickle"
+            f" ({told(error)}); define it at the top of a module, and let setup= make what cannot be sent"
+        ) from error
+    started: list[BaseProcess] = []
 
-    def __init__(self, make: Callable[[], Work], what: str, name: str) -> None:
-        self.name = name
-        self.exchange = Exchange()
-        self.connection: Connection
-        self.started: list[BaseProcess] = []
-        self.job, error = attempt(frames.dumps, make, self.exchange)
-        if error is not None:
-            raise TypeError(
-                f"processes=True sends the function to other processes, and {what} does not pickle"
-                f" ({told(error)}); define it at the top of a module, and let setup= make what cannot be sent"
-            ) from error
-
-    def __call__(self, item: Any) -> Any:
-        """The result for an item."""
-        with noting(f"the item cannot be pickled, to be sent to the process for {self.name}"):
-            data = frames.dumps(item, self.exchange)
-        try:
-            self.connection.send_bytes(data)
-            del data  # the process has it
-            data = self.connection.recv_bytes()
-        except (EOFError, OSError) as error:
-            (process,) = self.started
-            process.join(1)
-            raise ProcessDiedError(
-                f"the process for {self.name} ended at work, with exit code {process.exitcode};"
-                " run the function on this item alone to see why"
-            ) from error
-        with noting(f"its result came from the process for {self.name}, and cannot be unpickled here"):
-            is_result, answer = frames.loads(data, self.exchange)
-        if not is_result:
-            raise _error_of(*answer)
-        return answer
+    def stop() -> None:
+        for process in started:
+            process.terminate()  # the thread that waits for it sees the end of the pipe
 
     @contextmanager
-    def working(self, _: ThreadStreams) -> Iterator[Work]:
+    def working(_: ThreadStreams) -> Iterator[Work]:
         """Start the process, and end it in the end, whatever it does then."""
         spawn = multiprocessing.get_context("spawn")
-        self.connection, other_end = spawn.Pipe()
-        process = spawn.Process(target=serve, args=(other_end, self.name, missing_gpu()), daemon=True)
+        connection, other_end = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(other_end, name, missing_gpu()), daemon=True)
         process.start()
-        self.started.append(process)
+        started.append(process)
         other_end.close()
         try:
             with suppress(OSError):  # it has died, as the first item finds out
-                self.connection.send_bytes(self.job)
-            yield self
+                connection.send_bytes(job)
+            yield partial(_result, process, connection, exchange, name)
         finally:
-            self.stop()
+            stop()
             process.join(1)
-            self.connection.close()
+            connection.close()
 
-    def stop(self) -> None:
-        """End the process: the thread that waits for it sees the end of the pipe."""
-        for process in self.started:
-            process.terminate()
+    return working, stop
+
+
+def _result(process: BaseProcess, connection: Connection, exchange: Exchange, name: str, item: Any) -> Any:
+    """What the process makes of an item."""
+    with noting(f"the item cannot be pickled, to be sent to the process for {name}"):
+        data = frames.dumps(item, exchange)
+    try:
+        connection.send_bytes(data)
+        del data  # the process has it
+        data = connection.recv_bytes()
+    except (EOFError, OSError) as error:
+        process.join(1)
+        raise ProcessDiedError(
+            f"the process for {name} ended at work, with exit code {process.exitcode};"
+            " run the function on this item alone to see why"
+        ) from error
+    with noting(f"its result came from the process for {name}, and cannot be unpickled here"):
+        is_result, answer = frames.loads(data, exchange)
+    if not is_result:
+        raise _error_of(*answer)
+    return answer
 
 
 # -- in the process ----------------------------------------------------------------------------------
