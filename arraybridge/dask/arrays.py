@@ -10,19 +10,29 @@ tokens when a name of `arraybridge.dask` is first used; how arrays travel where 
 from __future__ import annotations
 
 import copyreg
+import getpass
 import pickle
+import platform
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, FrameworkNotInstalledError
+from arraybridge.errors import (
+    ArrayNotSupportedError,
+    DtypeNotSupportedError,
+    FrameworkNotInstalledError,
+    told,
+)
 from arraybridge.frameworks import registry
 from arraybridge.memory.frames import load, save
-from arraybridge.memory.shared import SharedArray
+from arraybridge.memory.shared import Exchange, Segment, SharedArray, SharedMemoryGoneError
 
 #: Dask knows these arrays by itself.
 _KNOWN_TO_DASK = ("numpy", "cupy")
@@ -91,6 +101,87 @@ def load_shared(header: dict[str, Any], frames: list[Any]) -> Any:
     if "shared" in header:
         return pickle.loads(header["shared"])  # noqa: S301  # Dask has verified who sends it
     return deserialize_numpy_ndarray(header, frames)
+
+
+# -- by memory that workers share --------------------------------------------------------------------
+
+# Bytes from which on a value goes that way, values that are on it at one time, and seconds until one that
+# nobody gives back counts as lost: its reader may have been killed.
+_LARGE, _MOST, _PATIENCE = 1 << 20, 64, 60.0
+
+_exchange, _lock = Exchange(), threading.Lock()
+_lent: dict[Segment, float] = {}
+
+
+def reach() -> str:
+    """What processes have in common that can map each other's memory: machine, container and user."""
+    container = Path("/proc/self/ns/pid")
+    words = (platform.node(), container.readlink() if container.exists() else "", getpass.getuser())
+    return "arraybridge-" + "-".join(map(str, words))
+
+
+def register_memory(worker: Any, reaches: Iterable[str]) -> None:
+    """Let a worker ask others for values by shared memory, and hand over its own to those who ask so.
+
+    Dask does not tell who reads a message, and how often. But whoever asks for values names the ways to
+    serialise them that he reads, the first one first; these are ways of that kind, one for each reach.
+    """
+    from distributed.protocol import register_serialization_family
+
+    for there in reaches:
+        register_serialization_family(there, lend if there == reach() else _out_of_reach, borrow)
+    if reach() in reaches:
+        worker.rpc.deserializers = [reach(), "dask", "pickle", "msgpack", "error"]
+
+
+def _out_of_reach(x: Any) -> Any:
+    raise NotImplementedError
+
+
+def lend(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
+    """What Dask writes of a value, in shared memory where it is large."""
+    from distributed.protocol import serialize
+    from distributed.utils import ensure_memoryview
+
+    header, frames = serialize(x, context=context)
+    if "compression" in header:  # of a card, or with a wish of its own
+        raise NotImplementedError
+    frames = [ensure_memoryview(frame) for frame in frames]
+    if sum(map(len, frames)) > _LARGE:
+        with _lock:
+            segment, sizes = _lent_now(frames)
+        if segment is not None:
+            return {"inner": header, "place": pickle.dumps((segment, sizes))}, []
+    return {"inner": header}, frames
+
+
+def _lent_now(frames: list[Any]) -> tuple[Segment | None, list[Any]]:
+    now = time.monotonic()
+    for one, since in list(_lent.items()):
+        if not one.lent.value or now - since > _PATIENCE:
+            del _lent[one]
+    _exchange.segments = [one for one in _exchange.segments if one in _lent or not one.lent.value]
+    segment, sizes = _exchange.lend(frames) if len(_lent) < _MOST else (None, [])
+    if segment is not None:
+        _lent[segment] = now
+    return segment, sizes
+
+
+def borrow(header: dict[str, Any], frames: list[Any]) -> Any:
+    """The value that `lend` wrote."""
+    from distributed.protocol import deserialize
+
+    if "place" in header:
+        try:
+            with _lock:
+                frames = _exchange.borrow(*pickle.loads(header["place"]))  # noqa: S301  # as above
+        except SharedMemoryGoneError as error:
+            raise EOFError(told(error)) from error  # for Dask a broken connection, so that it asks again
+        frames = [memoryview(frame) for frame in frames]
+    return deserialize(header["inner"], frames)
+
+
+# -- what it holds -----------------------------------------------------------------------------------
 
 
 def size(x: Any) -> int:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +26,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
     environment: Mapping[str, str]
     share_memory: bool
     own_card: bool | None
+    reaches: Collection[str]
 
     name = "arraybridge"
 
@@ -33,6 +34,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         """Called by Dask when the worker has started."""
         os.environ.update(self.environment)
         arrays.register_transport()
+        arrays.register_memory(worker, self.reaches)
         own = "dask_cuda" in sys.modules if self.own_card is None else self.own_card
         options.only_card = 0 if own else None
         if self.share_memory:
@@ -116,7 +118,8 @@ def prepare(
             dask-cuda started the worker, which makes that card its own.
         env: environment variables of the workers, such as those that `coexist` returns.
     """
-    client.register_plugin(WorkerSetup(env or {}, share_memory, own_card))
+    reaches = {arrays.reach(), *client.run(arrays.reach).values()}
+    client.register_plugin(WorkerSetup(env or {}, share_memory, own_card, reaches))
     arrays.register_transport()
 
 

@@ -62,7 +62,8 @@ def device_map(
         progress: show a progress bar on the standard error stream.
         processes: a spawned process in place of each thread, for functions that hold Python's lock. Function,
             items and results must pickle; what is larger than 128 KiB goes by shared memory, and what is on a
-            card by way of the host. A script must keep its own start under ``if __name__ == "__main__":``.
+            card stays there where torch is imported (CUDA IPC), else it goes by way of the host. A script
+            must keep its own start under ``if __name__ == "__main__":``.
         setup: is called once in each worker, on its device, which `get_device` tells there; what it returns
             is handed to ``fn`` before the item: a model, of which each device has one.
 

@@ -6,6 +6,8 @@ import importlib
 import os
 import sys
 from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -152,6 +154,24 @@ def end_rehearsal() -> dict[str, int]:
     """Return what this process has recovered from."""
     _rehearsal.close()
     return recoveries()
+
+
+def made(framework: str, place: str = "itself") -> Any:
+    """A large array of a framework, or a small one, itself or inside of something."""
+    x = convert_memory(np.arange(10 if place == "small" else 1 << 18, dtype=np.float64), framework)
+    return {"in a dict": {"x": [x]}, "in an object": SimpleNamespace(x=[x])}.get(place, x)
+
+
+def used(value: Any) -> tuple[np.ndarray, bool, bool]:
+    """The values of what `made` made; whether they lie in shared memory, and may be written to."""
+    value = value["x"][0] if isinstance(value, dict) else value
+    values = convert_memory(value.x[0] if isinstance(value, SimpleNamespace) else value, "numpy")
+    is_shared = False
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+        start, _, end = line.split()[0].partition("-")
+        if int(start, 16) <= values.ctypes.data < int(end, 16):
+            is_shared = "memfd:arraybridge" in line
+    return values.copy(), is_shared, values.flags.writeable
 
 
 def environment() -> dict[str, str]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from distributed.protocol import deserialize, serialize
 
 import arraybridge
 from arraybridge import DeviceNotFoundError, FrameworkNotInstalledError, machine, options
-from arraybridge.dask import cluster, map_blocks, prepare, recoveries, to_dask
+from arraybridge.dask import arrays, cluster, map_blocks, prepare, recoveries, to_dask
+from arraybridge.memory.shared import Exchange
 from tests import matrix_data as data
 from tests.conversion.scripts.blocker import hide
 from tests.dask import functions
@@ -208,6 +211,74 @@ def test_arrays_travel_between_workers(framework: str, dtype: str, two_workers: 
     made = two_workers.submit(make, framework, dtype, workers=[first], pure=False)
     moved = two_workers.submit(first_of, made, workers=[second], pure=False)
     assert facts(moved.result()) == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mappings are counted in /proc")
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+def test_large_values_travel_between_workers_by_memory_that_both_map(
+    framework: str, two_workers: Client
+) -> None:
+    """Itself, in containers and in objects; small ones go Dask's way."""
+    require(framework)
+    first, second = two_workers.scheduler_info()["workers"]
+    whole = np.arange(1 << 18, dtype=np.float64)
+    for place in ("itself", "in a dict", "in an object", "small"):
+        made = two_workers.submit(functions.made, framework, place, workers=[first], pure=False)
+        moved = two_workers.submit(functions.used, made, workers=[second], pure=False)
+        values, is_shared, is_writable = moved.result()
+        np.testing.assert_array_equal(values, whole[: len(values)])
+        by_torch = (framework, place) == ("torch", "in an object")  # its own pickle, which is copied out
+        is_copied = place == "small" or by_torch
+        assert (len(values), is_shared) == (10 if place == "small" else 1 << 18, not is_copied)
+        assert is_writable == (framework != "jax")
+        del made, moved
+    assert arraybridge.detect_memory_type(two_workers.submit(functions.made, framework).result()) == framework
+
+
+@pytest.fixture
+def no_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrays, "_exchange", Exchange())
+    monkeypatch.setattr(arrays, "_lent", {})
+
+
+LARGE = np.ones(1 << 20)
+
+
+@pytest.mark.usefixtures("no_exchange")
+def test_memory_that_is_not_given_back_is_lent_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reader may have been killed; one that only takes its time asks again."""
+    one, two = (arrays.borrow(*arrays.lend(LARGE)) for _ in range(2))
+    one[:] = 0
+    assert one.sum() == 0
+    assert two.sum() == LARGE.sum() == LARGE.size
+    del one, two
+    assert len(arrays._exchange.segments) == 2
+    monkeypatch.setattr(arrays, "_exchange", Exchange())
+    monkeypatch.setattr(arrays, "_PATIENCE", 0.0)
+    (lost, _), _ = arrays.lend(LARGE), arrays.lend(LARGE)
+    assert len(arrays._exchange.segments) == 1
+    with pytest.raises(EOFError, match="Keep the array until it has arrived"):
+        arrays.borrow(lost, [])
+    monkeypatch.setattr(arrays, "_MOST", 0)
+    header, frames = arrays.lend(LARGE)
+    assert arrays.borrow(header, frames).sum() == LARGE.sum()
+    assert sum(map(len, frames)) == LARGE.nbytes, "the bytes themselves"
+
+
+def test_workers_out_of_reach_get_the_bytes() -> None:
+    worker = SimpleNamespace(rpc=SimpleNamespace(deserializers=None))
+    arrays.register_memory(worker, {"arraybridge-elsewhere"})
+    assert worker.rpc.deserializers is None
+    header, frames = serialize(LARGE, ("arraybridge-elsewhere", "dask"))
+    assert header["serializer"] == "dask"
+    arrays.register_memory(worker, {"arraybridge-elsewhere", arrays.reach()})
+    header, frames = serialize([LARGE, "word", {"a": LARGE}], worker.rpc.deserializers)
+    assert sum(map(len, frames)) < 1000
+    one, word, two = deserialize(header, frames, worker.rpc.deserializers)
+    assert (one.sum(), word, two["a"].sum()) == (LARGE.sum(), "word", LARGE.sum())
+    header, frames = serialize(threading.Lock(), worker.rpc.deserializers)
+    with pytest.raises(TypeError, match="Could not serialize"):
+        deserialize(header, frames, worker.rpc.deserializers)
 
 
 def test_a_block_that_does_not_fit_is_split_on_the_worker(two_workers: Client) -> None:
