@@ -136,17 +136,6 @@ def test_a_broken_pipe_ends_it_cleanly() -> None:
     assert "Exception" not in words
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a matter of Linux")
-def test_a_full_disk_behind_stdout_is_told() -> None:
-    command = [*PROGRAM, "monitor", "--once"]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment()
-        )
-    assert done.returncode == 1
-    assert done.stderr == "arraybridge: [Errno 28] No space left on device\n"
-
-
 @UNIX
 @pytest.mark.parametrize(
     ("command", "number", "code"),

@@ -124,17 +124,6 @@ def test_a_dtype_that_a_framework_lacks_is_refused_in_its_cells() -> None:
     assert all(cell["exact"] for cell in copied + own)
 
 
-@pytest.mark.parametrize(
-    ("name", "itemsize"), [("float32", 4), ("bool", 1), ("complex128", 16), (">i4", 4), ("bfloat16", 2)]
-)
-def test_the_array_has_the_size_and_dtype_asked_for(name: str, itemsize: int) -> None:
-    if name == "bfloat16":
-        pytest.importorskip("ml_dtypes")
-    array = command._array(48 * 1024, name)
-    assert (array.nbytes, array.dtype.itemsize, array.shape) == (48 * 1024, itemsize, (48 // itemsize, 1024))
-    assert command._array(1, name).shape == (1,)
-
-
 def test_a_framework_that_leaves_the_program_is_left_out(tmp_path: Path) -> None:
     """`sys.exit()` in a package ended the command, with no word and the code of success."""
     site = Site(tmp_path)

@@ -114,11 +114,3 @@ def test_the_live_picture_fits(beside_a_card: MemoryStats, width: int) -> None:
     for words in ("load 87 %", "61 °C", "processes 12, 13"):
         assert words in " ".join(text.split())
     assert "█" * 24 in text
-
-
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [([11], "process 11"), ([11, 12], "processes 11, 12"), ([*range(5)], "0, 1, 2 and 2 more")],
-)
-def test_many_processes_are_counted(ids: list[int], words: str) -> None:
-    assert words in monitor._ids(ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,29 +49,6 @@ def test_the_computation_of_jax_is_waited_for(returns: bool) -> None:
 
     benchmark(work, warmup=0, runs=8)
     assert made[-1].is_ready()
-
-
-def test_what_ends_only_after_its_function_has_returned_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By a queue that certainly works on: JAX computes before it returns where it sees fit."""
-    queued: list[threading.Thread] = []
-    ended: list[int] = []
-
-    def synchronize() -> None:
-        for one in queued:
-            one.join()
-
-    monkeypatch.setattr(room, "loaded", lambda: [SimpleNamespace(synchronize=synchronize)])
-
-    def work() -> None:
-        assert len(ended) == len(queued)  # each call before is waited for
-        queued.append(threading.Timer(0.02, ended.append, (0,)))
-        queued[-1].start()
-
-    timing = benchmark(work, warmup=0, runs=8)
-    assert len(ended) == 8
-    assert timing.minimum >= 0.02
 
 
 @pytest.mark.parametrize("fn", [np.sort, arraybridge.numpy(np.sort)], ids=["plain", "decorated"])

@@ -47,16 +47,6 @@ def test_numbers_and_words_are_told_apart(machine: Machine, clock: Clock) -> Non
     assert not fn.explain(X, 100, mode="wrap").on_gpu
 
 
-def test_history_is_bounded_and_prints(machine: Machine) -> None:
-    fn = offload(lambda x, n: x + n, machine)
-    for n in range(400):
-        fn(X, n)
-    assert len(fn.history) == 256
-    assert "float32 1-D, 399  cpu" in str(fn.history)
-    fn.history.clear()
-    assert str(fn.history) == "no call has been measured yet"
-
-
 def test_explain_tells_both_times(machine: Machine, clock: Clock) -> None:
     decision = on_card(machine, clock).explain(X)
     assert (decision.on_gpu, str(decision.device), decision.backend) == (True, "gpu:0", "fakecard")

@@ -2,45 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import random
-
-import pytest
-
 from arraybridge.offload.timings import CARD, CPU, Timings
-
-
-def regret(rng: random.Random, ratio: float, drift: float, noise: float, calls: int = 600) -> float:
-    """What choosing costs over always taking the faster place, after the first calls, as a share.
-
-    ``ratio``: how long the card takes at first, for each second of the CPU; both wander with each call.
-    """
-    timings = Timings()
-    cpu, card, spent, best = 1.0, ratio, 0.0, 0.0
-    for number in range(calls):
-        cpu, card = (seconds * math.exp(rng.gauss(0, drift)) for seconds in (cpu, card))
-        took = {place: s * math.exp(rng.gauss(0, noise)) for place, s in ((CPU, cpu), (CARD, card))}
-        if number == 0:
-            timings.add(CPU, took[CPU])
-        elif not timings.proven:  # the trial, on the card as it compiles
-            timings.add(CPU, took[CPU])
-            timings.add(CARD, took[CARD] + 5)
-            timings.proven = True
-        else:
-            place, _ = timings.choose()
-            timings.add(place, took[place])
-            if number >= 5:
-                spent += took[place]
-                best += min(cpu, card)
-    return spent / best - 1
-
-
-@pytest.mark.parametrize(("drift", "noise"), [(0, 0), (0, 0.1), (0.003, 0.1), (0.01, 0.1), (0.02, 0.15)])
-def test_regret_against_an_oracle_is_at_most_five_percent(drift: float, noise: float) -> None:
-    rng = random.Random(1)
-    functions = [regret(rng, 10 ** rng.uniform(-1.5, 1.5), drift, noise) for _ in range(60)]
-    assert sum(functions) / len(functions) <= 0.05
-    assert max(functions) <= 0.15
 
 
 def run(timings: Timings, cpu: float, card: float, calls: int) -> list[str]:
