@@ -69,7 +69,7 @@ def _planned(
 ) -> FastFunction | None:
     """``fast``, and what was decided for the facts of the arrays for which it is not enough."""
     source, target = decision.source, decision.target
-    facts = source.fast.facts(target.alignment) if _rests_on_facts(request, decision) else None
+    facts = source.fast_facts(target.alignment) if _rests_on_facts(request, decision) else None
     if facts is None:
         return fast
     try:
@@ -101,7 +101,7 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
         return None
     if request.device is not None and (source is target or Device.parse(request.device) != CPU):
         return None
-    if source is not target and type(decision.data) not in source.fast.types():
+    if source is not target and type(decision.data) not in source.fast_types():
         return None
     fast = cell(source.name, target.name)(source, target)
     if fast is None or request.grad == "error" or source is target:
@@ -112,6 +112,6 @@ def _fast(request: Request, decision: Decision) -> FastFunction | None:
 
 def _rests_on_facts(request: Request, decision: Decision) -> bool:
     """Whether another such array would go to the same place, whatever happens until then."""
-    if decision.route.device.kind != "cpu" or type(decision.data) not in decision.source.fast.types():
+    if decision.route.device.kind != "cpu" or type(decision.data) not in decision.source.fast_types():
         return False
     return request.device is None or Device.parse(request.device).kind == "cpu"

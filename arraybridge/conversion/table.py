@@ -32,15 +32,15 @@ def same(source: Framework, target: Framework) -> FastFunction | None:
 def view(source: Framework, target: Framework) -> FastFunction | None:
     """The target looks at the source's host memory through NumPy."""
     if target.name == "numpy":
-        return source.fast.view()
-    take = target.fast.from_view()
-    return None if take is None else source.fast.into(take)
+        return source.fast_view()
+    take = target.fast_from_view()
+    return None if take is None else source.fast_into(take)
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
     """The target shares the source's memory through a DLPack capsule."""
-    export = source.fast.export(target.alignment)
-    adopt = target.fast.adopt(immutable=not source.mutable)
+    export = source.fast_export(target.alignment)
+    adopt = target.fast_adopt(immutable=not source.mutable)
     if export is None or adopt is None:
         return None
     return lambda x: adopt(export(x))

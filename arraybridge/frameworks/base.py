@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +25,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
-from arraybridge.frameworks.parts import Fast, Holding, Streams
+from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, above
 
@@ -53,10 +53,11 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        fast, streams: its parts; those of parts.py where it has none.
+        streams: its queues on accelerators; those of parts.py where it has none.
         autodiff: its derivatives, or None.
         conforms: whether `array_namespace` is the whole array API.
         all_pickle: whether every array pickles by itself, and bit for bit.
+        errors: what else it raises for an array that it does not take.
     """
 
     name: ClassVar[str]
@@ -69,9 +70,9 @@ class Framework(ABC):
     has_host: ClassVar[bool] = True
     conforms: ClassVar[bool] = False
     all_pickle: ClassVar[bool] = True
+    errors: ClassVar[tuple[type[Exception], ...]] = ()
     dlpack_device: int | None = None
 
-    fast: Fast = Fast()
     streams: Streams = Streams()
     autodiff: Autodiff = NOT_DIFFERENTIABLE
 
@@ -391,11 +392,52 @@ class Framework(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} takes memory from no other pool")
 
+    # -- fast functions, for host arrays that need no care ------------------------------------------
+    # They are made once for each pair of types, and raise for an array that needs care: an error of Python's,
+    # or one of `errors`; no user sees that.
+
+    def fast_types(self) -> tuple[type, ...]:
+        """Types for which the fast functions hold; a subclass takes the careful path."""
+        return ()
+
+    def fast_facts(self, alignment: int) -> Callable[[Any], Hashable] | None:
+        """A function that tells of a host array what its way to such a target depends on, or None.
+
+        Of two arrays with equal facts, `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
+        `cannot_view` say the same. It raises for an array that is not simply there, in the host's memory.
+        """
+        return None
+
+    def fast_view(self) -> Callable[[Any], np.ndarray] | None:
+        """A function from a host array to its NumPy view, or None."""
+        return None
+
+    def fast_into(self, take: Callable[[np.ndarray], Any]) -> Callable[[Any], Any] | None:
+        """A function from a host array to what ``take`` makes of its NumPy view, or None."""
+        look = self.fast_view()
+        return None if look is None else lambda x: take(look(x))
+
+    def fast_from_view(self) -> Callable[[np.ndarray], Any] | None:
+        """A function from the NumPy view of a NumPy array to an array, faster than DLPack, or None."""
+        return None
+
+    def fast_export(self, alignment: int) -> Callable[[Any], Any] | None:
+        """A function from a host array, aligned to ``alignment`` bytes, to a DLPack capsule, or None."""
+        return None
+
+    def fast_adopt(self, immutable: bool) -> Callable[[Any], Any] | None:
+        """A function from a DLPack capsule of host memory to an array, or None.
+
+        ``immutable``: the producer's arrays are immutable, so that a 0-d array has to be copied
+        by a mutable consumer (frameworks cache scalars).
+        """
+        return None
+
     # -- between processes ------------------------------------------------------------------------
 
     def array_classes(self) -> tuple[type, ...]:
         """The classes of its arrays, or bases of them, for libraries that go by class."""
-        return self.fast.types()
+        return self.fast_types()
 
     def is_plain(self, x: Any) -> bool:
         """Whether it is no more than its values: no parameter, variable or subclass, and no attributes."""
@@ -497,7 +539,7 @@ def find_or_host(framework: Framework, device: Device) -> Device:
 
 def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
     """What these frameworks raise for an array that they do not take."""
-    own = (error for one in frameworks for error in one.fast.errors)
+    own = (error for one in frameworks for error in one.errors)
     return (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError, *own)
 
 

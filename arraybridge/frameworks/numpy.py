@@ -11,7 +11,6 @@ import numpy as np
 
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fast, itself
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
@@ -24,12 +23,13 @@ _PLAIN = frozenset(map(np.dtype, hostmemory.PLAIN - {"complex128"}))
 
 class NumpyFramework(Framework):
     name = "numpy"
+    #: Classes of arrays that are no more than their values.
+    classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
     honours_readonly = True
     conforms = True
 
     def __init__(self, copied: str = "") -> None:
         """``copied`` says why the memory that another library handed out is a copy, or is ``""``."""
-        self.fast = NumpyFast()
         self._copied = copied
 
     def owns(self, x: Any) -> bool:
@@ -104,15 +104,12 @@ class NumpyFramework(Framework):
 
         return namespace
 
+    # -- fast functions --------------------------------------------------------------------------
 
-class NumpyFast(Fast):
-    #: Classes of arrays that are no more than their values.
-    classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
-
-    def types(self) -> tuple[type, ...]:
+    def fast_types(self) -> tuple[type, ...]:
         return tuple(self.classes)
 
-    def facts(self, alignment: int) -> Callable[[np.ndarray], Hashable]:
+    def fast_facts(self, alignment: int) -> Callable[[np.ndarray], Hashable]:
         aligned, address = alignment > 1, hostmemory.address
 
         def facts(x: np.ndarray) -> Hashable:
@@ -124,10 +121,7 @@ class NumpyFast(Fast):
 
         return facts
 
-    def view(self) -> Callable[[np.ndarray], np.ndarray]:
-        return self.into(itself)
-
-    def into(self, take: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
+    def fast_into(self, take: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
         plain, simple, contiguous = _PLAIN, _FLAGS, _C_CONTIGUOUS
 
         def convert(x: np.ndarray) -> Any:
@@ -141,7 +135,7 @@ class NumpyFast(Fast):
 
         return convert
 
-    def export(self, alignment: int) -> Callable[[np.ndarray], Any]:
+    def fast_export(self, alignment: int) -> Callable[[np.ndarray], Any]:
         # A quarter of the time that __array_interface__ takes; raises for what is read-only, strided or
         # empty, which then takes the careful path.
         buffer, address = ctypes.c_char.from_buffer, ctypes.addressof

@@ -7,63 +7,13 @@ built for the CPU has no streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NamedTuple
-
-import numpy as np
 
 from arraybridge.types import Device
 
 __all__ = ["Holding", "Mark", "Streams"]
-
-
-class Fast:
-    """Functions for arrays that need no care, made once for each pair of types.
-
-    They raise for an array that needs care: NotImplementedError or another error of Python's, or one of
-    ``errors``; no user sees that.
-    """
-
-    #: What else the framework raises for an array that it does not take.
-    errors: ClassVar[tuple[type[Exception], ...]] = ()
-
-    def types(self) -> tuple[type, ...]:
-        """Types for which they hold; a subclass takes the careful path."""
-        return ()
-
-    def facts(self, alignment: int) -> Callable[[Any], Hashable] | None:
-        """A function that tells of a host array what its way to such a target depends on, or None.
-
-        Of two arrays with equal facts, `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
-        `cannot_view` say the same. It raises for an array that is not simply there, in the host's memory.
-        """
-        return None
-
-    def view(self) -> Callable[[Any], np.ndarray] | None:
-        """A function from a host array to its NumPy view, or None."""
-        return None
-
-    def into(self, take: Callable[[np.ndarray], Any]) -> Callable[[Any], Any] | None:
-        """A function from a host array to what ``take`` makes of its NumPy view, or None."""
-        look = self.view()
-        return None if look is None else lambda x: take(look(x))
-
-    def from_view(self) -> Callable[[np.ndarray], Any] | None:
-        """A function from the NumPy view of a NumPy array to an array, faster than DLPack, or None."""
-        return None
-
-    def export(self, alignment: int) -> Callable[[Any], Any] | None:
-        """A function from a host array, aligned to ``alignment`` bytes, to a DLPack capsule, or None."""
-        return None
-
-    def adopt(self, immutable: bool) -> Callable[[Any], Any] | None:
-        """A function from a DLPack capsule of host memory to an array, or None.
-
-        ``immutable``: the producer's arrays are immutable, so that a 0-d array has to be copied
-        by a mutable consumer (frameworks cache scalars).
-        """
-        return None
 
 
 def itself(x: Any) -> Any:

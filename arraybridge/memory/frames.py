@@ -24,7 +24,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.numpy import NumpyFast
+from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.memory.shared import Exchange, SharedArray
 from arraybridge.types import Device
 
@@ -73,7 +73,7 @@ class _Pickler(pickle.Pickler):
         if owner is None:
             return NotImplemented
         if isinstance(obj, np.ndarray):
-            is_plain = type(obj) in NumpyFast.classes and not obj.dtype.hasobject
+            is_plain = type(obj) in NumpyFramework.classes and not obj.dtype.hasobject
             return _as_buffer(obj) if is_plain and obj.nbytes > _LARGE else NotImplemented
         _refuse_graph(owner, obj)
         with suppress(NotImplementedError):

@@ -30,7 +30,7 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.hostmemory import address
-from arraybridge.frameworks.numpy import NumpyFast
+from arraybridge.frameworks.numpy import NumpyFramework
 
 __all__ = ["Exchange", "SharedArray", "SharedMemoryGoneError", "shared"]
 
@@ -248,7 +248,7 @@ _METHODS = [name for name in dir(np.ndarray) if name[0] != "_" and callable(geta
 for _name in ("__array_function__", "__copy__", "__deepcopy__", "__getitem__", *_METHODS):
     setattr(SharedArray, _name, _plain_method(_name))
 
-NumpyFast.classes.append(SharedArray)
+NumpyFramework.classes.append(SharedArray)
 
 
 def shared(x: Any, dtype: Any = None) -> np.ndarray:

@@ -23,7 +23,7 @@ def test_without_the_first_the_public_import_shares_as_well(
     memory[...] = np.arange(12).reshape(4, 3)
     monkeypatch.setattr(room, "_import_capsule", None)
     framework = room.JaxFramework()
-    assert framework.fast.adopt(immutable=False) is None
+    assert framework.fast_adopt(immutable=False) is None
     shared = framework.from_host(memory, arraybridge.Device("cpu", 0))
     assert shared.dtype == dtype
     assert shared.unsafe_buffer_pointer() == memory.ctypes.data

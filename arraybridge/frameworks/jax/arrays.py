@@ -20,7 +20,7 @@ from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, as_now, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
-from arraybridge.frameworks.parts import Fast, Holding
+from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import can_find
 from arraybridge.types import Device
 
@@ -70,7 +70,6 @@ class JaxFramework(Framework):
     def __init__(self) -> None:
         self.autodiff = jax_autodiff.AUTODIFF
         self.dlpack_device = 2
-        self.fast = JaxFast()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
@@ -290,12 +289,12 @@ class JaxFramework(Framework):
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
 
+    # -- fast functions --------------------------------------------------------------------------
 
-class JaxFast(Fast):
-    def types(self) -> tuple[type, ...]:
+    def fast_types(self) -> tuple[type, ...]:
         return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
 
-    def facts(self, alignment: int) -> Callable[[jax.Array], Hashable]:
+    def fast_facts(self, alignment: int) -> Callable[[jax.Array], Hashable]:
         alone, minds_order = _cpu_alone(), alignment > 1
 
         def facts(x: jax.Array) -> Hashable:
@@ -309,7 +308,7 @@ class JaxFast(Fast):
 
         return facts
 
-    def view(self) -> Callable[[jax.Array], np.ndarray]:
+    def fast_view(self) -> Callable[[jax.Array], np.ndarray]:
         asarray = np.asarray
 
         def look(x: jax.Array) -> np.ndarray:
@@ -319,7 +318,7 @@ class JaxFast(Fast):
 
         return look
 
-    def export(self, alignment: int) -> Callable[[jax.Array], Any]:
+    def fast_export(self, alignment: int) -> Callable[[jax.Array], Any]:
         if _cpu_alone():
             return lambda x: x.__dlpack__()
         cpu = jax.local_devices(backend="cpu")[0]
@@ -331,7 +330,7 @@ class JaxFast(Fast):
 
         return give
 
-    def adopt(self, immutable: bool) -> Callable[[Any], jax.Array] | None:
+    def fast_adopt(self, immutable: bool) -> Callable[[Any], jax.Array] | None:
         if _import_capsule is None or not _HONOURS_ORDER:
             return None
         cpu = jax.local_devices(backend="cpu")[0]

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
-from arraybridge.frameworks.numpy import NumpyFast
-from arraybridge.frameworks.parts import Fast, Holding
+from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
 from arraybridge.types import Device
 
@@ -42,6 +42,7 @@ _OOM = re.compile(
 
 class TensorflowFramework(Framework):
     name = "tensorflow"
+    errors = (tf.errors.OpError,)
     alignment = hostmemory.ALIGNMENT  # most operations end the process on memory with less
     mutable = False
     dtypes = _DTYPES
@@ -49,7 +50,6 @@ class TensorflowFramework(Framework):
     def __init__(self) -> None:
         self.autodiff = tensorflow_autodiff.AUTODIFF
         self.dlpack_device = 2 if tf.test.is_built_with_cuda() else None
-        self.fast = TensorflowFast()
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
@@ -250,15 +250,13 @@ class TensorflowFramework(Framework):
 
         return tensorflow_namespace
 
+    # -- fast functions --------------------------------------------------------------------------
 
-class TensorflowFast(Fast):
-    errors = (tf.errors.OpError,)
-
-    def types(self) -> tuple[type, ...]:
+    def fast_types(self) -> tuple[type, ...]:
         return (_EAGER,)
 
-    def facts(self, alignment: int) -> Callable[[Any], Hashable]:
-        look, of_memory = self.view(), NumpyFast().facts(alignment)
+    def fast_facts(self, alignment: int) -> Callable[[Any], Hashable]:
+        look, of_memory = self.fast_view(), NumpyFramework().fast_facts(alignment)
         cpu = tf.constant(0).backing_device
 
         def facts(x: Any) -> Hashable:
@@ -269,7 +267,7 @@ class TensorflowFast(Fast):
 
         return facts
 
-    def view(self) -> Callable[[Any], np.ndarray]:
+    def fast_view(self) -> Callable[[Any], np.ndarray]:
         asarray = np.asarray
 
         def look(x: Any) -> np.ndarray:
@@ -279,7 +277,7 @@ class TensorflowFast(Fast):
 
         return look
 
-    def export(self, alignment: int) -> Callable[[Any], Any]:
+    def fast_export(self, alignment: int) -> Callable[[Any], Any]:
         to_dlpack = tf.experimental.dlpack.to_dlpack
         cpu = tf.constant(0).backing_device
         elsewhere = len(_devices()) > 1
@@ -291,7 +289,7 @@ class TensorflowFast(Fast):
 
         return give
 
-    def adopt(self, immutable: bool) -> Callable[[Any], Any]:
+    def fast_adopt(self, immutable: bool) -> Callable[[Any], Any]:
         return tf.experimental.dlpack.from_dlpack
 
 

@@ -19,7 +19,7 @@ from torch.utils import dlpack as torch_dlpack
 from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, as_now, refuse, refuse_dtype
-from arraybridge.frameworks.parts import Fast, Holding, Streams
+from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.streams import TorchStreams
 from arraybridge.types import Device
@@ -56,13 +56,13 @@ _OOM = re.compile(
 
 class TorchFramework(Framework):
     name = "torch"
+    errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
     conforms = True
     dtypes = frozenset(DTYPES)
 
     def __init__(self) -> None:
         self.autodiff = torch_autodiff.AUTODIFF
         self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
-        self.fast = TorchFast()
         if self.dlpack_device is not None:
             self.streams = TorchStreams()
 
@@ -335,6 +335,66 @@ class TorchFramework(Framework):
         takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
         return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
 
+    # -- fast functions --------------------------------------------------------------------------
+
+    def fast_types(self) -> tuple[type, ...]:
+        return (torch.Tensor, torch.nn.Parameter)
+
+    def fast_facts(self, alignment: int) -> Callable[[torch.Tensor], Hashable]:
+        aligned = alignment > 1
+
+        def facts(x: torch.Tensor) -> Hashable:
+            if not x.is_cpu or x.is_nested:
+                raise NotImplementedError
+            address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
+            if not address:
+                raise NotImplementedError
+            layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
+            place = address % hostmemory.ALIGNMENT if aligned else 0
+            return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, place
+
+        return facts
+
+    def fast_view(self) -> Callable[[torch.Tensor], np.ndarray]:
+        to_numpy, real = torch.Tensor.numpy, REAL
+
+        def look(x: torch.Tensor) -> np.ndarray:
+            # .numpy() refuses by itself what else needs care: other devices and layouts, and lazy bits; but
+            # its errors cost as much as twenty calls, so complex and extended dtypes are sent away first.
+            # A tensor that requires grad it refuses only while gradients are recorded; where there is no
+            # memory (torch.func.functionalize) it reads whatever lies there.
+            if x.dtype not in real or x.requires_grad or not x.data_ptr():
+                raise NotImplementedError
+            return to_numpy(x)
+
+        return look
+
+    def fast_from_view(self) -> Callable[[np.ndarray], torch.Tensor]:
+        return torch.from_numpy
+
+    def fast_export(self, alignment: int) -> Callable[[torch.Tensor], Any]:
+        mask = alignment - 1
+        to_numpy, real = torch.Tensor.numpy, REAL
+
+        def export(x: torch.Tensor) -> Any:  # as `view`, written out
+            address = x.data_ptr()
+            if address & mask or not address or x.dtype not in real or x.requires_grad:
+                raise NotImplementedError
+            return to_numpy(x).__dlpack__()
+
+        return export
+
+    def fast_adopt(self, immutable: bool) -> Callable[[Any], torch.Tensor]:
+        from_dlpack, lent, is_lent = torch_dlpack.from_dlpack, hostmemory.lent, hostmemory.is_lent
+
+        def copy_scalars(capsule: Any) -> torch.Tensor:
+            tensor: torch.Tensor = from_dlpack(capsule)
+            if lent and is_lent(tensor.data_ptr()):  # read-only memory, which has to be copied
+                raise NotImplementedError
+            return tensor if tensor.ndim else tensor.clone()
+
+        return copy_scalars if immutable else from_dlpack
+
 
 def _torch_device(device: Device) -> torch.device:
     """Torch's own object for a device that `find_device` has seen."""
@@ -400,65 +460,3 @@ _SETTINGS = (
     (torch.is_grad_enabled, torch.set_grad_enabled),
     *map(_autocast, ("cpu", "cuda")),
 )
-
-
-class TorchFast(Fast):
-    errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
-
-    def types(self) -> tuple[type, ...]:
-        return (torch.Tensor, torch.nn.Parameter)
-
-    def facts(self, alignment: int) -> Callable[[torch.Tensor], Hashable]:
-        aligned = alignment > 1
-
-        def facts(x: torch.Tensor) -> Hashable:
-            if not x.is_cpu or x.is_nested:
-                raise NotImplementedError
-            address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
-            if not address:
-                raise NotImplementedError
-            layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
-            place = address % hostmemory.ALIGNMENT if aligned else 0
-            return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, place
-
-        return facts
-
-    def view(self) -> Callable[[torch.Tensor], np.ndarray]:
-        to_numpy, real = torch.Tensor.numpy, REAL
-
-        def look(x: torch.Tensor) -> np.ndarray:
-            # .numpy() refuses by itself what else needs care: other devices and layouts, and lazy bits; but
-            # its errors cost as much as twenty calls, so complex and extended dtypes are sent away first.
-            # A tensor that requires grad it refuses only while gradients are recorded; where there is no
-            # memory (torch.func.functionalize) it reads whatever lies there.
-            if x.dtype not in real or x.requires_grad or not x.data_ptr():
-                raise NotImplementedError
-            return to_numpy(x)
-
-        return look
-
-    def from_view(self) -> Callable[[np.ndarray], torch.Tensor]:
-        return torch.from_numpy
-
-    def export(self, alignment: int) -> Callable[[torch.Tensor], Any]:
-        mask = alignment - 1
-        to_numpy, real = torch.Tensor.numpy, REAL
-
-        def export(x: torch.Tensor) -> Any:  # as `view`, written out
-            address = x.data_ptr()
-            if address & mask or not address or x.dtype not in real or x.requires_grad:
-                raise NotImplementedError
-            return to_numpy(x).__dlpack__()
-
-        return export
-
-    def adopt(self, immutable: bool) -> Callable[[Any], torch.Tensor]:
-        from_dlpack, lent, is_lent = torch_dlpack.from_dlpack, hostmemory.lent, hostmemory.is_lent
-
-        def copy_scalars(capsule: Any) -> torch.Tensor:
-            tensor: torch.Tensor = from_dlpack(capsule)
-            if lent and is_lent(tensor.data_ptr()):  # read-only memory, which has to be copied
-                raise NotImplementedError
-            return tensor if tensor.ndim else tensor.clone()
-
-        return copy_scalars if immutable else from_dlpack
