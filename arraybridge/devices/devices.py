@@ -12,7 +12,7 @@ from arraybridge import machine
 from arraybridge.conversion.convert import detect_memory_type
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework, visible_devices
+from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.stats import DeviceMemory, memory_stats
 from arraybridge.options import chosen_device, default_device, missing_gpu
@@ -79,7 +79,7 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         frameworks = [registry.framework(name) for name in words]
     owners: dict[Device, list[Framework]] = {}
     for one in frameworks:
-        for device in visible_devices(one):
+        for device in one.visible_devices():
             owners.setdefault(device, []).append(one)
     if framework is None:  # cards that no framework is loaded for
         for card in machine.cards():
@@ -111,7 +111,7 @@ def find_device(device: Device) -> Device:
     Raises:
         DeviceNotFoundError: none has it; the message lists the devices that are there.
     """
-    if device == CPU or any(device in visible_devices(one) for one in loaded()):
+    if device == CPU or any(device in one.visible_devices() for one in loaded()):
         return device
     usable = devices("all")
     if device in usable:
@@ -133,14 +133,14 @@ def gpu_available() -> bool:
     >>> gpu_available() in (True, False)
     True
     """
-    seen = (device for one in loaded() for device in visible_devices(one))
+    seen = (device for one in loaded() for device in one.visible_devices())
     return bool(machine.cards()) or any(device.kind == "gpu" for device in seen)
 
 
 def framework_for_numpy_code(device: Device) -> str | None:
     """The first framework with that device that runs functions written for NumPy; None where none does."""
     usable = (registry.usable(name) for name in registry.for_numpy_code())
-    return next((one.name for one in usable if one is not None and device in visible_devices(one)), None)
+    return next((one.name for one in usable if one is not None and device in one.visible_devices()), None)
 
 
 def least_used_gpu() -> int | None:

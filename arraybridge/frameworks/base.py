@@ -32,7 +32,7 @@ from arraybridge.types import Device, above
 if TYPE_CHECKING:
     from arraybridge.frameworks.registry import Facts
 
-__all__ = ["CPU", "Framework", "find_or_host", "refusals", "visible_devices"]
+__all__ = ["CPU", "Framework", "find_or_host", "refusals"]
 
 CPU = Device("cpu", 0)
 
@@ -177,6 +177,10 @@ class Framework(ABC):
     def devices(self) -> tuple[Device, ...]:
         """Every device that the framework can use here."""
         return (CPU,)
+
+    def visible_devices(self) -> tuple[Device, ...]:
+        """The same; opens no accelerator where it can be told without."""
+        return self.devices()
 
     def accelerator(self, index: int) -> Device:
         """The device that ``gpu_id=index`` means."""
@@ -324,10 +328,6 @@ class Framework(ABC):
         """Whether the framework has opened its accelerators; what it holds is asked only of one that has."""
         return False
 
-    def visible_devices(self) -> tuple[Device, ...] | None:
-        """The devices as far as they can be told where `Framework.devices` would open some; else None."""
-        return None
-
     def is_scattered(self, x: Any) -> bool:
         """Whether the array's memory is spread over several devices, so that there is nothing to share."""
         return False
@@ -337,8 +337,8 @@ class Framework(ABC):
         return None
 
     def native_device(self, device: Device) -> Any:
-        """The framework's own object, or name, for a device that it has; None where it has no such thing."""
-        return None
+        """The framework's own object, or name, for a device that it has; words where it has no such thing."""
+        return str(device)
 
     def card_of(self, device: Device) -> tuple[str, str, int | None]:
         """Name, identity (UUID or PCI address) and bytes of a device; ``""`` and None for the unknown."""
@@ -502,23 +502,17 @@ def as_now(settings: Settings) -> Callable[[], AbstractContextManager[Any]]:
 
     Each setting is a function that tells its value, and one that makes a context of a value.
     """
-    values = [value() for value, _ in settings]
+    values = [(current, under, current()) for current, under in settings]
 
     @contextmanager
     def same() -> Iterator[None]:
         with ExitStack() as stack:
-            for (current, under), value in zip(settings, values, strict=True):
+            for current, under, value in values:
                 if current() != value:
                     stack.enter_context(under(value))
             yield
 
     return same
-
-
-def visible_devices(framework: Framework) -> tuple[Device, ...]:
-    """The framework's devices; opens no accelerator where it can tell without."""
-    foretold = framework.visible_devices()
-    return framework.devices() if foretold is None else foretold
 
 
 def find_or_host(framework: Framework, device: Device) -> Device:

@@ -423,9 +423,7 @@ def _candidates(cls: type) -> Iterator[Framework]:
 
 def _native_device(device: Device, name: FrameworkLike) -> Any:
     owner = framework(name)
-    own_device = find_or_host(owner, device)
-    native = owner.native_device(own_device)
-    return str(own_device) if native is None else native
+    return owner.native_device(find_or_host(owner, device))
 
 
 def _read_device(x: Any) -> Device | None:

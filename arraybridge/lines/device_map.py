@@ -14,7 +14,7 @@ from arraybridge.devices.devices import devices as all_devices
 from arraybridge.devices.devices import find_device
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError, note_on
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework, find_or_host, visible_devices
+from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.functions.arguments import named_device
 from arraybridge.functions.wrap import name_of
@@ -136,7 +136,7 @@ def working_on(device: Device, streams: ThreadStreams | None = None) -> Iterator
         stack.callback(busy_workers.remove, device)
         # pyclesperanto selects devices for the whole process, and gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
-            if framework.name != "pyclesperanto" and device in visible_devices(framework):
+            if framework.name != "pyclesperanto" and device in framework.visible_devices():
                 if streams is not None:
                     streams.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import cardmemory, registry
-from arraybridge.frameworks.base import Framework, visible_devices
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
 from arraybridge.types import Device, FrameworkLike, GpuId, check_gpu_id
@@ -131,7 +131,7 @@ def _owners(index: int, frameworks: list[Framework]) -> list[Framework]:
     Raises:
         DeviceNotFoundError: none has, and the settings do not send the work to the host.
     """
-    devices = {one: visible_devices(one) for one in frameworks}
+    devices = {one: one.visible_devices() for one in frameworks}
     owners = [one for one in frameworks if one.accelerator(index) in devices[one]]
     if owners or missing_gpu() == "host":
         return owners

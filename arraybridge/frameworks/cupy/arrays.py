@@ -223,10 +223,10 @@ class CupyFramework(Framework):
     def read_device(self, x: Any) -> Device | None:
         return Device("gpu", x.id) if isinstance(x, cupy.cuda.Device) else None
 
-    def visible_devices(self) -> tuple[Device, ...] | None:
+    def visible_devices(self) -> tuple[Device, ...]:
         # CUDA's own count initialises the driver, after which this process can't be forked.
         if cupy.cuda.runtime.is_hip or cardmemory.is_awake():
-            return None
+            return self.devices()
         return tuple(Device("gpu", card.index) for card in machine.cards())
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:

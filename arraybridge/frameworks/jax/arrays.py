@@ -241,11 +241,11 @@ class JaxFramework(Framework):
                 rows.append(Holding(str(_as_device(device)), "jax", used, cached, peak))
         return rows
 
-    def visible_devices(self) -> tuple[Device, ...] | None:
+    def visible_devices(self) -> tuple[Device, ...]:
         # Opening JAX takes a context, and by default most of the memory, on every card.
         # Of TPUs, say, and AMD's cards nobody can tell but JAX.
         if self.is_started() or can_find("libtpu") or any("cuda" not in name for name in _plugins()):
-            return None
+            return self.devices()
         cpus = (Device("cpu", i) for i in range(_cpu_count()))
         return (*cpus, *(Device("gpu", card.index) for card in (machine.cards() if _plugins() else ())))
 

@@ -219,9 +219,9 @@ class TensorflowFramework(Framework):
             return None
         return Device(x.device_type.lower(), int(x.name.rpartition(":")[2]))
 
-    def visible_devices(self) -> tuple[Device, ...] | None:
+    def visible_devices(self) -> tuple[Device, ...]:
         if self.is_started():
-            return None
+            return self.devices()
         devices: list[Device] = []
         for kind in ("cpu", "gpu"):
             physical = tf.config.get_visible_devices(kind.upper())

@@ -302,10 +302,10 @@ class TorchFramework(Framework):
             return CPU
         return Device("gpu", torch.accelerator.current_device_index() if x.index is None else x.index)
 
-    def visible_devices(self) -> tuple[Device, ...] | None:
+    def visible_devices(self) -> tuple[Device, ...]:
         # Asking torch initialises the driver, after which this process can't be forked.
         if torch.version.cuda is None or cardmemory.is_awake():
-            return None
+            return self.devices()
         return (CPU, *(Device("gpu", card.index) for card in machine.cards()))
 
     def oom_error(self) -> Exception:
