@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from string import Template
 from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
@@ -178,6 +177,7 @@ def page(title: str, *parts: str) -> str:
     True
     """
     from importlib.resources import files  # costs 10 ms, and only a page needs it
+    from string import Template
 
     template = files("arraybridge").joinpath("page.html").read_text(encoding="utf-8")
     return Template(template).substitute(title=_escaped(title), body="\n".join(filter(None, parts)))
