@@ -11,16 +11,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import device_map, shared
+from arraybridge import Device, device_map, framework, shared
 from arraybridge.memory import frames
 from arraybridge.memory.shared import Exchange
-from tests.helpers import run_python
+from tests.helpers import require, run_python
 from tests.lines import functions
 from tests.memory.test_shared import descriptors, linux
 
@@ -163,6 +164,61 @@ def test_stages_in_processes() -> None:
     np.testing.assert_array_equal(results[1][0], (x + 1) ** 2)
     assert os.getpid() not in {pid for _, pid in results}
     np.testing.assert_array_equal(arraybridge.Pipeline(functions.square, processes=True)(x), x**2)
+
+
+# -- on a card ---------------------------------------------------------------------------------------
+
+
+class Handle:
+    """What stands in for torch's pickle of a tensor on a card: in this process it is the tensor itself."""
+
+    tensor: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (Handle, "tensor")
+
+    @staticmethod
+    def dumps(tensor: Any) -> bytes:
+        Handle.tensor = tensor
+        return pickle.dumps(Handle())
+
+
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_arrays_on_a_card_go_by_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared by a process that this one has started, copied of one that may end first."""
+    require("torch")
+    owner, exchange = framework(require(name) and name), Exchange()
+    x = arraybridge.convert_memory(np.arange(3.0), name)
+    monkeypatch.setattr(frames, "ForkingPickler", Handle)
+    monkeypatch.setattr(type(owner), "device_of", lambda self, x: Device("gpu", 0))
+    data = frames.dumps([x], exchange)
+    monkeypatch.undo()
+    tensor = Handle.tensor
+    assert arraybridge.detect_memory_type(tensor) == "torch"
+    assert (tensor is x) == (name == "torch")
+    for outlives in (True, False):
+        monkeypatch.setattr(frames.os, "getppid", os.getpid if outlives else os.getppid)
+        (arrived,) = frames.loads(data, exchange)
+        assert arraybridge.detect_memory_type(arrived) == name
+        np.testing.assert_array_equal(arraybridge.to_numpy(arrived), np.arange(3.0))
+        assert np.shares_memory(arraybridge.to_numpy(arrived), arraybridge.to_numpy(tensor)) == outlives
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: not supported"), None])
+def test_what_torch_does_not_hand_over_goes_by_way_of_the_host(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = require("torch")
+    x = torch.arange(3.0, requires_grad=error is None)
+    monkeypatch.setattr(
+        frames, "ForkingPickler", SimpleNamespace(dumps=functions.Raising(error or KeyError()))
+    )
+    monkeypatch.setattr(type(framework("torch")), "device_of", lambda self, x: Device("gpu", 0))
+    data = frames.dumps(x, Exchange())
+    monkeypatch.undo()
+    arrived = frames.loads(data, Exchange())
+    assert (arrived.tolist(), arrived.requires_grad) == ([0, 1, 2], x.requires_grad)
 
 
 # -- ends --------------------------------------------------------------------------------------------

@@ -1,0 +1,27 @@
+"""Arrays on a real card on their way to a process and back: by CUDA IPC, of torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import device_map
+from tests.helpers import require
+from tests.lines import functions
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy", "jax"])
+def test_arrays_stay_on_their_card(name: str) -> None:
+    """Torch's own memory is shared with the process; the result is there when its process has ended."""
+    require("torch")
+    require(name)
+    x = arraybridge.convert_memory(np.zeros(1 << 20, np.float32), name, 0)
+    fn = functions.same if name == "jax" else functions.filled
+    results = [y for _ in range(3) for y in device_map(fn, [x, x[5:]], ["gpu:0"], processes=True)]
+    for y in results:
+        assert (arraybridge.detect_memory_type(y), str(arraybridge.device_of(y))) == (name, "gpu:0")
+        np.testing.assert_array_equal(arraybridge.to_numpy(y), float(name != "jax"))
+    assert arraybridge.to_numpy(x).max() == float(name == "torch")
