@@ -380,18 +380,6 @@ class Framework(ABC):
     def synchronize(self) -> None:
         """Wait until all is done that this process has queued, on every device that it has opened."""
 
-    def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
-        """Its allocator: ``allocate(bytes, card, stream)``, an address, and ``free(address)``."""
-        raise NotImplementedError(f"{type(self).__name__} lends no memory")
-
-    def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
-        """Take memory from another framework's pool from now on.
-
-        Raises:
-            RuntimeError: it holds memory of its own already.
-        """
-        raise NotImplementedError(f"{type(self).__name__} takes memory from no other pool")
-
     # -- fast functions, for host arrays that need no care ------------------------------------------
     # They are made once for each pair of types, and raise for an array that needs care: an error of Python's,
     # or one of `errors`; no user sees that.
@@ -460,10 +448,6 @@ class Framework(ABC):
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         """A span of that name in the framework's profiler; nothing where it has none."""
         return nullcontext()
-
-    def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """``fn`` as the framework's compiler, where it has one, leaves it alone."""
-        return fn
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         """What waits for an array of this class, where its errors show only then; or None."""

@@ -63,7 +63,8 @@ def _stays(value: Any, device: Device | None = None, gpu_id: GpuId = None) -> bo
 def _untraced(call: Callable[..., Any], *args: Any) -> Any:
     """Call it outside of the graph: arrays that change the framework have memory, and tracers have none."""
     if not _between_graphs:
-        _between_graphs.append(registry.framework("torch").untraced(lambda call, *args: call(*args)))
+        torch: Any = registry.framework("torch")
+        _between_graphs.append(torch.untraced(lambda call, *args: call(*args)))
     return _between_graphs[0](call, *args)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from numbers import Real
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import cardmemory, registry
@@ -196,11 +196,11 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
     """
     if registry.framework_name(framework) != "torch":
         raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {str(framework)!r}")
-    torch, cupy = registry.framework("torch"), registry.framework("cupy")
+    torch: Any = registry.framework("torch")
+    cupy: Any = registry.framework("cupy")
     torch.find_device(Device("gpu", 0))
-    allocate, free = torch.allocator()
     try:
-        cupy.use_allocator(allocate, free)
+        cupy.use_allocator(*torch.allocator())
     except RuntimeError as error:
         raise SharedPoolError(
             f"CuPy cannot share PyTorch's memory any more: {error}. Call share_gpu_memory() before the first"

@@ -230,6 +230,7 @@ class CupyFramework(Framework):
         return tuple(Device("gpu", card.index) for card in machine.cards())
 
     def use_allocator(self, allocate: Callable[[int, int, int], int], free: Callable[[int], None]) -> None:
+        """Take memory from now on as torch's `allocator` does; a RuntimeError where it holds its own."""
         nbytes = sum((usage.used or 0) + (usage.cached or 0) for usage in self.usage())
         if nbytes:
             raise RuntimeError(f"CuPy holds {nbytes} bytes in its own pool already")

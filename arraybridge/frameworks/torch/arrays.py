@@ -293,6 +293,7 @@ class TorchFramework(Framework):
             torch.accelerator.synchronize()
 
     def allocator(self) -> tuple[Callable[[int, int, int], int], Callable[[int], None]]:
+        """Its allocator: ``allocate(bytes, card, stream)``, an address, and ``free(address)``."""
         return torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
 
     def read_device(self, x: Any) -> Device | None:
