@@ -1,116 +1,292 @@
 """What a call of a decorated function does: bring the arguments, run the function, give its results back.
 
-The options decide, where the decorator is applied, which functions these three are.
+The options decide, where the decorator is applied, which functions these three are; a call runs them.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import nullcontext, suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
-from arraybridge.conversion import trace
+import numpy as np
+
+from arraybridge.arrays import ARRAY, LEAF, TREE, is_array, is_carrier, kind_of, kinds, source_of
+from arraybridge.batches import fixed, plain
+from arraybridge.carriers.carrier import carrier_of
+from arraybridge.conversion import plans, trace
+from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.destination import target_device
+from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
+from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.functions.arguments import Args, Bring, Kwargs, bringing, first_array, named_device
-from arraybridge.functions.compiling import being_compiled, keeps_graph, traced
-from arraybridge.functions.options import DecoratorOptions
-from arraybridge.functions.results import GiveBack, check_result, giving_back
+from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.foreign import unknown_array
+from arraybridge.frameworks.parts import itself
+from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
+from arraybridge.functions.options import changed, checked_options
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
-from arraybridge.memory.recovery import Recovery, attempted, faults
-from arraybridge.options import card_meant
+from arraybridge.memory.recovery import recovered
+from arraybridge.options import Placement, busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import map_arrays
+from arraybridge.trees import leaves_of, map_arrays, prefix
+from arraybridge.types import Device
 
+__all__ = ["named_device"]
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+_NO_CLASSES: frozenset[type] = frozenset()
+#: What changes one array.
+Change = Callable[[Any], Any]
 #: What takes the arguments as they came, and returns a result.
 Run = Callable[[Args, Kwargs], Any]
-Compose = Callable[[Callable[..., Any], DecoratorOptions], tuple[Run, GiveBack]]
+#: What returns the result for the caller, given the arguments as they came.
+GiveBack = Callable[[Any, Args, Kwargs], Any]
+Compose = Callable[[Callable[..., Any], SimpleNamespace], tuple[Run, GiveBack]]
 
 
 class DecoratedCall:
-    """Calls a function in parts; it is pickled as what they are made of.
+    """Calls a function in parts; it is pickled as what these are composed of, and by which function."""
 
-    Args:
-        compose: makes them, of the function and the options: what brings the arguments and runs the function,
-            and what gives its result back.
-    """
-
-    def __init__(self, compose: Compose, fn: Callable[..., Any], options: DecoratorOptions) -> None:
+    def __init__(self, compose: Compose, fn: Callable[..., Any], options: SimpleNamespace) -> None:
         self.__setstate__((compose, fn, options))
 
     def __getstate__(self) -> Any:
-        return self._compose, self.fn, self.options
+        return self.compose, self.fn, self.options
 
     def __setstate__(self, state: Any) -> None:
-        self._compose, self.fn, self.options = compose, fn, options = state
-        self.label, self.skip, self.keeps_graph = label_of(fn), int(takes_self(fn)), keeps_graph(options)
+        self.compose, self.fn, self.options = compose, fn, options = state
+        self.label, self.skip, self.keeps_graph = label_of(fn), int(takes_self(fn)), _keeps_graph(options)
         self.run, self.give_back = compose(fn, options)
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
-        if "torch._dynamo" in sys.modules and being_compiled():
-            return traced(self, args, kwargs)
-        run, give_back = self.run, self.give_back
+        if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling():
+            return _compiled(self, args, kwargs)
         if not open_logs:
-            return give_back(run(args, kwargs), args, kwargs)
-        span = trace.span("call", self.label)
-        with nullcontext() if span is None else span:
-            result = run(args, kwargs)
+            return self.give_back(self.run(args, kwargs), args, kwargs)
+        with trace.span("call", self.label) or nullcontext() as span:
+            result = self.run(args, kwargs)
             if span is not None:
                 span.device = device_words(result)
-            return give_back(result, args, kwargs)
+            return self.give_back(result, args, kwargs)
 
     async def awaited(self, args: Args, kwargs: Kwargs) -> Any:
         """The same for a coroutine function."""
-        span = trace.span("call", self.label, annotate=False) if open_logs else None
-        with nullcontext() if span is None else span:
+        with trace.span("call", self.label, annotate=False) or nullcontext():
             return self.give_back(await self.run(args, kwargs), args, kwargs)
 
 
-def as_declared(fn: Callable[..., Any], options: DecoratorOptions) -> tuple[Run, GiveBack]:
-    """A function that runs as it is, and whose result is checked."""
-    label = label_of(fn)
-    return (
-        lambda args, kwargs: fn(*args, **kwargs),
-        lambda result, *_: check_result(options.contract, result, label),
-    )
-
-
-def in_framework(fn: Callable[..., Any], options: DecoratorOptions) -> tuple[Run, GiveBack]:
-    """A function that runs in one framework, whatever arrays it is called with."""
+def composed(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, GiveBack]:
+    """What brings the arguments and runs the function, and what gives its result back."""
+    if not options.converts:
+        check = partial(_check_result, options.contract, label_of(fn))
+        return lambda args, kwargs: fn(*args, **kwargs), lambda result, *_: check(result)
     skip = int(takes_self(fn))
-    run = _running(fn, skip, options, bringing(fn, skip, options))
-    if options.oom_recovery:
-        run = recovering(run, skip, options)
-    return run, giving_back(fn, skip, options)
+    return recovering(_running(fn, skip, options), skip, options), _giving_back(fn, skip, options)
 
 
-def _running(fn: Callable[..., Any], skip: int, options: DecoratorOptions, bring: Bring) -> Run:
+# -- bring -------------------------------------------------------------------------------------------
+
+
+def _bringing(
+    fn: Callable[..., Any], skip: int, options: SimpleNamespace
+) -> Callable[[Args, Kwargs], tuple[list[Any], Kwargs, bool]]:
+    """What converts the arguments but the first ``skip``, self, and says whether an array is among them.
+
+    The caller's own containers stay as they came.
+    """
+    name, strict, unmark = options.framework, options.strict, _unmark_of(options)
+    convert, of_one_call = entering(options)
+    as_they_are = options.dtype is None and options.device is None and options.declared in (None, name)
+    # Classes of arrays that stay as they are. Known when the framework is imported, by the first array.
+    own: frozenset[type] | None = None if as_they_are else frozenset()
+
+    def bring(args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs, bool]:
+        nonlocal own
+        enter, staying = convert, own or _NO_CLASSES
+        if enter is None or busy_workers or open_logs:
+            enter, staying = of_one_call(), _NO_CLASSES
+        arrays, values = False, list(map(unmark, args[:skip])) if skip else []
+        try:
+            for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
+                cls = type(value)
+                if cls in staying:
+                    arrays = True
+                    values.append(value)
+                    continue
+                kind = kinds.get(cls)
+                if kind == ARRAY:
+                    arrays = True
+                    values.append(enter(value))
+                elif kind == LEAF and cls is not fixed:
+                    values.append(value)
+                else:
+                    unmarked = unmark(value)
+                    values.append(map_arrays(unmarked, enter))
+                    arrays = arrays or values[-1] is not unmarked
+        except MemoryConversionError as error:
+            cast = rf'Pass dtype= to the decorator to ask for a cast: @{name}(dtype="\1")\2'
+            _say(error, _argument(fn, args, kwargs, len(values)), cast)
+            raise
+        if strict or not arrays:
+            arrays = arrays or first_array(values[skip:]) is not None
+            if strict or not arrays:
+                _refuse_tables(fn, args, kwargs, skip)
+        if own is None and arrays:
+            own = frozenset(registry.framework(name).fast.types())
+        if not kwargs:
+            return values, kwargs, arrays
+        count = len(args)
+        return values, {word: values.pop(count) for word in kwargs}, arrays
+
+    return bring
+
+
+def _unmark_of(options: SimpleNamespace) -> Change:
+    """What takes off the marks of `fixed`, which say what is not to be split."""
+    return plain if options.oom_recovery == "split" else itself
+
+
+def entering(options: SimpleNamespace) -> tuple[Change | None, Callable[[], Change]]:
+    """What brings one array to where the function runs, None where calls differ; and what says it of one."""
+    name, device = options.framework, options.device
+    on_card = options.gpu_id is not None or (device is not None and device.kind != "cpu")
+    words = None if device is None else str(device)
+    form, careful = _converting(name, options.declared, options.grad, options.dtype, words)
+    convert = None if on_card else _planned(form, careful)
+    follows_worker = device is None and name != "numpy"
+
+    def of_one_call() -> Change:
+        place = worker_device.get() if busy_workers and follows_worker else None
+        return _to_device(options, place) if convert is None or place is not None else convert
+
+    return convert, of_one_call
+
+
+def _converting(
+    target: str, declared: str | None, grad: Any, dtype: str | None = None, device: str | None = None
+) -> tuple[Hashable, Change]:
+    """What converts one array as `convert_memory` does, and before it the form by which that is planned."""
+    options: dict[str, Any] = {}
+    if grad != "error" or dtype is not None or device is not None:
+        options = {"grad": grad, "dtype": dtype, "device": device}
+    form: Hashable = (declared, target, *options.items(), *map(type, options.values()))
+    if declared is None and not options:
+        form = target
+    return form, lambda x: convert_memory(x, declared, target, **options)
+
+
+def _planned(form: Hashable, careful: Change) -> Change:
+    """What converts one array by its plan; by the careful way where there is none, or it needs care."""
+
+    def convert(x: Any) -> Any:
+        if not open_logs:
+            try:
+                return by_form[form][type(x)](x)
+            except plans.declined:
+                pass
+        return careful(x)
+
+    return convert
+
+
+def _to_device(options: SimpleNamespace, device: Device | None) -> Change:
+    """What brings the arrays of one call to this device, or to the one that is named: ``"auto"``, to one."""
+    framework, declared, dtype = registry.framework(options.framework), options.declared, options.dtype
+    may_stay = dtype is None and declared in (None, framework.name) and not open_logs
+
+    def change(x: Any) -> Any:
+        nonlocal device
+        device = device or named_device(framework, options)
+        stays = may_stay and framework.owns(x) and framework.device_of(x) == device
+        if stays and not framework.is_scattered(x):
+            return x
+        return convert_memory(x, declared, framework.name, grad=options.grad, device=device, dtype=dtype)
+
+    return change
+
+
+def named_device(framework: Framework, options: SimpleNamespace | Placement) -> Device:
+    """The device that a decorator names, as its framework has it."""
+    return target_device(framework, framework, CPU, card_meant(options.gpu_id), options.device)
+
+
+def first_array(values: Iterable[Any]) -> Any:
+    """The first array among these values, in containers too; None where there is none."""
+    for value in values:
+        kind = kinds.get(type(value)) or kind_of(value)
+        if kind == ARRAY:
+            return value
+        if kind == TREE:
+            array = first_array(leaves_of(value))
+            if array is not None:
+                return array
+    return None
+
+
+def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int) -> None:
+    """Refuse what could be made an array and is none, as a table of pandas.
+
+    The function was written for arrays, and would be run on what its framework does not know.
+    """
+    for place, value in enumerate((*args, *kwargs.values())):
+        if place < skip or kinds.get(type(value)) in (LEAF, ARRAY):
+            continue
+        for leaf in leaves_of(value):
+            if hasattr(type(leaf), "__array__") and not (is_array(leaf) or isinstance(leaf, np.generic)):
+                error = unknown_array(leaf)
+                prefix(error, _argument(fn, args, kwargs, place))
+                raise error
+
+
+def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) -> str:
+    """An argument as the function names it, for a message; keywords have the places after the others."""
+    names: list[str] = []
+    with suppress(TypeError, ValueError):  # a callable written in C may have no signature
+        for parameter in inspect.signature(fn).parameters.values():
+            name, variadic = parameter.name, parameter.kind is parameter.VAR_POSITIONAL
+            names += [f"*{name}[{i}]" for i in range(len(args))] if variadic else [repr(name)]
+    names += map(str, range(len(names), len(args)))
+    return f"{label_of(fn)}(), argument {[*names[: len(args)], *map(repr, kwargs)][place]}"
+
+
+def _say(error: MemoryConversionError, place: str, cast: str) -> None:
+    """Say in an error of a conversion where it was, and which options of a decorator would help."""
+    prefix(error, place)
+    words = str(error).replace("leave the source out", "leave strict=True out")
+    error.args = (re.sub(r'Pass dtype="(\w+)"(.*) to ask for a cast', cast, words),)
+
+
+# -- run ---------------------------------------------------------------------------------------------
+
+
+def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> Run:
     """What brings the arguments and calls the function, on its own stream and device."""
+    bring = _bringing(fn, skip, options)
     body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
     placed = options.device is not None or options.gpu_id is not None
     # Known when the framework is imported, which is not before there is an array.
-    framework: Framework | None = None
-    queued = True
+    queued: bool | None = None
 
     def run(args: Args, kwargs: Kwargs) -> Any:
-        nonlocal framework, queued
+        nonlocal queued
         positional, named, arrays = bring(args, kwargs)
-        if arrays and queued:
-            framework = framework or registry.framework(options.framework)
-            queued = framework.streams.has_queues and options.stream
+        if arrays:
+            if queued is None:
+                queued = options.stream and registry.framework(options.framework).streams.has_queues
             if queued:
-                # `positional` lives until the stream of the caller waits for this one.
                 first = first_array((*positional[skip:], *named.values()))
-                stream = None if first is None else framework.streams.stream(framework.device_of(first))
-                with stream or nullcontext():
-                    result = body(*positional, **named)
-                return handed_over(result, framework)
-        if placed and not arrays:  # none brings the device along: it is selected for what the function makes
-            framework = framework or registry.framework(options.framework)
+                return on_own_stream(options.framework, first, body, positional, named)
+        elif placed:  # no array brings the device along: it is selected for what the function makes
+            framework = registry.framework(options.framework)
             with framework.selected(named_device(framework, options)):
                 return body(*positional, **named)
         return body(*positional, **named) if named else body(*positional)
@@ -118,33 +294,185 @@ def _running(fn: Callable[..., Any], skip: int, options: DecoratorOptions, bring
     return run
 
 
-def handed_over(result: Any, framework: Framework) -> Any:
-    """What a function made on a stream of its own, to be read and freed on that of its caller."""
+def on_own_stream(name: str, array: Any, fn: Callable[..., Any], args: Iterable[Any], kwargs: Kwargs) -> Any:
+    """Call it on this thread's own stream, where the array is: after what it waits for, before its caller.
+
+    What it makes can be read and freed on the stream of the caller. The arguments live until that waits.
+    """
+    framework = registry.framework(name)
+    with framework.streams.stream(framework.device_of(array)):
+        result = fn(*args, **kwargs)
     return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
 
 
-def recovering(run: Run, skip: int, options: DecoratorOptions) -> Run:
-    """What runs again, or in parts, where memory runs out: for a conversion of the arguments, too."""
-    splits = options.oom_recovery == "split"
+def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
+    """If asked, what runs again, or in parts, where memory runs out: for a conversion of arguments, too."""
+    if not options.oom_recovery:
+        return run
+    gpu_id, retries, splits = options.gpu_id, options.max_retries, options.oom_recovery == "split"
+    axis, least = options.split_axis, options.min_split
 
     def recover(args: Args, kwargs: Kwargs) -> Any:
-        failure = None
-        if not faults:
-            result, failure = attempted(run, (args, kwargs), {}, sys.exception())
-            if failure is None:
-                return result
-        own, card = args[:skip], card_meant(options.gpu_id)
-        call = Recovery(
-            lambda *args, **kwargs: run((*own, *args), kwargs),
-            (args[skip:], kwargs),
-            failure,
-            options.max_retries,
+        card = None if gpu_id is None else card_meant(gpu_id)
+        if skip and splits:
+            args = (*map(fixed, args[:skip]), *args[skip:])  # self is never cut
+        return recovered(
+            run,
+            (args, kwargs),
+            {},
+            retries,
             card if isinstance(card, int) else None,
-            split=splits,
-            axis=options.split_axis,
-            least=options.min_split,
+            None,
+            splits,
+            axis,
+            least,
         )
-        del failure  # whose traceback holds this frame
-        return call.result()
 
     return recover
+
+
+# -- give back ---------------------------------------------------------------------------------------
+
+
+def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> GiveBack:
+    """What converts the arrays of a result as the options say, and checks the contract."""
+    label, contract, by_input = label_of(fn), options.contract, options.output_type == "input"
+    recasts = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
+    target, unmark = "numpy" if by_input else options.output_type, _unmark_of(options)
+    form, careful = _converting(target, None, options.grad)
+    convert = _planned(form, partial(_leave, careful, careful))
+    # Classes of arrays that stay as they are. Known when the framework is imported, by the first array.
+    own: frozenset[type] | None = frozenset() if by_input or recasts else None
+
+    def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
+        nonlocal own
+        try:
+            if not own or open_logs or type(result) not in own:
+                change = deliver = convert
+                if by_input or recasts:
+                    change, deliver = changing(args, kwargs)
+                if kinds.get(type(result)) == ARRAY:
+                    result = change(result)
+                    if own is None:
+                        own = frozenset(registry.framework(target).fast.types())
+                else:
+                    leave = convert if change is convert else partial(_leave, change, deliver)
+                    result = map_arrays(unmark(result), leave, also=np.generic)
+        except MemoryConversionError as error:
+            _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
+            raise
+        return result if contract is None else _check_result(contract, label, result)
+
+    def changing(args: Args, kwargs: Kwargs) -> tuple[Change, Change]:
+        """What the arrays of one result go through, and what NumPy's scalars do."""
+        first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
+        deliver = convert
+        if by_input and type(first) is not np.ndarray:
+            deliver = _homeward(first, options.grad)
+        if not recasts:
+            return deliver, deliver
+        return partial(_recast, options.dtype_conversion, first, deliver), deliver
+
+    return give_back
+
+
+def _homeward(first: Any, grad: Any) -> Change:
+    """What takes an array to the framework, the device and the carrier of what the caller brought."""
+    if first is None:
+        return itself
+    framework, origin = source_of(first)
+    device = framework.device_of(origin)
+    carrier = None if kinds.get(type(first)) else carrier_of(first)
+
+    def deliver(x: Any) -> Any:
+        if open_logs or not framework.owns(x) or framework.device_of(x) != device:
+            x = convert_memory(x, framework.name, grad=grad, device=device)
+        return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(first, x)
+
+    return deliver
+
+
+def _recast(dtype_conversion: DtypeConversion, first: Any, deliver: Change, x: Any) -> Any:
+    """``deliver`` it, with another dtype: that of the caller's first array, or the one that is named."""
+    dtype = dtype_conversion.value
+    if dtype_conversion is DtypeConversion.PRESERVE_INPUT:
+        if first is None:
+            return deliver(x)
+        framework, array = source_of(first)
+        dtype = framework.dtype_name(array)
+    dtypes = source_of(x)[0].dtypes
+    if dtypes is None or dtype in dtypes:
+        return deliver(convert_dtype(x, dtype))
+    return convert_dtype(deliver(x), dtype)  # its own framework has no such dtype
+
+
+def _leave(change: Change, deliver: Change, x: Any) -> Any:
+    """``change`` for arrays, and ``deliver`` for NumPy's scalars, where these become arrays elsewhere."""
+    if kinds.get(type(x)) == ARRAY:
+        return change(x)
+    if not isinstance(x, np.generic):
+        return x if is_carrier(x) else change(x)  # a carrier that the function made stays one
+    try:
+        array = deliver(np.asarray(x))
+    except (ArrayNotSupportedError, DtypeNotSupportedError):
+        return x
+    return x if isinstance(array, np.ndarray) else array
+
+
+def _check_result(contract: Callable[[Any], Any] | None, label: str, result: Any) -> Any:
+    """The result, if it keeps the contract.
+
+    Raises:
+        ValueError: it does not.
+    """
+    verdict = None if contract is None else contract(result)
+    # A contract that raises by itself need not return anything.
+    if verdict is not None and not verdict:
+        name = getattr(contract, "__name__", repr(contract))
+        raise ValueError(f"{label}(): the result breaks its contract {name}")
+    return result
+
+
+# -- under torch.compile -----------------------------------------------------------------------------
+
+
+def _compiled(call: DecoratedCall, args: Args, kwargs: Kwargs) -> Any:
+    """The call as torch.compile traces it: in one graph where the function takes and returns tensors."""
+    options = call.options
+    if not options.converts:
+        return call.give_back(call.run(args, kwargs), args, kwargs)
+    card = card_meant(options.gpu_id)
+    place = options.device and str(options.device) if card is None else f"gpu:{card}"
+    if call.keeps_graph and not busy_workers and _stays((args[call.skip :], kwargs), place):
+        result = call.fn(*args, **kwargs)
+        return result if _stays(result, None) else _untraced(call.give_back, result, args, kwargs)
+    return _untraced(lambda: call.give_back(call.run(args, kwargs), args, kwargs))
+
+
+def _keeps_graph(options: SimpleNamespace) -> bool:
+    """Whether a decorator with these options is nothing to a call with tensors, but for where they are."""
+    bare = changed(options, device=None, gpu_id=None, input_type=None, stream=True, output_type="torch")
+    return options.output_type in ("torch", "input") and bare == checked_options("torch", {})
+
+
+def _stays(value: Any, place: str | None) -> bool:
+    """Whether torch.compile may go on with this: a tensor, where it is to be, or what surely is no array."""
+    torch = sys.modules["torch"]
+    if isinstance(value, torch.Tensor):
+        return place in (None, str(value.device).replace("cuda", "gpu"))
+    if isinstance(value, (dict, list, tuple)):
+        return all(_stays(child, place) for child in (value.values() if isinstance(value, dict) else value))
+    no_arrays = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.nn.Module)
+    return isinstance(value, no_arrays)
+
+
+def _untraced(call: Callable[..., Any], *args: Any) -> Any:
+    """Call it outside of the graph: arrays that change the framework have memory, and tracers have none."""
+    if not _between_graphs:
+        torch: Any = registry.framework("torch")
+        _between_graphs.append(torch.untraced(lambda call, *args: call(*args)))
+    return _between_graphs[0](call, *args)
+
+
+#: What calls a function as torch.compile leaves it alone, once that was needed.
+_between_graphs: list[Callable[..., Any]] = []

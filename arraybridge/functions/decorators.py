@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.functions.calls import DecoratedCall, as_declared, in_framework
+from arraybridge.functions.calls import DecoratedCall, composed
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions, checked_options
-from arraybridge.functions.wrap import Wrapped, decorate, kind_of_function, label_of, wrap
+from arraybridge.functions.options import DecoratorKeywords, changed, checked_options
+from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
 from arraybridge.options import Placement
 from arraybridge.types import Device, FrameworkLike, GpuId, above
 
@@ -26,8 +27,12 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Decorated(Wrapped[P, R_co], Protocol[P, R_co]):
-    """What a decorator of a framework makes of a function, to a type checker."""
+class Decorated(Protocol[P, R_co]):
+    """What a decorator of a framework makes of a function, to a type checker.
+
+    The first form of the call keeps the function's own signature for editors; the second accepts whatever a
+    caller holds, since arrays of every framework are welcome.
+    """
 
     input_memory_type: str
     output_memory_type: str
@@ -35,6 +40,15 @@ class Decorated(Wrapped[P, R_co], Protocol[P, R_co]):
     gpu_id: GpuId
     device: Device | None
     dtype_conversion: DtypeConversion
+
+    @property
+    def __name__(self) -> str: ...
+    @property
+    def __wrapped__(self) -> Callable[P, Any]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
     # A method: self is given by the attribute access.
     @overload
@@ -130,25 +144,20 @@ class FrameworkDecorator:
 # -- the function around the function ------------------------------------------------------------------
 
 
-def _decorator(options: DecoratorOptions) -> Callable[[Any], Any]:
+def _decorator(options: SimpleNamespace) -> Callable[[Any], Any]:
     what = f"@{options.framework}" if options.converts else "@memory_types"
     return partial(decorate, what=what, make=partial(_decorated, options, what))
 
 
-def _decorated(options: DecoratorOptions, what: str, fn: Any) -> Any:
-    kind = kind_of_function(fn)
+def _decorated(options: SimpleNamespace, what: str, fn: Any) -> Any:
     for option in ("oom_recovery", "slice_by_slice"):
-        if kind == "coroutine" and getattr(options, option):
-            raise ValueError(f"{what}({option}=…) takes plain functions, and {label_of(fn)} is a {kind}")
-    run: Any
+        if getattr(options, option) and kind_of_function(fn) == "coroutine":
+            raise ValueError(f"{what}({option}=…) takes plain functions, and {label_of(fn)} is a coroutine")
+    compose = composed
     if options.grad == "flow":
         # Only here: it takes a tenth of the time of `import arraybridge`.
-        from arraybridge.functions import gradients
-
-        run = gradients.flow(fn, options)
-    else:
-        run = DecoratedCall(in_framework if options.converts else as_declared, fn, options)
-    wrapper = wrap(fn, run)
+        from arraybridge.functions.gradients import flowing as compose
+    wrapper = wrap(fn, DecoratedCall(compose, fn, options))
     vars(wrapper).update(
         input_memory_type=options.input_type or options.framework,
         output_memory_type=options.output_type,
@@ -185,7 +194,7 @@ def memory_types(
     """
     takes, gives = registry.framework_name(input_type), registry.framework_name(output_type)
     options = checked_options(takes, {"output_type": gives, "contract": contract})
-    return _decorator(options._replace(converts=False))
+    return _decorator(changed(options, converts=False))
 
 
 # -- one for each framework ----------------------------------------------------------------------------

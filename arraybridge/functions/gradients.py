@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from arraybridge.arrays import ARRAY, is_array, kind_of, kinds, source_of
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.decide import find_source
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN
-from arraybridge.functions.arguments import Args, Kwargs, check_source, entering
 from arraybridge.functions.calls import (
-    DecoratedCall,
+    Args,
+    Change,
+    GiveBack,
+    Kwargs,
     Run,
-    as_declared,
-    handed_over,
-    in_framework,
+    composed,
+    entering,
+    on_own_stream,
     recovering,
 )
-from arraybridge.functions.conversions import Change
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
-from arraybridge.functions.options import DecoratorOptions
-from arraybridge.functions.results import GiveBack
+from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
 from arraybridge.trees import flattened, prefix
 
@@ -49,15 +51,16 @@ _HOLE = object()
 class Flow:
     """Runs a function of one framework for callers of others. It holds no framework's objects."""
 
-    def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
+    def __init__(self, fn: Callable[..., Any], options: SimpleNamespace) -> None:
+        _check(fn, options)
         self.fn, self.options, self.name, self.label = fn, options, options.framework, label_of(fn)
         self.skip = int(takes_self(fn))
-        bare = options._replace(oom_recovery=False, contract=None)
+        bare = changed(options, oom_recovery=False, contract=None, grad="detach")
         #: Where nobody differentiates, and where its own framework does.
-        self.ordinary = _complete(fn, bare._replace(grad="detach", output_type="input"))
-        self.inside = _complete(fn, bare._replace(grad="error", output_type=options.framework))
+        self.ordinary = composed(fn, changed(bare, output_type="input"))
+        self.inside = composed(fn, changed(bare, grad="error", output_type=options.framework))
         #: What brings one array to where the function runs.
-        self.entering = entering(bare._replace(grad="detach", strict=False))
+        _, self.entering = entering(changed(bare, declared=None))
         #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
 
@@ -69,10 +72,9 @@ class Flow:
             owner is not None and owner.autodiff.follows(x) for x, owner in zip(leaves, owners, strict=True)
         ]
         followed = {owner.name for owner in picked(owners, tracked)}
-        if not followed:
-            return self.ordinary(args, kwargs)
-        if followed == {self.name}:
-            return self.inside(args, kwargs)
+        if followed <= {self.name}:
+            run, give_back = self.inside if followed else self.ordinary
+            return give_back(run(args, kwargs), args, kwargs)
         if len(followed) > 1:
             names = " and ".join(sorted(followed))
             raise GradientError(
@@ -93,7 +95,7 @@ class Flow:
         try:
             if self.options.strict:
                 for x in filter(_is_array, leaves):
-                    check_source(x, self.options)
+                    find_source(x, self.options.declared, self.name)
             beside = [
                 None if slot else self._constant(x, enter) if _is_array(x) else callee.autodiff.beside(x)
                 for x, slot in zip(leaves, slots, strict=True)
@@ -115,10 +117,7 @@ class Flow:
         count = len(values) - len(call.names)
         args, kwargs = (*call.own, *values[:count]), dict(zip(call.names, values[count:], strict=True))
         if framework.streams.has_queues and self.options.stream:
-            place = next(framework.device_of(x) for x in leaves if framework.owns(x))
-            with framework.streams.stream(place):
-                result = self.fn(*args, **kwargs)
-            result = handed_over(result, framework)
+            result = on_own_stream(self.name, next(filter(framework.owns, leaves)), self.fn, args, kwargs)
         else:
             result = self.fn(*args, **kwargs)
         leaves, structure = flattened((result,))
@@ -142,29 +141,20 @@ class Flow:
         return x
 
 
-# -- the decorator -------------------------------------------------------------------------------------
-
-
-def _complete(fn: Callable[..., Any], options: DecoratorOptions) -> Run:
-    """What does all that a decorated function does."""
-    run, give_back = in_framework(fn, options)
-    return lambda args, kwargs: give_back(run(args, kwargs), args, kwargs)
-
-
-def _flowing(fn: Callable[..., Any], options: DecoratorOptions) -> tuple[Run, GiveBack]:
-    """A function of one framework that gradients of others flow through."""
-    run: Run = Flow(fn, options).called
-    if options.oom_recovery:
-        run = recovering(run, int(takes_self(fn)), options)
-    return run, as_declared(fn, options)[1]
-
-
-def flow(fn: Callable[..., Any], options: DecoratorOptions) -> DecoratedCall:
-    """What a wrapper calls instead of a function that gradients flow through.
+def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, GiveBack]:
+    """A function of one framework that gradients of others flow through: what runs it, and checks its result.
 
     Raises:
         ValueError: no gradient goes through it; saying what to do instead.
     """
+    _, check = composed(fn, changed(options, converts=False))
+    return recovering(Flow(fn, options).called, int(takes_self(fn)), options), check
+
+
+# -- what is refused -------------------------------------------------------------------------------------
+
+
+def _check(fn: Callable[..., Any], options: SimpleNamespace) -> None:
     name, kind = options.framework, kind_of_function(fn)
     what = f'@{name}(grad="flow")'
     if name not in _DIFFERENTIABLE and (
@@ -177,7 +167,6 @@ def flow(fn: Callable[..., Any], options: DecoratorOptions) -> DecoratedCall:
         value = getattr(options, option)
         if value not in allowed:
             raise ValueError(f"{what} cannot be had with {option}={value!r}; {instead}")
-    return DecoratedCall(_flowing, fn, options)
 
 
 #: Those that come with arraybridge, known without importing them.

@@ -5,31 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any
 
 from arraybridge.types import Device
 
-__all__ = ["Wrapped", "decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
-
-P = ParamSpec("P")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Wrapped(Protocol[P, R_co]):
-    """What a decorator makes of a function, to a type checker; each adds what can be read on it.
-
-    The first form of the call keeps the function's own signature for editors; the second accepts whatever a
-    caller holds, since arrays of every framework are welcome.
-    """
-
-    @property
-    def __name__(self) -> str: ...
-    @property
-    def __wrapped__(self) -> Callable[P, Any]: ...
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
+__all__ = ["decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
 
 
 def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:

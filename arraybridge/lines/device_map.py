@@ -16,7 +16,7 @@ from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError, 
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.registry import loaded
-from arraybridge.functions.arguments import named_device
+from arraybridge.functions.calls import named_device
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import Run, Work, Worker, noting

@@ -30,11 +30,10 @@ from arraybridge.trees import leaves_of
 from arraybridge.types import Cache
 
 __all__ = [
-    "Recovery",
-    "attempted",
     "faults",
     "is_oom_error",
     "let_go",
+    "recovered",
     "run_with_oom_recovery",
     "split_and_retry",
     "watchers",
@@ -104,16 +103,15 @@ def run_with_oom_recovery(
         raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
-    failure, split = None, False if split is None else split
-    if split is False and not faults:
-        result, failure = attempted(fn, args, kwargs, sys.exception())
-        if failure is None:
-            return cast("R", result)
-    call = Recovery(
-        fn, (args, kwargs), failure, max_retries, gpu_id, before_retry, split, split_axis, min_split
+    if split is None or split is False:
+        return cast("R", recovered(fn, args, kwargs, max_retries, gpu_id, before_retry))
+    if split is not True:
+        args, kwargs = _named(fn, (args, kwargs), split, split_axis)
+    _check_floor(min_split)
+    result = recovered(
+        _unmarking(fn), args, kwargs, max_retries, gpu_id, before_retry, True, split_axis, min_split
     )
-    del failure  # whose traceback holds this frame
-    return cast("R", call.result())
+    return cast("R", batches.plain(result))
 
 
 def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_split: int = 1) -> Any:
@@ -151,15 +149,13 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     array([1., 2., 3.])
     """
     args, kwargs = ((), batch) if type(batch) is dict else (batch if type(batch) is tuple else (batch,), {})
-    failure = None
     _check_floor(min_split)
-    if not faults:
-        result, failure = attempted(fn, batches.plain(args), batches.plain(kwargs), sys.exception())
-        if failure is None:
-            return batches.plain(result)
-    call = Recovery(fn, (args, kwargs), failure, 1, split=True, axis=axis, least=min_split)
-    del failure  # whose traceback holds this frame
-    return call.result()
+    return batches.plain(recovered(_unmarking(fn), args, kwargs, 1, None, None, True, axis, min_split))
+
+
+def _unmarking(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, called without the marks of `fixed`."""
+    return lambda *args, **kwargs: fn(*batches.plain(args), **batches.plain(kwargs))
 
 
 def _check_floor(rows: Any) -> None:
@@ -278,40 +274,55 @@ def _wait_for_all(results: Iterable[Any]) -> None:
 # -- again, and in parts -----------------------------------------------------------------------------
 
 
+def recovered(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    retries: int,
+    gpu_id: int | None,
+    before_retry: Callable[[], object] | None = None,
+    split: bool = False,
+    axis: int = 0,
+    least: int = 1,
+) -> Any:
+    """Call the function; where memory runs out, again and in parts, as `run_with_oom_recovery` says.
+
+    With ``split``, what is marked as `fixed` comes to the function as it is, and may be in its result.
+    """
+    failure: Any = None
+    if not faults:  # the first attempt, which most calls need alone
+        result, failure = attempted(fn, args, kwargs, sys.exception())
+        if failure is None:
+            return result
+    call = _Call(fn, (args, kwargs), failure, retries, gpu_id, before_retry, axis, least)
+    del failure  # whose traceback holds this frame
+    try:
+        return call.in_parts() if split else call.again()
+    finally:
+        call.failure = None
+
+
 @dataclass(slots=True, eq=False)
-class Recovery:
+class _Call:
     """A call that is made until it succeeds.
 
     Attributes:
         fn, batch: the function, and its arguments.
         failure: the error that `attempted` has returned of the last attempt, or None. It stands nowhere else,
             since its traceback holds the frames of these methods.
-        retries, gpu_id, before_retry, split, axis, least: as for `run_with_oom_recovery`.
+        retries, gpu_id, before_retry, axis, least: as for `run_with_oom_recovery`.
     """
 
     fn: Callable[..., Any]
     batch: Batch
     failure: Any
     retries: int
-    gpu_id: int | None = None
-    before_retry: Callable[[], object] | None = None
-    split: Split = False
-    axis: int = 0
-    least: int = 1
+    gpu_id: int | None
+    before_retry: Callable[[], object] | None
+    axis: int
+    least: int
 
-    def result(self) -> Any:
-        """What the function returns in the end."""
-        try:
-            if self.split is False:
-                return self._again()
-            _check_floor(self.least)
-            if self.split is not True:
-                self.batch = _named(self.fn, self.batch, self.split, self.axis)
-            return batches.plain(self._in_parts())
-        finally:
-            self.failure = None
-
-    def _again(self) -> Any:
+    def again(self) -> Any:
         """The whole call, as often as is planned."""
         attempts = self.retries + 1
         result = self._tried(self._whole, attempts, f"one of {attempts} attempts")
@@ -323,7 +334,7 @@ class Recovery:
             )
         return result
 
-    def _in_parts(self) -> Any:
+    def in_parts(self) -> Any:
         """The whole call; then parts of half the size, until one fits, and of that size for the rest."""
         rows, axis, least = batches.rows(self.batch, self.axis), self.axis, self.least
         result = self._tried(self._whole, 1 + min(self.retries, 1), f"{rows} rows")
@@ -349,7 +360,7 @@ class Recovery:
     def _whole(self) -> Any:
         if faults:
             _rehearse(batches.rows(self.batch, self.axis))
-        args, kwargs = self.batch if self.split is False else batches.plain(self.batch)
+        args, kwargs = self.batch
         return self.fn(*args, **kwargs)
 
     def _part(self, rows: int, start: int, count: int) -> Any:
@@ -490,8 +501,7 @@ def _key(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
     """The error for a call of which no argument has that axis."""
-    args, kwargs = batch
-    shapes = ", ".join(f"{key}: {_outline(x)}" for key, x in [*enumerate(args), *kwargs.items()]) or "none"
+    shapes = ", ".join(map(_outline, islice(leaves_of(batch), 20))) or "none"
     return CannotSplitError(
         f"memory has run out, and no argument to split is an array with an axis {axis} (arguments: {shapes});"
         " pass the batch as an array, and another split axis if its rows lie elsewhere",

@@ -30,7 +30,7 @@ from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.lines.device_map import placement
 from arraybridge.machine import cards, driver
-from arraybridge.memory.recovery import Recovery, is_oom_error, let_go
+from arraybridge.memory.recovery import is_oom_error, let_go, recovered
 from arraybridge.offload.comparison import difference, widened
 from arraybridge.offload.timings import CARD, CPU, History, Timings
 from arraybridge.options import card_meant, chosen_device, worker_device
@@ -349,11 +349,8 @@ class Offload:
             return result if stays else _home(result, call.arrays[0], timings.scalars)
 
         started = clock()
-        arguments, axis = (call.batch, call.named), self.split_axis
-        recovery = Recovery(
-            attempt, arguments, None, 1, card.device.index, split=axis is not None, axis=axis or 0
-        )
-        result = recovery.result()
+        index, axis = card.device.index, self.split_axis
+        result = recovered(attempt, call.batch, call.named, 1, index, None, axis is not None, axis or 0)
         if not stays:  # else it may be on its way
             timings.add(CARD, clock() - started)
         return result

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.functions.wrap import Wrapped, decorate, kind_of_function, label_of, wrap
+from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
 from arraybridge.options import Placement
 from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
 
@@ -26,12 +26,21 @@ R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
 
-class Offloaded(Wrapped[P, R_co], Protocol[P, R_co]):
-    """What `gpu` makes of a function, to a type checker."""
+class Offloaded(Protocol[P, R_co]):
+    """What `gpu` makes of a function, to a type checker; it may be called with any array."""
 
     explain: Callable[..., Decision]
     history: History
     gpu_id: GpuId
+
+    @property
+    def __name__(self) -> str: ...
+    @property
+    def __wrapped__(self) -> Callable[P, Any]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
 
     # A method: self is given by the attribute access.
     @overload
