@@ -141,7 +141,7 @@ def _bringing(
             if strict or not arrays:
                 _refuse_tables(fn, args, kwargs, skip)
         if own is None and arrays:
-            own = frozenset(registry.framework(name).fast.types())
+            own = frozenset(registry.framework(name).fast_types())
         if not kwargs:
             return values, kwargs, arrays
         count = len(args)
@@ -354,7 +354,7 @@ def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace) ->
                 if kinds.get(type(result)) == ARRAY:
                     result = change(result)
                     if own is None:
-                        own = frozenset(registry.framework(target).fast.types())
+                        own = frozenset(registry.framework(target).fast_types())
                 else:
                     leave = convert if change is convert else partial(_leave, change, deliver)
                     result = map_arrays(unmark(result), leave, also=np.generic)
