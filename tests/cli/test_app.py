@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -40,10 +41,8 @@ def test_help_has_examples(command: str) -> None:
 
 
 def test_the_module_is_the_program() -> None:
-    done = run_cli("--help")
-    assert "Usage: arraybridge " in done.stdout
-    assert all(command in done.stdout for command in COMMANDS)
     assert run_cli("--version").stdout == f"arraybridge {arraybridge.__version__}\n"
+    assert all(command in call_cli("--help").stdout for command in COMMANDS)
 
 
 @pytest.mark.parametrize("name", ["typer", "rich"])
@@ -106,17 +105,15 @@ def test_a_terminal_gets_colours_unless_no_color(no_color: str, coloured: bool) 
 
     leader, follower = pty.openpty()
     env = environment(NO_COLOR=no_color, TERM="xterm-256color", COLUMNS="80", PYTHONIOENCODING="utf-8")
-    process = subprocess.Popen([*PROGRAM, "monitor", "--once"], stdout=follower, stderr=follower, env=env)
-    os.close(follower)
-    shown = b""
-    try:
-        while part := os.read(leader, 4096):
-            shown += part
-    except OSError:  # how Linux tells that the other side has closed
-        pass
+    command = [*PROGRAM, *QUICK["matrix"]]
+    with subprocess.Popen(command, stdout=follower, stderr=follower, env=env) as process:
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):  # how Linux tells that the other side has closed
+            while part := os.read(leader, 4096):
+                shown += part
     os.close(leader)
-    assert process.wait(60) == 0
-    assert b"free of" in shown
+    assert process.returncode == 0
     assert (re.search(rb"\x1b\[(1;)?3\d", shown) is not None) is coloured  # bold is no colour
 
 
