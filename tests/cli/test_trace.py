@@ -121,27 +121,18 @@ def test_ctrl_c_ends_it_and_it_gets_its_table(tmp_path: Path) -> None:
     assert "arraybridge" not in errors
 
 
-def test_threads_and_other_libraries(tmp_path: Path) -> None:
+def test_threads_are_heard_and_other_libraries_are_left_out(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     site.mkdir()
-    script(
-        site, "import arraybridge\ndef inside(x):\n    arraybridge.to_numpy(x, copy=True)\n", "somebody.py"
-    )
+    script(site, "import arraybridge\ndef inside(x): arraybridge.to_numpy(x, copy=True)\n", "somebody.py")
     file = script(
         tmp_path,
         f"import sys, threading\nsys.path.append({str(site)!r})\nimport numpy as np, arraybridge, somebody\n"
-        "def work():\n"
-        "    arraybridge.to_numpy(np.ones(10), copy=True)\n"
-        "thread = threading.Thread(target=work)\nthread.start()\nthread.join()\n"
-        "somebody.inside(np.ones(1000))\n",
+        "thread = threading.Thread(target=lambda: arraybridge.to_numpy(np.ones(10), copy=True))\n"
+        "thread.start()\nthread.join()\nsomebody.inside(np.ones(1000))\n",
     )
-    spots = json.loads(run_cli("trace", "--json", str(file)).stdout)["hotspots"]
-    assert [(s["line"], s["nbytes"], s["libraries"]) for s in spots] == [
-        (9, 8000, ["somebody"]),
-        (5, 80, [""]),
-    ]
     done = run_cli("trace", "--json", "--without-libraries", str(file))
-    assert [s["line"] for s in json.loads(done.stdout)["hotspots"]] == [5]
+    assert [(s["line"], s["nbytes"]) for s in json.loads(done.stdout)["hotspots"]] == [(4, 80)]
 
 
 def test_processes_that_send_classes_of_the_script(tmp_path: Path) -> None:

@@ -53,15 +53,6 @@ def test_another_axis(axis: int) -> None:
     np.testing.assert_array_equal(Pipeline(double, axis=axis)(x), x * 2)
 
 
-@pytest.mark.parametrize("limit", [0, 2, 4, 12])
-@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
-def test_stages_that_leave_rows_out(name: str, limit: int) -> None:
-    require(name)
-    x = arraybridge.convert_memory(np.arange(12, dtype=np.int32), name)
-    result = Pipeline(lambda part: part[part < limit], microbatches=4)(x)
-    assert arraybridge.to_numpy(result).tolist() == list(range(limit))
-
-
 @pytest.mark.parametrize("n", [2, 8])
 def test_the_last_stage_may_use_a_buffer_again(n: int) -> None:
     buffer = np.empty((2, 3))

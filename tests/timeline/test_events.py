@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import json
 import runpy
 import sys
@@ -257,31 +256,6 @@ def test_a_senseless_limit_is_refused(limit: Any, error: type[Exception]) -> Non
     with pytest.raises(error, match="limit"), trace(limit=limit):
         pass
     assert not trace_module.open_logs
-
-
-def test_eight_threads_into_one_log() -> None:
-    start = threading.Barrier(8)
-
-    def work(n: int) -> None:
-        start.wait(60)
-        for _ in range(100):
-            convert_memory(np.zeros(n + 1), "numpy", copy=True)
-
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        with trace(limit=500) as log:
-            runs = [contextvars.copy_context().run for _ in range(8)]
-            threads = [threading.Thread(target=runs[n], args=(work, n), name=f"w{n}") for n in range(8)]
-            for one in threads:
-                one.start()
-            for one in threads:
-                one.join()
-    finally:
-        sys.setswitchinterval(before)
-    assert (log.dropped, len(log.events), len(log.records)) == (300, 500, 500)
-    assert log.total_bytes_copied == 100 * 8 * sum(range(1, 9))
-    assert all(e.nbytes == 8 * (int(e.thread[1:]) + 1) for e in log.events)
 
 
 def test_all_threads_are_heard_by_the_log_of_a_program() -> None:

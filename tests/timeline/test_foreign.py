@@ -172,18 +172,11 @@ def test_a_move_between_devices_of_jax() -> None:
 def test_arrays_that_several_devices_hold() -> None:
     x = jnp.ones((512, 512))
     mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("rows",))
-    by_rows, by_columns, alike = (
-        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
-        for axes in (["rows"], [None, "rows"], [("rows",), None])
-    )
+    by_rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
     y = jax.device_put(x, by_rows)
-    for array, sharding in ((x, by_rows), (y, by_columns), (y, x.sharding)):
-        (event,) = heard(lambda array=array, sharding=sharding: jax.device_put(array, sharding))
-        assert (event.nbytes, event.reason) == (MIB, "it is laid out anew over devices")
-    for sharding in (by_rows, alike):
-        assert heard(lambda sharding=sharding: jax.device_put(y, sharding)) == [], "it lies there already"
-    (event,) = heard(lambda: jnp.asarray(y, dtype="int32"))
-    assert (event.nbytes, event.reason) == (MIB, "it is a cast to int32")
+    (event,) = heard(lambda: jax.device_put(x, by_rows))
+    assert (event.nbytes, event.reason) == (MIB, "it is laid out anew over devices")
+    assert heard(lambda: jax.device_put(y, by_rows)) == [], "it lies there already"
     with trace(foreign=True) as log:
         np.asarray(y)
     ((event,), (spot,)) = log.events, log.hotspots()
