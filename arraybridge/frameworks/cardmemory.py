@@ -8,7 +8,7 @@ has queued on it is unknown there, so that memory which is freed as soon as nobo
 to while it is still to be read. A `loan` stands between the borrower's array and what it borrowed: when that
 array goes, the lender's queue first waits for the borrower's. What was lent by a lender without queues to
 speak of (JAX, TensorFlow), or on another queue than the present one, is kept until the borrower's work is
-done. `Kept` does the keeping, here and for the threads of pipelines (lines/streams.py).
+done. `Kept` does the keeping, here and for the threads of pipelines (lines/threads.py).
 """
 
 from __future__ import annotations

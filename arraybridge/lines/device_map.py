@@ -18,7 +18,6 @@ from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.functions.calls import named_device
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import Run, Work, Worker, noting
 from arraybridge.options import Placement, busy_workers, default_device, worker_device
 from arraybridge.trees import map_arrays
@@ -127,7 +126,7 @@ def _own_framework(fn: Any) -> Framework | None:
 
 
 @contextmanager
-def working_on(device: Device, streams: ThreadStreams | None = None) -> Iterator[None]:
+def working_on(device: Device, worker: Worker | None = None) -> Iterator[None]:
     """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
     with ExitStack() as stack:
         for variable in (worker_device, default_device):
@@ -137,15 +136,15 @@ def working_on(device: Device, streams: ThreadStreams | None = None) -> Iterator
         # pyclesperanto selects devices for the whole process, and gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
             if framework.name != "pyclesperanto" and device in framework.visible_devices():
-                if streams is not None:
-                    streams.use_stream(framework.streams, device)
+                if worker is not None:
+                    worker.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))
         yield
 
 
 @contextmanager
-def _in_thread(fn: Any, setup: Any, device: Device, streams: ThreadStreams) -> Iterator[Work]:
-    with working_on(device, streams):
+def _in_thread(fn: Any, setup: Any, device: Device, worker: Worker) -> Iterator[Work]:
+    with working_on(device, worker):
         yield _prepared(fn, setup, device)
 
 

@@ -17,7 +17,6 @@ from arraybridge.batches import Joined, kept, part, plain
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.device_map import placement, source_of_items, whole_number
-from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import Enter, Run, Span, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
@@ -169,8 +168,8 @@ class Pipeline:
             enter, stop = in_process(partial(itself, stage), repr(stage), f"stage {i} ({label})")
 
         @contextmanager
-        def working(streams: ThreadStreams) -> Iterator[Work]:
-            with enter(streams) as call:
+        def working(worker: Worker) -> Iterator[Work]:
+            with enter(worker) as call:
                 yield lambda item: then(_checked(call(item), label))
 
         return Worker(

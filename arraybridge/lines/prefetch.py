@@ -13,7 +13,6 @@ from arraybridge.conversion.convert import Grad, convert_tree
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.lines.device_map import source_of_items, whole_number, with_progress
-from arraybridge.lines.streams import ThreadStreams
 from arraybridge.lines.threads import END, Enter, Run, Work, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
 
@@ -116,7 +115,7 @@ def _reading(
     def note(number: int) -> str:
         return f"item {number}, on its way to {target.name}" if is_read else f"while item {number} was read"
 
-    def read(streams: ThreadStreams, _: None) -> Any:
+    def read(worker: Worker, _: None) -> Any:
         nonlocal is_read
         is_read = False
         item = _traced("read", place, lambda: next(source, END))
@@ -125,16 +124,16 @@ def _reading(
         is_read = True
         name = target.name
         result = _traced(f"to {name}", place, lambda: convert_tree(item, name, device=place, **options))
-        for mark in streams.hold(item):  # behind which the source may fill its memory anew
+        for mark in worker.hold(item):  # behind which the source may fill its memory anew
             mark.wait()
         return result
 
     @contextmanager
-    def reading(streams: ThreadStreams) -> Iterator[Work]:
+    def reading(worker: Worker) -> Iterator[Work]:
         """Work in this thread, with a stream of its own on the card."""
         if place is not None and place.kind != "cpu":
-            streams.use_stream(target.streams, place)
-        yield partial(read, streams)
+            worker.use_stream(target.streams, place)
+        yield partial(read, worker)
 
     return reading, note
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from arraybridge.errors import MemoryConversionError, note_on, told
 from arraybridge.frameworks import registry
-from arraybridge.lines.streams import ThreadStreams
-from arraybridge.lines.threads import Enter, Work, attempt, noting
+from arraybridge.lines.threads import Enter, Work, Worker, attempt, noting
 from arraybridge.memory import frames
 from arraybridge.memory.shared import Exchange
 from arraybridge.options import MissingGpu, missing_gpu, settings
@@ -54,7 +53,7 @@ def in_process(make: Callable[[], Work], what: str, name: str) -> tuple[Enter, C
             process.terminate()  # the thread that waits for it sees the end of the pipe
 
     @contextmanager
-    def working(_: ThreadStreams) -> Iterator[Work]:
+    def working(_: Worker) -> Iterator[Work]:
         """Start the process, and end it in the end, whatever it does then."""
         spawn = multiprocessing.get_context("spawn")
         connection, other_end = spawn.Pipe()

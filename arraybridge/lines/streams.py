@@ -14,8 +14,7 @@ import numpy as np
 from arraybridge.arrays import LEAF, kinds
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.cardmemory import Kept
-from arraybridge.frameworks.parts import Mark, Streams
+from arraybridge.frameworks.parts import Mark
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
@@ -61,44 +60,7 @@ def received(result: Any, marks: list[Mark]) -> Any:
     return map_arrays(result, take_over)
 
 
-class ThreadStreams:
-    """A thread's streams, and the inputs that its queued work still reads, at most ``depth`` of them."""
-
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._streams: set[tuple[Streams, Device]] = set()
-        self._held = Kept()
-
-    def use_stream(self, streams: Streams, device: Device) -> None:
-        """Give this thread a stream of its own on the device, the first time that it is asked to."""
-        if (streams, device) not in self._streams:
-            self._streams.add((streams, device))
-            streams.take_stream(device)
-
-    def receive(self, marks: list[Mark]) -> None:
-        """Order this thread's work after what made its input."""
-        for mark in marks:
-            self.use_stream(mark.streams, mark.device)
-            mark.wait()
-
-    def hold(self, item: Any) -> list[Mark]:
-        """Keep the input until the work that reads it is done; the marks behind which that is so."""
-        marks = _readers(item)
-        if marks:
-            self._held.keep(
-                item, lambda: all(m.is_done() for m in marks), lambda: [m.synchronize() for m in marks]
-            )
-        if self._held:
-            self._held.release()
-            self._held.settle(self._depth)
-        return marks
-
-    def close(self) -> None:
-        """Wait for what is queued, before its inputs go."""
-        self._held.settle()
-
-
-def _readers(tree: Any) -> list[Mark]:
+def readers_of(tree: Any) -> list[Mark]:
     """Marks on all queues of this thread in which work may wait that reads the arrays.
 
     A function may read an array in another framework than the array's: each that has its cards open is asked.

@@ -20,15 +20,17 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from contextvars import copy_context
 from itertools import count
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import note_on
-from arraybridge.frameworks.parts import Mark
+from arraybridge.frameworks.cardmemory import Kept
+from arraybridge.frameworks.parts import Mark, Streams
 from arraybridge.frameworks.registry import loaded
-from arraybridge.lines.streams import ThreadStreams, marks_of, received, refuse_differentiated
+from arraybridge.lines.streams import marks_of, readers_of, received, refuse_differentiated
 from arraybridge.timeline.events import device_words, handed_out, site
+from arraybridge.types import Device
 
 #: A result that stands for no item: the input has ended.
 END = object()
@@ -55,7 +57,7 @@ _Outcome = tuple[Any, list[Mark], list[BaseException]]
 #: From an item to its result.
 Work = Callable[[Any], Any]
 #: What a thread works in; it gives what the thread does with each item.
-Enter = Callable[[ThreadStreams], AbstractContextManager[Work]]
+Enter: TypeAlias = "Callable[[Worker], AbstractContextManager[Work]]"
 
 
 def attempt(work: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
@@ -81,14 +83,14 @@ def nothing() -> None:
 
 
 class Worker:
-    """What one thread makes of an item, and how long that took.
+    """What one thread makes of an item, on streams of its own, and how long that took.
 
     Args:
-        enter: a context, from the thread's streams, that gives the function from an item to its result.
+        enter: a context, from the worker, that gives the function from an item to its result.
         note: what to say of an error, from the number of the item.
         shown: kind, name and device of its events in a trace; (): the function tells the trace itself.
         stop: is called when no more results are wanted, to end what the function waits for.
-        depth: inputs whose work may wait for an accelerator.
+        depth: inputs at most whose work may wait for an accelerator, and which are kept until it is done.
         room: items that wait in front of it at most; 0 for any number.
     """
 
@@ -107,7 +109,9 @@ class Worker:
         self.room: SimpleQueue[None] | None = SimpleQueue() if room else None
         for _ in range(room):
             self.room.put(None)  # type: ignore[union-attr]
-        self.streams = ThreadStreams(depth)
+        self._depth = depth
+        self._streams: set[tuple[Streams, Device]] = set()
+        self._held = Kept()
         #: Items done, and seconds at work, waiting for input, and waiting for room behind.
         self.items = 0
         self.busy = self.starved = self.blocked = 0.0
@@ -117,9 +121,27 @@ class Worker:
         """What it does with each item, once all that it works in is entered."""
         for same in settings:
             stack.enter_context(same())
-        work = stack.enter_context(self.enter(self.streams))
-        stack.callback(self.streams.close)
+        work = stack.enter_context(self.enter(self))
+        stack.callback(self._held.settle)  # what is queued is done before its inputs go
         return work
+
+    def use_stream(self, streams: Streams, device: Device) -> None:
+        """Give this thread a stream of its own on the device, the first time that it is asked to."""
+        if (streams, device) not in self._streams:
+            self._streams.add((streams, device))
+            streams.take_stream(device)
+
+    def hold(self, item: Any) -> list[Mark]:
+        """Keep an input until the work that reads it is done; the marks behind which that is so."""
+        marks = readers_of(item)
+        if marks:
+            self._held.keep(
+                item, lambda: all(m.is_done() for m in marks), lambda: [m.synchronize() for m in marks]
+            )
+        if self._held:
+            self._held.release()
+            self._held.settle(self._depth)
+        return marks
 
     def outcome(self, work: Work, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
         """The result and the marks behind which it is ready, or what was raised."""
@@ -137,10 +159,12 @@ class Worker:
         return None, [], [error]
 
     def _outcome(self, work: Work, run: int, number: int, item: Any, marks: list[Mark]) -> _Outcome:
-        self.streams.receive(marks)
+        for mark in marks:  # this thread's work comes after what made its input
+            self.use_stream(mark.streams, mark.device)
+            mark.wait()
         result = self._traced(work, run, number, item) if open_logs and self.shown else work(item)
         marks = marks_of(result)
-        self.streams.hold(item)
+        self.hold(item)
         return result, marks, []
 
     def _traced(self, work: Work, run: int, number: int, item: Any) -> Any:

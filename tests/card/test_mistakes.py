@@ -185,12 +185,12 @@ def a_loan_ends_before_it_was_read(*_: Any) -> None:
 
 
 @mistake(
-    "lines.streams.ThreadStreams.hold",
+    "lines.threads.Worker.hold",
     ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
     "prefetch",
 )
 @mistake(
-    "lines.streams.ThreadStreams.hold",
+    "lines.threads.Worker.hold",
     ordering.test_what_a_thread_reads_is_kept_until_it_was_read,
     "Pipeline",
 )
