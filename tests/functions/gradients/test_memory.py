@@ -121,15 +121,6 @@ def test_writing_to_a_result_never_spoils_the_gradient(jitted: bool) -> None:
     for f in (arraybridge.jax(grad="flow")(body), arraybridge.tensorflow(grad="flow")(tf.exp)):
         x = tensor()
         y = f(x)
-        noticed = False
-        try:
-            y.mul_(0)
-            y.sum().backward()
-        except RuntimeError as error:
-            noticed = "modified by an inplace operation" in str(error)
-        assert noticed or not x.grad.any()
-        x = tensor()
-        y = f(x)
         total = y.sum()
         with torch.no_grad():
             y.detach().mul_(0)

@@ -23,7 +23,7 @@ from tests.functions.gradients.directions import (
     slope,
     tensor,
 )
-from tests.helpers import require, run_python
+from tests.helpers import require
 
 torch = require("torch")
 jax = require("jax")
@@ -132,11 +132,6 @@ def test_a_trace_around_the_backward_records_it(around: str) -> None:
     assert [(r.source, r.target) for r in log.records] == [("torch", "jax"), ("jax", "torch")]
     if around == "a trace":
         assert len(first.records) == known  # it is closed
-
-
-def test_the_first_gradient_of_a_process_inside_of_a_transform() -> None:
-    done = run_python(str(SCRIPTS / "gradients_begin_in_a_transform.py"))
-    assert done.stdout.split("\n")[0] == "[1.0, 1.0]", done.stderr
 
 
 @pytest.mark.filterwarnings("ignore::arraybridge.MissingGpuWarning")
