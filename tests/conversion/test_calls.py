@@ -400,37 +400,3 @@ def test_short_forms(target: str) -> None:
     assert data.dtype_name(short(array, dtype="uint8")) == "uint8"
     if target != "pyclesperanto":
         assert device_of(short(array, device="cpu")) == "cpu"
-
-
-# ---- every form costs about the same once it was made: nothing is decided again -------------------------
-
-X = np.zeros(16, np.float32)
-PLANNED: dict[str, Callable[[], Any]] = {
-    "plain": lambda: convert_memory(X, "torch"),
-    "short form": lambda: arraybridge.to_torch(X),
-    "transposed": lambda: convert_memory(X.reshape(4, 4).T, "torch"),
-    "declared": lambda: convert_memory(X, "numpy", "torch"),
-    "declared by keyword": lambda: convert_memory(X, source_type="numpy", target_type="torch"),
-    "device": lambda: convert_memory(X, "torch", device="cpu"),
-    "copy=False": lambda: convert_memory(X, "torch", copy=False),
-    "copy=True": lambda: convert_memory(X, "torch", copy=True),
-    "cast": lambda: convert_memory(X, "torch", dtype="float64"),
-    "reversed": lambda: convert_memory(X[::-1], "torch"),
-    "big-endian": lambda: convert_memory(X.astype(">f4"), "torch"),
-    "read-only": lambda: convert_memory(np.broadcast_to(np.float32(1), (3,)), "torch"),
-}
-
-
-@pytest.mark.parametrize("what", PLANNED)
-def test_a_call_that_was_made_before_is_not_decided_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    require("torch")
-    for _ in range(3):
-        PLANNED[what]()
-
-    def decide(*_: Any) -> Any:
-        raise AssertionError("decided again")
-
-    monkeypatch.setattr("arraybridge.conversion.convert.decide", decide)
-    PLANNED[what]()
-    with pytest.raises(AssertionError, match="decided again"):
-        explain(X, "torch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 import arraybridge
 from tests.functions.gradients.directions import (
     CALLEES,
+    DIRECTIONS,
     SIN,
     TO_JAX,
     TO_TORCH,
     X,
     Y,
+    array,
     flowing,
     grad,
     in_jax,
@@ -158,41 +161,32 @@ def test_x64_holds_in_the_backward_in_whichever_thread(caller: str, callee: str)
     np.testing.assert_allclose(np.asarray(gradient), np.cos(x0) * x0 + np.sin(x0), rtol=1e-14)
 
 
-@pytest.mark.parametrize("callee", ["jax", "torch", "tensorflow"])
-def test_integer_and_boolean_arguments_get_none(callee: str) -> None:
-    def body(x: Any, mask: Any, count: Any) -> Any:
-        if callee == "tensorflow":
-            return x * tf.cast(mask, tf.float32) * tf.cast(count, tf.float32)
-        if callee == "jax":
-            return x * mask.astype(x.dtype) * count.astype(x.dtype)
-        return x * mask.to(x.dtype) * count.to(x.dtype)
+AS_FLOAT: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda x: x.to(torch.float32),
+    "jax": lambda x: x.astype(jnp.float32),
+    "tensorflow": lambda x: tf.cast(x, tf.float32),
+}
 
-    f = getattr(arraybridge, callee)(grad="flow")(body)
+
+@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
+def test_integer_and_boolean_arguments_get_none(caller: str, callee: str) -> None:
+    f = flowing(callee, lambda x, m, c: x * AS_FLOAT[callee](m) * AS_FLOAT[callee](c))
     mask, count = X > 0.5, np.arange(12, dtype=np.int32).reshape(3, 4)
-    expected = mask * count.astype(np.float32)
-    if callee != "torch":
-        x, m, c = tensor(), torch.from_numpy(mask.copy()), torch.from_numpy(count.copy())
-        y = f(x, m, c)
-        y.sum().backward()
-        np.testing.assert_array_equal(x.grad.numpy(), expected)
-        assert m.grad is None
-        assert c.grad is None
-    if callee != "jax":
-        for run in (jax.grad, lambda *a, **k: jax.jit(jax.grad(*a, **k))):
-            gx, gm, gc_ = run(lambda x, m, c: f(x, m, c).sum(), argnums=(0, 1, 2), allow_int=True)(
-                jnp.asarray(X), jnp.asarray(mask), jnp.asarray(count)
-            )
-            np.testing.assert_array_equal(np.asarray(gx), expected)
-            assert gm.dtype == gc_.dtype == jax.dtypes.float0
-    if callee != "tensorflow":
-        x, m, c = tf.constant(X), tf.constant(mask), tf.constant(count)
+    xs = [array(caller, one) for one in (X, mask, count)]
+    if caller == "torch":
+        f(xs[0].requires_grad_(), *xs[1:]).sum().backward()
+        gradients = [x.grad for x in xs]
+    elif caller == "tensorflow":
         with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = f(x, m, c)
-        gx, gm, gc_ = tape.gradient(y, [x, m, c])
-        np.testing.assert_array_equal(gx, expected)
-        assert gm is None
-        assert gc_ is None
+            tape.watch(xs[0])
+            y = f(*xs)
+        gradients = tape.gradient(y, xs)
+    else:
+        own = jax.grad(lambda *xs: f(*xs).sum(), argnums=(0, 1, 2), allow_int=True)
+        for run in (own, jax.jit(own)):
+            gradients = [None if g.dtype == jax.dtypes.float0 else g for g in run(*xs)]
+    np.testing.assert_array_equal(np.asarray(gradients[0]), mask * count.astype(np.float32))
+    assert gradients[1:] == [None, None]
 
 
 def test_context_variables_and_settings_hold_in_the_backward() -> None:
