@@ -24,7 +24,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
-from arraybridge.frameworks.base import Framework, refusals, refuse
+from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.parts import itself
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
@@ -209,9 +209,6 @@ class _Choice:
             source.check(self.array)
             shape, self.nbytes = source.shape(self.array), source.nbytes(self.array)
             self.must_copy = source.must_copy(self.array)
-            if len(shape) > hostmemory.MAX_RANK:
-                instead = f"arrays travel through NumPy, which has at most {hostmemory.MAX_RANK} axes"
-                raise refuse(source, f"an array of rank {len(shape)}", f"{instead}; reshape it first")
             if source is not target and source.requires_grad(self.array):
                 self._leave_the_graph()
             dtype = source.dtype_name(self.array)

@@ -50,6 +50,7 @@ class Framework(ABC):
         mutable: whether its arrays can be written to in place.
         honours_readonly: whether it can mark an array as read-only; views of immutable memory are.
         dtypes: names of the dtypes that it has; None for "whatever NumPy has".
+        max_rank: the most axes that its arrays can have; no more than NumPy's, through which arrays travel.
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
@@ -67,6 +68,7 @@ class Framework(ABC):
     mutable: ClassVar[bool] = True
     honours_readonly: ClassVar[bool] = False
     dtypes: ClassVar[frozenset[str] | None] = None
+    max_rank: ClassVar[int] = hostmemory.MAX_RANK
     has_host: ClassVar[bool] = True
     conforms: ClassVar[bool] = False
     all_pickle: ClassVar[bool] = True
@@ -257,6 +259,9 @@ class Framework(ABC):
             DtypeNotSupportedError: with the dtype to ask for.
             ArrayNotSupportedError: for a rank or size.
         """
+        if len(shape) > self.max_rank:
+            instead = f"it takes at most {self.max_rank} axes; reshape it first"
+            raise cannot_hold(self, f"an array of rank {len(shape)}", instead)
         if self.dtypes is not None and dtype not in self.dtypes:
             raise DtypeNotSupportedError(
                 f"{self.name} has no dtype {dtype}; nothing was converted, since any other dtype could lose"

@@ -10,14 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Framework, cannot_hold, refuse
+from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.mlx import gradients as mlx_autodiff
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
 
 _DTYPES = hostmemory.PLAIN - {"complex128"} | {"bfloat16"}
-# Extents are 32-bit integers there.
-_MAX_EXTENT = 2**31 - 1
 
 
 class MlxFramework(Framework):
@@ -95,13 +93,6 @@ class MlxFramework(Framework):
             result = x.astype(getattr(mx, _mx_name(dtype)))
         self.settle(result)
         return result
-
-    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
-        super().supports(dtype, shape)
-        if any(extent > _MAX_EXTENT for extent in shape):
-            raise cannot_hold(
-                self, f"an array of shape {shape}", f"it has at most {_MAX_EXTENT} along an axis"
-            )
 
     # -- memory -----------------------------------------------------------------------------------
 

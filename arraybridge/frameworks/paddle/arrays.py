@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import CPU, Framework, cannot_hold, refuse
+from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.paddle import gradients as paddle_autodiff
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
@@ -19,14 +19,13 @@ from arraybridge.types import Device
 _DTYPES = hostmemory.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # It has these dtypes, and no more than a cast for them: no slice and no sum.
 _NO_KERNELS = ("uint32", "uint64")
-# phi::DDim::kMaxRank.
-_MAX_RANK = 9
 
 
 class PaddleFramework(Framework):
     name = "paddle"
     modules = ("paddle",)
     dtypes = _DTYPES
+    max_rank = 9  # phi::DDim::kMaxRank
 
     def __init__(self) -> None:
         self.autodiff = paddle_autodiff.AUTODIFF
@@ -114,11 +113,6 @@ class PaddleFramework(Framework):
 
     def cast(self, x: Any, dtype: str) -> Any:
         return x.astype(getattr(paddle, dtype))
-
-    def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
-        super().supports(dtype, shape)
-        if len(shape) > _MAX_RANK:
-            raise cannot_hold(self, f"an array of rank {len(shape)}", f"it has at most {_MAX_RANK} axes")
 
     # -- memory -----------------------------------------------------------------------------------
 

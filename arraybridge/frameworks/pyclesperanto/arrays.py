@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError
+from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
 from arraybridge.frameworks.pyclesperanto import opencl
@@ -144,16 +144,6 @@ class ImageFramework(Framework):
         return Device(self.kind, self.natives.index(self._cle.get_device()))
 
     def accelerator(self, index: int) -> Device:
-        numbered = cards() if self.kind == "opencl" else ()
-        if index < len(numbered) and any(address for _, address, _ in self.described):
-            address = self.described[index][1] if index < len(self.natives) else ""
-            if numbered[index].pci != address:
-                raise DeviceNotFoundError(
-                    f"pyclesperanto has OpenCL GPUs here, but none of that number is CUDA's card {index}"
-                    f" ({numbered[index].name}); pass one of them in words, as device='opencl:0'",
-                    target_type=self.name,
-                    reason=f"OpenCL device {index} is not card {index}",
-                )
         return Device(self.kind, index)
 
     def find_device(self, device: Device) -> Device:

@@ -181,21 +181,18 @@ class TensorflowFramework(Framework):
         with self.selected(self.device_of(arrays[0])):  # every dtype, as tf.experimental.numpy has not
             return getattr(tf, name)(arrays, axis)
 
-    _is_started = False
-
     def native_device(self, device: Device) -> Any:
         return _name_of(device)
 
     def is_started(self) -> bool:
         # The questions open the devices. A setting of theirs is refused once they are open.
-        if not self._is_started:
-            threads = tf.config.threading.get_inter_op_parallelism_threads()
-            try:
-                tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
-                tf.config.threading.set_inter_op_parallelism_threads(threads)
-            except RuntimeError:
-                self._is_started = True
-        return self._is_started
+        threads = tf.config.threading.get_inter_op_parallelism_threads()
+        try:
+            tf.config.threading.set_inter_op_parallelism_threads(threads + (os.cpu_count() or 1))
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+        except RuntimeError:
+            return True
+        return False
 
     def usage(self) -> list[Holding]:
         # What is free inside TensorFlow's own pool it does not tell; nor does it ever give any of it back.
