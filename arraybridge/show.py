@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 __all__ = [
     "COLOURS",
@@ -100,22 +100,19 @@ def text_table(
     return "\n".join(blocks)
 
 
-class Cell(NamedTuple):
-    """A cell that is HTML already, with the attributes of its tag."""
-
-    html: str
-    attributes: str = ""
+#: A text; or HTML, and the attributes of the cell's tag.
+Cell: TypeAlias = "str | tuple[str, str]"
 
 
 def html_table(
-    head: Sequence[str | Cell],
-    rows: Sequence[Sequence[str | Cell]],
+    head: Sequence[Cell],
+    rows: Sequence[Sequence[Cell]],
     *,
     caption: str = "",
     row_heads: bool = False,
     attributes: str = "",
 ) -> str:
-    """A table as HTML. Texts are escaped; a `Cell` is taken as it is.
+    """A table as HTML. Texts are escaped, and what is HTML is taken as it is.
 
     Args:
         head: the headings; none for a table without.
@@ -139,8 +136,8 @@ def html_table(
     )
 
 
-def _cell(tag: str, cell: str | Cell, span: str = "") -> str:
-    inner, attributes = cell if isinstance(cell, Cell) else (_escaped(cell), "")
+def _cell(tag: str, cell: Cell, span: str = "") -> str:
+    inner, attributes = (_escaped(cell), "") if isinstance(cell, str) else cell
     return f"<{tag}{attributes and ' ' + attributes}{span}>{inner}</{tag}>"
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from arraybridge.show import (
-    Cell,
     format_bytes,
     format_seconds,
     html_table,
@@ -57,7 +56,7 @@ def test_what_is_too_wide_becomes_a_block_a_row() -> None:
 
 
 def test_html_is_escaped_but_for_what_is_html() -> None:
-    made = html_table(("<a>", "b"), [("<x>", Cell("<b>y</b>", 'class="n"'))], caption="1 < 2", row_heads=True)
+    made = html_table(("<a>", "b"), [("<x>", ("<b>y</b>", 'class="n"'))], caption="1 < 2", row_heads=True)
     assert made == (
         "<table><caption>1 &lt; 2</caption><thead><tr><th>&lt;a&gt;</th><th>b</th></tr></thead>"
         '<tbody><tr><th>&lt;x&gt;</th><td class="n"><b>y</b></td></tr></tbody></table>'

@@ -289,19 +289,19 @@ def document(result: Json) -> str:
 def _grid_cell(cell: Json) -> Cell:
     attributes = f'class="{cell["kind"]}" title="{escape_html(cell["reason"] or cell["error"] or "")}"'
     method = "" if cell["kind"] in ("same", "refused") else f" <small>{cell['method']}</small>"
-    return Cell(f"{cell['kind']}{method}<br>{format_seconds(cell['seconds'])}", attributes)
+    return f"{cell['kind']}{method}<br>{format_seconds(cell['seconds'])}", attributes
 
 
-def _pair(cell: Json) -> list[str | Cell]:
+def _pair(cell: Json) -> list[Cell]:
     rate, seconds = cell["bytes_per_second"], cell["seconds"]
     copies = f" ({cell['copies']} copies)" if (cell["copies"] or 0) > 1 else ""
     # What has no number comes after everything that has one.
     return [
         f"{cell['source']} → {cell['target']}",
-        Cell(_tag(cell["kind"], cell["kind"] + copies)),
+        (_tag(cell["kind"], cell["kind"] + copies), ""),
         cell["method"] or "",
-        Cell(format_seconds(seconds), f'class="number" data-value="{seconds or 1e9:.6g}"'),
-        Cell(_format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
+        (format_seconds(seconds), f'class="number" data-value="{seconds or 1e9:.6g}"'),
+        (_format_rate(rate), f'class="number" data-value="{rate or -1:.6g}"'),
         cell["device"] or "",
         cell["reason"] or cell["error"] or "",
     ]
@@ -312,9 +312,7 @@ def _tag(kind: str, words: str = "") -> str:
     return f'<span class="tag {kind}">{words or kind}</span>'
 
 
-def sortable_table(
-    columns: Sequence[str], rows: Sequence[Sequence[str | Cell]], numbers: Sequence[str]
-) -> str:
+def sortable_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], numbers: Sequence[str]) -> str:
     """A table that sorts by a click, and on a phone becomes a list of blocks; one for each page.
 
     Args:
@@ -322,7 +320,7 @@ def sortable_table(
         rows: a cell for each column; those of ``numbers`` have the attribute ``data-value``.
         numbers: the columns that sort by number, either way.
     """
-    heads = [Cell(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in columns]
+    heads = [(f"<button>{name}</button>", 'scope="col" aria-sort="none"') for name in columns]
     choices = "".join(
         f'<option value="{column} {way}">{name}{", largest first" if way == "down" else ""}</option>'
         for column, name in enumerate(columns)

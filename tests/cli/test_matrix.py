@@ -16,7 +16,6 @@ import pytest
 
 from arraybridge.cli import matrix as command
 from arraybridge.cli import output
-from arraybridge.show import Cell
 from tests.cli.programs import PLANTED, Site, call_cli
 from tests.helpers import require
 
@@ -147,7 +146,7 @@ def test_a_pipe_is_as_wide_as_need_be() -> None:
 
 
 def test_a_table_that_sorts_has_a_button_for_each_column_and_both_ways_for_numbers() -> None:
-    rows = [("a", Cell("1 s", 'data-value="1"')), ("<b>", Cell("2 s", 'data-value="2"'))]
+    rows = [("a", ("1 s", 'data-value="1"')), ("<b>", ("2 s", 'data-value="2"'))]
     text = command.sortable_table(("name", "time"), rows, ("time",))
     assert text.count("<button>") == 2
     assert "&lt;b&gt;" in text
