@@ -86,7 +86,7 @@ class _Pickler(pickle.Pickler):
 def _as_buffer(x: np.ndarray) -> tuple[Any, ...]:
     """What a large array is pickled to, of whatever dtype and layout."""
     order: Any = "F" if x.flags.fnc else "C"
-    flat: Any = np.asarray(x).reshape(-1, order=order)
+    flat: Any = np.asarray(x, order=order).reshape(-1, order=order)
     return _over, (pickle.PickleBuffer(flat.view(np.uint8)), x.shape, x.dtype, order)
 
 

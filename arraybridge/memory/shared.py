@@ -214,7 +214,7 @@ class SharedArray(np.ndarray):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         segment = self.segment
-        if segment is None:
+        if segment is None or not self.size:
             return self.view(np.ndarray).__reduce_ex__(protocol)
         if multiprocessing.parent_process() is not None:
             segment.lent.value = True

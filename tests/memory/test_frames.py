@@ -47,8 +47,9 @@ def test_orders_dtypes_flags_and_what_does_not_go_by_shared_memory() -> None:
         assert (type(result), result.dtype) == (type(item), item.dtype)
         assert result.flags.f_contiguous == item.flags.f_contiguous
         np.testing.assert_array_equal(result, item)
-    (twice,) = run(functions.same, [[base, base]])
+    twice, backwards = run(functions.same, [[base, base], base[0, ::-1]])
     assert twice[0] is twice[1]
+    np.testing.assert_array_equal(backwards, base[0, ::-1])
 
 
 def test_an_item_that_is_shared_is_the_same_memory() -> None:

@@ -116,6 +116,12 @@ def test_views_travel_by_their_place(view: Any) -> None:
     assert np.shares_memory(again, x)
 
 
+def test_what_is_empty_travels_too() -> None:
+    for seen in (shared((3, 0))[::-1], shared((0, 3))[:, ::-1], shared((2, 3))[:, 1:1].T):
+        back = pickle.loads(pickle.dumps(seen))
+        assert (back.shape, back.dtype) == (seen.shape, seen.dtype)
+
+
 @pytest.mark.parametrize(
     "compute",
     [
