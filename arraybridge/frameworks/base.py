@@ -224,9 +224,12 @@ class Framework(ABC):
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
         """An array that shares the accelerator memory of ``x``, an array of ``source`` on ``device``.
 
-        Work queued on the source's stream is ordered before the consumer's.
+        Work queued on the source's stream is ordered before the consumer's: by default it is done. Then the
+        ``from_dlpack`` of the first module takes the memory.
         """
-        raise NotImplementedError(f"{self.name} imports no accelerator memory")
+        with source.selected(device):  # torch refuses to lend from a card that is not the current one
+            source.settle(x)
+            return sys.modules[self.modules[0]].from_dlpack(source.exported(x, device))
 
     def exported(self, x: Any, device: Device) -> Any:
         """``x`` on a card as other frameworks' ``from_dlpack`` takes it.

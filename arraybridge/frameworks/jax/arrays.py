@@ -223,9 +223,7 @@ class JaxFramework(Framework):
             return
         # A device works on one thing after the other; there is no call that waits for all of it.
         jax.block_until_ready([_next(jax.device_put(np.float32(0), device)) for device in _local_devices()])
-        for x in jax.live_arrays():
-            if not x.is_deleted():
-                x.block_until_ready()
+        jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
 
     def is_scattered(self, x: jax.Array) -> bool:
         return len(x.sharding.device_set) > 1

@@ -87,12 +87,6 @@ class PaddleFramework(Framework):
     def to_device(self, x: Any, device: Device) -> Any:
         return x._copy_to(_place(device), True)  # True: waits for it
 
-    def adopt(self, x: Any, source: Framework, device: Device) -> Any:
-        # torch refuses to lend from a card that is not the current one; this import knows no stream.
-        with source.selected(device):
-            source.settle(x)
-            return paddle.utils.dlpack.from_dlpack(source.exported(x, device).__dlpack__())
-
     def settle(self, x: Any) -> None:
         if x.place.is_gpu_place():
             paddle.device.cuda.current_stream(x.place.gpu_device_id()).synchronize()
@@ -143,9 +137,6 @@ class PaddleFramework(Framework):
         before = sum(one.cached or 0 for one in self.usage())
         paddle.device.cuda.empty_cache()
         return max(before - sum(one.cached or 0 for one in self.usage()), 0)
-
-    def oom_error(self) -> Exception:
-        return MemoryError("(ResourceExhausted) Out of memory error on GPU 0. (a rehearsal)")
 
 
 def _place(device: Device) -> Any:

@@ -6,7 +6,6 @@ frameworks at once, in `arraybridge.conversion.decide` (``_objection``).
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
@@ -333,8 +332,10 @@ class TorchFramework(Framework):
     def untraced(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """``fn``, which torch.compile runs as it is, between two graphs."""
         reason = "arraybridge converts between frameworks outside of a graph; leave fullgraph=True out"
-        takes_reason = "reason" in inspect.signature(torch.compiler.disable).parameters  # since torch 2.7
-        return torch.compiler.disable(fn, **({"reason": reason} if takes_reason else {}))
+        try:
+            return torch.compiler.disable(fn, reason=reason)
+        except TypeError:  # torch 2.6
+            return torch.compiler.disable(fn)
 
     # -- fast functions --------------------------------------------------------------------------
 
