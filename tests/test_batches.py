@@ -158,3 +158,10 @@ def test_a_foreign_array_is_cut() -> None:
 
     for run in WAYS:
         np.testing.assert_array_equal(run(lambda part: np.asarray(part) * 2, Offers()), x * 2)
+
+
+def test_masks_stay() -> None:
+    x = np.ma.masked_array(np.arange(8.0).astype(">f4"), [0, 1] * 4)
+    for way in (by_splitting, by_pipeline):
+        result = way(lambda part: part, x)
+        assert (type(result), result.dtype, result.tolist()) == (type(x), x.dtype, x.tolist())

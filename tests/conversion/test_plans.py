@@ -135,3 +135,12 @@ def test_equal_options_are_no_trap() -> None:
             for dtype in (1, True, 1.0, [("a", "i4")]):
                 with pytest.raises(DtypeNotSupportedError):
                     call(x, "torch", dtype=dtype)
+
+
+def test_options_that_cannot_be_keys_and_classes_made_in_a_loop() -> None:
+    x = np.arange(3.0)
+    unhashable = type("Unhashable", (str,), {"__hash__": None})("error")
+    assert convert_memory(x, "numpy", grad=unhashable) is x
+    for _ in range(600):
+        made = x.view(type("Made", (np.ndarray,), {}))
+        assert convert_memory(made, "numpy") is made

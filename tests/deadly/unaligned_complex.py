@@ -16,5 +16,6 @@ for offset in (8, 4, 1):
             # Each of these operations ends the process on memory that torch thinks is aligned to 16 bytes.
             assert tensor.clone().tolist() == view.tolist(), offset
             assert tensor.flatten()[-1].item() == view.ravel()[-1], offset
+            assert convert_memory(tensor, "torch", dtype="complex64").tolist() == view.tolist(), offset
             tensor.fill_(1)
             tensor.zero_()
