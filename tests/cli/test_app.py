@@ -19,7 +19,7 @@ import arraybridge
 from arraybridge.cli import output
 from tests.cli.programs import Site, call_cli, environment, run_cli
 
-UNIX = pytest.mark.skipif(sys.platform == "win32", reason="pipes, signals and terminals of Unix")
+UNIX = pytest.mark.skipif(sys.platform == "win32", reason="needs the pipes, signals and terminals of Unix")
 COMMANDS = ("demo", "doctor", "matrix", "bench", "monitor", "trace")
 PROGRAM = [sys.executable, "-m", "arraybridge"]
 # Calls that take little time and print something.

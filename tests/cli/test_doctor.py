@@ -148,7 +148,7 @@ def test_pyclesperanto_is_imported_as_a_user_does(tmp_path: Path) -> None:
     """Where only the PoCL wheel is there, `import pyclesperanto` alone imports half, until it is exported."""
     require("pyclesperanto")
     if pocl_wheel() is None:
-        pytest.skip("the PoCL wheel is not installed")
+        pytest.skip("needs the PoCL wheel, which is not installed")
     site = Site(tmp_path)
     without_a_driver = {"SHOWN": "pyclesperanto", "OCL_ICD_VENDORS": str(tmp_path)}
     answer = report(site.run("doctor", "--json", **without_a_driver))

@@ -102,7 +102,7 @@ def test_a_script_ends_as_under_python_and_gets_its_table(tmp_path: Path, ending
     assert ending == "x = (" or "script.py:5" in traced.stdout
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="it has other signals")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs the signals of Unix")
 def test_ctrl_c_ends_it_and_it_gets_its_table(tmp_path: Path) -> None:
     file = script(tmp_path, COPY + "import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     command = [sys.executable, "-m", "arraybridge", "trace", str(file)]

@@ -125,11 +125,6 @@ def with_graph(x: Any) -> Any:
     return x.clone().requires_grad_() * 2
 
 
-@arraybridge.pyclesperanto
-def clesperanto_identity(x: Any) -> Any:
-    return x
-
-
 @arraybridge.torch(oom_recovery="split")
 def plus_one(x: Any) -> Any:
     return x + 1

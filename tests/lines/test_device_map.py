@@ -72,7 +72,7 @@ def test_outside_nothing_has_changed(jax_devices: Any) -> None:
 def test_opencl_devices() -> None:
     cle = require("pyclesperanto")
     if len(arraybridge.devices("pyclesperanto")) < 2:
-        pytest.skip("POCL_DEVICES gives one device")
+        pytest.skip("needs two OpenCL devices, and POCL_DEVICES gives one")
     meeting = threading.Barrier(2, timeout=20)
 
     @arraybridge.pyclesperanto(output_type="numpy")

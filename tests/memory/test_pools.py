@@ -197,7 +197,7 @@ def test_threads() -> None:
 def test_without_a_card_nothing_is_pinned() -> None:
     torch = require("torch")
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a card, and the test is of one without")
     for x in (np.arange(5), torch.arange(5)):
         assert pinned(x) is x
 

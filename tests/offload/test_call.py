@@ -263,7 +263,7 @@ def test_a_function_keeps_what_it_is() -> None:
 
 def test_without_a_card_explain_says_why() -> None:
     if cards():
-        pytest.skip("there is one")
+        pytest.skip("this machine has a card, and the test is of one without")
     assert smooth(np.zeros(1 << 21)).shape == ((1 << 21) - 1,)  # without a warning
     decision = smooth.explain(np.zeros(1 << 22, np.uint8))
     assert (decision.on_gpu, str(decision.device), decision.backend) == (False, "cpu", "numpy")

