@@ -130,20 +130,18 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
         ValueError: the first array has more than three axes, or another has a different number of planes.
     """
     values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    stacks: dict[Any, list[Any]] = {}
-    for place, value in values.items():
-        if place in range(skip) or kind_of(value) != ARRAY:
-            continue
-        source, data = source_of(value)
-        axes = len(source.shape(data))
-        if not stacks and axes < 3:
-            break
-        if not stacks and axes > 3:
-            raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {axes}")
-        if axes == 3:
-            stacks[place] = source.unstack(data)
-    if not stacks:
+    arrays = {
+        place: source_of(value)
+        for place, value in values.items()
+        if place not in range(skip) and kind_of(value) == ARRAY
+    }
+    axes = {place: len(owner.shape(data)) for place, (owner, data) in arrays.items()}
+    first = next(iter(axes.values()), 0)
+    if first < 3:
         return fn(*args, **kwargs)
+    if first > 3:
+        raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {first}")
+    stacks = {place: owner.unstack(data) for place, (owner, data) in arrays.items() if axes[place] == 3}
     counts = [len(planes) for planes in stacks.values()]
     if len(set(counts)) > 1:
         raise ValueError(f"slice_by_slice=True: the arrays have different numbers of planes: {counts}")

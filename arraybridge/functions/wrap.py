@@ -91,28 +91,19 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
             f"decorators take functions that return, and {label_of(fn)} is a {kind}; decorate the function"
             " that makes one item, and call it in the generator"
         )
-    wrapper: Any = _around_coroutine(run) if kind == "coroutine" else _around_function(run)
+
+    # Each has one free variable, an object, so that cloudpickle can carry it by value. That is no function:
+    # dill, with recurse=True, would go through all that its module knows.
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return run.__call__(args, kwargs)  # a call of the object itself takes longer
+
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        return await run.awaited(args, kwargs)
+
+    wrapper: Any = awaited if kind == "coroutine" else called
     functools.update_wrapper(wrapper, fn)
     if not hasattr(fn, "__name__"):  # a partial, or an object that can be called
         wrapper.__name__ = name_of(fn)
         wrapper.__qualname__ = label_of(fn)
         wrapper.__doc__ = getattr(_inner(fn), "__doc__", None)
-    return wrapper
-
-
-# The wrappers have one free variable, an object, so that cloudpickle can carry them by value. It is no
-# function: dill, with recurse=True, would go through all that its module knows.
-
-
-def _around_function(run: Any) -> Callable[..., Any]:
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return run.__call__(args, kwargs)  # a call of the object itself takes longer
-
-    return wrapper
-
-
-def _around_coroutine(run: Any) -> Callable[..., Any]:
-    async def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return await run.awaited(args, kwargs)
-
     return wrapper
