@@ -43,9 +43,10 @@ __all__ = ["named_device"]
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-_NO_CLASSES: frozenset[type] = frozenset()
 #: What changes one array.
 Change = Callable[[Any], Any]
+#: What returns the arguments as the function wants them, and whether an array is among them.
+Bring = Callable[[Args, Kwargs], tuple[list[Any], Kwargs, bool]]
 #: What takes the arguments as they came, and returns a result.
 Run = Callable[[Args, Kwargs], Any]
 #: What returns the result for the caller, given the arguments as they came.
@@ -96,13 +97,8 @@ def composed(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, Giv
 # -- bring -------------------------------------------------------------------------------------------
 
 
-def _bringing(
-    fn: Callable[..., Any], skip: int, options: SimpleNamespace
-) -> Callable[[Args, Kwargs], tuple[list[Any], Kwargs, bool]]:
-    """What converts the arguments but the first ``skip``, self, and says whether an array is among them.
-
-    The caller's own containers stay as they came.
-    """
+def _bringing(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> Bring:
+    """What converts the arguments but the first ``skip``, self. The caller's own stay as they came."""
     name, strict, unmark = options.framework, options.strict, _unmark_of(options)
     convert, of_one_call = entering(options)
     as_they_are = options.dtype is None and options.device is None and options.declared in (None, name)
@@ -111,9 +107,9 @@ def _bringing(
 
     def bring(args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs, bool]:
         nonlocal own
-        enter, staying = convert, own or _NO_CLASSES
+        enter, staying = convert, own or ()
         if enter is None or busy_workers or open_logs:
-            enter, staying = of_one_call(), _NO_CLASSES
+            enter, staying = of_one_call(), ()
         arrays, values = False, list(map(unmark, args[:skip])) if skip else []
         try:
             for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
@@ -313,20 +309,10 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
     axis, least = options.split_axis, options.min_split
 
     def recover(args: Args, kwargs: Kwargs) -> Any:
-        card = None if gpu_id is None else card_meant(gpu_id)
+        card: Any = card_meant(gpu_id) if isinstance(gpu_id, int) else None
         if skip and splits:
             args = (*map(fixed, args[:skip]), *args[skip:])  # self is never cut
-        return recovered(
-            run,
-            (args, kwargs),
-            {},
-            retries,
-            card if isinstance(card, int) else None,
-            None,
-            splits,
-            axis,
-            least,
-        )
+        return recovered(run, (args, kwargs), {}, retries, card, None, splits, axis, least)
 
     return recover
 
@@ -341,8 +327,8 @@ def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace) ->
     target, unmark = "numpy" if by_input else options.output_type, _unmark_of(options)
     form, careful = _converting(target, None, options.grad)
     convert = _planned(form, partial(_leave, careful, careful))
-    # Classes of arrays that stay as they are. Known when the framework is imported, by the first array.
-    own: frozenset[type] | None = frozenset() if by_input or recasts else None
+    # Classes of arrays that stay as they are, which most results are of.
+    own: frozenset[type] | None = frozenset() if recasts or target != options.framework or by_input else None
 
     def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
         nonlocal own

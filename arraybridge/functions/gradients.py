@@ -16,17 +16,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN
-from arraybridge.functions.calls import (
-    Args,
-    Change,
-    GiveBack,
-    Kwargs,
-    Run,
-    composed,
-    entering,
-    on_own_stream,
-    recovering,
-)
+from arraybridge.functions import calls
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import changed
@@ -57,14 +47,14 @@ class Flow:
         self.skip = int(takes_self(fn))
         bare = changed(options, oom_recovery=False, contract=None, grad="detach")
         #: Where nobody differentiates, and where its own framework does.
-        self.ordinary = composed(fn, changed(bare, output_type="input"))
-        self.inside = composed(fn, changed(bare, grad="error", output_type=options.framework))
+        self.ordinary = calls.composed(fn, changed(bare, output_type="input"))
+        self.inside = calls.composed(fn, changed(bare, grad="error", output_type=options.framework))
         #: What brings one array to where the function runs.
-        _, self.entering = entering(changed(bare, declared=None))
+        _, self.entering = calls.entering(changed(bare, declared=None))
         #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
 
-    def called(self, args: Args, kwargs: Kwargs) -> Any:
+    def called(self, args: calls.Args, kwargs: calls.Kwargs) -> Any:
         own, values = args[: self.skip], [*args[self.skip :], *kwargs.values()]
         leaves, structure = flattened(values)
         owners = list(map(_owner, leaves))
@@ -117,7 +107,9 @@ class Flow:
         count = len(values) - len(call.names)
         args, kwargs = (*call.own, *values[:count]), dict(zip(call.names, values[count:], strict=True))
         if framework.streams.has_queues and self.options.stream:
-            result = on_own_stream(self.name, next(filter(framework.owns, leaves)), self.fn, args, kwargs)
+            result = calls.on_own_stream(
+                self.name, next(filter(framework.owns, leaves)), self.fn, args, kwargs
+            )
         else:
             result = self.fn(*args, **kwargs)
         leaves, structure = flattened((result,))
@@ -130,7 +122,7 @@ class Flow:
         call.refill = lambda arrays: structure.filled(next(arrays) if x is _HOLE else x for x in leaves)[0]
         return arrays
 
-    def _constant(self, x: Any, enter: Change) -> Any:
+    def _constant(self, x: Any, enter: calls.Change) -> Any:
         """An array of the callee that nobody writes to before the backward."""
         owner, data = source_of(x)
         if owner.mutable and owner.name != self.name:
@@ -141,14 +133,14 @@ class Flow:
         return x
 
 
-def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, GiveBack]:
+def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[calls.Run, calls.GiveBack]:
     """A function of one framework that gradients of others flow through: what runs it, and checks its result.
 
     Raises:
         ValueError: no gradient goes through it; saying what to do instead.
     """
-    _, check = composed(fn, changed(options, converts=False))
-    return recovering(Flow(fn, options).called, int(takes_self(fn)), options), check
+    _, check = calls.composed(fn, changed(options, converts=False))
+    return calls.recovering(Flow(fn, options).called, int(takes_self(fn)), options), check
 
 
 # -- what is refused -------------------------------------------------------------------------------------
