@@ -2,7 +2,7 @@
 
 A framework is one class with one instance. To add one, derive from `Framework`, answer at least `owns`,
 `from_host`, and `host_view` or `to_host`, and hand an instance to `arraybridge.register`; everything else has
-an answer here that works through the host. What goes beyond stands in parts.py.
+an answer here that works through the host. Queues of work stand in parts.py, derivatives in autodiff.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Framework(ABC):
         has_host: whether its arrays can live in host memory.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
-        streams: its queues on accelerators; those of parts.py where it has none.
+        streams: its queues of work on accelerators.
         autodiff: its derivatives, or None.
         conforms: whether `array_namespace` is the whole array API.
         all_pickle: whether every array pickles by itself, and bit for bit.

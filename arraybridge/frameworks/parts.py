@@ -1,8 +1,7 @@
-"""What a framework may have besides its core: each part is an object that answers these questions.
+"""What a framework answers with: its queues of work on accelerators, marks in them, and what it holds there.
 
-`Framework` has an attribute for each. The classes here are the parts of a framework that lacks them: no
-queues, nothing fast. A framework decides for each of its instances which parts it has: torch
-built for the CPU has no streams.
+`Streams` as it stands here is the answer of a framework without queues. A framework decides for each of its
+instances: torch built for the CPU has none.
 """
 
 from __future__ import annotations
