@@ -173,13 +173,6 @@ def test_a_sharded_array_stays_unless_it_is_asked_for_elsewhere(device: str, rep
         convert_memory(x, "jax", device=device, copy=False)
 
 
-def test_the_copy_of_a_variable_is_no_part_of_it() -> None:
-    require("torch")
-    variable = require("tensorflow").Variable([1.0, 2.0])
-    arraybridge.to_torch(convert_memory(variable, "tensorflow", copy=True))[0] = 9
-    assert variable.numpy().tolist() == [1.0, 2.0]
-
-
 @targets
 def test_rare_float8_types_travel_wherever_both_ends_have_them(target: str) -> None:
     require(target)

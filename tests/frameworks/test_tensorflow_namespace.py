@@ -70,14 +70,11 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {
     "matrix_norm": (lambda xp, x: xp.linalg.matrix_norm(x), np.linalg.norm(MATRIX)),
     "svdvals": (lambda xp, x: xp.linalg.svdvals(x), np.linalg.svd(MATRIX, compute_uv=False)),
 }
-# Of all elements, of rows, and of columns that stay.
-for order in (1, 2, 3, 0, np.inf, -np.inf):
-    for where in ({}, {"axis": 1}, {"axis": 0, "keepdims": True}):
-        values = MATRIX if where else MATRIX.ravel()
-        CASES[f"vector_norm {order} {where}"] = (
-            lambda xp, x, order=order, where=where: xp.linalg.vector_norm(x, ord=order, **where),
-            np.linalg.norm(values, order, **where),
-        )
+for order in (1, 2, 3, 0, np.inf, -np.inf):  # of rows
+    CASES[f"vector_norm {order}"] = (
+        lambda xp, x, order=order: xp.linalg.vector_norm(x, ord=order, axis=1, keepdims=True),
+        np.linalg.norm(MATRIX, order, axis=1, keepdims=True),
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -137,10 +134,3 @@ def test_matrices(xp: Any) -> None:
         check(xp.linalg.matrix_power(x, n), np.linalg.matrix_power(SQUARE, n))
     u, s, vh = xp.linalg.svd(x)
     check((u * s) @ vh, SQUARE)
-
-
-def test_what_it_refuses(xp: Any) -> None:
-    with pytest.raises(ValueError, match="axis"):
-        xp.cumulative_sum(xp.asarray(MATRIX))
-    with pytest.raises(AttributeError, match="no_such_function"):
-        _ = xp.no_such_function
