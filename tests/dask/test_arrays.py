@@ -170,10 +170,17 @@ def test_tokens_mind_gradients_attributes_and_devices_and_not_strides() -> None:
 # -- how they travel ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("framework", "layout", "dtype"), pairs(("aligned", "0-d", "zero-size", "5-D")))
+LAYOUTS = ("C", "fortran", "transposed", "strided", "broadcast", "offset", "unaligned", "size-one")
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "dtype"),
+    [*pairs(("aligned", "0-d", "zero-size", "5-D")), *pairs(LAYOUTS, ("float32", "complex128", "bfloat16"))],
+)
 def test_every_dtype_is_known_and_travels_bit_for_bit(framework: str, layout: str, dtype: str) -> None:
     source = built(framework, layout, dtype)
-    assert sizeof(source.array) == len(source.values)
+    if layout not in LAYOUTS:
+        assert sizeof(source.array) == len(source.values)
     token = tokenize(source.array, ensure_deterministic=True)
     assert tokenize(built(framework, layout, dtype).array) == token
     assert serialize(source.array)[0]["serializer"] == "dask"
@@ -181,17 +188,6 @@ def test_every_dtype_is_known_and_travels_bit_for_bit(framework: str, layout: st
     assert same_array(array, source)
     assert same_array(inside["x"][0], source)
     assert tokenize(array) == token
-
-
-LAYOUTS = ("C", "fortran", "transposed", "strided", "broadcast", "offset", "unaligned", "size-one")
-
-
-@pytest.mark.parametrize(
-    ("framework", "layout", "dtype"), pairs(LAYOUTS, ("float32", "complex128", "bfloat16"))
-)
-def test_every_layout_travels_bit_for_bit(framework: str, layout: str, dtype: str) -> None:
-    source = built(framework, layout, dtype)
-    assert same_array(through_the_wire(source.array), source)
 
 
 def test_64_bits_of_jax_travel_where_x64_is_off() -> None:

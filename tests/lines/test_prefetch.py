@@ -31,17 +31,6 @@ def test_items_come_converted_and_in_order(name: str, depth: int) -> None:
         assert result["more"][1] == i
 
 
-def test_around_a_data_loader() -> None:
-    torch = require("torch")
-    data = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
-    loader = torch.utils.data.DataLoader(data, batch_size=4)
-    assert len(loader) == 3
-    batches = list(prefetch(loader, "numpy"))
-    assert [type(batch) for batch in batches] == [list] * 3
-    np.testing.assert_array_equal(np.concatenate([b[0] for b in batches]), np.arange(10.0, dtype=np.float32))
-    np.testing.assert_array_equal(np.concatenate([b[1] for b in batches]), np.arange(10))
-
-
 def test_an_error_of_a_conversion_says_which_item() -> None:
     results = prefetch([np.zeros(2), np.zeros(2), {"x": np.array(["a"])}], "torch")
     next(results), next(results)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import itertools
 import pickle
@@ -256,20 +255,22 @@ def test_traces_that_end_in_another_order() -> None:
     assert every_call()["numpy.asarray"] is np.asarray
 
 
-def test_the_wrapped_are_what_they_stand_for() -> None:
+def test_the_wrapped_stand_for_the_originals() -> None:
+    class Marked(torch.Tensor):  # type: ignore[misc]
+        pass
+
     originals = every_call()
     with trace(foreign=True):
         for name, call in every_call().items():
-            original = originals[name]
-            assert call == original, name
-            assert hash(call) == hash(original), name
-            assert {original: 1}[call] == 1, name
-            assert call.__name__ == original.__name__, name
-            assert call.__doc__ == original.__doc__, name
-        assert inspect.signature(jnp.asarray) == inspect.signature(originals["jax.numpy.asarray"])
+            assert call == originals[name], name
+            assert hash(call) == hash(originals[name]), name
+            assert (call.__name__, call.__doc__) == (originals[name].__name__, originals[name].__doc__), name
         assert pickle.loads(pickle.dumps(np.asarray)) == originals["numpy.asarray"]
-        assert copy.copy(torch.tensor) == originals["torch.tensor"]
-        kept = np.asarray
+        assert inspect.signature(jnp.asarray) == inspect.signature(originals["jax.numpy.asarray"])
+        x, kept = torch.ones(3, requires_grad=True), np.asarray
+        (x.to(torch.float64) * 2).sum().backward()
+        assert type(torch.ones(2).as_subclass(Marked).to(torch.float64)) is Marked
+    assert x.grad.tolist() == [2, 2, 2]  # type: ignore[union-attr]
     assert kept([1, 2]).tolist() == [1, 2], "one that was kept goes on working"
 
 
@@ -326,20 +327,6 @@ def test_methods_and_keywords() -> None:
         assert next(map(torch.Tensor.cpu, [t])) is t
         assert t.to(dtype=torch.int64).tolist() == [0, 1, 2, 3]
     assert [e.name for e in log.events] == ["Tensor.numpy", "Tensor.numpy", "np.asarray", "Tensor.to"]
-
-
-def test_autograd_and_subclasses() -> None:
-    class Marked(torch.Tensor):  # type: ignore[misc]
-        pass
-
-    with trace(foreign=True):
-        x = torch.ones(3, requires_grad=True)
-        (x.to(torch.float64) * 2).sum().backward()
-        assert x.grad is not None
-        assert x.grad.tolist() == [2, 2, 2]
-        assert type(torch.ones(2).as_subclass(Marked).to(torch.float64)) is Marked
-        with pytest.raises(RuntimeError, match="requires grad"):
-            x.numpy()
 
 
 COMPILED = """
