@@ -126,7 +126,7 @@ def register_memory(worker: Any, reaches: Iterable[str]) -> None:
     Dask does not tell who reads a message, and how often. But whoever asks for values names the ways to
     serialise them that he reads, the first one first; these are ways of that kind, one for each reach.
     """
-    from distributed.protocol import register_serialization_family
+    from distributed.protocol.serialize import register_serialization_family
 
     for there in reaches:
         register_serialization_family(there, lend if there == reach() else _out_of_reach, borrow)
@@ -140,7 +140,7 @@ def _out_of_reach(x: Any) -> Any:
 
 def lend(x: Any, context: dict[str, Any] | None = None) -> tuple[dict[str, Any], list[Any]]:
     """What Dask writes of a value, in shared memory where it is large."""
-    from distributed.protocol import serialize
+    from distributed.protocol.serialize import serialize
     from distributed.utils import ensure_memoryview
 
     header, frames = serialize(x, context=context)
@@ -169,7 +169,7 @@ def _lent_now(frames: list[Any]) -> tuple[Segment | None, list[Any]]:
 
 def borrow(header: dict[str, Any], frames: list[Any]) -> Any:
     """The value that `lend` wrote."""
-    from distributed.protocol import deserialize
+    from distributed.protocol.serialize import deserialize
 
     if "place" in header:
         try:

@@ -8,16 +8,16 @@ maps it. Elsewhere it is `multiprocessing.shared_memory`, whose names Python's t
 from __future__ import annotations
 
 import ctypes
+import mmap
 import multiprocessing
 import os
 import platform
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, wraps
-from mmap import mmap
+from functools import cache, partial, wraps
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -36,6 +36,10 @@ __all__ = ["Exchange", "SharedArray", "SharedMemoryGoneError", "shared"]
 
 _ANONYMOUS = hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
 
+if _ANONYMOUS:  # Python's mmap keeps a descriptor for each mapping; before 3.13 always
+    _system = ctypes.CDLL(None, use_errno=True)
+    _system.mmap.restype = ctypes.c_void_p
+
 
 class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
     """The memory of a shared array went before the array arrived, or is out of this process's reach."""
@@ -44,19 +48,19 @@ class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
 class Segment:
     """Memory that processes map, each as long as anything there refers to it; bytes to NumPy.
 
-    Pickled, it is the place where another process finds it, while this one has it. ``lent.value``, its first
-    byte, is the same in all of them; arrays begin at `HEAD`.
+    Pickled, it is the place where another process finds it, while this one has it and does not ``hide()`` it.
+    ``lent.value``, its first byte, is the same in all of them; arrays begin at `HEAD`.
     """
 
     HEAD = 64
 
-    def __init__(self, key: str, size: int, memory: Any) -> None:
-        self.key, self.size = key, size
-        self._memory = memory  # an mmap or SharedMemory, which is unmapped when it goes
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(getattr(memory, "buf", memory)))
-        self.lent = ctypes.c_bool.from_address(self.address)
-        data = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+    def __init__(self, key: str, size: int, address: int, unmap: Callable[[], Any]) -> None:
+        self.key, self.size, self.address = key, size, address
+        self.lent = ctypes.c_bool.from_address(address)
+        data = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
         self.__array_interface__: dict[str, Any] = data
+        self.hide: Callable[[], Any] = lambda: None
+        weakref.finalize(self, unmap).atexit = False
         _segments[key] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,9 +76,22 @@ def make_segment(size: int) -> Segment:
     if not _ANONYMOUS:
         return _named(None, size)
     key = f"arraybridge-{uuid4().hex}"
-    with os.fdopen(os.memfd_create(key), "r+b", buffering=0) as file:
-        file.truncate(size)
-        return Segment(key, size, mmap(file.fileno(), size))  # which keeps a descriptor of its own
+    descriptor = os.memfd_create(key)
+    segment = _mapped(key, size, descriptor)
+    os.ftruncate(descriptor, size)
+    return segment
+
+
+def _mapped(key: str, size: int, descriptor: int) -> Segment:
+    """The segment of an open file, whose descriptor it takes over."""
+    length, access = ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE
+    address = _system.mmap(None, length, access, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
+    if address == ctypes.c_void_p(-1).value:
+        os.close(descriptor)
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    segment = Segment(key, size, address, partial(_system.munmap, ctypes.c_void_p(address), length))
+    segment.hide = weakref.finalize(segment, os.close, descriptor)
+    return segment
 
 
 def _found(machine: str, process: int, key: str, size: int) -> Segment:
@@ -97,8 +114,7 @@ def _opened(process: int, key: str, size: int) -> Segment:
     for path in Path(f"/proc/{process}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed in the meantime
             if key in str(path.readlink()):
-                with path.open("r+b", buffering=0) as file:
-                    return Segment(key, size, mmap(file.fileno(), size))
+                return _mapped(key, size, os.open(path, os.O_RDWR))
     raise FileNotFoundError("it is not there any more")
 
 
@@ -108,7 +124,9 @@ def _named(key: str | None, size: int) -> Segment:
     # for those who would open it later, and of no matter to those who have mapped it.
     options: Any = {"track": False} if key is not None and sys.version_info >= (3, 13) else {}
     memory = SharedMemory(key, key is None, size, **options)
-    segment = Segment(memory.name, size, memory)
+    buffer: Any = memory.buf
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    segment = Segment(memory.name, size, address, memory.close)
     if key is None:
         Finalize(segment, memory.unlink, exitpriority=0)  # which a fork leaves alone
     return segment
@@ -124,9 +142,9 @@ class Exchange:
     the other one keeps its mapping for a while, and the segment itself says whether it is in use.
     """
 
-    # Segments in use here of one other side, and all of this process: each takes a descriptor, so that what
-    # comes on top is copied. Segments that are kept though nobody uses them.
-    BORROWED, MANY, SPARE = 8, 100, 3
+    # Segments that are in use here at most: what comes then is copied, so that an array that is kept does not
+    # keep all that it came with. Segments that are kept though nobody uses them.
+    BORROWED, SPARE = 8, 3
 
     def __init__(self) -> None:
         #: Segments made here, the one lent last at the end; and those of others.
@@ -162,8 +180,9 @@ class Exchange:
         in_use = [one for one in others if one.lent.value]
         free = [one for one in others if one not in in_use]
         self._borrowed = [*in_use, *free[-self.SPARE :], segment]
-        is_full = len(in_use) == self.BORROWED or len(_segments) > self.MANY
-        return [part.copy() for part in parts] if is_full else parts
+        if segment not in self.segments:
+            segment.hide()  # nobody else opens it here, so that its descriptor can go
+        return [part.copy() for part in parts] if len(in_use) == self.BORROWED else parts
 
 
 def _parts(segment: Segment, sizes: list[int]) -> Iterator[np.ndarray]:

@@ -82,7 +82,7 @@ def test_segments_are_used_again_and_results_that_are_kept_stay_as_they_are() ->
     assert len(seen) < 30
     assert [x[5] for x in kept] == [0, 50, 0, 50, 0, 50]
     gc.collect()
-    assert descriptors() <= before + 1 + len(kept)
+    assert descriptors() <= before + 1
 
 
 def test_many_arrays_in_an_item_take_one_segment_which_is_used_again() -> None:
@@ -105,12 +105,6 @@ def test_what_is_kept_in_numbers_is_copied() -> None:
     kept = [frames.loads(frames.dumps(np.full(LARGE, i, np.uint8), ours), theirs) for i in range(30)]
     assert [(x[0], x[-1]) for x in kept] == [(i, i) for i in range(30)]
     assert len(ours.segments) == 1 + ours.BORROWED
-    before = descriptors()
-    for i in range(20):
-        ours, theirs = Exchange(), Exchange()
-        kept += [frames.loads(frames.dumps(np.full(LARGE, i, np.uint8), ours), theirs) for _ in range(8)]
-    assert descriptors() - before <= ours.MANY
-    assert [x[-1] for x in kept[-160:]] == [i // 8 for i in range(160)]
 
 
 def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> None:
