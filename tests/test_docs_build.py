@@ -24,16 +24,6 @@ def test_the_table_of_pairs_on_its_page_is_that_of_the_readme() -> None:
     assert tables[0] == tables[1]
 
 
-def test_the_index_for_tools_has_every_page_by_its_title() -> None:
-    index = (DOCS / "llms.txt").read_text(encoding="utf-8")
-    listed = dict(re.findall(r"^- \[.*?\]\((.*?)\.html\): (\S.*)$", index, flags=re.MULTILINE))
-    pages = {page.stem: page.read_text("utf-8") for page in DOCS.glob("*.md") if page.stem != "index"}
-    assert set(listed) == {*pages, "changelog", "gallery/index"}
-    for stem, text in pages.items():
-        title = text.partition("\n")[0].removeprefix("# ").replace("`", "")
-        assert f"[{title}]({stem}.html)" in index
-
-
 def test_the_cheat_sheet_is_current_and_its_calls_are_those_of_the_library() -> None:
     done = run_python(str(CHECKOUT / "tools" / "cheat_sheet.py"), "--check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

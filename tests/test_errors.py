@@ -146,9 +146,3 @@ def test_an_unknown_framework_lists_the_known_and_suggests(name: str) -> None:
     assert ("did you mean" in message) == bool(suggestion)
     for known in ("numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto"):
         assert known in message
-
-
-@pytest.mark.parametrize("name", [None, 3, b"torch", ["torch"], np])
-def test_a_framework_is_named_by_a_string(name: Any) -> None:
-    with pytest.raises(TypeError):
-        arraybridge.framework(name)

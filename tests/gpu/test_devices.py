@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import Pipeline, compare, devices, use_device
-from tests.helpers import asked, needs_kernels_of, require
+from arraybridge import Pipeline, devices, use_device
+from tests.helpers import asked, require
 
 pytestmark = pytest.mark.gpu
 
@@ -57,12 +57,3 @@ def test_a_pipeline_over_several_frameworks() -> None:
         np.testing.assert_array_equal(arraybridge.to_numpy(result), x * 8 + 7)
     with use_device("gpu"):
         assert arraybridge.to_gpu(result) is result
-
-
-def test_compare_on_the_card() -> None:
-    needs_kernels_of("cuBLAS")
-    torch = require("torch")
-    result = compare(torch.matmul, torch.ones(1024, 1024), torch.ones(1024, 1024), runs=10)
-    assert result.gpu is not None
-    assert result.speedup is not None
-    assert result.speedup > 0

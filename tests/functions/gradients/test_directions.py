@@ -238,30 +238,3 @@ def test_nested_in_every_order(names: tuple[str, str, str], order: int) -> None:
     wanted = grad("torch", lambda x, y: torch.sin(torch.sin(x) * y) * x, X, Y, order=order)
     for a, b in zip(grad(caller, outer, X, Y, order=order), wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(("caller", "callee"), DIRECTIONS)
-def test_complex_results_and_second_order(caller: str, callee: str) -> None:
-    z = np.array([1 + 2j, -0.5 + 0.25j], np.complex64)
-    absolute = {
-        "torch": lambda z: (z * z.conj()).real,
-        "jax": lambda z: (z * z.conj()).real,
-        "tensorflow": lambda z: tf.math.real(z * tf.math.conj(z)),
-    }
-
-    def total(fn: Callable[..., Any], z: Any) -> Any:
-        return absolute[caller](fn(z))
-
-    cube = flowing(callee, lambda z: z * z * z)
-    found = grad(caller, lambda z: total(cube, z), z)[0]
-    wanted = grad(caller, lambda z: total(lambda z: z * z * z, z), z)[0]
-    np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    if caller == "torch":
-
-        def second(fn: Callable[..., Any]) -> np.ndarray:
-            t = torch.from_numpy(z.copy()).requires_grad_()
-            (g,) = torch.autograd.grad(total(fn, t).sum(), t, create_graph=True)
-            (h,) = torch.autograd.grad((g * g.conj()).real.sum(), t)
-            return h.resolve_conj().numpy()
-
-        np.testing.assert_allclose(second(cube), second(lambda z: z * z * z), rtol=1e-4)

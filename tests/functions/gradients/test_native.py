@@ -303,15 +303,6 @@ def test_persistent_tapes_and_variables(callee: str) -> None:
 
 
 @pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
-def test_sparse_cotangents_of_tensorflow(callee: str) -> None:
-    x = tf.constant(X)
-    with tf.GradientTape() as tape:
-        tape.watch(x)
-        total = tf.reduce_sum(tf.gather(CALLEES[callee](x), [0, 0, 2]))
-    np.testing.assert_allclose(tape.gradient(total, x), slope() * np.array([[2], [0], [1]]), rtol=1e-5)
-
-
-@pytest.mark.parametrize("callee", ["jax", "jitted", "torch"])
 def test_a_jacobian_by_a_tape(callee: str) -> None:
     x = tf.constant(X[0])
     with tf.GradientTape(persistent=True) as tape:
