@@ -155,13 +155,21 @@ def least_used_gpu() -> int | None:
     return max(gpus, key=lambda device: device.free or 0).index if gpus else None
 
 
-def device_info() -> dict[str, Any]:
+class DeviceInfo(dict[str, Any]):
+    """What `device_info` found: a dictionary that prints as one line."""
+
+    def __str__(self) -> str:
+        gpus = ", ".join(f"gpu:{i} {name}".rstrip() for i, name in enumerate(self["names"]))
+        return f"{self['backend']}: {gpus}" if gpus else "no GPU; arrays live on the host"
+
+
+def device_info() -> DeviceInfo:
     """What there is to compute on, in short; imports no framework and opens no card.
 
     Returns:
         a dictionary: ``available`` (is there a GPU), ``backend`` (``"cuda"``, or the framework that has an
         accelerator, or ``"cpu"``), ``names`` of the GPUs, ``memory`` (total and free bytes of each, or
-        None), ``versions`` (of the installed frameworks).
+        None), ``versions`` (of the installed frameworks). It prints as one line.
 
     >>> info = device_info()
     >>> sorted(info)
@@ -175,13 +183,13 @@ def device_info() -> dict[str, Any]:
         for distribution in registry.facts(name).distributions:
             with suppress(PackageNotFoundError):
                 versions.setdefault(name, version(distribution))
-    return {
-        "available": bool(gpus),
-        "backend": "cuda" if machine.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
-        "names": [device.name for device in gpus],
-        "memory": [(device.total, device.free) for device in gpus],
-        "versions": versions,
-    }
+    return DeviceInfo(
+        available=bool(gpus),
+        backend="cuda" if machine.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
+        names=[device.name for device in gpus],
+        memory=[(device.total, device.free) for device in gpus],
+        versions=versions,
+    )
 
 
 # -- the one that is chosen ----------------------------------------------------------------------------

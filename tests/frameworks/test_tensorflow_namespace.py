@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import array_namespace
+from arraybridge import GradientError, array_namespace
 from tests.helpers import require
 
 MATRIX = np.array([[3.0, -1.0, 2.0], [0.5, 4.0, -2.0]])
@@ -134,3 +135,15 @@ def test_matrices(xp: Any) -> None:
         check(xp.linalg.matrix_power(x, n), np.linalg.matrix_power(SQUARE, n))
     u, s, vh = xp.linalg.svd(x)
     check((u * s) @ vh, SQUARE)
+
+
+@pytest.mark.parametrize("name", ["cumulative_sum", "linalg.svd"])
+def test_what_numpy_computes_refuses_to_be_differentiated(name: str, xp: Any) -> None:
+    tf = require("tensorflow")
+    x = tf.constant(SQUARE[0] if name == "cumulative_sum" else SQUARE)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        result = attrgetter(name)(xp)(x)
+        loss = tf.reduce_sum(result if name == "cumulative_sum" else result[1])
+    with pytest.raises(GradientError, match="no derivative"):
+        tape.gradient(loss, x)

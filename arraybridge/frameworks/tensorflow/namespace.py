@@ -1,6 +1,6 @@
 """The array API over TensorFlow: `tf.experimental.numpy`, TensorFlow itself, and NumPy for what both lack.
 
-This module is the namespace. What is NumPy's runs on the host, and has no derivative.
+This module is the namespace. What is NumPy's runs on the host, and refuses to be differentiated.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import array_api_compat.numpy as _numpy
 import numpy as np
 import tensorflow as tf
 
+from arraybridge.errors import GradientError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU
 
@@ -44,10 +45,21 @@ def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(fn)
     def run(*args: Any, **options: Any) -> Any:
         result = fn(*map(_to_numpy, args), **{key: _to_numpy(value) for key, value in options.items()})
-        if isinstance(result, tuple):
-            tensors = map(tf.convert_to_tensor, result)
-            return type(result)(*tensors) if hasattr(result, "_fields") else tuple(tensors)
-        return tf.convert_to_tensor(result) if isinstance(result, (np.ndarray, np.generic)) else result
+        several = result if isinstance(result, tuple) else (result,)
+        if not all(isinstance(one, (np.ndarray, np.generic)) for one in several):
+            return result
+        floats = [x for x in args if isinstance(x, tf.Tensor) and (x.dtype.is_floating or x.dtype.is_complex)]
+        tensors = tf.custom_gradient(lambda *_: (tuple(map(tf.convert_to_tensor, several)), refuse))(*floats)
+        if several is not result:
+            return tensors[0]
+        return type(result)(*tensors) if hasattr(result, "_fields") else tensors
+
+    def refuse(*_: Any) -> Any:
+        raise GradientError(
+            f"{fn.__name__} runs by way of NumPy here, and has no derivative; write it with TensorFlow's own"
+            " functions where gradients flow",
+            reason="NumPy computed it",
+        )
 
     return run
 
