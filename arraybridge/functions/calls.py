@@ -158,7 +158,7 @@ def entering(options: SimpleNamespace) -> tuple[Change | None, Callable[[], Chan
     words = None if device is None else str(device)
     form, careful = _converting(name, options.declared, options.grad, options.dtype, words)
     convert = None if on_card else _planned(form, careful)
-    follows_worker = device is None and name != "numpy"
+    follows_worker = device is None and options.gpu_id is None and name != "numpy"
 
     def of_one_call() -> Change:
         place = worker_device.get() if busy_workers and follows_worker else None
