@@ -123,18 +123,6 @@ def test_a_dtype_that_a_framework_lacks_is_refused_in_its_cells() -> None:
     assert all(cell["exact"] for cell in copied + own)
 
 
-def test_a_pipe_is_as_wide_as_need_be() -> None:
-    """Each sentence on a line of its own, however long, unless COLUMNS says how wide the reader is."""
-    require("pyclesperanto")
-    arguments = ("matrix", "--frameworks", "numpy,pyclesperanto", "--size", "1KiB", "--dtype", "complex64")
-    lines = call_cli(*arguments, COLUMNS="").stdout.splitlines()
-    (refusal,) = [line for line in lines if line.startswith("refused:")]
-    assert len(refusal) > 160
-    narrow = call_cli(*arguments, COLUMNS="60").stdout
-    assert max(map(len, narrow.splitlines())) <= 60
-    assert " ".join(refusal.split()) in " ".join(narrow.split())
-
-
 def test_a_table_that_sorts_has_a_button_for_each_column_and_both_ways_for_numbers() -> None:
     rows = [("a", ("1 s", 'data-value="1"')), ("<b>", ("2 s", 'data-value="2"'))]
     text = command.sortable_table(("name", "time"), rows, ("time",))

@@ -180,15 +180,6 @@ def test_bad_input_is_refused_at_once(
         device_map(*arguments, **options)
 
 
-def test_arrays_of_a_framework_without_the_device(jax_devices: Any) -> None:
-    require("torch")
-    tensor = arraybridge.to_torch(np.zeros(2))
-    with pytest.raises(arraybridge.DeviceNotFoundError) as caught:
-        list(device_map(lambda x: x, [tensor], ["cpu:2"]))
-    assert any("item 0, on cpu:2" in note for note in caught.value.__notes__)
-    assert any("torch has no cpu:2" in note for note in caught.value.__notes__)
-
-
 def test_the_host_instead_of_a_missing_gpu(jax_devices: Any) -> None:
     @arraybridge.jax
     def same(x: Any) -> Any:

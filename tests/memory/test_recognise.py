@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -46,20 +45,6 @@ def test_the_rehearsed_error_is_the_frameworks_own(name: str) -> None:
     error = framework(name).oom_error()
     assert framework(name).is_oom(error)
     assert is_oom_error(error)
-
-
-def test_errors_of_pyopencl_and_what_another_process_sends_of_them() -> None:
-    """Its record of the error does not pickle: the class is left, and the words at most."""
-    cl = pytest.importorskip("pyopencl")
-    require("pyclesperanto")
-    context = cl.create_some_context(interactive=False)
-    error = raised_by(lambda: cl.Buffer(context, cl.mem_flags.READ_WRITE, 1 << 45))
-    assert is_oom_error(error)
-    sent = pickle.loads(pickle.dumps(type(error)(str(error))))
-    assert is_oom_error(sent)
-    assert is_oom_error(RuntimeError(f"{type(error).__name__}: {error}"))
-    assert is_oom_error(cl.MemoryError())
-    assert not is_oom_error(cl.LogicError("clSetKernelArg failed: INVALID_ARG_SIZE"))
 
 
 # -- what only a card raises ---------------------------------------------------------------------------
