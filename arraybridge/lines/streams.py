@@ -2,7 +2,7 @@
 
 A thread that makes an array leaves a mark in its queue of work; the thread that reads the array lets its own
 queue wait for that mark. Nobody waits for a card. What does not pass is an array that is being differentiated
-in one thread, or in one process.
+in one thread.
 """
 
 from __future__ import annotations

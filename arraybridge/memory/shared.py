@@ -178,8 +178,7 @@ class Exchange:
         Finalize(parts[0].base, setattr, (segment.lent, "value", False))  # which a fork leaves alone
         others = [one for one in self._borrowed if one is not segment]
         in_use = [one for one in others if one.lent.value]
-        free = [one for one in others if one not in in_use]
-        self._borrowed = [*in_use, *free[-self.SPARE :], segment]
+        self._borrowed = [*others, segment][-self.BORROWED - self.SPARE :]
         if segment not in self.segments:
             segment.hide()  # nobody else opens it here, so that its descriptor can go
         return [part.copy() for part in parts] if len(in_use) == self.BORROWED else parts
