@@ -295,12 +295,25 @@ def capsule(view: np.ndarray) -> Any:
     return exported
 
 
+class _Importable:
+    """NumPy 1 looks for the two methods in the class."""
+
+    def __init__(self, exported: Any, device: tuple[int, int]) -> None:
+        self._exported, self._device = exported, device
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._exported
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+
 def importable(exported: Any, device: tuple[int, int] = (1, 0)) -> Any:
     """A capsule in the form that ``from_dlpack`` functions take, whatever stream they name.
 
     ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for a CUDA card.
     """
-    return Exported(__dlpack__=lambda **_: exported, __dlpack_device__=lambda: device)
+    return _Importable(exported, device)
 
 
 def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
