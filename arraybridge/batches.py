@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, kind_of, kinds, source_of
 from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.base import Framework
-from arraybridge.trees import leaves_of, map_arrays, together
+from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, source_of, together
 
 __all__ = ["Joined", "fixed", "kept", "part", "plain", "rows"]
 

@@ -1,4 +1,4 @@
-"""Containers: opening one, and going through it. The only ones in the house; arrays.py says what one is.
+"""What is an array, what is a container to look into, and what is neither; and going through containers.
 
 Looked into are dicts, lists, tuples and deques with their subclasses, named tuples, dataclasses, `UserDict`,
 `SimpleNamespace`, and what is registered with optree (in its global namespace or in ``"arraybridge"``). Two
@@ -9,27 +9,134 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import mmap
 import operator
-from collections import UserDict, deque
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from types import SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
-from arraybridge.arrays import ARRAY, BUILT_IN, LEAF, OPTREE, TREE, is_registered, kind_of, kinds
+import numpy as np
+
+from arraybridge.carriers.carrier import carrier_of
+from arraybridge.carriers.carrier import opened as opened_carrier
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, offers_alone, unknown_array
+from arraybridge.types import Cache
 
 __all__ = [
+    "ARRAY",
+    "LEAF",
+    "TREE",
     "Opened",
     "arrays_of",
     "flattened",
+    "is_array",
+    "is_carrier",
+    "kind_of",
+    "kinds",
     "leaves_of",
     "map_arrays",
     "outline",
     "prefix",
+    "source_of",
     "together",
 ]
+
+# -- what a value is -----------------------------------------------------------------------------------
+
+#: What a value is: no array and no container, an array, or a container to look into.
+LEAF, ARRAY, TREE = 1, 2, 3
+# Each value of the class is looked at anew: it may be registered with optree at any time, or have a protocol
+# of its own.
+_OPEN = 0
+
+_PLAIN = (
+    *(int, float, complex, bool, str, bytes, type(None), slice, range),
+    *(FunctionType, BuiltinFunctionType, MethodType),
+)
+_BUILT_IN = (dict, list, tuple, OrderedDict, defaultdict, deque)
+_BASES = (dict, list, tuple, deque, UserDict, SimpleNamespace)
+# Classes may be registered with optree for arraybridge alone.
+_OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
+
+#: Type → what its values are. Where every microsecond counts, ``kinds.get(type(x)) or kind_of(x)``.
+kinds: Cache[type, int] = Cache()
+
+
+def kind_of(value: Any) -> int:
+    """`LEAF`, `ARRAY` or `TREE`."""
+    cls = type(value)
+    kind = kinds.get(cls)
+    if kind is None:
+        kind = kinds.keep(cls, _kind_of_class(value))
+    if kind != _OPEN:
+        return kind
+    if is_carrier(value):  # first, since zarr's arrays are dataclasses
+        return ARRAY
+    return TREE if _is_container(value) else ARRAY if offers_alone(value) else LEAF
+
+
+def _kind_of_class(value: Any) -> int:
+    cls = type(value)
+    if cls in _PLAIN or isinstance(value, (np.generic, type)):
+        return LEAF
+    if cls in _BUILT_IN:
+        return TREE
+    if registry.find_owner(value) is not None:
+        return ARRAY
+    if carrier_of(value) is not None:
+        return _OPEN
+    if is_foreign_array(value) and not offers_alone(value):
+        return ARRAY
+    return TREE if _is_container(value) else _OPEN
+
+
+def is_carrier(value: Any) -> bool:
+    """Whether it counts as an array because it carries one.
+
+    Bytes do not, among other things; they carry one where they are named as the array to convert.
+    """
+    return not isinstance(value, (bytes, bytearray, mmap.mmap)) and carrier_of(value) is not None
+
+
+def _is_container(x: Any) -> bool:
+    return isinstance(x, _BASES) or dataclasses.is_dataclass(x) or _is_registered(x)
+
+
+def _is_registered(x: Any) -> bool:
+    """Whether optree looks into it: a named tuple, a structseq, or of a class that is registered by now."""
+    import optree
+
+    return not optree.tree_is_leaf(x, **_OPTREE)
+
+
+def is_array(x: Any) -> bool:
+    """Whether ``x`` is an array that can be a source."""
+    return registry.find_owner(x) is not None or carrier_of(x) is not None or is_foreign_array(x)
+
+
+def source_of(x: Any) -> tuple[Framework, Any]:
+    """The framework of an array, and the array to read (foreign CUDA arrays are imported first).
+
+    Raises:
+        UnknownArrayError: it is no array.
+    """
+    owner = registry.find_owner(x)
+    if owner is not None:
+        return owner, x
+    carrier = carrier_of(x)
+    if carrier is not None:
+        owner, array = opened_carrier(carrier, x)
+        return source_of(array) if owner is None else (owner, array)
+    if not is_foreign_array(x):
+        raise unknown_array(x)
+    return foreign_framework(x)
+
 
 # -- one container -------------------------------------------------------------------------------------
 
@@ -79,7 +186,7 @@ class Opened:
 
 def _opened(tree: Any) -> Opened:
     cls, extra, words = type(tree), None, "[{!r}]"
-    if cls not in BUILT_IN and is_registered(tree):
+    if cls not in _BUILT_IN and _is_registered(tree):
         return _registered(tree)
     names: Sequence[Any]
     if isinstance(tree, (list, tuple, deque)):
@@ -120,7 +227,7 @@ def _with(put: Callable[..., None], names: Sequence[Any], like: Any, children: S
 def _registered(tree: Any) -> Opened:
     import optree
 
-    one = optree.tree_flatten_one_level(tree, **OPTREE)
+    one = optree.tree_flatten_one_level(tree, **_OPTREE)
     unflatten, metadata, entries = one.unflatten_func, one.metadata, one.entries
     entry_of, cls, kind = one.path_entry_type, one.type, one.kind  # and not `one`, which holds the children
 

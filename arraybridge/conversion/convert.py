@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from arraybridge.arrays import source_of
 from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, decide, dtype_name, is_dtype
@@ -15,7 +14,7 @@ from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import foreign, registry
 from arraybridge.options import chosen_device
-from arraybridge.trees import map_arrays
+from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 
 if TYPE_CHECKING:

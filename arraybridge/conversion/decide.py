@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import source_of
 from arraybridge.conversion.destination import shares_cards, target_device
 from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack
@@ -26,6 +25,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.parts import itself
+from arraybridge.trees import source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["dtype_name"]

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, LEAF, TREE, is_array, is_carrier, kind_of, kinds, source_of
 from arraybridge.batches import fixed, plain
 from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import plans, trace
@@ -36,7 +35,19 @@ from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import recovered
 from arraybridge.options import Placement, busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import leaves_of, map_arrays, prefix
+from arraybridge.trees import (
+    ARRAY,
+    LEAF,
+    TREE,
+    is_array,
+    is_carrier,
+    kind_of,
+    kinds,
+    leaves_of,
+    map_arrays,
+    prefix,
+    source_of,
+)
 from arraybridge.types import Device
 
 __all__ = ["named_device"]

@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
+from arraybridge.trees import source_of
 
 __all__ = ["DtypeConversion"]
 

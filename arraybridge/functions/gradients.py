@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, is_array, kind_of, kinds, source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import find_source
 from arraybridge.errors import GradientError, MemoryConversionError
@@ -21,7 +20,7 @@ from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import flattened, prefix
+from arraybridge.trees import ARRAY, flattened, is_array, kind_of, kinds, prefix, source_of
 
 
 def _owner(x: Any) -> Framework | None:

@@ -8,7 +8,6 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Literal, TypeVar
 
-from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.devices import devices as all_devices
 from arraybridge.devices.devices import find_device
@@ -20,7 +19,7 @@ from arraybridge.functions.calls import named_device
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.threads import Run, Work, Worker, noting
 from arraybridge.options import Placement, busy_workers, default_device, worker_device
-from arraybridge.trees import map_arrays
+from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
 __all__ = ["decorated", "device_map", "placement", "working_on"]

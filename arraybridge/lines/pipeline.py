@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.arrays import source_of
 from arraybridge.batches import Joined, kept, part, plain
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
@@ -20,7 +19,7 @@ from arraybridge.lines.device_map import placement, source_of_items, whole_numbe
 from arraybridge.lines.threads import Enter, Run, Span, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
-from arraybridge.trees import arrays_of, map_arrays
+from arraybridge.trees import arrays_of, map_arrays, source_of
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import LEAF, kinds
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import Mark
-from arraybridge.trees import arrays_of, map_arrays
+from arraybridge.trees import LEAF, arrays_of, kinds, map_arrays
 from arraybridge.types import Device
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from arraybridge.arrays import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.devices import (
     array_namespace,
@@ -26,7 +25,7 @@ from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.device_map import placement, working_on
 from arraybridge.show import Table, format_seconds
-from arraybridge.trees import arrays_of, map_arrays
+from arraybridge.trees import arrays_of, map_arrays, source_of
 from arraybridge.types import Device
 
 __all__ = ["STANDARD", "Comparison", "SizeComparison", "Timing", "benchmark", "compare"]

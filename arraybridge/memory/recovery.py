@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Any, NoReturn, TypeVar, cast
 
 from arraybridge import batches
-from arraybridge.arrays import ARRAY, kind_of, source_of
 from arraybridge.batches import Joined
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
@@ -26,7 +25,7 @@ from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.options import worker_device
-from arraybridge.trees import leaves_of
+from arraybridge.trees import ARRAY, kind_of, leaves_of, source_of
 from arraybridge.types import Cache
 
 __all__ = [

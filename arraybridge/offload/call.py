@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, kind_of, source_of
 from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
@@ -35,7 +34,7 @@ from arraybridge.offload.comparison import difference, widened
 from arraybridge.offload.timings import CARD, CPU, History, Timings
 from arraybridge.options import card_meant, chosen_device, worker_device
 from arraybridge.show import format_bytes, format_seconds
-from arraybridge.trees import arrays_of, leaves_of, map_arrays
+from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays, source_of
 from arraybridge.types import Cache, Device, GpuId
 
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.arrays import ARRAY, kind_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.hostmemory import np_dtype
-from arraybridge.trees import map_arrays, outline, together
+from arraybridge.trees import ARRAY, kind_of, map_arrays, outline, together
 
 
 def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
