@@ -114,7 +114,10 @@ def _opened(process: int, key: str, size: int) -> Segment:
     for path in Path(f"/proc/{process}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed in the meantime
             if key in str(path.readlink()):
-                return _mapped(key, size, os.open(path, os.O_RDWR))
+                descriptor = os.open(path, os.O_RDWR)
+                if key in str(Path(f"/proc/self/fd/{descriptor}").readlink()):  # and still that file
+                    return _mapped(key, size, descriptor)
+                os.close(descriptor)
     raise FileNotFoundError("it is not there any more")
 
 
