@@ -111,10 +111,12 @@ def test_forms() -> None:
 def test_the_peak_of_the_host() -> None:
     with memory_peak() as m:
         large = np.ones(1 << 25)  # 256 MiB
+        while m["this process"].growth < (1 << 28) * 0.9:  # the host is looked at now and then
+            time.sleep(0.001)
         del large
     row = m["this process"]
     assert row.device == "cpu"
-    assert (1 << 28) * 0.9 < row.growth < (1 << 28) * 1.5
+    assert row.growth < (1 << 28) * 1.5
     assert "this process" in str(m)
     assert "<table>" in m._repr_html_()
 

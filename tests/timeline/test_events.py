@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import Pipeline, TraceLog, arrays, convert_memory, device_map, prefetch, trace
+from arraybridge import Pipeline, TraceLog, convert_memory, device_map, prefetch, trace, trees
 from arraybridge.conversion import trace as trace_module
 from arraybridge.testing import inject_oom
 from arraybridge.timeline.events import Event
@@ -280,7 +280,7 @@ def test_nothing_is_measured_when_no_trace_is_open(monkeypatch: pytest.MonkeyPat
 
 def test_torch_compile_is_left_alone() -> None:
     torch = require("torch")
-    arrays.kinds.clear()  # what is learnt at first sight of a type is learnt while torch traces
+    trees.kinds.clear()  # what is learnt at first sight of a type is learnt while torch traces
     torch.compiler.reset()
 
     @arraybridge.torch(output_type="input")
