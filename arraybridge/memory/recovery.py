@@ -119,8 +119,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     After a first clean-up and retry, the size is halved until a part fits. Parts that are finished are kept
     and never computed again; the size that fits is used for the rest. The result of each part is copied into
     one result that is made beforehand, so that ``fn`` may write to a buffer of its own at the next part.
-    The result equals that of the whole batch, bit for bit, if ``fn`` is row-wise: it treats each row
-    (slice along ``axis``) by itself, and gives one back for each.
+    Arrays of JAX and TensorFlow are kept instead, and must not share such a buffer. The result equals that of
+    the whole batch, bit for bit, if ``fn`` is row-wise: it treats each row (slice along ``axis``) by itself,
+    and gives one back for each.
 
     Args:
         fn: called as ``fn(part)``.
