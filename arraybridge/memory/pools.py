@@ -112,12 +112,17 @@ class BufferPool:
             buffer = self._reused(place, nbytes)
             if buffer is None:
                 self._make_room(nbytes, owner)
-                memory = _bytes(owner, nbytes, device) if has_views else None
+                if not has_views:
+                    memory = owner.empty(extents, name, device)
+                elif device == CPU:
+                    memory = hostmemory.packed((nbytes,), np.dtype(np.uint8))
+                else:
+                    memory = owner.empty((max(1, nbytes),), "uint8", device)
                 buffer = _Buffer(place, nbytes, owner, memory)
+            array = buffer.memory
             if has_views:
-                array = owner.reshaped(buffer.memory, extents, name)
+                array = owner.reshaped(array, extents, name)
             else:
-                array = owner.empty(extents, name, device) if buffer.memory is None else buffer.memory
                 buffer = buffer._replace(memory=None)
             identity, lent = id(array), self._lent
             lent[identity] = weakref.ref(array, lambda _: lent.pop(identity, None)), buffer
@@ -214,13 +219,6 @@ def _checked(
     else:
         device = find_or_host(owner, owner.accelerator(index))
     return owner, extents, name, device
-
-
-def _bytes(owner: Framework, nbytes: int, device: Device) -> Any:
-    """New memory."""
-    if device != CPU:
-        return owner.empty((max(1, nbytes),), "uint8", device)
-    return hostmemory.packed((nbytes,), np.dtype(np.uint8))
 
 
 # -- pinned memory -------------------------------------------------------------------------------------

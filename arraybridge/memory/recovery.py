@@ -39,7 +39,6 @@ __all__ = [
 ]
 
 R = TypeVar("R")
-Split = bool | str | int | tuple[str | int, ...] | list[str | int] | None
 
 #: Positional and keyword arguments.
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -59,7 +58,7 @@ def run_with_oom_recovery(
     *args: Any,
     max_retries: int = 2,
     gpu_id: int | None = None,
-    split: Split = False,
+    split: bool = False,
     split_axis: int = 0,
     min_split: int = 1,
     before_retry: Callable[[], object] | None = None,
@@ -80,8 +79,8 @@ def run_with_oom_recovery(
             ``functools.partial``).
         max_retries: attempts after the first; 0 only calls.
         gpu_id: the accelerator of which to free caches; None: all.
-        split: True: when a retry fails too, go on in halves, as `split_and_retry` does. Names or positions of
-            arguments split these and no others. A call that has nothing to split just runs.
+        split: when a retry fails too, go on in halves, as `split_and_retry` does. A call that has nothing to
+            split just runs.
         split_axis: the axis to split along.
         min_split: the fewest rows of a part.
         before_retry: called without arguments after each failure, before the next attempt: a training step
@@ -90,9 +89,9 @@ def run_with_oom_recovery(
     Raises:
         The error of the last attempt, with a note of what was tried, when every one ran out of memory.
         CannotSplitError: with ``split``: memory has run out and no argument has that axis, or the results
-            cannot be joined; or ``split`` names what is not there.
+            cannot be joined.
         ValueError: ``max_retries`` or ``min_split`` is out of range.
-        TypeError: ``before_retry`` cannot be called.
+        TypeError: ``before_retry`` cannot be called, or ``split`` is no bool.
 
     >>> import numpy as np
     >>> run_with_oom_recovery(np.add, np.ones(2), 1)
@@ -102,10 +101,10 @@ def run_with_oom_recovery(
         raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
-    if split is None or split is False:
+    if split.__class__ is not bool:
+        raise TypeError(f"split={split!r} must be True or False; mark what is not to be split as fixed(x)")
+    if not split:
         return cast("R", recovered(fn, args, kwargs, max_retries, gpu_id, before_retry))
-    if split is not True:
-        args, kwargs = _named(fn, (args, kwargs), split, split_axis)
     _check_floor(min_split)
     result = recovered(
         _unmarking(fn), args, kwargs, max_retries, gpu_id, before_retry, True, split_axis, min_split
@@ -324,8 +323,8 @@ class _Call:
 
     def again(self) -> Any:
         """The whole call, as often as is planned."""
-        attempts = self.retries + 1
-        result = self._tried(self._whole, attempts, f"one of {attempts} attempts")
+        attempts, rows = self.retries + 1, batches.rows(self.batch, self.axis) if faults else None
+        result = self._tried(partial(self._attempt, rows, 0, rows), attempts, f"one of {attempts} attempts")
         if self.failure is not None:
             self._give_up(
                 f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
@@ -337,7 +336,8 @@ class _Call:
     def in_parts(self) -> Any:
         """The whole call; then parts of half the size, until one fits, and of that size for the rest."""
         rows, axis, least = batches.rows(self.batch, self.axis), self.axis, self.least
-        result = self._tried(self._whole, 1 + min(self.retries, 1), f"{rows} rows")
+        whole = partial(self._attempt, rows, 0, rows)
+        result = self._tried(whole, 1 + min(self.retries, 1), f"{rows} rows")
         if self.failure is None:
             return result
         if rows is None:
@@ -349,7 +349,7 @@ class _Call:
             count = _portion(rows - joined.done, size, least)
             # Parts of the smallest size are tried twice, since nothing smaller is left to try.
             attempts = 2 if count < 2 * least else 1
-            result = self._tried(partial(self._part, rows, joined.done, count), attempts, f"{count} rows")
+            result = self._tried(partial(self._attempt, rows, joined.done, count), attempts, f"{count} rows")
             if self.failure is None:
                 self._join(partial(joined.add, result, count))
             else:
@@ -357,28 +357,26 @@ class _Call:
             del result
         return self._join(joined.result)
 
-    def _whole(self) -> Any:
-        if faults:
-            _rehearse(batches.rows(self.batch, self.axis))
-        args, kwargs = self.batch
+    def _attempt(self, rows: Any, start: int, count: Any) -> Any:
+        """Call the function on ``count`` of the rows; both are None where nobody has counted them."""
+        for fault in tuple(faults):  # another thread may end its rehearsal
+            fault(count)
+        args, kwargs = self.batch if count == rows else self._part(rows, start, count)
         return self.fn(*args, **kwargs)
 
-    def _part(self, rows: int, start: int, count: int) -> Any:
-        if faults:
-            _rehearse(count)
-        axis = self.axis
+    def _part(self, rows: int, start: int, count: int) -> Batch:
+        """The arguments for these rows."""
         try:
-            args, kwargs = batches.part(self.batch, axis, rows, start, start + count)
+            return cast("Batch", batches.part(self.batch, self.axis, rows, start, start + count))
         except refusals(*loaded()) as error:
             if is_oom_error(error):
                 raise
             raise CannotSplitError(
-                f"memory has run out, and the batch cannot be cut along axis {axis}: {_described(error)}."
-                " Pass arrays that can be sliced, as x.to_dense() of a sparse one, or mark what every part"
-                " is to get as fixed(array).",
-                reason=f"the batch cannot be cut along axis {axis}",
+                f"memory has run out, and the batch cannot be cut along axis {self.axis}:"
+                f" {_described(error)}. Pass arrays that can be sliced, as x.to_dense() of a sparse one, or"
+                " mark what every part is to get as fixed(array).",
+                reason=f"the batch cannot be cut along axis {self.axis}",
             ) from error
-        return self.fn(*args, **kwargs)
 
     def _tried(self, run: Callable[[], Any], attempts: int, what: str) -> Any:
         """The result of the first of so many attempts that succeeds; None where `failure` is left."""
@@ -442,61 +440,12 @@ class _Call:
             self.before_retry()
 
 
-def _rehearse(rows: int | None) -> None:
-    """Fail where a rehearsal wants an attempt on so many rows to fail."""
-    for fault in tuple(faults):  # another thread may end its rehearsal
-        fault(rows)
-
-
 def _described(error: BaseException) -> str:
     words = (text_of(error) or "").partition("\n")[0]
     return f"{type(error).__module__}.{type(error).__qualname__}: {words}".removeprefix("builtins.")
 
 
 # -- the arguments -----------------------------------------------------------------------------------
-
-
-def _named(fn: Callable[..., Any], batch: Batch, split: Split, axis: int) -> Batch:
-    """The arguments, of which all but those that ``split`` names are marked as `fixed`.
-
-    Raises:
-        CannotSplitError: the call does not have one of them, or they differ in length.
-    """
-    args, kwargs = batch
-    names = split if isinstance(split, (tuple, list)) else (split,)
-    keys = [_key(fn, args, kwargs, name) for name in names]
-    lengths = {key: batches.rows(args[key] if isinstance(key, int) else kwargs[key], axis) for key in keys}
-    if len(set(lengths.values())) > 1:
-        (first, rows), *remaining_lengths = lengths.items()
-        key, other = next((key, other) for key, other in remaining_lengths if other != rows)
-        raise CannotSplitError(
-            f"argument {key!r} has {other} rows along axis {axis}, and argument {first!r} has {rows}; split"
-            " arguments of one length only",
-            reason="the arguments to split differ in length",
-        )
-    marked = {key: batches.fixed(batches.plain(x)) for key, x in kwargs.items() if key not in keys}
-    return (
-        tuple(x if i in keys else batches.fixed(batches.plain(x)) for i, x in enumerate(args)),
-        {**kwargs, **marked},
-    )
-
-
-def _key(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: Any) -> str | int:
-    """The position or keyword of the argument that is called so."""
-    import inspect  # nothing that `import arraybridge` needs
-
-    if isinstance(name, str):
-        if name in kwargs:
-            return name
-        with suppress(TypeError, ValueError):  # a built-in without a signature; no such parameter
-            name = list(inspect.signature(fn).parameters).index(name)
-    if isinstance(name, int) and 0 <= name < len(args):
-        return name
-    raise CannotSplitError(
-        f"split= names an argument {name!r} that the call does not have; pass its name, its position, or"
-        " True",
-        reason=f"there is no argument {name!r}",
-    )
 
 
 def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
@@ -540,12 +489,9 @@ def _read_once(batch: Batch) -> str:
 
 def _say_in(error: BaseException, sentence: str) -> None:
     """Say more in the message of an error of somebody else; in a note where its class makes its message."""
-    before = error.args
-    message = before[0] if before else ""
-    if isinstance(message, str):
-        with suppress(Exception):  # as in `note_on`
-            error.args = ("\n".join(filter(None, (message, sentence))), *before[1:])
+    message = text_of(error)
+    with suppress(Exception):  # as in `note_on`
+        if error.args in ((), (message,)):
+            error.args = ("\n".join(filter(None, (message, sentence))),)
     if sentence not in (text_of(error) or ""):
-        with suppress(Exception):
-            error.args = before
         note_on(error, sentence)

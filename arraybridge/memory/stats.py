@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from arraybridge import machine
@@ -28,12 +29,6 @@ __all__ = [
     "memory_peak",
     "memory_stats",
 ]
-
-#: The holder of the host's memory.
-THIS_PROCESS = "this process"
-REST_OF_PROCESS = "this process, otherwise"  # contexts, libraries, and pools whose owner does not count them
-OTHERS = "other processes"
-REST = "everything else"  # where the driver does not say which process holds what
 
 _HEAD = ("device", "holder", "used", "cached", "peak", "fragmentation")
 
@@ -55,6 +50,7 @@ class DeviceMemory(NamedTuple):
     temperature: int | None = None
 
 
+@dataclass(frozen=True)
 class MemoryStats(Table):
     """One reading of `memory_stats`: a table, also in a notebook; ``to_dict()`` is ready for JSON.
 
@@ -63,11 +59,8 @@ class MemoryStats(Table):
         note: what could not be seen, and why; or ``""``.
     """
 
-    __slots__ = ("devices", "note")
-
-    def __init__(self, devices: tuple[DeviceMemory, ...], note: str = "") -> None:
-        self.devices = devices
-        self.note = note
+    devices: tuple[DeviceMemory, ...]
+    note: str = ""
 
     @property
     def rows(self) -> tuple[Holding, ...]:
@@ -113,7 +106,7 @@ def holdings() -> list[Holding]:
     Opens nothing, and costs next to nothing.
     """
     used, peak = machine.own_memory()
-    own = Holding("cpu", THIS_PROCESS, used, peak=peak)
+    own = Holding("cpu", "this process", used, peak=peak)
     return [own, *(holding for one in loaded() for holding in one.usage())]
 
 
@@ -144,7 +137,9 @@ def memory_stats() -> MemoryStats:
 def _read_host(rows: list[Holding]) -> DeviceMemory:
     total, free = machine.host_memory()
     elsewhere = total - free - (rows[0].used or 0)
-    return DeviceMemory("cpu", "", "", total, free, (*rows, Holding("cpu", OTHERS, max(0, elsewhere))))
+    return DeviceMemory(
+        "cpu", "", "", total, free, (*rows, Holding("cpu", "other processes", max(0, elsewhere)))
+    )
 
 
 def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
@@ -152,12 +147,13 @@ def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
     own, ours = now.holders.get(os.getpid()), _reserved(rows)
     if now.used is None:  # a card that shares the host's memory
         remainder = []
-    elif own is None:  # processes are counted from outside a container, or without their sizes
-        remainder = [Holding(device, REST, max(0, now.used - ours))]
+    elif own is None:  # the driver counts processes from outside a container, or without their sizes
+        remainder = [Holding(device, "everything else", max(0, now.used - ours))]
     else:
         remainder = [
-            Holding(device, REST_OF_PROCESS, max(0, own - ours)),
-            Holding(device, OTHERS, max(0, now.used - max(own, ours))),
+            # Contexts, libraries, and pools whose owner does not count them.
+            Holding(device, "this process, otherwise", max(0, own - ours)),
+            Holding(device, "other processes", max(0, now.used - max(own, ours))),
         ]
     reading = (now.total, now.free, (*rows, *remainder), now.load, now.temperature)
     return DeviceMemory(device, card.name, card.uuid, *reading)
@@ -169,7 +165,7 @@ def _read_through_framework(device: str, rows: list[Holding]) -> DeviceMemory:
         memory = registry.framework(row.holder).card_memory(Device.parse(device))
         if memory is not None:
             free, total = memory
-            remainder = Holding(device, REST, max(0, total - free - _reserved(rows)))
+            remainder = Holding(device, "everything else", max(0, total - free - _reserved(rows)))
             return DeviceMemory(device, "", "", total, free, (*rows, remainder))
     return DeviceMemory(device, "", "", None, None, tuple(rows))
 
@@ -205,7 +201,27 @@ def gpu_utilization() -> tuple[GpuLoad, ...]:
     )
 
 
-# -- the most within a block ---------------------------------------------------------------------------
+# -- again and again ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def _repeated(look: Callable[[], object], interval: float) -> Iterator[None]:
+    """Look every so many seconds, in a thread, while a ``with`` block runs, and once more at its end."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(interval):
+            look()
+
+    watcher = threading.Thread(target=watch, name="arraybridge-memory", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
+        look()
+
 
 _PEAK_HEAD = ("device", "holder", "before", "peak", "growth")
 
@@ -223,13 +239,19 @@ class PeakRow(NamedTuple):
         return max(0, self.peak - self.before)
 
 
+# Reentrant: a block that begins looks at those around it.
+_peaks_lock = threading.RLock()
+_open_peaks: list[MemoryPeak] = []
+
+
 class MemoryPeak(Table):
     """What a block of `memory_peak` used at most so far: ``rows``, ``m["torch"]``."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], PeakRow] = {}
+        before = [one for one in holdings() if one.used is not None]
+        self._rows = {one[:2]: PeakRow(*one[:2], one.used or 0, one.used or 0) for one in before}
         # What frameworks had counted by then: only a larger peak is of the block.
-        self._stale: dict[tuple[str, str], int] = {}
+        self._counted = {one[:2]: one.peak or 0 for one in before}
 
     @property
     def rows(self) -> tuple[PeakRow, ...]:
@@ -248,30 +270,17 @@ class MemoryPeak(Table):
         raise KeyError(f"{holder} is not among {', '.join(row.holder for row in self.rows) or 'no rows'}")
 
     def _table(self) -> Contents:
-        rows = [
-            (r.device, r.holder, format_bytes(r.before), format_bytes(r.peak), format_bytes(r.growth))
-            for r in self.rows
-        ]
+        rows = [(r.device, r.holder, *map(format_bytes, (r.before, r.peak, r.growth))) for r in self.rows]
         return _PEAK_HEAD, rows, _PEAK_HEAD[2:], ""
 
-    def _start(self) -> None:
-        for one in loaded():
-            one.reset_peak()
-        for device, holder, used, _, peak in holdings():
-            if used is not None:
-                self._rows[device, holder] = PeakRow(device, holder, used, used)
-                self._stale[device, holder] = peak or 0
-
     def _look(self) -> None:
-        for device, holder, used, _, peak in holdings():
-            if used is not None:
-                counted = peak if peak is not None and peak > self._stale.get((device, holder), -1) else 0
-                row = self._rows.get((device, holder), PeakRow(device, holder, 0, 0))
-                self._rows[device, holder] = row._replace(peak=max(row.peak, used, counted))
-
-
-_open_peaks: list[MemoryPeak] = []
-_peaks_lock = threading.Lock()
+        with _peaks_lock:
+            for one in holdings():
+                if one.used is not None:
+                    row = self._rows.get(one[:2]) or PeakRow(*one[:2], 0, 0)
+                    is_new = (one.peak or 0) > self._counted.get(one[:2], 0)
+                    most = max(row.peak, one.used, one.peak or 0 if is_new else 0)
+                    self._rows[one[:2]] = row._replace(peak=most)
 
 
 @contextmanager
@@ -290,44 +299,22 @@ def memory_peak() -> Iterator[MemoryPeak]:
     >>> m["this process"].growth >= 0
     True
     """
-    measured = MemoryPeak()
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.002):
-            with _peaks_lock:
-                measured._look()
-
     with _peaks_lock:
         for outer in _open_peaks:  # keep what they have seen: the counters start anew
             outer._look()
-        measured._start()
+        for one in loaded():
+            one.reset_peak()
+        measured = MemoryPeak()
         _open_peaks.append(measured)
-    watcher = threading.Thread(target=watch, name="arraybridge-memory-peak", daemon=True)
-    watcher.start()
     try:
-        yield measured
+        with _repeated(measured._look, 0.002):
+            yield measured
     finally:
-        ended.set()
-        watcher.join()
-        with _peaks_lock:
-            _open_peaks.remove(measured)
-            measured._look()
+        _open_peaks.remove(measured)
 
-
-# -- a record over time ------------------------------------------------------------------------------
 
 #: What one line of a record says: the time in seconds since 1970, a holder's bytes, and its device's.
 COLUMNS = ("time", "device", "holder", "used", "cached", "peak", "free", "total", "load", "temperature")
-
-
-def records(stats: MemoryStats) -> Iterator[dict[str, Any]]:
-    """A reading as lines of a record, one for each holder of each device, by `COLUMNS`."""
-    now = round(time.time(), 3)
-    for d in stats.devices:
-        for h in d.holdings:
-            row = (now, d.device, h.holder, h.used, h.cached, h.peak, d.free, d.total, d.load, d.temperature)
-            yield dict(zip(COLUMNS, row, strict=True))
 
 
 class MemoryCollector:
@@ -363,34 +350,29 @@ class MemoryCollector:
         if not interval > 0:
             raise ValueError(f"interval={interval!r} must be a positive number of seconds")
         self._interval = interval
-        self._ended = threading.Event()
 
     def __enter__(self) -> Self:
-        self.write(memory_stats())  # a file that cannot be written shows now
-        self._ended.clear()
-        self._thread = threading.Thread(target=self._run, name="arraybridge-memory-collector", daemon=True)
-        self._thread.start()
+        self.write()  # a file that cannot be written shows now
+        self._writing = _repeated(self.write, self._interval)
+        self._writing.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        self.write(memory_stats())
+        self._writing.__exit__(None, None, None)
 
-    def _run(self) -> None:
-        while not self._ended.wait(self._interval):
-            self.write(memory_stats())
-
-    def write(self, stats: MemoryStats) -> None:
-        """Write one reading to the file."""
+    def write(self, stats: MemoryStats | None = None) -> None:
+        """Write a reading to the file: this one, or one that is made now."""
         import csv
         import json
 
+        now, lines = round(time.time(), 3), []
+        for d in (stats or memory_stats()).devices:
+            of_device = (d.free, d.total, d.load, d.temperature)
+            lines += [(now, d.device, h.holder, h.used, h.cached, h.peak, *of_device) for h in d.holdings]
         with self._path.open("a", newline="", encoding="utf-8") as file:
             if self._path.suffix == ".jsonl":
-                file.writelines(json.dumps(record) + "\n" for record in records(stats))
-                return
-            writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            if not file.tell():
-                writer.writeheader()
-            writer.writerows(records(stats))
+                objects = (dict(zip(COLUMNS, line, strict=True)) for line in lines)
+                file.writelines(json.dumps(one) + "\n" for one in objects)
+            else:
+                head = [] if file.tell() else [COLUMNS]
+                csv.writer(file, lineterminator="\n").writerows([*head, *lines])
