@@ -49,23 +49,20 @@ Span = tuple[int, int]
 Shape = tuple[tuple[int, ...], str]
 
 
+@dataclasses.dataclass(eq=False)
 class Linear:
-    """A function of the callee at a point: its pullback there, and what that reads."""
+    """A function of the callee at a point.
 
-    #: What the results depend on that is differentiable and no argument; "" for nothing.
-    captured = ""
+    Attributes:
+        pull: its pullback, from cotangents, one for each result and None where there is none, to gradients of
+            the active arguments, in torch's convention for complex numbers: JAX's conjugates.
+        captured: what the results depend on that is differentiable and no argument; "" for nothing.
+        residuals: the arrays that `pull` reads; None where nobody knows.
+    """
 
-    def pull(self, cotangents: list[Any]) -> list[Any]:
-        """Gradients of the active arguments, in torch's convention for complex numbers: JAX's conjugates.
-
-        Args:
-            cotangents: one for each result, None where there is none.
-        """
-        raise NotImplementedError
-
-    def residuals(self) -> list[Any] | None:
-        """The arrays that `pull` reads; None where nobody knows."""
-        return None
+    pull: Callable[[list[Any]], list[Any]]
+    captured: str = ""
+    residuals: Sequence[Any] | None = None
 
 
 class Autodiff:

@@ -132,14 +132,22 @@ class Operation:
         operands = [*arrays, *(c for c in cotangents if c is not None)]
         return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
 
+    def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
+        """Those of the arguments, None for each that is not active, as the caller differentiates them."""
+        pullback, operands = self.pullback(arrays, cotangents, linear)
+        if any(pullback.active):
+            results = iter(self.caller.autodiff.apply(pullback, operands))
+        else:
+            results = iter(pullback.linearise(operands)[0])
+        return [next(results) if a else None for a in self.active]
+
     def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
         """The results in whose memory the pullback reads, so that nobody may write to them."""
         if linear is None:
             return []
-        residuals = linear.residuals()
-        if residuals is None:
+        if linear.residuals is None:
             return results
-        spans = [self.callee.autodiff.span(x) for x in residuals]
+        spans = [self.callee.autodiff.span(x) for x in linear.residuals]
         return [y for y in results if overlaps(self.caller.autodiff.span(y), spans)]
 
     # -- from one framework to the other -------------------------------------------------------------
@@ -232,7 +240,7 @@ class Pullback(Operation):
             gradients = self._left(self.body(self._entered(arrays)), likes)
         else:
             # The caller may write to a gradient, and pull back again.
-            spans += [self.callee.autodiff.span(x) for x in linear.residuals() or ()]
+            spans += [self.callee.autodiff.span(x) for x in linear.residuals or ()]
             cotangents = self._entered(arrays[len(self.forward.active) :])
             cotangents = merged([None] * len(self.present), self.present, cotangents)
             gradients = self._left(linear.pull(cotangents), likes)

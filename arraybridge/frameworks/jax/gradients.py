@@ -58,7 +58,7 @@ class JaxAutodiff(autodiff.Autodiff):
         results, vjp = _vjp(body, arrays, active)
         captures = not traced and _are_traced(results)
         captured = "an array that is differentiated or traced and none of its arguments" if captures else ""
-        return results, _Vjp(vjp, _pull, _kinds(results), captured)
+        return results, _linear(_pull, results, vjp, captured)
 
     def admit(self, x: Any, label: str) -> None:
         _refuse_wide(x.dtype, label)
@@ -80,12 +80,9 @@ def _refuse_wide(dtype: np.dtype, label: str) -> None:
         )
 
 
-@jax.tree_util.register_static
-class _Static:
-    """Anything, in the place of an array: part of what JAX keeps of a trace."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+def _static(value: Any) -> Any:
+    """Anything, in the place of an array: part of what JAX keeps of a trace; a call gives it back."""
+    return jax.tree_util.Partial(lambda: value)
 
 
 # -- the callee ----------------------------------------------------------------------------------------
@@ -101,34 +98,22 @@ def _vjp(body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]) -> 
     return results, vjp
 
 
-def _kinds(results: list[Any]) -> _Kinds:
-    return tuple((y.shape, y.dtype) for y in results)
-
-
-def _pull(vjp: Callable[..., Any], cotangents: list[Any], kinds: _Kinds) -> list[Any]:
+def _pull(kinds: _Kinds, vjp: Callable[..., Any], cotangents: list[Any]) -> list[Any]:
     """JAX's pullback, with zeros for the cotangents that are missing."""
     zeros = [jnp.zeros(s, d) if jnp.issubdtype(d, jnp.inexact) else np.zeros(s, _FLOAT0) for s, d in kinds]
     cotangents = [z if c is None else _conj(c) for c, z in zip(cotangents, zeros, strict=True)]
     return list(map(_conj, vjp(cotangents)))
 
 
-_compiled_pull = jax.jit(_pull, static_argnums=2)
+_compiled_pull = jax.jit(_pull, static_argnums=0)
 
 
-@dataclasses.dataclass(eq=False)
-class _Vjp(autodiff.Linear):
-    """A function of JAX at a point: what `jax.vjp` gives, and what calls that."""
-
-    vjp: Any
-    run: Callable[..., list[Any]]
-    kinds: _Kinds
-    captured: str = ""
-
-    def pull(self, cotangents: list[Any]) -> list[Any]:
-        return self.run(self.vjp, cotangents, self.kinds)
-
-    def residuals(self) -> list[Any]:
-        return [x for x in jax.tree.leaves(self.vjp) if isinstance(x, jax.Array)]
+def _linear(
+    pull: Callable[..., list[Any]], results: list[Any], vjp: Any, captured: str = ""
+) -> autodiff.Linear:
+    kinds: _Kinds = tuple((y.shape, y.dtype) for y in results)
+    residuals = [x for x in jax.tree.leaves(vjp) if isinstance(x, jax.Array)]
+    return autodiff.Linear(functools.partial(pull, kinds, vjp), captured, residuals)
 
 
 def _compiled(
@@ -151,8 +136,8 @@ def _compiled(
         results, vjp, refill = programs[key](arrays, autodiff.picked(call.leaves, passed))
     except (jax.errors.JAXTypeError, ValueError, OverflowError):  # it has to know a number, or fails anyway
         return None
-    call.refill = refill.value
-    return results, _Vjp(vjp, _compiled_pull, _kinds(results))
+    call.refill = refill()
+    return results, _linear(_compiled_pull, results, vjp)
 
 
 def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) -> Any:
@@ -160,10 +145,10 @@ def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) ->
     call = dataclasses.replace(call, leaves=leaves, refill=list)  # which keeps no array of this one
 
     @jax.jit  # type: ignore[untyped-decorator]  # jax is Any here
-    def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], Any, _Static]:
+    def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], Any, Any]:
         inner = dataclasses.replace(call, leaves=autodiff.merged(leaves, passed, values))
         results, vjp = _vjp(inner, arrays, active)
-        return results, vjp, _Static(inner.refill)
+        return results, vjp, _static(inner.refill)
 
     return forward
 
@@ -193,15 +178,15 @@ def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: A
     states, arrays = [x.value for x in primals], [_array(x.value) for x in operands]
     if _are_traced(arrays):
         results, first = _applied(operation, True, states, *arrays)
-        return (results, first if asked else states), (arrays, first, _Static(None))
+        return (results, first if asked else states), (arrays, first, _static(None))
     results, linear = operation.linearise(arrays)
-    return (results, states), (arrays, states, _Static(linear))
+    return (results, states), (arrays, states, _static(linear))
 
 
 def _backward(operation: Operation, _asked: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     arrays, states, linear = residuals
     smooth = [None if _is_zero(c) else _conj(_array(c)) for c in cotangents[0]]
-    pullback, operands = operation.pullback(arrays, smooth, linear.value)
+    pullback, operands = operation.pullback(arrays, smooth, linear())
     results, _ = _applied(pullback, False, states, *operands)
     gradients = map(_conj, results)
     return (None, *(next(gradients) if a else None for a in operation.active))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,11 +46,8 @@ class MlxAutodiff(autodiff.Autodiff):
             smooth = [
                 c if self.is_smooth(y) else None for c, y in zip(_listed(cotangents), results, strict=True)
             ]
-            pulled, operands = operation.pullback(xs, smooth, linear)
-            gradients = iter(self.apply(pulled, operands))
-            return [
-                next(gradients) if a else mx.zeros_like(x) for x, a in zip(xs, operation.active, strict=True)
-            ]
+            gradients = operation.gradients(xs, smooth, linear)
+            return [mx.zeros_like(x) if g is None else g for x, g in zip(xs, gradients, strict=True)]
 
         def refuse(*_: Any) -> Any:
             raise autodiff.forward_mode(operation.label, "mx.grad or mx.vjp")
@@ -69,7 +65,22 @@ class MlxAutodiff(autodiff.Autodiff):
         inner = any(map(self.follows, arrays))
         captures = not inner and any(map(self.follows, results))
         captured = "an array that is differentiated and none of its arguments" if captures else ""
-        return results, _Pullback(self, body, arrays, active, state, captured)
+        inputs = autodiff.picked(arrays, active)
+
+        def pull(cotangents: list[Any]) -> list[Any]:
+            """It runs again for each pullback, since `mx.vjp` wants the cotangents at once."""
+
+            def smooth(*values: Any) -> list[Any]:
+                results = body(autodiff.merged(list(map(self.prepare, arrays)), active, values))
+                outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
+                # mx.vjp loses the cotangent of a result that is there twice, as it is or as
+                # y.reshape(y.shape).
+                return outputs[:1] + [y * 1 for y in outputs[1:]]
+
+            with self.replayed(state):
+                return list(mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1])
+
+        return results, autodiff.Linear(pull, captured, arrays)
 
     def random_state(self) -> np.ndarray:
         return np.concatenate([np.asarray(key) for key in mx.random.state])
@@ -82,35 +93,3 @@ class MlxAutodiff(autodiff.Autodiff):
 def _listed(xs: Any) -> list[Any]:
     """MLX hands over a lone array by itself."""
     return [xs] if isinstance(xs, mx.array) else list(xs)
-
-
-@dataclasses.dataclass(eq=False)
-class _Pullback(autodiff.Linear):
-    """A function of MLX at a point: itself and its arguments, since `mx.vjp` wants the cotangents at once.
-
-    It runs again for each pullback.
-    """
-
-    mlx: MlxAutodiff
-    body: autodiff.Body
-    arrays: list[Any]
-    active: Sequence[bool]
-    state: np.ndarray
-    captured: str
-
-    def pull(self, cotangents: list[Any]) -> list[Any]:
-        inputs = autodiff.picked(self.arrays, self.active)
-
-        def smooth(*values: Any) -> list[Any]:
-            results = self.body(
-                autodiff.merged([self.mlx.prepare(x) for x in self.arrays], self.active, values)
-            )
-            outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
-            # mx.vjp loses the cotangent of a result that is there twice, as it is or as y.reshape(y.shape).
-            return outputs[:1] + [y * 1 for y in outputs[1:]]
-
-        with self.mlx.replayed(self.state):
-            return list(mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1])
-
-    def residuals(self) -> list[Any]:
-        return list(self.arrays)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import threading
 import weakref
 from collections.abc import Sequence
@@ -73,7 +73,9 @@ class PaddleAutodiff(autodiff.Autodiff):
             inner = any(not x.stop_gradient for x in arrays)
             arrays = [_leaf(x) if a and x.stop_gradient else x for x, a in zip(arrays, active, strict=True)]
             results = self.run(body, arrays, label)
-        return results, _Graph(results, autodiff.picked(arrays, active), inner)
+        inputs = autodiff.picked(arrays, active)
+        pull = functools.partial(_pull, results, inputs, inner)
+        return results, autodiff.Linear(pull, _captured(results, inputs))
 
     def random_state(self) -> Any:
         return paddle.get_rng_state()
@@ -94,55 +96,47 @@ def _leaf(x: Any) -> Any:
     return x
 
 
-@dataclasses.dataclass(eq=False)
-class _Graph(autodiff.Linear):
-    """A function of Paddle at a point: its graph."""
-
-    outputs: list[Any]
-    inputs: list[Any]
-    #: Whether it is part of a graph that is differentiated itself.
-    inner: bool
-
-    def pull(self, cotangents: list[Any]) -> list[Any]:
-        sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad refuses a result that is there twice
-        for y, c in zip(self.outputs, cotangents, strict=True):
-            if c is not None and not y.stop_gradient:
-                sums[id(y)] = (y, sums[id(y)][1] + c if id(y) in sums else c)
-        if not sums or not self.inputs:
-            return list(map(paddle.zeros_like, self.inputs))
-        if _engine.runs:
-            raise GradientError(
-                "a backward pass of Paddle has come to another one, through a function of another framework"
-                " that calls one of Paddle, which would end the process; call that one directly",
-                target_type="paddle",
-                reason="a backward within a backward",
-            )
-        gradients = paddle.grad(
-            [y for y, _ in sums.values()],
-            self.inputs,
-            [c for _, c in sums.values()],
-            retain_graph=True,
-            create_graph=self.inner or any(not c.stop_gradient for _, c in sums.values()),
-            allow_unused=True,
+def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[Any]) -> list[Any]:
+    """By the graph; ``inner`` says that it is part of one that is differentiated itself."""
+    sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad refuses a result that is there twice
+    for y, c in zip(outputs, cotangents, strict=True):
+        if c is not None and not y.stop_gradient:
+            sums[id(y)] = (y, sums[id(y)][1] + c if id(y) in sums else c)
+    if not sums or not inputs:
+        return list(map(paddle.zeros_like, inputs))
+    if _engine.runs:
+        raise GradientError(
+            "a backward pass of Paddle has come to another one, through a function of another framework"
+            " that calls one of Paddle, which would end the process; call that one directly",
+            target_type="paddle",
+            reason="a backward within a backward",
         )
-        return [paddle.zeros_like(x) if g is None else g for x, g in zip(self.inputs, gradients, strict=True)]
+    gradients = paddle.grad(
+        [y for y, _ in sums.values()],
+        inputs,
+        [c for _, c in sums.values()],
+        retain_graph=True,
+        create_graph=inner or any(not c.stop_gradient for _, c in sums.values()),
+        allow_unused=True,
+    )
+    return [paddle.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
 
-    @property
-    def captured(self) -> str:  # type: ignore[override]
-        # They would get no gradient, in silence.
-        arguments = {x.grad_fn.node_ptr() for x in self.inputs}
-        seen = set()
-        nodes = [x.grad_fn for x in self.outputs if not x.stop_gradient]
-        while nodes:
-            node = nodes.pop()
-            address = node.node_ptr()
-            if address in seen or address in arguments:
-                continue
-            seen.add(address)
-            if node.name() == "GradNodeAccumulation":
-                return "a trainable tensor that is none of its arguments (its values are x.detach())"
-            nodes.extend(n for n in node.next_functions if n is not None)
-        return ""
+
+def _captured(outputs: list[Any], inputs: list[Any]) -> str:
+    # They would get no gradient, in silence.
+    arguments = {x.grad_fn.node_ptr() for x in inputs}
+    seen = set()
+    nodes = [x.grad_fn for x in outputs if not x.stop_gradient]
+    while nodes:
+        node = nodes.pop()
+        address = node.node_ptr()
+        if address in seen or address in arguments:
+            continue
+        seen.add(address)
+        if node.name() == "GradNodeAccumulation":
+            return "a trainable tensor that is none of its arguments (its values are x.detach())"
+        nodes.extend(n for n in node.next_functions if n is not None)
+    return ""
 
 
 class _Engine(threading.local):
@@ -203,14 +197,12 @@ class _Applied(PyLayer):  # type: ignore[misc]  # paddle is Any here
         present = [next(order) if s else None for s in call.smooth]
         if all(c is None for c in present):
             return (None,) * len(call.groups)
-        pullback, operands = operation.pullback(arrays, present, call.linear)
         before, _engine.runs = _engine.runs, True
         try:
-            gradients = AUTODIFF.apply(pullback, operands)
+            gradients = operation.gradients(arrays, present, call.linear)
         finally:
             _engine.runs = before
-        places = [i for i, a in enumerate(operation.active) if a]
-        return tuple(call.joined(dict(zip(places, gradients, strict=True))))
+        return tuple(call.joined(dict(enumerate(gradients))))
 
 
 AUTODIFF = PaddleAutodiff()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import itertools
 from collections.abc import Sequence
@@ -68,7 +67,18 @@ class TensorflowAutodiff(autodiff.Autodiff):
         captured = _captured(tape.watched_variables())
         if not inner and _follows(results):
             captured = "a tensor that a tape follows and that is none of its arguments"
-        return results, _Tape(tape, results, inputs, captured)
+
+        def pull(cotangents: list[Any]) -> list[Any]:
+            pairs = [(y, c) for y, c in zip(results, cotangents, strict=True) if c is not None]
+            gradients = tape.gradient(
+                [y for y, _ in pairs],
+                inputs,
+                output_gradients=[c for _, c in pairs],
+                unconnected_gradients="zero",
+            )
+            return list(map(_tensor, gradients))
+
+        return results, autodiff.Linear(pull, captured)
 
     def foretell(
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
@@ -110,26 +120,6 @@ def _traced(body: autodiff.Body, specs: list[tf.TensorSpec]) -> Any:
         return [_tensor(y) for y in body(list(arrays))]
 
     return tf.function(results, autograph=False).get_concrete_function(*specs)
-
-
-@dataclasses.dataclass(eq=False)
-class _Tape(autodiff.Linear):
-    """A function of TensorFlow at a point: the tape that has followed it."""
-
-    tape: Any
-    outputs: list[Any]
-    inputs: list[Any]
-    captured: str
-
-    def pull(self, cotangents: list[Any]) -> list[Any]:
-        pairs = [(y, c) for y, c in zip(self.outputs, cotangents, strict=True) if c is not None]
-        gradients = self.tape.gradient(
-            [y for y, _ in pairs],
-            self.inputs,
-            output_gradients=[c for _, c in pairs],
-            unconnected_gradients="zero",
-        )
-        return list(map(_tensor, gradients))
 
 
 def _follows(tensors: list[Any]) -> bool:
@@ -176,10 +166,7 @@ def _applied(*arrays: Any, operation: Operation) -> Any:
     def backward(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
         pairs = zip(cotangents, shapes, strict=True)
         dense = [None if shape is None else _shaped(_tensor(c), shape) for c, shape in pairs]
-        pullback, operands = operation.pullback(arrays, dense, linear)
-        followed = any(pullback.active)
-        results = iter(AUTODIFF.apply(pullback, operands) if followed else pullback.linearise(operands)[0])
-        gradients = [next(results) if a else None for a in operation.active]
+        gradients = operation.gradients(arrays, dense, linear)
         return (gradients, [None] * len(variables)) if variables else gradients
 
     backward.__signature__ = _SIGNATURE  # type: ignore[attr-defined]

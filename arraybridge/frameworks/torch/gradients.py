@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,8 @@ class TorchAutodiff(autodiff.Autodiff):
             inner = any(x.requires_grad for x in arrays)
             arrays = [_tracked(x) if a else x for x, a in zip(arrays, active, strict=True)]
             results = self.run(body, arrays, label)
-        return results, _Graph(results, autodiff.picked(arrays, active), arrays, inner)
+        pull = functools.partial(_pull, results, autodiff.picked(arrays, active), inner)
+        return results, autodiff.Linear(pull, _captured(results, arrays))
 
     def foretell(
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
@@ -115,53 +116,48 @@ def _tracked(x: torch.Tensor) -> torch.Tensor:
     return (x.clone() if x.is_inference() else x.detach()).requires_grad_()
 
 
-@dataclasses.dataclass(eq=False)
-class _Graph(autodiff.Linear):
-    """A function of torch at a point: its graph."""
+def _pull(
+    outputs: list[torch.Tensor],
+    inputs: list[torch.Tensor],
+    inner: bool,
+    cotangents: list[torch.Tensor | None],
+) -> list[torch.Tensor]:
+    """By the graph; ``inner`` says that it is part of one that is differentiated itself."""
+    # A result may be on another device than the caller's arrays, where its cotangent comes from.
+    pairs = [
+        (y, c.to(y.device))
+        for y, c in zip(outputs, cotangents, strict=True)
+        if c is not None and y.requires_grad
+    ]
+    if not pairs:
+        return [torch.zeros_like(x) for x in inputs]
+    gradients = torch.autograd.grad(
+        [y for y, _ in pairs],
+        inputs,
+        [c for _, c in pairs],
+        retain_graph=True,
+        create_graph=inner or any(c.requires_grad for _, c in pairs),
+        materialize_grads=True,
+    )
+    return [g if g.layout is torch.strided else g.to_dense() for g in gradients]
 
-    outputs: list[torch.Tensor]
-    inputs: list[torch.Tensor]
-    arguments: list[torch.Tensor]
-    #: Whether it is part of a graph that is differentiated itself.
-    inner: bool
 
-    def pull(self, cotangents: list[torch.Tensor | None]) -> list[torch.Tensor]:
-        # A result may be on another device than the caller's arrays, where its cotangent comes from.
-        pairs = [
-            (y, c.to(y.device))
-            for y, c in zip(self.outputs, cotangents, strict=True)
-            if c is not None and y.requires_grad
-        ]
-        if not pairs:
-            return [torch.zeros_like(x) for x in self.inputs]
-        gradients = torch.autograd.grad(
-            [y for y, _ in pairs],
-            self.inputs,
-            [c for _, c in pairs],
-            retain_graph=True,
-            create_graph=self.inner or any(c.requires_grad for _, c in pairs),
-            materialize_grads=True,
-        )
-        return [g if g.layout is torch.strided else g.to_dense() for g in gradients]
-
-    @property
-    def captured(self) -> str:  # type: ignore[override]
-        arguments, seen = {id(x) for x in self.arguments}, set()
-        self.arguments = []  # of which the graph keeps what it needs
-        nodes = [y.grad_fn for y in self.outputs if y.grad_fn is not None]
-        leaves = [y for y in self.outputs if y.requires_grad and y.grad_fn is None]
-        while nodes:
-            node = nodes.pop()
-            if node in seen:
-                continue
-            seen.add(node)
-            following = [n for n, _ in node.next_functions if n is not None]
-            nodes += following
-            if not following and hasattr(node, "variable"):
-                leaves.append(node.variable)
-        if all(id(x) in arguments for x in leaves):
-            return ""
-        return "a trainable tensor that is none of its arguments (its values are x.detach())"
+def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
+    nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
+    leaves = [y for y in outputs if y.requires_grad and y.grad_fn is None]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        following = [n for n, _ in node.next_functions if n is not None]
+        nodes += following
+        if not following and hasattr(node, "variable"):
+            leaves.append(node.variable)
+    if {id(x) for x in arguments}.issuperset(map(id, leaves)):
+        return ""
+    return "a trainable tensor that is none of its arguments (its values are x.detach())"
 
 
 # -- the operation in torch's graph --------------------------------------------------------------------
@@ -199,12 +195,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         if all(c is None for c in cotangents):
             return (None,) * (2 + ctx.count)
         dense = [c.to_dense() if c is not None and c.layout is not torch.strided else c for c in cotangents]
-        pullback, operands = operation.pullback(arrays, dense, _held(saved))
-        if torch.is_grad_enabled():
-            gradients = iter(AUTODIFF.apply(pullback, operands))
-        else:
-            gradients = iter(pullback.linearise(operands)[0])
-        return (None, None, *(next(gradients) if a else None for a in operation.active))
+        return (None, None, *operation.gradients(arrays, dense, _held(saved)))
 
     @staticmethod
     def jvp(ctx: Any, *_: Any) -> Any:
