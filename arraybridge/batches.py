@@ -17,8 +17,6 @@ from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, source_of, together
 
-__all__ = ["Joined", "fixed", "kept", "part", "plain", "rows"]
-
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
     """Marks an argument that is handed whole to every part, though its length is that of the batch.
@@ -50,11 +48,7 @@ def rows(tree: Any, axis: int) -> int | None:
 
 def plain(tree: Any) -> Any:
     """The tree with what was marked as `fixed` in its place; the very object where nothing was."""
-    cls = type(tree)
-    for x in tree if cls is tuple else tree.values() if cls is dict else (tree,):
-        if kinds.get(type(x)) != ARRAY:
-            return map_arrays(tree, _value, also=fixed)
-    return tree  # arrays alone, as most calls have them
+    return map_arrays(tree, _value, also=fixed)
 
 
 def _value(x: Any) -> Any:
@@ -135,8 +129,7 @@ class Joined:
                 raise self._different(what, joined.facts[what], fact, place)
         rows = owner.shape(data)[self.axis]
         if rows != count and self.row_by_row:
-            words = f"{rows} rows along axis {self.axis} for {count} of the batch"
-            raise self._without_rows(owner.name, words, place)
+            raise self._refused(f"{rows} rows along axis {self.axis} for {count} of the batch", place)
         if rows != count and joined.room is not None:  # nobody knows how many there will be
             joined.parts[0], joined.room = owner.part(joined.room, self.axis, 0, self.done), None
         if joined.room is None:
@@ -160,29 +153,24 @@ class Joined:
         owner, data = source_of(x)
         shape, axis = owner.shape(data), self.axis
         if not -len(shape) <= axis < len(shape):
-            words = f"arrays of shape {shape}, which have no axis {axis} to join along"
-            raise self._without_rows(owner.name, words, place)
+            raise self._refused(f"arrays of shape {shape}, which have no axis {axis} to join along", place)
         across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
         dtype, device = owner.dtype_name(data), owner.device_of(data)
         return owner, data, {"frameworks": owner.name, "dtypes": dtype, "devices": device, "shapes": across}
 
     def _different(self, what: str, first: Any, other: Any, place: str) -> CannotSplitError:
-        difference = f"different {what}{place and ' at '}{place} from one {self.noun} to the next"
-        return CannotSplitError(
-            f"{difference} ({first}, {other}): they cannot be joined. Of what are no arrays to join, nobody"
-            " can say whether to add, average or list it. Return arrays of one framework, dtype, device and"
-            " shape, with one row for each row of the batch, and reduce them afterwards; or fixed(value) for"
-            " what all share.",
-            reason=difference,
+        return self._refused(
+            f"different {what}", place, f" from one {self.noun} to the next ({first}, {other})"
         )
 
-    def _without_rows(self, framework: str, what: str, place: str) -> CannotSplitError:
+    def _refused(self, what: str, place: str, more: str = "") -> CannotSplitError:
+        reason = f"the function gave {what}{place and ' at '}{place}{more}"
         return CannotSplitError(
-            f"the function gave {what}{place and ' at '}{place}: only results with one row for each row of"
-            " the batch can be joined. Reduce over the batch afterwards, or pass the axis along which the"
-            " rows lie.",
-            source_type=framework,
-            reason="the result has not as many rows as its part of the batch",
+            f"{reason}: they cannot be joined. Of what are no arrays to join, nobody can say whether to add,"
+            " average or list it. Return arrays of one framework, dtype, device and shape, with one row for"
+            " each row of the batch along the axis that is split, and reduce them afterwards; or fixed(value)"
+            " for what all share.",
+            reason=reason,
         )
 
 

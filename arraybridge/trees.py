@@ -12,11 +12,10 @@ import dataclasses
 import mmap
 import operator
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,25 +26,6 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, offers_alone, unknown_array
 from arraybridge.types import Cache
-
-__all__ = [
-    "ARRAY",
-    "LEAF",
-    "TREE",
-    "Opened",
-    "arrays_of",
-    "flattened",
-    "is_array",
-    "is_carrier",
-    "kind_of",
-    "kinds",
-    "leaves_of",
-    "map_arrays",
-    "outline",
-    "prefix",
-    "source_of",
-    "together",
-]
 
 # -- what a value is -----------------------------------------------------------------------------------
 
@@ -141,141 +121,123 @@ def source_of(x: Any) -> tuple[Framework, Any]:
 # -- one container -------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(slots=True)
-class Opened:
-    """A container, opened. Its children have names: keys, fields or numbers.
+class _Opened(NamedTuple):
+    """A container, opened. Its children have names: keys, fields or numbers."""
 
-    What `flattened` gives has no children: each is opened as well, or None in the place of a leaf.
-    """
-
-    cls: type
-    #: One to copy, with all that it has besides; None where its class needs none.
-    like: Any
     names: Sequence[Any]
     children: Sequence[Any]
     #: What else tells it from others of its class: the bound of a deque, or what optree knows of it.
     extra: Any
-    #: Makes one of `like` and other children.
-    make: Callable[[Any, Sequence[Any]], Any]
+    #: Makes one like it of other children.
+    make: Callable[[Sequence[Any]], Any]
     #: The place of a child in words, as ``[0]`` or ``.image``, by its number.
     place: Callable[[int], str]
 
-    def rebuilt(self, children: Sequence[Any]) -> Any:
-        try:
-            return self.make(self.like, children)
-        except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
-            name = self.cls.__qualname__
-            raise ArrayNotSupportedError(
-                f"a container of type {name} cannot be rebuilt with other arrays ({error}); pass a plain one,"
-                " or register its class with optree.register_pytree_node(..., namespace='arraybridge')",
-                reason=f"{name} cannot be rebuilt",
-            ) from error
 
-    def filled(self, leaves: Iterator[Any]) -> Any:
-        """The container with the next of these leaves, of one that `flattened` gave."""
-        return self.rebuilt([next(leaves) if one is None else one.filled(leaves) for one in self.children])
-
-    def key(self) -> Any:
-        """What tells it from other structures, to be hashed where all that it knows can be."""
-        names = tuple(self.names)
-        beside = set(getattr(self.like, "__dict__", ())).difference(names) or None  # a set has no hash
-        factory = getattr(self.like, "default_factory", None)
-        parts = tuple(one and one.key() for one in self.children)
-        return self.cls, names, self.extra, factory, beside, parts
-
-
-def _opened(tree: Any) -> Opened:
-    cls, extra, words = type(tree), None, "[{!r}]"
-    if cls not in _BUILT_IN and _is_registered(tree):
+def _opened(tree: Any) -> _Opened:
+    if type(tree) not in _BUILT_IN and _is_registered(tree):
         return _registered(tree)
     names: Sequence[Any]
+    put: Callable[[Any, Any, Any], None] = operator.setitem
     if isinstance(tree, (list, tuple, deque)):
-        names, children, extra = range(len(tree)), list(tree), getattr(tree, "maxlen", None)
-        make = _with_elements
+        names, children, words = range(len(tree)), list(tree), "[{!r}]"
     elif isinstance(tree, (dict, UserDict)):
-        names = list(tree)
+        names, words = list(tree), "[{!r}]"
         children = [tree[key] for key in names]
-        make = partial(_with, operator.setitem, names)
     else:
         fields = (
             vars(tree) if isinstance(tree, SimpleNamespace) else [f.name for f in dataclasses.fields(tree)]
         )
-        names, words = [name for name in fields if hasattr(tree, name)], ".{}"
+        names, words, put = [name for name in fields if hasattr(tree, name)], ".{}", object.__setattr__
         children = [getattr(tree, name) for name in names]
-        make = partial(_with, object.__setattr__, names)  # of frozen ones, too
-    return Opened(cls, tree, names, children, extra, make, lambda i: words.format(names[i]))
 
-
-def _with_elements(like: Any, children: Sequence[Any]) -> Any:
-    if isinstance(like, tuple):
-        again = tuple.__new__(type(like), children)
-        getattr(again, "__dict__", {}).update(getattr(like, "__dict__", {}))
+    def make(children: Sequence[Any]) -> Any:
+        if isinstance(tree, tuple):
+            again = tuple.__new__(type(tree), children)
+            getattr(again, "__dict__", {}).update(getattr(tree, "__dict__", {}))
+            return again
+        again = copy.copy(tree)  # whose fields may be frozen
+        for name, child in zip(names, children, strict=True):
+            put(again, name, child)
         return again
-    copied = copy.copy(like)
-    copied.clear()
-    copied.extend(children)
-    return copied
+
+    return _Opened(names, children, getattr(tree, "maxlen", None), make, lambda i: words.format(names[i]))
 
 
-def _with(put: Callable[..., None], names: Sequence[Any], like: Any, children: Sequence[Any]) -> Any:
-    copied = copy.copy(like)
-    for name, child in zip(names, children, strict=True):
-        put(copied, name, child)
-    return copied
-
-
-def _registered(tree: Any) -> Opened:
+def _registered(tree: Any) -> _Opened:
     import optree
 
     one = optree.tree_flatten_one_level(tree, **_OPTREE)
-    unflatten, metadata, entries = one.unflatten_func, one.metadata, one.entries
-    entry_of, cls, kind = one.path_entry_type, one.type, one.kind  # and not `one`, which holds the children
+
+    def make(children: Sequence[Any]) -> Any:
+        return one.unflatten_func(one.metadata, tuple(children))
 
     def place(i: int) -> str:
-        return str(entry_of(entries[i], cls, kind).codify(""))
+        return str(one.path_entry_type(one.entries[i], one.type, one.kind).codify(""))
 
-    def make(_: Any, children: Sequence[Any]) -> Any:
-        return unflatten(metadata, tuple(children))
+    return _Opened(one.entries, one.children, one.metadata, make, place)
 
-    return Opened(type(tree), None, entries, one.children, metadata, make, place)
+
+def _rebuilt(tree: Any, opened: _Opened, children: Sequence[Any]) -> Any:
+    """A container with other children."""
+    try:
+        return opened.make(children)
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
+        name = type(tree).__qualname__
+        raise ArrayNotSupportedError(
+            f"a container of type {name} cannot be rebuilt with other arrays ({error}); pass a plain one,"
+            " or register its class with optree.register_pytree_node(..., namespace='arraybridge')",
+            reason=f"{name} cannot be rebuilt",
+        ) from error
 
 
 # -- going through it ----------------------------------------------------------------------------------
 
-_ENDLESS = "a container contains itself, or is nested too deep to be looked through for arrays"
 
-
-def leaves_of(tree: Any) -> Iterator[Any]:
+def leaves_of(tree: Any) -> list[Any]:
     """What is no container, arrays and all else, in order.
 
     Raises:
         ValueError: a container contains itself.
     """
-    if (kinds.get(type(tree)) or kind_of(tree)) != TREE:
-        yield tree
-        return
-    try:
-        for child in _children(tree):
-            if (kinds.get(type(child)) or kind_of(child)) == TREE:
-                yield from leaves_of(child)
-            else:
-                yield child
-    except RecursionError:
-        raise ValueError(_ENDLESS) from None
-
-
-def _children(tree: Any) -> Iterable[Any]:
-    cls = type(tree)
-    return tree if cls is list or cls is tuple else tree.values() if cls is dict else _opened(tree).children
+    return arrays_of(tree, also=object)
 
 
 def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
     """The arrays in nested containers, and leaves of the types ``also`` (``np.generic``: NumPy's scalars)."""
-    return [
-        leaf
-        for leaf in leaves_of(tree)
-        if (kinds.get(type(leaf)) or kind_of(leaf)) == ARRAY or isinstance(leaf, also)
-    ]
+    arrays: list[Any] = []
+
+    def collect(x: Any) -> Any:
+        arrays.append(x)
+        return x
+
+    map_arrays(tree, collect, also=also)
+    return arrays
+
+
+def flattened(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a container, in order, and the container with None in their places."""
+    leaves = leaves_of(tree)
+    with suppress(ArrayNotSupportedError):  # of a class that looks at what it is made of
+        tree = map_arrays(tree, lambda _: None, also=object, anew=True)
+    return leaves, tree
+
+
+def filled(structure: Any, leaves: Iterator[Any]) -> Any:
+    """The container with the next of these leaves in their places, of one that `flattened` gave."""
+    return map_arrays(structure, lambda _: next(leaves), also=object, anew=True)
+
+
+def key_of(structure: Any) -> Any:
+    """What tells a container from those of other structures, to be hashed where all of that can be."""
+    if kind_of(structure) != TREE:
+        return None
+    opened = _opened(structure)
+    names = tuple(opened.names)
+    # Attributes beside the items: nobody knows what they mean, and a set has no hash.
+    beside = set() if _is_registered(structure) else set(getattr(structure, "__dict__", ())) - {*names}
+    factory = getattr(structure, "default_factory", None)
+    return type(structure), names, opened.extra, factory, beside or None, tuple(map(key_of, opened.children))
 
 
 def prefix(error: Exception, place: str) -> None:
@@ -284,7 +246,9 @@ def prefix(error: Exception, place: str) -> None:
         error.args = (f"{place}: {text_of(error) or type(error).__name__}",)
 
 
-def map_arrays(tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = ()) -> Any:
+def map_arrays(
+    tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = (), anew: bool = False
+) -> Any:
     """The tree with each array replaced by what ``change`` makes of it; the very object where none changed.
 
     Containers keep their types, and dictionaries their order. What is no array stays the very object, and so
@@ -294,6 +258,7 @@ def map_arrays(tree: Any, change: Callable[[Any], Any], *, also: type | tuple[ty
         tree: an array, a container, or anything else.
         change: a function of one array.
         also: types of leaves to call it for as well: ``np.generic`` for NumPy's scalars, ``object`` for all.
+        anew: make containers anew, also where nothing in them changes.
 
     Raises:
         MemoryConversionError: of ``change``, with the place of the array, as ``at ['batch'][0].image``.
@@ -305,27 +270,29 @@ def map_arrays(tree: Any, change: Callable[[Any], Any], *, also: type | tuple[ty
         return change(tree) if kind == ARRAY or isinstance(tree, also) else tree
     places: list[str] = []
     try:
-        return _mapped(tree, change, also, places)
+        return _mapped(tree, change, also, places, anew)
     except RecursionError:
-        raise ValueError(_ENDLESS) from None
+        raise ValueError(
+            "a container contains itself, or is nested too deep to be looked through for arrays"
+        ) from None
     except MemoryConversionError as error:
         if places:
             prefix(error, f"at {''.join(reversed(places))}")
         raise
 
 
-def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str]) -> Any:
+def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str], anew: bool) -> Any:
     cls = type(tree)
     plain = cls is dict or cls is list or cls is tuple  # most, of which nothing else has to be found out
     opened = None if plain else _opened(tree)
     children = opened.children if opened else tree.values() if cls is dict else tree
-    changed: list[Any] | None = None
+    changed = list(children) if anew else None
     for i, child in enumerate(children):
         kind = kinds.get(type(child)) or kind_of(child)
         if kind == LEAF and not isinstance(child, also):
             continue
         try:
-            new = _mapped(child, change, also, places) if kind == TREE else change(child)
+            new = _mapped(child, change, also, places, anew) if kind == TREE else change(child)
         except MemoryConversionError:
             places.append((opened or _opened(tree)).place(i))
             raise
@@ -337,9 +304,9 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
     if opened is None:
         return dict(zip(tree, changed, strict=True)) if cls is dict else cls(changed)
     try:
-        return opened.rebuilt(changed)
+        return _rebuilt(tree, opened, changed)
     except ArrayNotSupportedError:
-        if opened.like is None:
+        if _is_registered(tree):
             raise
         return tree
 
@@ -355,9 +322,8 @@ def together(
     Raises:
         CannotSplitError: which is a `ValueError`: the trees differ in structure.
     """
-    kind_by_tree = (kinds.get(type(tree)) or kind_of(tree) for tree in trees)
-    opened = [_opened(tree) if kind == TREE else None for tree, kind in zip(trees, kind_by_tree, strict=True)]
-    sorts = [one and (one.cls, set(one.names), one.extra) for one in opened]
+    opened = [_opened(tree) if kind_of(tree) == TREE else None for tree in trees]
+    sorts = [one and (type(tree), set(one.names), one.extra) for tree, one in zip(trees, opened, strict=True)]
     other = next((i for i, sort in enumerate(sorts) if sort != sorts[0]), 0)
     if other:
         at = f" at {place}" if place else ""
@@ -370,12 +336,11 @@ def together(
     if first is None:
         return join(trees, place)
     rows = [dict(zip(one.names, one.children, strict=True)) for one in opened if one is not None]
-    return first.rebuilt(
-        [
-            together([row[name] for row in rows], join, noun, place + first.place(i))
-            for i, name in enumerate(first.names)
-        ]
-    )
+    children = [
+        together([row[name] for row in rows], join, noun, place + first.place(i))
+        for i, name in enumerate(first.names)
+    ]
+    return _rebuilt(trees[0], first, children)
 
 
 def outline(tree: Any) -> str:
@@ -386,20 +351,3 @@ def outline(tree: Any) -> str:
         return f"{article} {name} of {', '.join(map(repr, tree)) or 'nothing'}"
     size = f" of {len(tree)}" if isinstance(tree, (list, tuple, deque)) else ""
     return f"{article} {name}{size}"
-
-
-def flattened(tree: Any) -> tuple[list[Any], Opened]:
-    """The leaves of a container, arrays and all else, in order; and the container without them."""
-    opened = _opened(tree)
-    leaves: list[Any] = []
-    structure: list[Opened | None] = []
-    for child in opened.children:
-        is_container = (kinds.get(type(child)) or kind_of(child)) == TREE
-        inner, part = flattened(child) if is_container else ([child], None)
-        leaves += inner
-        structure.append(part)
-    opened.children = structure
-    if opened.like is not None:
-        with suppress(ArrayNotSupportedError):  # of a class that looks at what it is given
-            opened.like = opened.rebuilt([None] * len(structure))
-    return leaves, opened

@@ -20,7 +20,6 @@ from arraybridge.errors import GradientError
 if TYPE_CHECKING:
     from arraybridge.functions.gradients import Flow
     from arraybridge.functions.operation import Operation
-    from arraybridge.trees import Opened
 
 
 __all__ = [
@@ -175,7 +174,7 @@ class Call:
     #: ``self``, where it is a method.
     own: tuple[Any, ...]
     #: Of the other arguments, one after the other; those that were named come last.
-    structure: Opened
+    structure: Any
     names: tuple[str, ...]
     #: Of the arguments: arrays of the callee, whatever is no array, and None for arrays of the caller.
     leaves: list[Any]
@@ -186,10 +185,6 @@ class Call:
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
         return self.flow.run(self, merged(self.leaves, self.slots, arrays))
-
-    def key(self) -> Any:
-        """What tells it from calls of another structure, to be hashed where all that it knows can be."""
-        return self.structure.key(), self.names, tuple(self.slots)
 
 
 # -- lists ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import ARRAY, flattened, is_array, kind_of, kinds, prefix, source_of
+from arraybridge.trees import ARRAY, filled, flattened, is_array, key_of, kind_of, kinds, prefix, source_of
 
 
 def _owner(x: Any) -> Framework | None:
@@ -102,7 +102,7 @@ class Flow:
     def run(self, call: Call, leaves: list[Any]) -> list[Any]:
         """Call the function; its arrays, as ones of its framework. The call is told what they lay in."""
         framework = registry.framework(self.name)
-        values = call.structure.filled(iter(leaves))
+        values = filled(call.structure, iter(leaves))
         count = len(values) - len(call.names)
         args, kwargs = (*call.own, *values[:count]), dict(zip(call.names, values[count:], strict=True))
         if framework.streams.has_queues and self.options.stream:
@@ -111,15 +111,19 @@ class Flow:
             )
         else:
             result = self.fn(*args, **kwargs)
-        leaves, structure = flattened((result,))
+        leaves, structure = flattened(result)
         arrays = []
         for i, leaf in enumerate(leaves):
             x = np.asarray(leaf) if isinstance(leaf, np.generic) and is_array(leaf) else leaf
             if _is_array(x):
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
-        call.refill = lambda arrays: structure.filled(next(arrays) if x is _HOLE else x for x in leaves)[0]
+        call.refill = lambda arrays: filled(structure, (next(arrays) if x is _HOLE else x for x in leaves))
         return arrays
+
+    def key(self, call: Call) -> Any:
+        """What tells a call from those of another structure, to be hashed where all that it knows can be."""
+        return key_of(call.structure), call.names, tuple(call.slots)
 
     def _constant(self, x: Any, enter: calls.Change) -> Any:
         """An array of the callee that nobody writes to before the backward."""

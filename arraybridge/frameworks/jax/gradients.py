@@ -127,7 +127,7 @@ def _compiled(
     passed = [isinstance(x, (jax.Array, float, int, complex)) for x in call.leaves]
     constants = tuple(None if p else (type(x), x) for x, p in zip(call.leaves, passed, strict=True))
     try:
-        key = (call.key(), tuple(active), constants)
+        key = (call.flow.key(call), tuple(active), constants)
         if key not in programs:
             programs[key] = _program(call, active, passed)
     except TypeError:  # something in it cannot be hashed
