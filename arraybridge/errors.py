@@ -13,26 +13,6 @@ from typing import Any
 
 from arraybridge.types import above
 
-__all__ = [
-    "ArrayNotSupportedError",
-    "CannotSplitError",
-    "CopyRequiredError",
-    "DeviceNotFoundError",
-    "DtypeNotSupportedError",
-    "FrameworkNotInstalledError",
-    "GradientError",
-    "MemoryConversionError",
-    "MissingGpuWarning",
-    "SourceMismatchError",
-    "UnknownArrayError",
-    "UnknownFrameworkError",
-    "nearest",
-    "note_on",
-    "text_of",
-    "told",
-    "warn",
-]
-
 
 def nearest(word: str, names: Iterable[str]) -> str:
     """``" (did you mean 'torch'?)"`` for a misspelt word, or nothing."""

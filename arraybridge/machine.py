@@ -16,18 +16,6 @@ from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Card",
-    "Driver",
-    "cards",
-    "driver",
-    "free_memory",
-    "host_memory",
-    "own_memory",
-    "pci_address",
-    "reading",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Card:

@@ -10,19 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 from arraybridge.types import Device, GpuId, above
 
-__all__ = [
-    "MissingGpu",
-    "Placement",
-    "busy_workers",
-    "card_meant",
-    "chosen_device",
-    "default_device",
-    "missing_gpu",
-    "only_card",
-    "settings",
-    "worker_device",
-]
-
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]
 

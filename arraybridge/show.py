@@ -8,19 +8,6 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
-__all__ = [
-    "COLOURS",
-    "Cell",
-    "Contents",
-    "Table",
-    "format_bytes",
-    "format_seconds",
-    "html_table",
-    "page",
-    "picture",
-    "text_table",
-]
-
 
 def format_bytes(nbytes: float | None) -> str:
     """A number of bytes, in binary units; ``"-"`` for None.
@@ -188,8 +175,6 @@ def _escaped(text: str) -> str:
 
 #: What is drawn → its colour, the same in every picture and on every page. Copies are red.
 COLOURS = {
-    "cpu": "#4c78a8",
-    "gpu": "#54a24b",
     "stage": "#4c78a8",
     "item": "#4c78a8",
     "call": "#72b7b2",
@@ -200,7 +185,6 @@ COLOURS = {
     "clean-up": "#eeca3b",
     "retry": "#f58518",
     "split": "#f58518",
-    "grow": "#f58518",
 }
 
 _INK = "#76808d"

@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     import jax
     import torch
 
-__all__ = [
-    "Cache",
-    "Device",
-    "DeviceLike",
-    "FrameworkLike",
-    "GpuId",
-    "MemoryType",
-    "above",
-    "check_gpu_id",
-    "empty_caches",
-]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

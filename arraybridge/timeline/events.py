@@ -47,7 +47,7 @@ class Event(NamedTuple):
     Attributes:
         kind: ``"conversion"``; ``"foreign"``, one by a framework's own call; ``"call"`` of a decorated
             function; ``"decision"`` of `gpu`; ``"stage"`` of a `Pipeline`; ``"item"`` of `device_map` or
-            `prefetch`; ``"retry"``, ``"split"`` and ``"grow"`` of a recovery, and its ``"clean-up"``.
+            `prefetch`; ``"retry"`` and ``"split"`` of a recovery, and its ``"clean-up"``.
         name: the function, the stage, ``"numpy → jax"``, or the framework's call, ``"jnp.asarray"``.
         start: seconds since the trace was opened.
         seconds: how long it took, as its thread saw it; 0 for what has no length. What is queued on a card

@@ -23,7 +23,7 @@ _ON_DEVICES = ("call", *CONVERSIONS, "stage", "item", "decision")
 #: What is told of each event besides its place.
 _FACTS = ("where", "nbytes", "reason", "library", "item", "device", "layout")
 #: Steps of a recovery, which have no length.
-_MOMENTS = ("retry", "split", "grow")
+_MOMENTS = ("retry", "split")
 
 
 def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0) -> None:
