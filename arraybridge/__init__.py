@@ -77,7 +77,7 @@ if _TYPE_CHECKING:
     from arraybridge.lines.device_map import device_map
     from arraybridge.lines.pipeline import Pipeline
     from arraybridge.lines.prefetch import prefetch
-    from arraybridge.measure.benchmark import benchmark, compare
+    from arraybridge.measure import benchmark, compare
     from arraybridge.memory.pools import BufferPool, pinned
     from arraybridge.memory.shared import shared
     from arraybridge.memory.stats import memory_stats
@@ -174,7 +174,7 @@ _MODULES = {
     "lines.pipeline": "Pipeline PipelineReport StageReport",
     "lines.prefetch": "prefetch",
     "lines.processes": "ProcessDiedError",
-    "measure.benchmark": "benchmark Timing compare Comparison SizeComparison",
+    "measure": "benchmark Timing compare Comparison SizeComparison",
     "memory.cleanup": "Coexistence SharedPoolError share_gpu_memory cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
     "memory.pools": "BufferPool PoolLimitError pinned",

@@ -21,7 +21,7 @@ import arraybridge
 from arraybridge import compare
 from arraybridge.cli import output
 from arraybridge.errors import MemoryConversionError
-from arraybridge.measure.benchmark import STANDARD
+from arraybridge.measure import STANDARD
 from arraybridge.show import format_bytes, format_seconds
 
 Json = dict[str, Any]
@@ -113,7 +113,7 @@ def bench(
         with output.stdout_is_for_json(as_json):
             comparison = compare(chosen, sizes=counts, runs=rounds)
         result["rows"] = comparison.as_dicts()
-        result["note"] = comparison.rows[0].comparison.note
+        result["note"] = comparison.note
         result["crossover"] = {name: comparison.crossover(name) for name in comparison.names()}
         if as_json:
             return output.print_json(result)

@@ -16,7 +16,7 @@ import typer
 from arraybridge.cli import output
 from arraybridge.conversion.trace import everywhere
 from arraybridge.timeline.events import as_own
-from arraybridge.timeline.page import page
+from arraybridge.timeline.files import page
 
 __all__ = ["trace"]
 

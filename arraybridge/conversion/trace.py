@@ -191,7 +191,7 @@ class TraceLog(Table):
         >>> sorted(json.loads(file.read_text()))
         ['displayTimeUnit', 'otherData', 'traceEvents']
         """
-        from arraybridge.timeline.save import save
+        from arraybridge.timeline.files import save
 
         save(path, self.events, self.dropped)
 
@@ -207,7 +207,7 @@ class TraceLog(Table):
         Raises:
             ImportError: matplotlib is not installed; the extra ``plot`` brings it.
         """
-        from arraybridge.timeline.page import plot
+        from arraybridge.timeline.files import plot
 
         return plot(self.events, path)
 
@@ -253,8 +253,6 @@ _everywhere: list[TraceLog] = []
 #: What listens anywhere, by its id. While it is empty, nobody even asks whether one of them was opened in
 #: their own thread or task (`listeners`), and nothing is measured.
 open_logs: dict[int, Any] = {}
-# Ids of those that hear of the frameworks' own calls.
-_hear_foreign: set[int] = set()
 
 
 def _listening(opened: tuple[TraceLog | Annotation, ...]) -> list[TraceLog | Annotation]:
@@ -329,22 +327,14 @@ def _foreign() -> Any:
     return foreign
 
 
-@contextmanager
-def _foreign_calls(log: TraceLog) -> Iterator[None]:
+def _foreign_calls(log: TraceLog) -> AbstractContextManager[None]:
     """Let a log hear of the frameworks' own calls, if it wants to."""
-    if not log.foreign:
-        yield
-        return
-    _hear_foreign.add(id(log))
-    try:
-        with _foreign().hearing(_hearing_foreign):
-            yield
-    finally:
-        _hear_foreign.discard(id(log))
+    return _foreign().hearing(_hearing_foreign) if log.foreign else nullcontext()
 
 
-def _hearing_foreign() -> Iterable[Any]:
-    return [log for log in (*_opened.get(), *_everywhere) if id(log) in _hear_foreign]
+def _hearing_foreign() -> Iterable[TraceLog]:
+    logs = [one for one in _listening(_opened.get()) if isinstance(one, TraceLog)]
+    return [log for log in (*logs, *_everywhere) if log.foreign]
 
 
 def _annotation(profiler: str) -> Annotation:

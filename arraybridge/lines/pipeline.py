@@ -342,7 +342,7 @@ class PipelineReport(Table):
         if Path(file).suffix != ".json":
             self.plot(file)
             return
-        from arraybridge.timeline.save import save
+        from arraybridge.timeline.files import save
 
         save(file, self.events())
 
@@ -352,6 +352,6 @@ class PipelineReport(Table):
         Raises:
             ImportError: matplotlib is not installed.
         """
-        from arraybridge.timeline.page import plot
+        from arraybridge.timeline.files import plot
 
         plot(self.events(), file)

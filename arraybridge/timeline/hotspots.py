@@ -16,6 +16,7 @@ from arraybridge.timeline.events import CONVERSIONS, Event, source_line
 
 __all__ = ["HotSpots", "hotspots"]
 
+_HEAD = ("where", "copied", "time", "count", "what")
 _STEPS = ("retry", "split", "clean-up")
 
 
@@ -86,7 +87,9 @@ class HotSpots(Table, Sequence[HotSpot]):
         width = min(110, shutil.get_terminal_size((100, 24)).columns)
         rows: list[tuple[str, ...]] = []
         for spot in self:
-            where, what = _shortened(spot.where, width // 3), spot.what
+            where, what = spot.where, spot.what
+            if len(where) > width // 3:  # the end of a path says most
+                where = f"…{where[1 - width // 3 :]}"
             if len(where) + len(what) + 34 > width:  # 34: the figures and the blanks between
                 what = what.partition(", ")[0] + ", …" * (", " in what)
             figures = format_bytes(spot.nbytes), format_seconds(spot.seconds), str(spot.count)
@@ -94,12 +97,7 @@ class HotSpots(Table, Sequence[HotSpot]):
             for mark, words in (("  ", spot.source), ("  because ", spot.reason), ("  → ", spot.advice)):
                 if words:
                     rows.append((_wrapped(words, mark, width),))  # a row of one cell runs over all columns
-        return (
-            ("where", "copied", "time", "count", "what"),
-            rows,
-            ("copied", "time", "count"),
-            self._summary(),
-        )
+        return _HEAD, rows, _HEAD[1:4], self._summary()
 
     def _summary(self) -> str:
         """One line: bytes, time, and what is left out."""
@@ -114,13 +112,6 @@ class HotSpots(Table, Sequence[HotSpot]):
 
     def __repr__(self) -> str:
         return str(self) if self else "no conversions"
-
-
-def _shortened(where: str, width: int) -> str:
-    """A path whose end says most."""
-    while len(where) > width and "/" in where[2:]:
-        where = f"…/{where[2:].partition('/')[2]}"
-    return where
 
 
 def _wrapped(words: str, mark: str, width: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
-from arraybridge.measure.benchmark import Comparison, SizeComparison
+from arraybridge.measure import Comparison, SizeComparison
 
 
 class Tensor:

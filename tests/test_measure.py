@@ -10,8 +10,7 @@ import pytest
 
 import arraybridge
 from arraybridge import benchmark, compare
-from arraybridge.measure import benchmark as room
-from arraybridge.measure.benchmark import SizeRow
+from arraybridge import measure as room
 from tests.helpers import require
 
 
@@ -79,8 +78,8 @@ def test_compare_says_who_is_faster_and_from_where_on() -> None:
     assert "the GPU is 4 times as fast" in str(timed(4, 1))
     assert "the CPU is 4 times as fast" in str(timed(1, 4))
     times = {10: (1, 8), 100: (3, 2), 1000: (9, 10), 10_000: (50, 20), 100_000: (400, 40)}
-    rows = [SizeRow("f", size, timed(*both)) for size, both in times.items()]
-    rows += [SizeRow("g", size, timed(1, 2)) for size in times]
+    rows = [("f", size, timed(*both)) for size, both in times.items()]
+    rows += [("g", size, timed(1, 2)) for size in times]
     result = arraybridge.SizeComparison(tuple(rows))
     assert result.crossover() == 10_000  # at 100 it was ahead by chance
     assert result.crossover("g") is None

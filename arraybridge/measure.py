@@ -155,23 +155,24 @@ class Comparison(Table):
         return head, rows, head, f"the {name} is {times:.3g} times as fast; {self.note}"
 
 
-class SizeRow(NamedTuple):
-    """One function at one size."""
-
-    name: str
-    size: int
-    comparison: Comparison
-
-
 @dataclass(frozen=True)
 class SizeComparison(Table):
-    """Functions over sizes, on the CPU and on the GPU, in ``rows``; prints as a table, also in a notebook."""
+    """Functions over sizes, on the CPU and on the GPU; prints as a table, also in a notebook.
 
-    rows: tuple[SizeRow, ...]
+    Attributes:
+        rows: name of the function, number of elements, and the `Comparison`.
+    """
+
+    rows: tuple[tuple[str, int, Comparison], ...]
+
+    @property
+    def note(self) -> str:
+        """What was compared, or why there is no GPU."""
+        return self.rows[0][2].note
 
     def names(self) -> tuple[str, ...]:
         """The functions, in the order in which they were tried."""
-        return tuple(dict.fromkeys(row.name for row in self.rows))
+        return tuple(dict.fromkeys(name for name, _, _ in self.rows))
 
     def crossover(self, name: str | None = None) -> int | None:
         """The smallest size from which on the GPU is the faster; None where it never is.
@@ -181,7 +182,7 @@ class SizeComparison(Table):
         name = self.names()[0] if name is None else name
         if name not in self.names():
             raise KeyError(f"{name!r} was not tried; there are {', '.join(self.names())}")
-        rows = sorted((row.size, row.comparison.speedup or 0) for row in self.rows if row.name == name)
+        rows = sorted((size, one.speedup or 0) for function, size, one in self.rows if function == name)
         paying = [size for size, _ in takewhile(lambda row: row[1] >= 1, reversed(rows))]
         return paying[-1] if paying else None
 
@@ -192,8 +193,8 @@ class SizeComparison(Table):
             speedup = "" if row["gpu"] is None else f"{row['cpu'] / row['gpu']:.3g}"
             times = format_seconds(row["cpu"]), format_seconds(row["gpu"])
             rows.append((row["function"], f"{row['elements']:,}", *times, speedup))
-        line = self.rows[0].comparison.note
-        if any(row.comparison.gpu for row in self.rows):
+        line = self.note
+        if any(one.gpu for _, _, one in self.rows):
             sizes = ((name, self.crossover(name)) for name in self.names())
             words = (f"{n}: {'never' if size is None else f'{size:,} elements'}" for n, size in sizes)
             line = f"the GPU is the faster from … on: {'; '.join(words)} ({line})"
@@ -282,7 +283,7 @@ def compare(
     several = fn if isinstance(fn, Sequence) else [fn]
     functions = fn if isinstance(fn, Mapping) else {getattr(f, "__name__", repr(f)): f for f in several}
     pairs = [(name, one, size) for name, one in functions.items() for size in counts]
-    rows = (SizeRow(name, size, _compared(one, (make(size),), seconds, runs)) for name, one, size in pairs)
+    rows = ((name, size, _compared(one, (make(size),), seconds, runs)) for name, one, size in pairs)
     return SizeComparison(tuple(rows))
 
 
