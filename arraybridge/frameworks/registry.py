@@ -317,7 +317,8 @@ def _load(name: str) -> Framework:
     """Import a framework that arraybridge brings, or that another package offers."""
     try:
         if name in BUILT_IN:
-            room = "numpy" if name == "numpy" else f"{name}.arrays"
+            is_folder = name in ("torch", "jax", "tensorflow", "pyclesperanto")
+            room = f"{name}.arrays" if is_folder else name
             module = importlib.import_module(f"arraybridge.frameworks.{room}")
             offered = getattr(module, f"{name.capitalize()}Framework")
         else:

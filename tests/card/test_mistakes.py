@@ -69,7 +69,7 @@ def test_a_mistake_is_noticed(
 
 
 @mistake(
-    f"{CUPY}.arrays.CupyFramework.from_host",
+    f"{CUPY}.CupyFramework.from_host",
     memory.test_what_was_copied_is_complete_when_the_call_returns,
     "cupy",
     True,
@@ -84,7 +84,7 @@ def a_copy_from_locked_memory_is_not_waited_for(
 
 
 @mistake(
-    f"{CUPY}.arrays.CupyStreams.wait_for",
+    f"{CUPY}.CupyStreams.wait_for",
     ordering.test_a_queue_waits_for_the_default_stream_by_its_handle,
     "cupy",
 )
@@ -98,19 +98,19 @@ def the_default_stream_is_not_waited_for(right: Function, self: Any, device: Dev
         right(self, device, handle)
 
 
-@mistake(f"{CUPY}.arrays.CupyStreams.mark", ordering.test_a_pipeline_of_plain_functions_frees_nothing_early)
+@mistake(f"{CUPY}.CupyStreams.mark", ordering.test_a_pipeline_of_plain_functions_frees_nothing_early)
 def a_mark_is_not_waited_for(right: Function, self: Any, device: Device) -> Mark:
     mark: Mark = right(self, device)
     return mark._replace(wait=lambda: None)
 
 
 @mistake(
-    f"{CUPY}.arrays.CupyFramework.to_device",
+    f"{CUPY}.CupyFramework.to_device",
     ordering.test_a_copy_to_the_other_card_has_been_read_before_its_source_is_used_again,
     "to_gpu",
 )
 @mistake(
-    f"{CUPY}.arrays.CupyFramework.to_device",
+    f"{CUPY}.CupyFramework.to_device",
     ordering.test_a_source_of_prefetch_fills_one_buffer_again_and_again,
     "to the other card",
 )
@@ -122,7 +122,7 @@ def a_source_is_used_again_before_it_was_copied(_: Function, self: Any, x: Any, 
 
 
 @mistake(
-    f"{CUPY}.arrays.CupyStreams.stream",
+    f"{CUPY}.CupyStreams.stream",
     ordering.test_a_function_that_fetches_its_input_finds_it_there,
     "cupy",
 )
@@ -134,7 +134,7 @@ def a_functions_stream_does_not_wait_for_its_caller(_: Function, self: Any, devi
     outer.wait_event(inner.record())
 
 
-@mistake(f"{CUPY}.arrays.CupyStreams.stream", ordering.test_the_caller_reads_the_result_when_it_is_there)
+@mistake(f"{CUPY}.CupyStreams.stream", ordering.test_the_caller_reads_the_result_when_it_is_there)
 @contextmanager
 def a_caller_does_not_wait_for_the_functions_stream(_: Function, self: Any, device: Device) -> Iterator[None]:
     outer = cupy.cuda.get_current_stream()
@@ -144,7 +144,7 @@ def a_caller_does_not_wait_for_the_functions_stream(_: Function, self: Any, devi
 
 
 @mistake(
-    f"{CUPY}.arrays.CupyStreams.take_stream",
+    f"{CUPY}.CupyStreams.take_stream",
     ordering.test_a_stage_that_enters_a_stream_is_back_on_its_own_behind_it,
 )
 def a_threads_stream_is_lost_behind_a_with(right: Function, self: Any, device: Device) -> None:
@@ -156,7 +156,7 @@ def a_threads_stream_is_lost_behind_a_with(right: Function, self: Any, device: D
 
 
 @mistake(
-    f"{CUPY}.arrays.CupyStreams.take_over",
+    f"{CUPY}.CupyStreams.take_over",
     ordering.test_a_result_is_read_before_its_functions_stream_uses_it_again,
     "array",
 )

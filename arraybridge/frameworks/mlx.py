@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
 
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import autodiff, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
-from arraybridge.frameworks.mlx import gradients as mlx_autodiff
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
 
-_DTYPES = hostmemory.PLAIN - {"complex128"} | {"bfloat16"}
+if TYPE_CHECKING:
+    from arraybridge.functions.operation import Operation
 
 
 class MlxFramework(Framework):
@@ -24,10 +25,10 @@ class MlxFramework(Framework):
     # A write in place (``x[0] = 1``) gives the array other memory; what others see of the old stays as it is.
     mutable = False
     alignment = 0
-    dtypes = _DTYPES
+    dtypes = hostmemory.PLAIN - {"complex128"} | {"bfloat16"}
 
     def __init__(self) -> None:
-        self.autodiff = self._derivatives = mlx_autodiff.MlxAutodiff(self.settle)
+        self.autodiff = MlxAutodiff(self)
 
     # -- which arrays, and what they hold ---------------------------------------------------------
 
@@ -41,7 +42,7 @@ class MlxFramework(Framework):
         return str(x.dtype).removeprefix("mlx.core.")
 
     def requires_grad(self, x: Any) -> bool:
-        return self._derivatives.follows(x)
+        return self.autodiff.follows(x)
 
     def detach(self, x: Any) -> Any:
         return self.copy(x)  # mx.stop_gradient(x) would be part of the graph
@@ -131,3 +132,82 @@ _DEVICES = {"cpu": mx.cpu, "gpu": mx.gpu}
 
 def _mx_name(dtype: str) -> str:
     return "bool_" if dtype == "bool" else dtype
+
+
+# -- derivatives, as the caller and as the callee ------------------------------------------------------
+
+
+class MlxAutodiff(autodiff.Autodiff):
+    def __init__(self, framework: MlxFramework) -> None:
+        self._framework = framework
+
+    def follows(self, x: Any) -> bool:
+        # What a transformation follows keeps its graph when it is computed; there is no other sign.
+        self._framework.settle(x)
+        graph = io.StringIO()
+        mx.export_to_dot(graph, x)
+        return "shape=rectangle" in graph.getvalue()
+
+    def prepare(self, x: Any) -> Any:
+        return x[...]  # a write in place (``x += 1``) gives the object that it is made to other memory
+
+    def span(self, x: Any) -> autodiff.Span:
+        return np.lib.array_utils.byte_bounds(self._framework.host_view(x))
+
+    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+        results, linear = operation.linearise(arrays)
+        if not any(operation.active) or not any(map(self.is_smooth, results)):
+            return results  # a custom function without results ends the process
+
+        def pullback(xs: Any, cotangents: Any, _: Any) -> list[Any]:
+            xs = _listed(xs)
+            smooth = [
+                c if self.is_smooth(y) else None for c, y in zip(_listed(cotangents), results, strict=True)
+            ]
+            gradients = operation.gradients(xs, smooth, linear)
+            return [mx.zeros_like(x) if g is None else g for x, g in zip(xs, gradients, strict=True)]
+
+        def refuse_forward(*_: Any) -> Any:
+            raise autodiff.forward_mode(operation.label, "mx.grad or mx.vjp")
+
+        call = mx.custom_function(lambda *_: results)
+        call.vjp(pullback)
+        call.jvp(refuse_forward)
+        return list(call(*arrays))
+
+    def linearise(
+        self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
+    ) -> tuple[list[Any], autodiff.Linear]:
+        state = self.random_state()
+        results = body(list(map(self.prepare, arrays)))
+        inner = any(map(self.follows, arrays))
+        captures = not inner and any(map(self.follows, results))
+        captured = "an array that is differentiated and none of its arguments" if captures else ""
+        inputs = autodiff.picked(arrays, active)
+
+        def pull(cotangents: list[Any]) -> list[Any]:
+            """It runs again for each pullback, since `mx.vjp` wants the cotangents at once."""
+
+            def smooth(*values: Any) -> list[Any]:
+                results = body(autodiff.merged(list(map(self.prepare, arrays)), active, values))
+                outputs = [y for y, c in zip(results, cotangents, strict=True) if c is not None]
+                # mx.vjp loses the cotangent of a result that is there twice, as it is or as
+                # y.reshape(y.shape).
+                return outputs[:1] + [y * 1 for y in outputs[1:]]
+
+            with self.replayed(state):
+                return list(mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1])
+
+        return results, autodiff.Linear(pull, captured, arrays)
+
+    def random_state(self) -> np.ndarray:
+        return np.concatenate([np.asarray(key) for key in mx.random.state])
+
+    def set_random_state(self, state: np.ndarray) -> None:
+        high, low = state.tolist()
+        mx.random.seed(high << 32 | low)  # a key is the two halves of its seed
+
+
+def _listed(xs: Any) -> list[Any]:
+    """MLX hands over a lone array by itself."""
+    return [xs] if isinstance(xs, mx.array) else list(xs)

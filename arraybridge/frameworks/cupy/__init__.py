@@ -1,1 +1,0 @@
-"""All that is peculiar to this framework."""

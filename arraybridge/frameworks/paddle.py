@@ -1,0 +1,297 @@
+"""PaddlePaddle: tensors on CPU and CUDA."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paddle
+from paddle.autograd import PyLayer
+
+from arraybridge.errors import GradientError
+from arraybridge.frameworks import autodiff, hostmemory
+from arraybridge.frameworks.base import CPU, Framework, refuse
+from arraybridge.frameworks.parts import Holding
+from arraybridge.types import Device
+
+if TYPE_CHECKING:
+    from arraybridge.functions.operation import Operation
+
+# No uint16: Paddle takes its numbers for bfloat16.
+_DTYPES = hostmemory.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+# It has these dtypes, and no more than a cast for them: no slice and no sum.
+_NO_KERNELS = ("uint32", "uint64")
+
+
+class PaddleFramework(Framework):
+    name = "paddle"
+    modules = ("paddle",)
+    dtypes = _DTYPES
+    max_rank = 9  # phi::DDim::kMaxRank
+
+    def __init__(self) -> None:
+        self.autodiff = PaddleAutodiff()
+        if paddle.is_compiled_with_cuda():
+            self.dlpack_device = 2
+
+    # -- which arrays, and what they hold ---------------------------------------------------------
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, paddle.Tensor)
+
+    def check(self, x: Any) -> None:
+        if not x.is_dense():
+            raise refuse(self, "a sparse tensor", "pass x.to_dense()")
+
+    def dtype_name(self, x: Any) -> str:
+        return str(x.dtype).removeprefix("paddle.")
+
+    def nbytes(self, x: Any) -> int:
+        return int(x.size) * int(x.element_size())
+
+    def strides(self, x: Any) -> tuple[int, ...]:
+        return tuple(step * x.element_size() for step in x.strides)
+
+    def address(self, x: Any) -> int:
+        return int(x.data_ptr())
+
+    def requires_grad(self, x: Any) -> bool:
+        return not x.stop_gradient
+
+    def detach(self, x: Any) -> Any:
+        return x.detach()
+
+    # -- host memory ------------------------------------------------------------------------------
+
+    def to_host(self, x: Any) -> np.ndarray:
+        return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
+
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+        steps = [step for step, extent in zip(strides, shape, strict=True) if extent > 1]
+        if any(step < 0 for step in steps):
+            return "Paddle has no negative strides"
+        return "its strides are no whole numbers of elements" if any(s % itemsize for s in steps) else ""
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def device_of(self, x: Any) -> Device:
+        place = x.place
+        return Device("gpu", place.gpu_device_id()) if place.is_gpu_place() else CPU
+
+    def devices(self) -> tuple[Device, ...]:
+        return (CPU, *(Device("gpu", i) for i in range(paddle.device.cuda.device_count())))
+
+    def missing_device_reason(self) -> str:
+        if not paddle.is_compiled_with_cuda():
+            return "This Paddle is built for the CPU alone; install paddlepaddle-gpu."
+        return "Paddle finds no CUDA device; is the card's driver installed?"
+
+    def to_device(self, x: Any, device: Device) -> Any:
+        place = paddle.CUDAPlace(device.index) if device.kind == "gpu" else paddle.CPUPlace()
+        return x._copy_to(place, True)  # True: waits for it
+
+    def settle(self, x: Any) -> None:
+        if x.place.is_gpu_place():
+            paddle.device.cuda.current_stream(x.place.gpu_device_id()).synchronize()
+
+    @contextmanager
+    def selected(self, device: Device) -> Iterator[None]:
+        before = paddle.device.get_device()
+        paddle.device.set_device(str(device))
+        try:
+            yield
+        finally:
+            paddle.device.set_device(before)
+
+    # -- values -----------------------------------------------------------------------------------
+
+    def copy(self, x: Any) -> Any:
+        return self.to_device(x, self.device_of(x))
+
+    def cast(self, x: Any, dtype: str) -> Any:
+        return x.astype(getattr(paddle, dtype))
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    def is_oom(self, error: BaseException) -> bool:
+        return isinstance(error, (MemoryError, RuntimeError)) and "ResourceExhausted" in str(error)
+
+    def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
+        if self.dtype_name(x) not in _NO_KERNELS:
+            return super().part(x, axis, start, stop)
+        rows = (slice(None),) * (axis % x.ndim) + (slice(start, stop),)
+        return self.from_host(self.to_host(x)[rows], self.device_of(x))
+
+    def is_started(self) -> bool:
+        return paddle.device.cuda.device_count() > 0
+
+    def usage(self) -> list[Holding]:
+        rows, cuda = [], paddle.device.cuda
+        for i in range(cuda.device_count()):
+            used, peak = cuda.memory_allocated(i), cuda.max_memory_allocated(i)
+            rows.append(Holding(f"gpu:{i}", "paddle", used, cuda.memory_reserved(i) - used, peak))
+        return rows
+
+    def free_cache(self, device: Device | None, compiled: bool = False) -> int:
+        before = sum(one.cached or 0 for one in self.usage())
+        paddle.device.cuda.empty_cache()
+        return max(before - sum(one.cached or 0 for one in self.usage()), 0)
+
+
+# -- derivatives, as the caller and as the callee ------------------------------------------------------
+
+
+class PaddleAutodiff(autodiff.Autodiff):
+    def follows(self, x: Any) -> bool:
+        return not x.stop_gradient and paddle.is_grad_enabled()
+
+    def stays_in_thread(self, x: Any) -> bool:
+        return False
+
+    def span(self, x: Any) -> autodiff.Span:
+        start = int(x.data_ptr())
+        last = sum((extent - 1) * step for extent, step in zip(x.shape, x.strides, strict=True))
+        return start, start + (last + 1 if x.size else 0) * int(x.element_size())
+
+    def version(self, x: Any) -> int:
+        return int(x.inplace_version)
+
+    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+        results, linear = operation.linearise(arrays)
+        # Paddle looks whether a tensor was written to for its own operations alone.
+        read_again = set(map(id, operation.read_again(results, linear)))
+        results = [y.clone() if id(y) in read_again else y for y in results]
+        if not any(operation.active) or not any(map(self.is_smooth, results)):
+            return results
+        versions = list(map(self.version, arrays))
+
+        def pull_back(cotangents: tuple[Any, ...]) -> list[Any]:
+            if versions != list(map(self.version, arrays)):
+                raise autodiff.writes_to_argument(operation.label)
+            _engine.runs = True
+            try:
+                return _joined(operation.gradients(arrays, cotangents, linear), operation.active)
+            finally:
+                _engine.runs = False
+
+        def guard(_: Any) -> None:
+            # backward() drops what a PyLayer keeps, with retain_graph=True too, and reads it the next time,
+            # which would end the process.
+            if alive() is None:
+                raise GradientError(
+                    f"{label}(): Paddle can run backward() once through a PyLayer, which this is, also"
+                    " with retain_graph=True; use paddle.grad(..., retain_graph=True) until the last one, or"
+                    " call the function again",
+                    target_type="paddle",
+                    reason="a second backward()",
+                )
+
+        alive, label = weakref.ref(pull_back), operation.label
+        constant = [y for y in results if not self.is_smooth(y)]
+        inputs = _joined(arrays, operation.active)
+        # As iterators, since tensors among the arguments would be written to.
+        results = _Applied.apply(pull_back, iter(results), iter(constant), *inputs)
+        for y in results:
+            if not y.stop_gradient:
+                y.register_hook(guard)
+        # A PyLayer runs the hooks of its results and ignores what they give; those of a view count.
+        return [y if y.stop_gradient else y.transpose(list(range(y.ndim))) for y in results]
+
+    def linearise(
+        self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
+    ) -> tuple[list[Any], autodiff.Linear]:
+        with paddle.enable_grad():
+            # Inside of a pullback that is differentiated itself, they are part of a graph.
+            inner = any(not x.stop_gradient for x in arrays)
+            arrays = [_leaf(x) if a and x.stop_gradient else x for x, a in zip(arrays, active, strict=True)]
+            results = self.run(body, arrays, label)
+        inputs = autodiff.picked(arrays, active)
+        pull = functools.partial(_pull, results, inputs, inner)
+        return results, autodiff.Linear(pull, _captured(results, inputs))
+
+    def random_state(self) -> Any:
+        return paddle.get_rng_state()
+
+    def set_random_state(self, state: Any) -> None:
+        paddle.set_rng_state(state)
+
+
+def _leaf(x: Any) -> Any:
+    """The same memory, to be differentiated from here on."""
+    x = x.detach()
+    x.stop_gradient = False
+    return x
+
+
+def _joined(arrays: list[Any], active: Sequence[bool]) -> list[Any]:
+    """The arguments that get gradients, or their gradients: one tensor of each dtype.
+
+    Such a one stands for them in Paddle's graph: `paddle.grad` for some of a PyLayer's arguments fails, since
+    the layer is not told for which; the gradient of `paddle.concat` is.
+    """
+    groups: dict[Any, list[Any]] = {}
+    for x in autodiff.picked(arrays, active):
+        groups.setdefault(x.dtype, []).append(x.reshape([-1]))
+    return [first if not more else paddle.concat([first, *more]) for first, *more in groups.values()]
+
+
+class _Applied(PyLayer):  # type: ignore[misc]  # paddle is Any here
+    """An operation of another framework in Paddle's graph."""
+
+    @staticmethod
+    def forward(ctx: Any, pull_back: Any, results: Iterator[Any], constant: Iterator[Any], *_: Any) -> Any:
+        ctx.pull_back = pull_back
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*constant)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        return tuple(ctx.pull_back(cotangents))
+
+
+# In ``runs``: whether a backward pass of Paddle has come to another framework, in this thread.
+_engine = threading.local()
+
+
+def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[Any]) -> list[Any]:
+    """By the graph; ``inner`` says that it is part of one that is differentiated itself."""
+    sums: dict[int, tuple[Any, Any]] = {}  # paddle.grad refuses a result that is there twice
+    for y, c in zip(outputs, cotangents, strict=True):
+        if c is not None and not y.stop_gradient:
+            sums[id(y)] = (y, sums[id(y)][1] + c if id(y) in sums else c)
+    if not sums:
+        return list(map(paddle.zeros_like, inputs))
+    if getattr(_engine, "runs", False):
+        raise GradientError(
+            "a backward pass of Paddle has come to another one, through a function of another framework"
+            " that calls one of Paddle, which would end the process; call that one directly",
+            target_type="paddle",
+            reason="a backward within a backward",
+        )
+    outputs, cotangents = map(list, zip(*sums.values(), strict=True))
+    create_graph = inner or any(not c.stop_gradient for c in cotangents)
+    gradients = paddle.grad(
+        outputs, inputs, cotangents, retain_graph=True, create_graph=create_graph, allow_unused=True
+    )
+    return [paddle.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
+
+
+def _captured(outputs: list[Any], inputs: list[Any]) -> str:
+    # They would get no gradient, in silence.
+    seen = {x.grad_fn.node_ptr() for x in inputs}
+    nodes = [y.grad_fn for y in outputs if not y.stop_gradient]
+    while nodes:
+        node = nodes.pop()
+        if node.node_ptr() in seen:
+            continue
+        if node.name() == "GradNodeAccumulation":
+            return "a trainable tensor that is none of its arguments (its values are x.detach())"
+        seen.add(node.node_ptr())
+        nodes.extend(n for n in node.next_functions if n is not None)
+    return ""
