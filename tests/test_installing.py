@@ -30,15 +30,13 @@ def test_nobody_is_sent_to_the_other_library() -> None:
 
 
 def test_the_extras_are_those_of_the_project() -> None:
-    extras = {"": [line for line in PROJECT["dependencies"] if line.startswith("numpy")]}
-    for extra, lines in PROJECT["optional-dependencies"].items():
-        extras[extra] = [line.partition(";")[0] for line in lines]
-    for facts in BUILT_IN.values():
-        assert list(facts.requirements) == extras[facts.extra][: len(facts.requirements)]
-    for name in ("cupy", "torch", "jax", "tensorflow", "pyclesperanto"):
+    for name in BUILT_IN.keys() - {"numpy"}:
         words = how_to_install(BUILT_IN[name])
         assert words.startswith(f'pip install "{name}')
-        assert re.search(rf'pip install "\.\[{name}[\w-]*\]" in a checkout of arraybridge$', words)
+        extra = re.search(rf'pip install "\.\[({name}[\w-]*)\]" in a checkout of arraybridge$', words)
+        assert extra is not None
+        first = PROJECT["optional-dependencies"][extra[1]][0]
+        assert Requirement(first).name == BUILT_IN[name].distributions[0]
 
 
 # ---- Python 3.14 -----------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def programs() -> dict[int, tuple[list[str], int]]:
 
     They are told by the paths of what a process has mapped; systems that do not say that (macOS) show none.
     """
-    libraries = {name: registry.facts(name).libraries for name in registry.framework_names()}
+    libraries = {name: registry.facts(name).libraries or () for name in registry.framework_names()}
     seen = {}
     for process in psutil.process_iter():
         try:

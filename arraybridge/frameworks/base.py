@@ -7,6 +7,7 @@ an answer here that works through the host. Queues of work stand in parts.py, de
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -155,7 +156,7 @@ class Framework(ABC):
             on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
             return self.to_device(on_host, device)
         capsule = hostmemory.capsule(view)
-        return sys.modules[self.modules[0]].from_dlpack(hostmemory.importable(capsule))
+        return sys.modules[self.modules[0]].from_dlpack(hostmemory.Importable(capsule))
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         """Why this framework cannot view memory with these strides (in bytes), or ``""``."""
@@ -531,12 +532,7 @@ def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
 
 def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Strides in bytes of a C-contiguous array."""
-    strides = []
-    step = itemsize
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
+    return tuple(itemsize * math.prod(shape[axis:]) for axis in range(1, len(shape) + 1))
 
 
 def is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:

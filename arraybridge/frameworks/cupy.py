@@ -123,7 +123,7 @@ class CupyFramework(Framework):
         if handle is not None and self.streams.handle(device) is None:
             # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
             self.streams.wait_for(device, handle)
-            return hostmemory.importable(x.__dlpack__(stream=-1), (2, device.index))
+            return hostmemory.Importable(x.__dlpack__(stream=-1), (2, device.index))
         return source.exported(x, device)
 
     def settle(self, x: cupy.ndarray) -> None:

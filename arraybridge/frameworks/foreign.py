@@ -69,19 +69,11 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
     if (kind := _dlpack_kind(x)) not in (None, *_HOST_TYPES):
         raise refuse(FOREIGN_HOST, f"an array on DLPack device type {kind}", "copy it to the host first")
     try:
-        return FOREIGN_HOST, _open(x)
+        of_numpy = offers(x, "__array_interface__")
+        return FOREIGN_HOST, np.asarray(x) if of_numpy else hostmemory.from_dlpack(x)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
         what = f"an array of type {type(x).__qualname__}"
         raise refuse(FOREIGN_HOST, what, f"its memory cannot be read: {told(error)}") from error
-
-
-def _open(x: Any) -> np.ndarray:
-    if not offers(x, "__array_interface__"):
-        return hostmemory.from_dlpack(x)
-    interface = x.__array_interface__
-    if interface.get("data") is None:
-        return np.asarray(x)  # by the buffer protocol
-    return np.asarray(hostmemory.Exported(x, __array_interface__=interface))
 
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:

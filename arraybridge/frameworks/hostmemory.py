@@ -244,8 +244,6 @@ def is_lent(begin: int) -> bool:
 
 # -- DLPack ----------------------------------------------------------------------------------------------
 
-# NumPy 2.1 reads the capsules of DLPack 1; older ones refuse them by their name.
-_READS_VERSIONS = tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 1)
 _UNSIGNED = 1
 # Offset of DLTensor.dtype.code: void *data, DLDevice {int32, int32}, int32 ndim.
 _CODE_OFFSET = 20
@@ -262,7 +260,7 @@ _capsule_name.restype = ctypes.c_char_p
 _capsule_name.argtypes = [ctypes.py_object]
 
 
-def tensor_of(exported: Any) -> int:
+def _tensor_of(exported: Any) -> int:
     """Address of the DLTensor, which begins with its data pointer, in a capsule not consumed yet."""
     name = _capsule_name(exported)
     return int(_capsule_pointer(exported, name)) + (_VERSIONED_OFFSET if b"versioned" in name else 0)
@@ -272,12 +270,14 @@ def lent_at(exported: Any) -> int:
     """Address of the first element that a capsule lends, of OpenCL the handle; 0 where it is consumed."""
     if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
         return 0
-    data, offset = (ctypes.c_uint64.from_address(tensor_of(exported) + at).value for at in (0, _BYTES_OFFSET))
+    data, offset = (
+        ctypes.c_uint64.from_address(_tensor_of(exported) + at).value for at in (0, _BYTES_OFFSET)
+    )
     return data + offset
 
 
 def _code_of(exported: Any) -> ctypes.c_uint8:
-    return ctypes.c_uint8.from_address(tensor_of(exported) + _CODE_OFFSET)
+    return ctypes.c_uint8.from_address(_tensor_of(exported) + _CODE_OFFSET)
 
 
 def capsule(view: np.ndarray) -> Any:
@@ -295,10 +295,13 @@ def capsule(view: np.ndarray) -> Any:
     return exported
 
 
-class _Importable:
-    """NumPy 1 looks for the two methods in the class."""
+class Importable:
+    """A capsule in the form that ``from_dlpack`` functions take, whatever stream they name.
 
-    def __init__(self, exported: Any, device: tuple[int, int]) -> None:
+    ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for a CUDA card.
+    """
+
+    def __init__(self, exported: Any, device: tuple[int, int] = (1, 0)) -> None:
         self._exported, self._device = exported, device
 
     def __dlpack__(self, **_: Any) -> Any:
@@ -308,30 +311,21 @@ class _Importable:
         return self._device
 
 
-def importable(exported: Any, device: tuple[int, int] = (1, 0)) -> Any:
-    """A capsule in the form that ``from_dlpack`` functions take, whatever stream they name.
-
-    ``device`` is DLPack's: ``(1, 0)`` for host memory, ``(2, i)`` for a CUDA card.
-    """
-    return _Importable(exported, device)
-
-
 def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
     """A NumPy view of what an unversioned capsule of host memory holds, the extended dtypes included.
 
     NumPy makes it read-only, since such a capsule cannot say that it may be written to.
     """
     if name_of(dtype) not in _DLPACK_CODES:
-        return np.from_dlpack(importable(exported))
+        return np.from_dlpack(Importable(exported))
     _code_of(exported).value = _UNSIGNED
-    return np.from_dlpack(importable(exported)).view(dtype)
+    return np.from_dlpack(Importable(exported)).view(dtype)
 
 
 def from_dlpack(x: Any) -> np.ndarray:
     """`np.from_dlpack` for any producer in host memory, that of the extended dtypes included."""
     try:
-        exported = x.__dlpack__(max_version=(1, 0)) if _READS_VERSIONS else x.__dlpack__()
-    except TypeError:  # it speaks the version that had no such argument
+        return np.from_dlpack(x)
+    except (BufferError, RuntimeError):  # NumPy has no such dtype
         exported = x.__dlpack__()
-    name = _DLPACK_NAMES.get(_code_of(exported).value)
-    return np.from_dlpack(importable(exported)) if name is None else from_capsule(exported, np_dtype(name))
+        return from_capsule(exported, np_dtype(_DLPACK_NAMES[_code_of(exported).value]))

@@ -55,16 +55,16 @@ class Facts:
     """What may be asked of a framework that nobody has imported. A plug-in sets `Framework.facts`, if at all.
 
     Attributes:
-        name: how users name it.
+        name: how users name it; also the extra of arraybridge that installs it.
         packages: what ``import`` takes, the preferred one first; ``(name,)`` where empty.
         modules: root modules in which the types of its arrays are defined; ``packages`` where empty.
-        distributions: what brings it, as package indexes call it; ``packages`` where empty.
-        extra: the extra of arraybridge that installs it, or ``""``.
-        requirements: what to install, as pip takes it; the first of ``distributions`` where empty.
+        distributions: what brings it, as package indexes call it, first the one to install; ``packages``
+            where empty.
         runs_numpy_code: whether functions written for NumPy run on its arrays: True where ``@gpu``,
             `array_namespace` and `compare` may choose it, None where ``@gpu`` takes it by name alone, False
             where it never does. The first in the list is the nearest to NumPy.
-        libraries: parts of paths by which one sees that a process has loaded it.
+        libraries: parts of paths by which one sees that a process has loaded it; None for the folders of its
+            ``modules``.
         nicknames: what people call it in code; not accepted, but understood by suggestions.
     """
 
@@ -72,104 +72,64 @@ class Facts:
     packages: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     distributions: tuple[str, ...] = ()
-    extra: str = ""
-    requirements: tuple[str, ...] = ()
     runs_numpy_code: bool | None = None
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[str, ...] | None = None
     nicknames: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.packages = self.packages or (self.name,)
         self.modules = self.modules or self.packages
         self.distributions = self.distributions or self.packages
-        self.requirements = self.requirements or self.distributions[:1]
+        if self.libraries is None:
+            self.libraries = tuple(f"/{module}/" for module in self.modules)
 
+
+_CUPYS = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+_CLESPERANTOS = ("pyclesperanto", "pyclesperanto_prototype")
 
 BUILT_IN = {
     one.name: one
     for one in (
-        Facts("numpy", requirements=("numpy>=1.26",), runs_numpy_code=False, nicknames=("np",)),
-        Facts(
-            "cupy",
-            distributions=("cupy", "cupy-cuda13x", "cupy-cuda12x"),
-            extra="cupy-cuda13x",
-            requirements=("cupy-cuda13x>=13.6",),
-            runs_numpy_code=True,
-            libraries=("/cupy/", "/cupy_backends/"),
-            nicknames=("cp",),
-        ),
-        Facts(
-            "torch",
-            extra="torch",
-            requirements=("torch>=2.6",),
-            runs_numpy_code=True,
-            libraries=("/torch/lib/",),
-            nicknames=("pytorch",),
-        ),
-        Facts(
-            "jax",
-            modules=("jax", "jaxlib"),
-            extra="jax",
-            requirements=("jax>=0.7",),
-            runs_numpy_code=True,
-            libraries=("/jaxlib/",),
-            nicknames=("jnp",),
-        ),
+        Facts("numpy", runs_numpy_code=False, libraries=(), nicknames=("np",)),
+        Facts("cupy", distributions=_CUPYS, runs_numpy_code=True, nicknames=("cp",)),
+        Facts("torch", runs_numpy_code=True, nicknames=("pytorch",)),
+        Facts("jax", modules=("jax", "jaxlib"), runs_numpy_code=True, nicknames=("jnp",)),
         Facts(
             "tensorflow",
             distributions=("tensorflow", "tensorflow-cpu"),
-            extra="tensorflow",
-            requirements=("tensorflow>=2.19",),
             runs_numpy_code=False,
-            libraries=("/tensorflow/",),
             nicknames=("tf", "keras"),
         ),
         Facts(
             "pyclesperanto",
-            packages=("pyclesperanto", "pyclesperanto_prototype"),
-            modules=(
-                *("pyclesperanto", "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal"),
-                "pyclesperanto_prototype",
-            ),
-            distributions=("pyclesperanto", "pyclesperanto-prototype"),
-            extra="pyclesperanto",
-            requirements=("pyclesperanto>=0.25", "pyopencl[pocl]>=2025.1"),
+            packages=_CLESPERANTOS,
+            modules=(*_CLESPERANTOS, "pyclesperanto_opencl", "pyclesperanto_cuda", "pyclesperanto_metal"),
             runs_numpy_code=False,
             libraries=("/pyclesperanto", "/pyopencl/"),
             nicknames=("cle", "opencl"),
         ),
-        Facts("mlx", extra="mlx", requirements=("mlx>=0.30",), libraries=("/mlx/",)),
-        Facts(
-            "paddle",
-            distributions=("paddlepaddle", "paddlepaddle-gpu"),
-            extra="paddle",
-            requirements=("paddlepaddle>=3.3",),
-            libraries=("/paddle/",),
-        ),
+        Facts("mlx"),
+        Facts("paddle", distributions=("paddlepaddle", "paddlepaddle-gpu")),
     )
 }
 
 
 def install_command(facts: Facts, *options: str) -> str:
-    """The command that installs a framework in a release that arraybridge works with."""
-    return " ".join(("pip install", *options, *(f'"{one}"' for one in facts.requirements)))
+    """The command that installs a framework."""
+    return " ".join(("pip install", *options, f'"{facts.distributions[0]}"'))
 
 
 def how_to_install(facts: Facts, *options: str) -> str:
     """What to run. The package index has another arraybridge: the extras are to be had from a checkout."""
-    command = install_command(facts, *options)
-    if facts.name == "cupy":
+    command, extra = install_command(facts, *options), facts.name
+    if extra == "cupy":
         command += " (for CUDA 12: cupy-cuda12x)"
-    if facts.extra:
-        pip = " ".join(("pip install", *options))
-        command += f', or {pip} ".[{facts.extra}]" in a checkout of arraybridge'
-    return command
+        extra = facts.distributions[0]
+    return f'{command}, or {" ".join(("pip install", *options))} ".[{extra}]" in a checkout of arraybridge'
 
 
 def is_imported(*packages: str) -> bool:
     """Whether this process has imported one of them; what stands in for one in a test is no module."""
-    if sys.modules.keys().isdisjoint(packages):
-        return False
     return any(isinstance(sys.modules.get(package), ModuleType) for package in packages)
 
 
@@ -411,9 +371,7 @@ def _candidates(cls: type) -> Iterator[Framework]:
     """The frameworks whose array an object of that class may be."""
     for root in dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__):
         if root not in roots() and root != "builtins":
-            for (
-                name
-            ) in _plugins():  # that may own arrays of this root: it has their name, or they are imported
+            for name in _plugins():  # may it own arrays of this root? It has their name, or is imported
                 if name not in _instances and (name == root or is_imported(*facts(name).packages)):
                     usable(name)
         yield from map(framework, roots().get(root, ()))

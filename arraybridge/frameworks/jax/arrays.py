@@ -129,7 +129,7 @@ class JaxFramework(Framework):
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
         with _x64(True):
-            return jax.dlpack.from_dlpack(hostmemory.importable(capsule), device=native)
+            return jax.dlpack.from_dlpack(hostmemory.Importable(capsule), device=native)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         if is_c_contiguous(shape, strides, itemsize):

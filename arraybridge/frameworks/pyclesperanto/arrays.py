@@ -196,7 +196,7 @@ class ImageFramework(Framework):
     def exported(self, x: Any, device: Device) -> Any:
         self.settle(x)
         # Its own __dlpack__(stream, version) knows no max_version= (pyclesperanto 0.25).
-        return hostmemory.importable(x.__dlpack__(), (2, device.index))
+        return hostmemory.Importable(x.__dlpack__(), (2, device.index))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
         cardmemory.release()

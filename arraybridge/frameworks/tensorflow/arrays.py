@@ -141,7 +141,7 @@ class TensorflowFramework(Framework):
 
     def exported(self, x: Any, device: Device) -> Any:
         # Its __dlpack__ knows no stream=, and waits until the memory is ready.
-        return hostmemory.importable(x.__dlpack__(), (2, device.index))
+        return hostmemory.Importable(x.__dlpack__(), (2, device.index))
 
     def settle(self, x: Any) -> None:
         if self.device_of(x).kind != "cpu":
