@@ -69,11 +69,11 @@ def _planned(
 ) -> FastFunction | None:
     """``fast``, and what was decided for the facts of the arrays for which it is not enough."""
     source, target = decision.source, decision.target
-    facts = source.fast_facts(target.alignment) if _rests_on_facts(request, decision) else None
-    if facts is None:
+    facts, alignment = source.fast_facts, target.alignment
+    if facts is None or not _rests_on_facts(request, decision):
         return fast
     try:
-        of_this_array = facts(decision.data)
+        of_this_array = facts(decision.data, alignment)
     except declined:
         return fast  # it is not simply there, in the host's memory
     key = (form, type(decision.data))
@@ -82,13 +82,13 @@ def _planned(
         runs.clear()
     runs[of_this_array] = decision.convert
     if fast is None:
-        return lambda x: runs[facts(x)](x)
+        return lambda x: runs[facts(x, alignment)](x)
 
     def plan(x: Any) -> Any:
         try:
             return fast(x)
         except declined:
-            return runs[facts(x)](x)
+            return runs[facts(x, alignment)](x)
 
     return plan
 

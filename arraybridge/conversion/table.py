@@ -31,16 +31,17 @@ def same(source: Framework, target: Framework) -> FastFunction | None:
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
     """The target looks at the source's host memory through NumPy."""
+    look, take = source.fast_view, target.fast_from_view
     if target.name == "numpy":
-        return source.fast_view()
-    take = target.fast_from_view()
-    return None if take is None else source.fast_into(take)
+        return look
+    if source.name == "numpy" or look is None or take is None:
+        return take if source.name == "numpy" else None
+    return lambda x: take(look(x))
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:
     """The target shares the source's memory through a DLPack capsule."""
-    export = source.fast_export(target.alignment)
-    adopt = target.fast_adopt(immutable=not source.mutable)
+    export, adopt = source.fast_export, target.fast_adopt
     if export is None or adopt is None:
         return None
     return lambda x: adopt(export(x))

@@ -390,45 +390,26 @@ class Framework(ABC):
         """Wait until all is done that this process has queued, on every device that it has opened."""
 
     # -- fast functions, for host arrays that need no care ------------------------------------------
-    # They are made once for each pair of types, and raise for an array that needs care: an error of Python's,
-    # or one of `errors`; no user sees that.
+    # Methods, where a framework has them. They raise for an array that needs care: an error of Python's, or
+    # one of `errors`; no user sees that.
 
     def fast_types(self) -> tuple[type, ...]:
         """Types for which the fast functions hold; a subclass takes the careful path."""
         return ()
 
-    def fast_facts(self, alignment: int) -> Callable[[Any], Hashable] | None:
-        """A function that tells of a host array what its way to such a target depends on, or None.
-
-        Of two arrays with equal facts, `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and
-        `cannot_view` say the same. It raises for an array that is not simply there, in the host's memory.
-        """
-        return None
-
-    def fast_view(self) -> Callable[[Any], np.ndarray] | None:
-        """A function from a host array to its NumPy view, or None."""
-        return None
-
-    def fast_into(self, take: Callable[[np.ndarray], Any]) -> Callable[[Any], Any] | None:
-        """A function from a host array to what ``take`` makes of its NumPy view, or None."""
-        look = self.fast_view()
-        return None if look is None else lambda x: take(look(x))
-
-    def fast_from_view(self) -> Callable[[np.ndarray], Any] | None:
-        """A function from the NumPy view of a NumPy array to an array, faster than DLPack, or None."""
-        return None
-
-    def fast_export(self, alignment: int) -> Callable[[Any], Any] | None:
-        """A function from a host array, aligned to ``alignment`` bytes, to a DLPack capsule, or None."""
-        return None
-
-    def fast_adopt(self, immutable: bool) -> Callable[[Any], Any] | None:
-        """A function from a DLPack capsule of host memory to an array, or None.
-
-        ``immutable``: the producer's arrays are immutable, so that a 0-d array has to be copied
-        by a mutable consumer (frameworks cache scalars).
-        """
-        return None
+    #: What the way of a host array to a target of such an alignment depends on. Of two arrays with equal
+    #: facts, `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and `cannot_view` say the same.
+    #: It raises for an array that is not simply there, in the host's memory.
+    fast_facts: Callable[[Any, int], Hashable] | None = None
+    #: From a host array to its NumPy view.
+    fast_view: Callable[[Any], np.ndarray] | None = None
+    #: From a NumPy array to an array that shares its memory, faster than through DLPack.
+    fast_from_view: Callable[[np.ndarray], Any] | None = None
+    #: From a host array, aligned to `hostmemory.ALIGNMENT` bytes, to a DLPack capsule.
+    fast_export: Callable[[Any], Any] | None = None
+    #: From the capsule of an immutable framework, or to an immutable one, to an array. A mutable framework
+    #: copies 0-d arrays, since the others cache scalars.
+    fast_adopt: Callable[[Any], Any] | None = None
 
     # -- between processes ------------------------------------------------------------------------
 

@@ -14,11 +14,7 @@ from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
-# NPY_ARRAY_C_CONTIGUOUS and NPY_ARRAY_WRITEABLE, from NumPy's C API.
-_C_CONTIGUOUS = 0x1
-_FLAGS = _C_CONTIGUOUS | 0x400
-# What every framework takes as it is; not complex128, of which torch minds the alignment.
-_PLAIN = frozenset(map(np.dtype, hostmemory.PLAIN - {"complex128"}))
+_first_byte = ctypes.c_char.from_buffer
 
 
 class NumpyFramework(Framework):
@@ -109,41 +105,16 @@ class NumpyFramework(Framework):
     def fast_types(self) -> tuple[type, ...]:
         return tuple(self.classes)
 
-    def fast_facts(self, alignment: int) -> Callable[[np.ndarray], Hashable]:
-        aligned, address = alignment > 1, hostmemory.address
+    def fast_facts(self, x: np.ndarray, alignment: int) -> Hashable:
+        flags = x.flags
+        layout = x.ndim if flags.c_contiguous and x.size else (x.shape, x.strides)
+        if alignment > 1 or x.itemsize == 16:  # torch minds the alignment of complex128
+            return x.dtype, flags.writeable, layout, hostmemory.address(x) % hostmemory.ALIGNMENT
+        return x.dtype, flags.writeable, layout
 
-        def facts(x: np.ndarray) -> Hashable:
-            flags = x.flags.num & _FLAGS
-            layout = x.ndim if flags & _C_CONTIGUOUS and x.size else (x.shape, x.strides)
-            if aligned or x.itemsize == 16:  # torch minds the alignment of complex128
-                return x.dtype, flags, layout, address(x) % hostmemory.ALIGNMENT
-            return x.dtype, flags, layout
-
-        return facts
-
-    def fast_into(self, take: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any]:
-        plain, simple, contiguous = _PLAIN, _FLAGS, _C_CONTIGUOUS
-
-        def convert(x: np.ndarray) -> Any:
-            # Asked first, since an error that a framework raises itself costs more than all of this.
-            flags = x.flags.num & simple
-            if flags != simple and (flags | contiguous != simple or min(x.strides) < 0):
-                raise NotImplementedError  # read-only, or reversed
-            if x.dtype not in plain:
-                raise NotImplementedError
-            return take(x)
-
-        return convert
-
-    def fast_export(self, alignment: int) -> Callable[[np.ndarray], Any]:
+    def fast_export(self, x: np.ndarray) -> Any:
         # A quarter of the time that __array_interface__ takes; raises for what is read-only, strided or
         # empty, which then takes the careful path.
-        buffer, address = ctypes.c_char.from_buffer, ctypes.addressof
-        mask = alignment - 1
-
-        def give(x: np.ndarray) -> Any:
-            if address(buffer(x)) & mask:  # type: ignore[arg-type]  # an array is a buffer
-                raise NotImplementedError
-            return x.__dlpack__()
-
-        return give
+        if ctypes.addressof(_first_byte(x)) % hostmemory.ALIGNMENT:  # type: ignore[arg-type]  # it is a buffer
+            raise NotImplementedError
+        return x.__dlpack__()

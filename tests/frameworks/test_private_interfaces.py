@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import arraybridge
+from arraybridge.frameworks import hostmemory
 from tests.helpers import require
 
 
@@ -23,7 +24,8 @@ def test_without_the_first_the_public_import_shares_as_well(
     memory[...] = np.arange(12).reshape(4, 3)
     monkeypatch.setattr(room, "_import_capsule", None)
     framework = room.JaxFramework()
-    assert framework.fast_adopt(immutable=False) is None
+    with pytest.raises(NotImplementedError):  # and the careful way is taken
+        framework.fast_adopt(hostmemory.capsule(memory))
     shared = framework.from_host(memory, arraybridge.Device("cpu", 0))
     assert shared.dtype == dtype
     assert shared.unsafe_buffer_pointer() == memory.ctypes.data

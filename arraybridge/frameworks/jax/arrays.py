@@ -290,54 +290,31 @@ class JaxFramework(Framework):
     # -- fast functions --------------------------------------------------------------------------
 
     def fast_types(self) -> tuple[type, ...]:
-        return (type(jax.device_put(np.zeros(1, np.uint8), jax.local_devices(backend="cpu")[0])),)
+        return (type(jax.device_put(np.zeros(1, np.uint8), _cpu())),)
 
-    def fast_facts(self, alignment: int) -> Callable[[jax.Array], Hashable]:
-        alone, minds_order = _cpu_alone(), alignment > 1
+    def fast_facts(self, x: jax.Array, alignment: int) -> Hashable:
+        if x.is_deleted():
+            raise NotImplementedError
+        if alignment > 1:
+            memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
+        shape = x.shape
+        is_lent = bool(hostmemory.lent) and hostmemory.is_lent(x.unsafe_buffer_pointer())
+        return x.dtype, shape if 0 in shape else len(shape), _cpu_alone() or x.sharding, is_lent
 
-        def facts(x: jax.Array) -> Hashable:
-            if x.is_deleted():
-                raise NotImplementedError
-            if minds_order:
-                memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
-            shape = x.shape
-            is_lent = bool(hostmemory.lent) and hostmemory.is_lent(x.unsafe_buffer_pointer())
-            return x.dtype, shape if 0 in shape else len(shape), None if alone else x.sharding, is_lent
+    def fast_view(self, x: jax.Array) -> np.ndarray:
+        # Not asarray(x): where JAX has to copy (other orders of axes, cards), it keeps the copy beside the
+        # array for good, and nothing public tells it from a view. A memoryview is refused there.
+        return np.asarray(memoryview(x))
 
-        return facts
+    def fast_export(self, x: jax.Array) -> Any:
+        if not _cpu_alone() and x.device is not _cpu():
+            raise NotImplementedError
+        return x.__dlpack__()
 
-    def fast_view(self) -> Callable[[jax.Array], np.ndarray]:
-        asarray = np.asarray
-
-        def look(x: jax.Array) -> np.ndarray:
-            # Not asarray(x): where JAX has to copy (other orders of axes, cards), it keeps the copy beside
-            # the array for good, and nothing public tells it from a view. A memoryview is refused there.
-            return asarray(memoryview(x))
-
-        return look
-
-    def fast_export(self, alignment: int) -> Callable[[jax.Array], Any]:
-        if _cpu_alone():
-            return lambda x: x.__dlpack__()
-        cpu = jax.local_devices(backend="cpu")[0]
-
-        def give(x: jax.Array) -> Any:
-            if x.device is not cpu:
-                raise NotImplementedError
-            return x.__dlpack__()
-
-        return give
-
-    def fast_adopt(self, immutable: bool) -> Callable[[Any], jax.Array] | None:
+    def fast_adopt(self, capsule: Any) -> jax.Array:
         if _import_capsule is None or not _HONOURS_ORDER:
-            return None
-        cpu = jax.local_devices(backend="cpu")[0]
-        import_capsule = _import_capsule
-
-        def take(capsule: Any) -> jax.Array:
-            return import_capsule(capsule, cpu, None)
-
-        return take
+            raise NotImplementedError
+        return _import_capsule(capsule, _cpu(), None)
 
 
 def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
@@ -359,6 +336,12 @@ def _local_devices() -> list[Any]:
     return [device for backend in jax_backend.backends().values() for device in backend.local_devices()]
 
 
+@functools.cache
+def _cpu() -> Any:
+    return jax.local_devices(backend="cpu")[0]
+
+
+@functools.cache
 def _cpu_alone() -> bool:
     """Whether no array of this process can live anywhere but on its one CPU device."""
     return [device.platform for device in _local_devices()] == ["cpu"]
@@ -367,7 +350,7 @@ def _cpu_alone() -> bool:
 def _jax_device(device: Device) -> Any:
     """JAX's own object for a device that `find_device` has seen."""
     if device is CPU:
-        return jax.local_devices(backend="cpu")[0]
+        return _cpu()
     return next(native for native in _local_devices() if _as_device(native) == device)
 
 

@@ -33,6 +33,10 @@ del _DLPACK_IDS[id(tf.complex128)]  # torch minds its alignment
 # Not type(tf.constant(0)): that opens every card, which TensorFlow then takes whole.
 _EAGER = tf.__internal__.EagerTensor
 
+# How the name of the host's first device ends, whatever the cluster's.
+_CPU = "/device:CPU:0"
+_numpy, _to_dlpack = NumpyFramework(), tf.experimental.dlpack.to_dlpack
+
 # InternalErrors of memory that ran out: of copies to the card, and of CUDA and its libraries.
 _OOM = re.compile(
     r"Dst tensor is not initialized|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED"
@@ -252,42 +256,24 @@ class TensorflowFramework(Framework):
     def fast_types(self) -> tuple[type, ...]:
         return (_EAGER,)
 
-    def fast_facts(self, alignment: int) -> Callable[[Any], Hashable]:
-        look, of_memory = self.fast_view(), NumpyFramework().fast_facts(alignment)
-        cpu = tf.constant(0).backing_device
-
-        def facts(x: Any) -> Hashable:
-            if x.backing_device != cpu:
-                raise NotImplementedError
-            memory = look(x)
-            return of_memory(memory), bool(hostmemory.lent) and hostmemory.is_lent(hostmemory.address(memory))
-
-        return facts
-
-    def fast_view(self) -> Callable[[Any], np.ndarray]:
-        asarray = np.asarray
-
-        def look(x: Any) -> np.ndarray:
-            if id(x.dtype) in _PLAIN_IDS:
-                return asarray(memoryview(x))
+    def fast_facts(self, x: Any, alignment: int) -> Hashable:
+        if not x.backing_device.endswith(_CPU):
             raise NotImplementedError
+        memory = self.fast_view(x)
+        is_lent = bool(hostmemory.lent) and hostmemory.is_lent(hostmemory.address(memory))
+        return _numpy.fast_facts(memory, alignment), is_lent
 
-        return look
+    def fast_view(self, x: Any) -> np.ndarray:
+        if id(x.dtype) in _PLAIN_IDS:
+            return np.asarray(memoryview(x))
+        raise NotImplementedError
 
-    def fast_export(self, alignment: int) -> Callable[[Any], Any]:
-        to_dlpack = tf.experimental.dlpack.to_dlpack
-        cpu = tf.constant(0).backing_device
-        elsewhere = len(_devices()) > 1
+    def fast_export(self, x: Any) -> Any:
+        if id(x.dtype) not in _DLPACK_IDS or (len(_devices()) > 1 and not x.backing_device.endswith(_CPU)):
+            raise NotImplementedError
+        return _to_dlpack(x)
 
-        def give(x: Any) -> Any:
-            if id(x.dtype) not in _DLPACK_IDS or (elsewhere and x.backing_device != cpu):
-                raise NotImplementedError
-            return to_dlpack(x)
-
-        return give
-
-    def fast_adopt(self, immutable: bool) -> Callable[[Any], Any]:
-        return tf.experimental.dlpack.from_dlpack
+    fast_adopt = staticmethod(tf.experimental.dlpack.from_dlpack)
 
 
 def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
@@ -310,6 +296,7 @@ def _name_of(device: Device) -> str:
     return f"/device:{device.kind.upper()}:{device.index}"
 
 
+@functools.cache  # TensorFlow refuses to change them once they are asked for
 def _devices() -> tuple[Device, ...]:
     return tuple(
         Device(kind, int(native.name.rpartition(":")[2]))

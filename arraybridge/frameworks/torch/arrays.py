@@ -36,6 +36,8 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 #: Real numbers of NumPy, which need no look at the tensor's bits.
 REAL = frozenset(DTYPES[name] for name in hostmemory.PLAIN if not name.startswith("complex"))
+#: What it views of NumPy's wherever it lies.
+VIEWED = frozenset(map(np.dtype, hostmemory.PLAIN - {"complex128"}))
 
 #: As what the others travel: neither NumPy nor CUDA's array interface has a name for them.
 CARRIERS = {
@@ -342,60 +344,46 @@ class TorchFramework(Framework):
     def fast_types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
 
-    def fast_facts(self, alignment: int) -> Callable[[torch.Tensor], Hashable]:
-        aligned = alignment > 1
+    def fast_facts(self, x: torch.Tensor, alignment: int) -> Hashable:
+        if not x.is_cpu or x.is_nested:
+            raise NotImplementedError
+        address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
+        if not address:
+            raise NotImplementedError
+        layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
+        place = address % hostmemory.ALIGNMENT if alignment > 1 else 0
+        return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, place
 
-        def facts(x: torch.Tensor) -> Hashable:
-            if not x.is_cpu or x.is_nested:
-                raise NotImplementedError
-            address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
-            if not address:
-                raise NotImplementedError
-            layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
-            place = address % hostmemory.ALIGNMENT if aligned else 0
-            return x.dtype, x.requires_grad, x.is_conj() or x.is_neg(), layout, place
+    def fast_view(self, x: torch.Tensor) -> np.ndarray:
+        # .numpy() refuses by itself what else needs care: other devices and layouts, and lazy bits; but its
+        # errors cost as much as twenty calls, so complex and extended dtypes are sent away first. A tensor
+        # that requires grad it refuses only while gradients are recorded; where there is no memory
+        # (torch.func.functionalize) it reads whatever lies there.
+        if x.dtype not in REAL or x.requires_grad or not x.data_ptr():
+            raise NotImplementedError
+        return x.numpy()
 
-        return facts
+    def fast_from_view(self, view: np.ndarray) -> torch.Tensor:
+        # Asked first, since an error that torch raises itself costs more than all of this: it is read-only or
+        # reversed, or of another dtype (of complex128 the alignment counts).
+        flags = view.flags
+        if not flags.carray and (not flags.writeable or min(view.strides) < 0):
+            raise NotImplementedError
+        if view.dtype not in VIEWED:
+            raise NotImplementedError
+        return torch.from_numpy(view)
 
-    def fast_view(self) -> Callable[[torch.Tensor], np.ndarray]:
-        to_numpy, real = torch.Tensor.numpy, REAL
+    def fast_export(self, x: torch.Tensor) -> Any:
+        address = x.data_ptr()
+        if address % hostmemory.ALIGNMENT or not address or x.dtype not in REAL or x.requires_grad:
+            raise NotImplementedError
+        return x.numpy().__dlpack__()
 
-        def look(x: torch.Tensor) -> np.ndarray:
-            # .numpy() refuses by itself what else needs care: other devices and layouts, and lazy bits; but
-            # its errors cost as much as twenty calls, so complex and extended dtypes are sent away first.
-            # A tensor that requires grad it refuses only while gradients are recorded; where there is no
-            # memory (torch.func.functionalize) it reads whatever lies there.
-            if x.dtype not in real or x.requires_grad or not x.data_ptr():
-                raise NotImplementedError
-            return to_numpy(x)
-
-        return look
-
-    def fast_from_view(self) -> Callable[[np.ndarray], torch.Tensor]:
-        return torch.from_numpy
-
-    def fast_export(self, alignment: int) -> Callable[[torch.Tensor], Any]:
-        mask = alignment - 1
-        to_numpy, real = torch.Tensor.numpy, REAL
-
-        def export(x: torch.Tensor) -> Any:  # as `view`, written out
-            address = x.data_ptr()
-            if address & mask or not address or x.dtype not in real or x.requires_grad:
-                raise NotImplementedError
-            return to_numpy(x).__dlpack__()
-
-        return export
-
-    def fast_adopt(self, immutable: bool) -> Callable[[Any], torch.Tensor]:
-        from_dlpack, lent, is_lent = torch_dlpack.from_dlpack, hostmemory.lent, hostmemory.is_lent
-
-        def copy_scalars(capsule: Any) -> torch.Tensor:
-            tensor: torch.Tensor = from_dlpack(capsule)
-            if lent and is_lent(tensor.data_ptr()):  # read-only memory, which has to be copied
-                raise NotImplementedError
-            return tensor if tensor.ndim else tensor.clone()
-
-        return copy_scalars if immutable else from_dlpack
+    def fast_adopt(self, capsule: Any) -> torch.Tensor:
+        tensor: torch.Tensor = torch_dlpack.from_dlpack(capsule)
+        if hostmemory.lent and hostmemory.is_lent(tensor.data_ptr()):  # read-only, which has to be copied
+            raise NotImplementedError
+        return tensor if tensor.ndim else tensor.clone()
 
 
 def _torch_device(device: Device) -> torch.device:
