@@ -9,6 +9,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,43 +39,32 @@ def _chain(give: Callable[[Any], Any], take: Callable[[Any], Any]) -> Callable[[
     return lambda x: take(give(x))
 
 
-#: The fastest public calls that do the same by hand: (source, target) → the call in words, and a function
-#: from the two frameworks' modules to that call. The modules are handed in: frameworks stay in their rooms.
-RAW: dict[tuple[str, str], tuple[str, Make]] = {
-    ("numpy", "torch"): ("torch.from_numpy(x)", lambda _, torch: torch.from_numpy),
-    ("numpy", "jax"): ("jax.dlpack.from_dlpack(x)", lambda _, jax: jax.dlpack.from_dlpack),
-    ("numpy", "tensorflow"): (
-        "from_dlpack(x.__dlpack__())",
-        lambda _, tf: _chain(_give, tf.experimental.dlpack.from_dlpack),
-    ),
-    ("numpy", "cupy"): ("cupy.asarray(x)", lambda _, cupy: cupy.asarray),
-    ("numpy", "pyclesperanto"): ("pyclesperanto.push(x)", lambda _, cle: cle.push),
-    ("torch", "numpy"): ("x.numpy()", lambda torch, _: torch.Tensor.numpy),
-    ("torch", "jax"): ("jax.dlpack.from_dlpack(x)", lambda _, jax: jax.dlpack.from_dlpack),
-    ("torch", "tensorflow"): (
-        "from_dlpack(to_dlpack(x))",
-        lambda torch, tf: _chain(torch.utils.dlpack.to_dlpack, tf.experimental.dlpack.from_dlpack),
-    ),
-    ("torch", "cupy"): ("cupy.from_dlpack(x)", lambda _, cupy: cupy.from_dlpack),
-    ("jax", "numpy"): ("np.asarray(x)", lambda _, numpy: numpy.asarray),
-    ("jax", "torch"): ("torch.from_dlpack(x)", lambda _, torch: torch.from_dlpack),
-    ("jax", "tensorflow"): (
-        "from_dlpack(x.__dlpack__())",
-        lambda _, tf: _chain(_give, tf.experimental.dlpack.from_dlpack),
-    ),
-    ("jax", "cupy"): ("cupy.from_dlpack(x)", lambda _, cupy: cupy.from_dlpack),
-    ("tensorflow", "numpy"): ("np.asarray(memoryview(x))", lambda _, np: _chain(memoryview, np.asarray)),
-    ("tensorflow", "torch"): (
-        "from_dlpack(to_dlpack(x))",
-        lambda tf, torch: _chain(tf.experimental.dlpack.to_dlpack, torch.from_dlpack),
-    ),
-    ("tensorflow", "jax"): ("jax.dlpack.from_dlpack(x)", lambda _, jax: jax.dlpack.from_dlpack),
-    ("cupy", "numpy"): ("cupy.asnumpy(x)", lambda cupy, _: cupy.asnumpy),
-    ("cupy", "torch"): ("torch.from_dlpack(x)", lambda _, torch: torch.from_dlpack),
-    ("cupy", "jax"): ("jax.dlpack.from_dlpack(x)", lambda _, jax: jax.dlpack.from_dlpack),
-    ("pyclesperanto", "numpy"): ("pyclesperanto.pull(x)", lambda cle, _: cle.pull),
-}
-
+# The fastest public calls that do the same by hand: sources, target, the call in words, and a function from
+# the two frameworks' modules to that call. The modules are handed in: frameworks stay in their rooms.
+_BY_HAND: tuple[tuple[str, str, str, Make], ...] = (
+    ("numpy", "torch", "torch.from_numpy(x)", lambda _, torch: torch.from_numpy),
+    ("jax cupy", "torch", "torch.from_dlpack(x)", lambda _, torch: torch.from_dlpack),
+    ("tensorflow", "torch", "from_dlpack(to_dlpack(x))",
+        lambda tf, torch: _chain(tf.experimental.dlpack.to_dlpack, torch.from_dlpack)),
+    ("numpy torch tensorflow cupy", "jax", "jax.dlpack.from_dlpack(x)",
+        lambda _, jax: jax.dlpack.from_dlpack),
+    ("numpy jax", "tensorflow", "from_dlpack(x.__dlpack__())",
+        lambda _, tf: _chain(_give, tf.experimental.dlpack.from_dlpack)),
+    ("torch", "tensorflow", "from_dlpack(to_dlpack(x))",
+        lambda torch, tf: _chain(torch.utils.dlpack.to_dlpack, tf.experimental.dlpack.from_dlpack)),
+    ("numpy", "cupy", "cupy.asarray(x)", lambda _, cupy: cupy.asarray),
+    ("torch jax", "cupy", "cupy.from_dlpack(x)", lambda _, cupy: cupy.from_dlpack),
+    ("numpy", "pyclesperanto", "pyclesperanto.push(x)", lambda _, cle: cle.push),
+    ("torch", "numpy", "x.numpy()", lambda torch, _: torch.Tensor.numpy),
+    ("jax", "numpy", "np.asarray(x)", lambda _, numpy: numpy.asarray),
+    ("tensorflow", "numpy", "np.asarray(memoryview(x))", lambda _, np: _chain(memoryview, np.asarray)),
+    ("cupy", "numpy", "cupy.asnumpy(x)", lambda cupy, _: cupy.asnumpy),
+    ("pyclesperanto", "numpy", "pyclesperanto.pull(x)", lambda cle, _: cle.pull),
+)  # fmt: skip
+_ORDER = ("numpy", "torch", "jax", "tensorflow", "cupy", "pyclesperanto")
+_CALLS = {(source, row[1]): row[2:] for row in _BY_HAND for source in row[0].split()}
+#: (source, target) → the call by hand in words, and the function to it, in the order in which they are shown.
+RAW = {pair: _CALLS[pair] for pair in product(_ORDER, repeat=2) if pair in _CALLS}
 
 #: What is timed: its name, the call by hand in words, that call, and the same with arraybridge.
 Case = tuple[str, str, Call, Call]

@@ -351,10 +351,9 @@ def _trial(order: tuple[str, ...], texts: tuple[str, str], code: int, seconds: f
 
 def _ending(code: int, stderr: str) -> str:
     """How a process ended, in words, with the last line that it wrote."""
-    names = {int(number): number.name for number in signal.Signals}
-    how = f"exit code {code}" if code >= 0 else names.get(-code, f"signal {-code}")
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return f"{how} ({lines[-1][:300]})" if lines else how
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    last = stderr.strip().rpartition("\n")[2].strip()
+    return f"{how} ({last[:300]})" if last else how
 
 
 def _plain_import() -> str:

@@ -194,17 +194,12 @@ def writable(path: Path | None, option: str, *suffixes: str) -> None:
     """Refuse the path of a file that can't be written, before any work is done for it."""
     if path is None:
         return
-    why = ""
     if suffixes and path.suffix not in suffixes:
-        why = f"it must end in {', '.join(suffixes)}"
-    elif path.is_dir():
-        why = "it is a folder"
-    elif not path.parent.is_dir():
-        why = f"there is no folder {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        why = "permission is denied"
-    if why:
-        raise typer.BadParameter(f"{path} can't be written: {why}", param_hint=option)
+        raise typer.BadParameter(f"{path} must end in {', '.join(suffixes)}", param_hint=option)
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise typer.BadParameter(f"{path} can't be written: {error.strerror}", param_hint=option) from None
 
 
 def as_json(route: Route) -> dict[str, Any]:

@@ -111,18 +111,18 @@ class TraceLog(Table):
         flow = source = target = ""
         if route is not None:
             steps, array = facts
-            kind, name, device = "conversion", f"{route.source} → {route.target}", str(route.device)
-            nbytes, reason = route.nbytes * route.copies, route.reason
-            source, target = route.source, route.target
+            source, target, nbytes, reason = (
+                route.source,
+                route.target,
+                route.nbytes * route.copies,
+                route.reason,
+            )
+            kind, name, device = "conversion", f"{source} → {target}", str(route.device)
         elif len(facts) == 1:
             call = _foreign().Conversion(*facts[0])
+            source, target, nbytes, reason = call.source, call.target, call.nbytes, call.reason()
+            nbytes = 0 if call.shares else nbytes
             kind, name, device, steps, array = "foreign", call.call, str(call.device), call.steps, call.array
-            nbytes, reason, source, target = (
-                0 if call.shares else call.nbytes,
-                call.reason(),
-                call.source,
-                call.target,
-            )
         else:
             kind, name, device, nbytes, reason, item, flow = facts
         file, code, instruction, library = at
@@ -149,12 +149,11 @@ class TraceLog(Table):
 
     # -- telling ----------------------------------------------------------------------------------
 
-    def hotspots(self, top: int | None = None, *, libraries: bool = True) -> HotSpots:
+    def hotspots(self, top: int | None = None) -> HotSpots:
         """The lines of the user's code by bytes copied, and then by time, with what would save the copies.
 
         Args:
             top: only so many of them.
-            libraries: False leaves out what other libraries call of arraybridge.
 
         Returns:
             a table, also in a notebook; ``to_dict()`` is ready for JSON.
@@ -169,7 +168,7 @@ class TraceLog(Table):
         """
         from arraybridge.timeline.hotspots import hotspots
 
-        return hotspots(self.events, self.dropped, top, libraries)
+        return hotspots(self.events, self.dropped, top)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the events in the trace-event format, which Perfetto, chrome://tracing and Speedscope open.
@@ -463,5 +462,4 @@ def note(kind: str, reason: str, device: str = "") -> None:
     step = span(kind, kind, annotate=False)
     if step is not None:
         step.reason, step.device = reason, device
-        step._began = time.perf_counter()
         step.end()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import product
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +18,7 @@ import numpy as np
 from arraybridge.conversion.convert import convert_memory, explain
 from arraybridge.conversion.explanation import Route
 from arraybridge.conversion.trace import trace
-from arraybridge.errors import (
-    CopyRequiredError,
-    DtypeNotSupportedError,
-    MemoryConversionError,
-)
+from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.memory.recovery import split_and_retry
@@ -47,6 +45,7 @@ class Verdict(NamedTuple):
     failures: list[str]
 
 
+@dataclass(frozen=True)
 class Report(Table):
     """What `check_framework` found; prints as a table, and is true where nothing failed.
 
@@ -55,9 +54,8 @@ class Report(Table):
         verdicts: one `Verdict` a promise.
     """
 
-    def __init__(self, framework: str, verdicts: list[Verdict]) -> None:
-        self.framework = framework
-        self.verdicts = verdicts
+    framework: str
+    verdicts: list[Verdict]
 
     @property
     def broken(self) -> list[str]:
@@ -84,7 +82,7 @@ class Report(Table):
     def _table(self) -> Contents:
         head = ("promise", "cases", "failed", "first failure")
         rows = [
-            (v.promise, str(v.cases), str(len(v.failures)), *(v.failures[:1] or [""])) for v in self.verdicts
+            (v.promise, str(v.cases), str(len(v.failures)), "".join(v.failures[:1])) for v in self.verdicts
         ]
         cases = sum(verdict.cases for verdict in self.verdicts)
         kept = len(self.verdicts) - len(self.broken)
@@ -182,27 +180,23 @@ def sample(dtype: str = "float32", layout: str = "aligned", shape: tuple[int, ..
     [0, 255, 1]
     """
     values = np.resize(_values(hostmemory.np_dtype(dtype)), shape)
-    axes = values.ndim > 0
+    if not shape and layout in ("strided", "negative", "broadcast"):
+        return values
     match layout:
-        case "aligned" | "read-only":
-            values = _at(values, 0)
-            values.flags.writeable = layout == "aligned"
-            return values
-        case "offset":
-            return _at(values, values.itemsize)
-        case "unaligned":
-            return _at(values, 1)
+        case "aligned" | "offset" | "unaligned" | "read-only":
+            values = _at(values, {"offset": values.itemsize, "unaligned": 1}.get(layout, 0))
+            values.flags.writeable = layout != "read-only"
         case "fortran":
-            return np.asfortranarray(values)
+            values = np.asfortranarray(values)
         case "strided":
-            return np.repeat(values, 2, axis=-1)[..., ::2] if axes else values
+            values = np.repeat(values, 2, axis=-1)[..., ::2]
         case "negative":
-            return np.ascontiguousarray(values[..., ::-1])[..., ::-1] if axes else values
+            values = np.ascontiguousarray(values[..., ::-1])[..., ::-1]
         case "broadcast":
-            return np.broadcast_to(values[:1], shape) if axes else values
-        case "big-endian":
-            return values if values.itemsize == 1 else values.astype(values.dtype.newbyteorder(">"))
-    raise ValueError(f"layout={layout!r} is none of {', '.join(LAYOUTS)}")
+            values = np.broadcast_to(values[:1], shape)
+        case "big-endian" if values.itemsize > 1:
+            values = values.astype(values.dtype.newbyteorder(">"))
+    return values
 
 
 def _values(dtype: np.dtype[Any]) -> np.ndarray:
@@ -294,10 +288,6 @@ def _is_there(dtype: str) -> bool:
     return True
 
 
-def _dtypes(s: Subject) -> list[str]:
-    return s.dtypes
-
-
 def _hold(condition: object, otherwise: str) -> None:
     # No `assert`, which `python -O` would leave out.
     if not condition:
@@ -337,20 +327,20 @@ def _says_what_to_do(error: MemoryConversionError) -> None:
 
 def _fill_what_was_freed(s: Subject, like: np.ndarray) -> None:
     gc.collect()
-    zeros = [s.make(np.zeros_like(like)) for _ in range(8)]
-    zeros += [np.zeros_like(like) for _ in range(20)]
+    zeros = [np.zeros_like(like) for _ in range(28)]
+    zeros[:8] = [s.make(x) for x in zeros[:8]]
 
 
 # -- the promises --------------------------------------------------------------------------------------
 
 
-@_promise(dtype=_dtypes)
+@_promise(dtype=attrgetter("dtypes"))
 def dtypes(s: Subject, dtype: str) -> None:
     """Every dtype that it claims arrives there and back, bit for bit."""
     _arrives(s, dtype=dtype)
 
 
-@_promise(dtype=_dtypes)
+@_promise(dtype=attrgetter("dtypes"))
 def names(s: Subject, dtype: str) -> None:
     """It calls the dtype of an array as NumPy does, and knows its shape and its bytes."""
     x = s.make(s.sample(dtype=dtype))
@@ -360,7 +350,7 @@ def names(s: Subject, dtype: str) -> None:
     _hold(s.framework.nbytes(x) == values.nbytes, "nbytes() is not that of its values")
 
 
-@_promise(layout=LAYOUTS, dtype=_dtypes)
+@_promise(layout=LAYOUTS, dtype=attrgetter("dtypes"))
 def layouts(s: Subject, layout: str, dtype: str) -> None:
     """Arrays of every layout arrive with the right values."""
     _arrives(s, layout=layout, dtype=dtype)

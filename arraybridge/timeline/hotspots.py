@@ -121,17 +121,11 @@ def _wrapped(words: str, mark: str, width: int) -> str:
     return wrapper.fill(words)
 
 
-def hotspots(
-    events: Sequence[Event], dropped: int = 0, top: int | None = None, libraries: bool = True
-) -> HotSpots:
+def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
     """The events by line, the hottest first; see `TraceLog.hotspots`."""
     if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
         raise ValueError(f"top={top!r} must be a positive whole number of lines, or None")
-    counted = [
-        event
-        for event in events
-        if event.kind in (*CONVERSIONS, *_STEPS) and (libraries or not event.library)
-    ]
+    counted = [event for event in events if event.kind in (*CONVERSIONS, *_STEPS)]
     lines = _grouped(counted, lambda event: (event.file, event.line))
     spots = sorted(map(_spot, lines), key=lambda spot: (-spot.nbytes, -spot.seconds))
     nbytes, seconds = sum(spot.nbytes for spot in spots), sum(spot.seconds for spot in spots)

@@ -121,7 +121,7 @@ def test_ctrl_c_ends_it_and_it_gets_its_table(tmp_path: Path) -> None:
     assert "arraybridge" not in errors
 
 
-def test_threads_are_heard_and_other_libraries_are_left_out(tmp_path: Path) -> None:
+def test_threads_and_other_libraries_are_heard(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     site.mkdir()
     script(site, "import arraybridge\ndef inside(x): arraybridge.to_numpy(x, copy=True)\n", "somebody.py")
@@ -131,8 +131,9 @@ def test_threads_are_heard_and_other_libraries_are_left_out(tmp_path: Path) -> N
         "thread = threading.Thread(target=lambda: arraybridge.to_numpy(np.ones(10), copy=True))\n"
         "thread.start()\nthread.join()\nsomebody.inside(np.ones(1000))\n",
     )
-    done = run_cli("trace", "--json", "--without-libraries", str(file))
-    assert [(s["line"], s["nbytes"]) for s in json.loads(done.stdout)["hotspots"]] == [(4, 80)]
+    spots = json.loads(run_cli("trace", "--json", str(file)).stdout)["hotspots"]
+    assert [(s["line"], s["nbytes"]) for s in spots] == [(7, 8000), (4, 80)]
+    assert [s["libraries"] for s in spots] == [["somebody"], [""]]
 
 
 def test_processes_that_send_classes_of_the_script(tmp_path: Path) -> None:
