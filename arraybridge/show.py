@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from typing import Any, TypeAlias
 
 
@@ -17,14 +16,11 @@ def format_bytes(nbytes: float | None) -> str:
     """
     if nbytes is None:
         return "-"
-    amount = float(nbytes)
-    if abs(amount) < 1024:
-        return f"{amount:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
+    amount, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(amount) >= 1024 and len(units) > 1:
         amount /= 1024
-        if abs(amount) < 1024:
-            return f"{amount:.1f} {unit}"
-    return f"{amount / 1024:.1f} TiB"
+        del units[0]
+    return f"{amount:.{0 if units[0] == 'B' else 1}f} {units[0]}"
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -40,51 +36,30 @@ def format_seconds(seconds: float | None) -> str:
     return f"{seconds * 1e3:.2f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
 
 
-def text_table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    right: Sequence[str] = (),
-    width: int | None = None,
-    length: Callable[[str], int] = len,
-) -> str:
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
     """A table as text: columns side by side, two blanks between them, and no line broken.
 
     Args:
         head: the headings.
-        rows: a text for each column. A cell may have several lines, and in a row of fewer cells the last one
-            runs over the columns that are left.
+        rows: a text for each column; in a row of fewer cells the last one runs over the columns that are
+            left, and may have several lines.
         right: the headings of the columns that are set flush right.
-        width: where the table would be wider, each row becomes a block of lines instead: its first cell, and
-            below that each heading with its cell. None: as wide as need be.
-        length: how wide a text is shown.
 
     >>> print(text_table(("what", "size"), [("one", "4 B"), ("three", "12 B")], right=("size",)))
     what   size
     one     4 B
     three  12 B
     """
-
-    def padded(cell: str, wide: int, heading: str = "") -> str:
-        blanks = " " * (wide - length(cell))
-        return blanks + cell if heading in right else cell + blanks
-
-    lines: list[Sequence[str]] = [head]
-    for row in rows:
-        lines += zip_longest(*(cell.split("\n") for cell in row), fillvalue="")
+    lines = [head, *rows]
     widths = [
-        max(length(line[i]) for line in lines if i < len(line) - 1 or len(line) == len(head))
+        max(len(line[i]) for line in lines if i < len(line) - 1 or len(line) == len(head))
         for i in range(len(head))
     ]
-    text = ["  ".join(map(padded, line, widths, head)).rstrip() for line in lines]
-    if width is None or max(map(length, text)) <= width:
-        return "\n".join(text)
-    label, blocks = max(map(length, head[1:]), default=0), []
-    for title, *cells in rows:
-        named = zip(head[1:], cells, strict=False)
-        below = (f"  {padded(name, label)}  {' '.join(cell.splitlines())}" for name, cell in named if cell)
-        blocks += [title, *below]
-    return "\n".join(blocks)
+
+    def padded(cell: str, width: int, heading: str) -> str:
+        return cell.rjust(width) if heading in right else cell.ljust(width)
+
+    return "\n".join("  ".join(map(padded, line, widths, head)).rstrip() for line in lines)
 
 
 #: A text; or HTML, and the attributes of the cell's tag.

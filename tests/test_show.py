@@ -17,7 +17,6 @@ from arraybridge.show import (
 )
 
 HEAD = ("what", "size", "why")
-ROWS = [("one", "4 B", "a sentence of several words"), ("three", "12 B", "")]
 
 
 @pytest.mark.parametrize(
@@ -37,22 +36,15 @@ def test_numbers(words: str, expected: str) -> None:
     assert words == expected
 
 
-def test_the_last_cell_of_a_short_row_runs_over_the_rest_and_a_cell_may_have_several_lines() -> None:
-    rows = [("cpu", "a name much longer than its column"), ("", "1\n2", "y")]
-    assert text_table(HEAD, rows).split("\n") == [
+def test_the_last_cell_of_a_short_row_runs_over_the_rest_and_may_have_several_lines() -> None:
+    rows = [("one", "4 B", "y"), ("cpu", "a name much longer than its column\n  and a line below")]
+    assert text_table(HEAD, rows, right=("size",)).split("\n") == [
         "what  size  why",
+        "one    4 B  y",
         "cpu   a name much longer than its column",
-        "      1     y",
-        "      2",
+        "  and a line below",
     ]
     assert '<td colspan="2">a name much' in html_table(HEAD, rows)
-
-
-def test_what_is_too_wide_becomes_a_block_a_row() -> None:
-    table = ["what   size  why", "one     4 B  a sentence of several words", "three  12 B"]
-    assert text_table(HEAD, ROWS, right=("size",), width=40).split("\n") == table
-    blocks = ["one", "  size  4 B", "  why   a sentence of several words", "three", "  size  12 B"]
-    assert text_table(HEAD, ROWS, width=39).split("\n") == blocks
 
 
 def test_html_is_escaped_but_for_what_is_html() -> None:

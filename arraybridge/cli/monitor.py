@@ -199,6 +199,6 @@ def _picture(console: Console, reading: MemoryStats, history: History) -> Render
     return Group(
         Text(time.strftime("%Y-%m-%d %H:%M:%S"), style="dim"),
         *(_head(device, console.width) for device in reading.devices),
-        Text.from_markup(output.table(columns, _rows(reading, history), ("used",), console.width)),
+        output.table(console, columns, _rows(reading, history), ("used",)),
         *([Text(remark, style="dim")] if remark else []),
     )

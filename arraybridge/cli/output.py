@@ -18,16 +18,16 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 import arraybridge
 from arraybridge.conversion.explanation import Route
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.show import text_table
 
 #: Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")]
@@ -57,21 +57,28 @@ def show(
     to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
 ) -> None:
     """Print a table of cells in rich's markup; where it is too wide, each row as a block of lines."""
-    to.print(table(columns, rows, right, to.width))
+    to.print(table(to, columns, rows, right))
 
 
 def table(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str], width: int | None
-) -> str:
-    """A table in rich's markup, of cells in rich's markup; see `arraybridge.show.text_table`."""
-
-    def strong(words: Sequence[str]) -> list[str]:
-        return [f"[bold]{word}[/bold]" if word else "" for word in words]
-
-    def length(markup: str) -> int:
-        return Text.from_markup(markup).cell_len
-
-    return text_table(strong(columns), rows, right=strong(right), width=width, length=length)
+    to: Console, columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str]
+) -> RenderableType:
+    """What `show` prints."""
+    drawn = Table(box=None, pad_edge=False)
+    for column in columns:
+        drawn.add_column(column, justify="right" if column in right else "left")
+    for row in rows:
+        drawn.add_row(*row)
+    if to.measure(drawn, options=to.options.update(max_width=1_000_000)).maximum <= to.width:
+        return drawn
+    label, lines = max(map(len, columns[1:])), []
+    for title, *cells in rows:
+        named = zip(columns[1:], cells, strict=True)
+        lines += [
+            title,
+            *(f"  [bold]{name:{label}}[/]  {' '.join(cell.split())}" for name, cell in named if cell),
+        ]
+    return Text.from_markup("\n".join(lines))
 
 
 def print_json(document: Any, *, one_line: bool = False) -> None:
