@@ -55,15 +55,7 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.hostmemory import aligned
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_pocl_wheel
 from arraybridge.frameworks.registry import framework, register
-from arraybridge.functions.decorators import (
-    cupy,
-    jax,
-    memory_types,
-    numpy,
-    pyclesperanto,
-    tensorflow,
-    torch,
-)
+from arraybridge.functions.decorators import cupy, jax, memory_types, numpy, pyclesperanto, tensorflow, torch
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
 from arraybridge.memory.cleanup import coexist, free_memory, gpu_context

@@ -53,27 +53,24 @@ def kind_of(value: Any) -> int:
     cls = type(value)
     kind = kinds.get(cls)
     if kind is None:
-        kind = kinds.keep(cls, _kind_of_class(value))
+        if cls in _PLAIN or isinstance(value, (np.generic, type)):
+            kind = LEAF
+        elif cls in _BUILT_IN:
+            kind = TREE
+        elif registry.find_owner(value) is not None:
+            kind = ARRAY
+        elif carrier_of(value) is not None:
+            kind = _OPEN
+        elif is_foreign_array(value) and not offers_alone(value):
+            kind = ARRAY
+        else:
+            kind = TREE if _is_container(value) else _OPEN
+        kinds.keep(cls, kind)
     if kind != _OPEN:
         return kind
     if is_carrier(value):  # first, since zarr's arrays are dataclasses
         return ARRAY
     return TREE if _is_container(value) else ARRAY if offers_alone(value) else LEAF
-
-
-def _kind_of_class(value: Any) -> int:
-    cls = type(value)
-    if cls in _PLAIN or isinstance(value, (np.generic, type)):
-        return LEAF
-    if cls in _BUILT_IN:
-        return TREE
-    if registry.find_owner(value) is not None:
-        return ARRAY
-    if carrier_of(value) is not None:
-        return _OPEN
-    if is_foreign_array(value) and not offers_alone(value):
-        return ARRAY
-    return TREE if _is_container(value) else _OPEN
 
 
 def is_carrier(value: Any) -> bool:

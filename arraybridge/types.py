@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -151,12 +152,10 @@ def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
         return None
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"
-    try:
-        index = -1 if isinstance(gpu_id, (bool, str)) else operator.index(gpu_id)
-    except TypeError:
-        index = -1
-    if index >= 0:
-        return index
+    with suppress(TypeError):
+        index = operator.index(gpu_id)
+        if index >= 0 and not isinstance(gpu_id, bool):
+            return index
     raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
 
 
