@@ -60,6 +60,8 @@ class Framework(ABC):
         conforms: whether `array_namespace` is the whole array API.
         all_pickle: whether every array pickles by itself, and bit for bit.
         errors: what else it raises for an array that it does not take.
+        settings: what a thread may set for itself and changes results: of each setting a function that tells
+            its value, and one that makes a context of a value.
     """
 
     name: ClassVar[str]
@@ -74,6 +76,7 @@ class Framework(ABC):
     conforms: ClassVar[bool] = False
     all_pickle: ClassVar[bool] = True
     errors: ClassVar[tuple[type[Exception], ...]] = ()
+    settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()
     dlpack_device: int | None = None
 
     streams: Streams = Streams()
@@ -429,7 +432,17 @@ class Framework(ABC):
 
     def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
         """What this thread has set for itself alone, as a context for another thread that works for it."""
-        return nullcontext
+        values = [(current, under, current()) for current, under in self.settings]
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            with ExitStack() as stack:
+                for current, under, value in values:
+                    if current() != value:
+                        stack.enter_context(under(value))
+                yield
+
+        return same
 
     def wide(self) -> AbstractContextManager[Any]:
         """A context in which arithmetic keeps 64-bit dtypes."""
@@ -466,27 +479,6 @@ def _kind_of_dtype(dtype: str) -> str:
     if dtype.startswith(("int", "uint", "bool")):
         return "integer"
     return "complex" if dtype.startswith("complex") else "floating"
-
-
-Settings = Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]
-
-
-def as_now(settings: Settings) -> Callable[[], AbstractContextManager[Any]]:
-    """What a thread has set for itself, as a context in which another one has the same.
-
-    Each setting is a function that tells its value, and one that makes a context of a value.
-    """
-    values = [(current, under, current()) for current, under in settings]
-
-    @contextmanager
-    def same() -> Iterator[None]:
-        with ExitStack() as stack:
-            for current, under, value in values:
-                if current() != value:
-                    stack.enter_context(under(value))
-            yield
-
-    return same
 
 
 def find_or_host(framework: Framework, device: Device) -> Device:

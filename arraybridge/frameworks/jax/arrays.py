@@ -18,7 +18,7 @@ from jax.extend import backend as jax_backend
 
 from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, as_now, is_c_contiguous, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import can_find
@@ -28,14 +28,6 @@ from arraybridge.types import Device
 _HONOURS_ORDER = jax.__version_info__ >= (0, 8)
 # jax.enable_x64, of 0.8 and later, is thread-local as a context manager.
 _x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
-
-#: What a thread may set for itself and changes results.
-_SETTINGS = (
-    (lambda: jax.config.jax_enable_x64, _x64),
-    (lambda: jax.config.jax_default_device, jax.default_device),
-    (lambda: jax.config.jax_default_matmul_precision, jax.default_matmul_precision),
-)
-
 
 # A private interface: the public from_dlpack spends 25 µs, most of it on a stream question that fails on the
 # CPU and on canonicalising the dtype, which narrows 64-bit dtypes where x64 is off; the import itself takes 3
@@ -66,10 +58,13 @@ class JaxFramework(Framework):
     alignment = hostmemory.ALIGNMENT
     mutable = False
     dtypes = _DTYPES
-
-    def __init__(self) -> None:
-        self.autodiff = jax_autodiff.AUTODIFF
-        self.dlpack_device = 2
+    dlpack_device = 2
+    settings = (
+        (lambda: jax.config.jax_enable_x64, _x64),
+        (lambda: jax.config.jax_default_device, jax.default_device),
+        (lambda: jax.config.jax_default_matmul_precision, jax.default_matmul_precision),
+    )
+    autodiff = jax_autodiff.AUTODIFF
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, jax.Array)
@@ -106,8 +101,6 @@ class JaxFramework(Framework):
     def must_copy(self, x: jax.Array) -> str:
         return "several devices hold a part of it each" if self.is_scattered(x) else ""
 
-    # -- host memory ------------------------------------------------------------------------------
-
     def host_view(self, x: jax.Array) -> np.ndarray:
         try:
             return np.asarray(memoryview(x))  # a seventh of the time that a capsule takes
@@ -141,8 +134,6 @@ class JaxFramework(Framework):
             return ""
         return "it is no permutation of a compact array, and XLA knows no other strides"
 
-    # -- devices ----------------------------------------------------------------------------------
-
     def devices(self) -> tuple[Device, ...]:
         return tuple(sorted(map(_as_device, _local_devices()), key=lambda d: (d.kind != "cpu", d.index)))
 
@@ -166,8 +157,6 @@ class JaxFramework(Framework):
     def settle(self, x: jax.Array) -> None:
         x.block_until_ready()
 
-    # -- values -----------------------------------------------------------------------------------
-
     def copy(self, x: jax.Array) -> jax.Array:
         with _x64(True):
             return jax.block_until_ready(jnp.copy(x))
@@ -175,8 +164,6 @@ class JaxFramework(Framework):
     def cast(self, x: jax.Array, dtype: str) -> jax.Array:
         with _x64(True):
             return jax.block_until_ready(x.astype(hostmemory.np_dtype(dtype)))
-
-    # -- memory -----------------------------------------------------------------------------------
 
     def is_oom(self, error: BaseException) -> bool:
         # XlaRuntimeError, its older name, is the same class in every release that is supported.
@@ -204,16 +191,11 @@ class JaxFramework(Framework):
         except (ImportError, AttributeError):
             return True  # so that JAX itself is asked
 
-    def _opened(self) -> list[Any]:
-        if not self.is_started():
-            return []
-        return [device for device in _local_devices() if device.platform != "cpu"]
-
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         # XLA's allocator keeps what it has taken from the card; what can go is compiled programs.
         if not compiled or not self.is_started():
             return 0
-        cards = [d for d in self._opened() if device is None or _as_device(d) == device]
+        cards = [d for d in _local_devices() if device is None or _as_device(d) == device]
         before = sum(_held(d) for d in cards)
         jax.clear_caches()
         return max(0, before - sum(_held(d) for d in cards))
@@ -230,9 +212,9 @@ class JaxFramework(Framework):
 
     def usage(self) -> list[Holding]:
         rows = []
-        for device in self._opened():
+        for device in _local_devices() if self.is_started() else ():
             stats = device.memory_stats()
-            if stats:
+            if stats:  # a CPU has none
                 used, pool = stats["bytes_in_use"], stats.get("pool_bytes")
                 cached = None if pool is None else max(0, pool - used)
                 peak = stats.get("peak_bytes_in_use")
@@ -261,8 +243,6 @@ class JaxFramework(Framework):
             "RESOURCE_EXHAUSTED: Out of memory allocating 2147483648 bytes. (a rehearsal)"
         )
 
-    # -- between processes ------------------------------------------------------------------------
-
     def array_classes(self) -> tuple[type, ...]:
         # jax.Array is an abstract class; its arrays are of another one, which has no public name.
         return (jax.Array, *jax.Array.__subclasses__())
@@ -270,13 +250,8 @@ class JaxFramework(Framework):
     def is_plain(self, x: jax.Array) -> bool:
         return not getattr(x, "weak_type", True) and len(x.devices()) == 1  # a key of jax.random has none
 
-    # -- running functions ------------------------------------------------------------------------
-
     def array_namespace(self) -> Any:
         return jnp
-
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        return as_now(_SETTINGS)
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return jax.profiler.TraceAnnotation(name)
@@ -286,8 +261,6 @@ class JaxFramework(Framework):
 
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
-
-    # -- fast functions --------------------------------------------------------------------------
 
     def fast_types(self) -> tuple[type, ...]:
         return (type(jax.device_put(np.zeros(1, np.uint8), _cpu())),)

@@ -50,10 +50,8 @@ class TensorflowFramework(Framework):
     alignment = hostmemory.ALIGNMENT  # most operations end the process on memory with less
     mutable = False
     dtypes = _DTYPES
-
-    def __init__(self) -> None:
-        self.autodiff = tensorflow_autodiff.AUTODIFF
-        self.dlpack_device = 2 if tf.test.is_built_with_cuda() else None
+    dlpack_device = 2 if tf.test.is_built_with_cuda() else None
+    autodiff = tensorflow_autodiff.AUTODIFF
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
@@ -88,16 +86,11 @@ class TensorflowFramework(Framework):
         self.check(x)  # a capsule of strings ends the process
         return hostmemory.lent_at(x.__dlpack__())
 
-    # -- host memory ------------------------------------------------------------------------------
-
     def host_view(self, x: Any) -> np.ndarray:
         if isinstance(x, tf.Variable):
             x = x.value()  # an assignment that follows copies, while this snapshot is held
         if id(x.dtype) in _PLAIN_IDS:
             return np.asarray(memoryview(x))
-        if x.dtype is tf.bfloat16:
-            bits = np.asarray(memoryview(tf.bitcast(x, tf.uint16)))
-            return bits.view(hostmemory.np_dtype("bfloat16"))
         # A 0-d tensor would turn into a scalar, which is a copy.
         memory = np.asarray(x) if x.shape.rank else np.asarray(tf.reshape(x, [1])).reshape(())
         memory = memory.view()
@@ -118,8 +111,6 @@ class TensorflowFramework(Framework):
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         return "" if is_c_contiguous(shape, strides, itemsize) else "it is not C-contiguous"
-
-    # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
         return _devices()
@@ -151,8 +142,6 @@ class TensorflowFramework(Framework):
         if self.device_of(x).kind != "cpu":
             tf.test.experimental.sync_devices()
 
-    # -- values -----------------------------------------------------------------------------------
-
     def check_copy(self, x: Any) -> None:
         self.check(x)
 
@@ -170,8 +159,6 @@ class TensorflowFramework(Framework):
             if memory.size and hostmemory.address(memory) % self.alignment:
                 x = self.copy(x)  # tf.cast ends the process on memory that was imported misaligned
         return tf.cast(x, dtype)
-
-    # -- memory -----------------------------------------------------------------------------------
 
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, tf.errors.ResourceExhaustedError):
@@ -235,23 +222,17 @@ class TensorflowFramework(Framework):
         error: Exception = tf.errors.ResourceExhaustedError(None, None, message)
         return error
 
-    # -- between processes ------------------------------------------------------------------------
-
     def array_classes(self) -> tuple[type, ...]:
         return (tf.Tensor, tf.Variable)
 
     def is_plain(self, x: Any) -> bool:
         return not isinstance(x, tf.Variable)
 
-    # -- running functions ------------------------------------------------------------------------
-
     def array_namespace(self) -> Any:
         # Much of the array API, though not all of it: TensorFlow has no namespace that conforms.
         from arraybridge.frameworks.tensorflow import namespace as tensorflow_namespace
 
         return tensorflow_namespace
-
-    # -- fast functions --------------------------------------------------------------------------
 
     def fast_types(self) -> tuple[type, ...]:
         return (_EAGER,)

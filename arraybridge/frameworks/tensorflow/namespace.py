@@ -44,15 +44,13 @@ def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fn)
     def run(*args: Any, **options: Any) -> Any:
-        result = fn(*map(_to_numpy, args), **{key: _to_numpy(value) for key, value in options.items()})
-        several = result if isinstance(result, tuple) else (result,)
-        if not all(isinstance(one, (np.ndarray, np.generic)) for one in several):
-            return result
         floats = [x for x in args if isinstance(x, tf.Tensor) and (x.dtype.is_floating or x.dtype.is_complex)]
-        tensors = tf.custom_gradient(lambda *_: (tuple(map(tf.convert_to_tensor, several)), refuse))(*floats)
-        if several is not result:
-            return tensors[0]
-        return type(result)(*tensors) if hasattr(result, "_fields") else tensors
+        args, options = tf.nest.map_structure(_to_numpy, (args, options))
+        result = fn(*args, **options)
+        if not all(isinstance(one, (np.ndarray, np.generic)) for one in tf.nest.flatten(result)):
+            return result
+        tensors = tf.nest.map_structure(tf.convert_to_tensor, result)
+        return tf.custom_gradient(lambda *_: (tensors, refuse))(*floats)
 
     def refuse(*_: Any) -> Any:
         raise GradientError(
@@ -65,8 +63,6 @@ def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_numpy(x: Any) -> Any:
-    if isinstance(x, tuple):
-        return tuple(map(_to_numpy, x))
     if isinstance(x, tf.DType):
         return np.dtype(x.as_numpy_dtype)
     return np.asarray(x) if isinstance(x, tf.Tensor) else x

@@ -17,7 +17,7 @@ from torch.utils import dlpack as torch_dlpack
 
 from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, as_now, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.streams import TorchStreams
@@ -55,17 +55,27 @@ _OOM = re.compile(
 )
 
 
+def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]:
+    """The dtype to which operations of such devices are cast by themselves, None where they are not."""
+    return (
+        lambda: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+        lambda dtype: torch.autocast(kind, dtype, enabled=dtype is not None),
+    )
+
+
 class TorchFramework(Framework):
     name = "torch"
     errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
     conforms = True
     dtypes = frozenset(DTYPES)
-
-    def __init__(self) -> None:
-        self.autodiff = torch_autodiff.AUTODIFF
-        self.dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
-        if self.dlpack_device is not None:
-            self.streams = TorchStreams()
+    dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
+    streams = TorchStreams() if dlpack_device else Streams()
+    autodiff = torch_autodiff.AUTODIFF
+    settings = (
+        (torch.is_inference_mode_enabled, torch.inference_mode),
+        (torch.is_grad_enabled, torch.set_grad_enabled),
+        *map(_autocast, ("cpu", "cuda")),
+    )
 
     def owns(self, x: Any) -> bool:
         return isinstance(x, torch.Tensor)
@@ -120,8 +130,6 @@ class TorchFramework(Framework):
     def detach(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach()
 
-    # -- host memory ------------------------------------------------------------------------------
-
     def host_view(self, x: torch.Tensor) -> np.ndarray:
         # .numpy() marks the storage as not resizable: a later x.resize_() raises instead of freeing
         # the memory that the consumer reads. A DLPack export alone does not.
@@ -157,8 +165,6 @@ class TorchFramework(Framework):
                 return "its strides are no multiples of the element size"
         return ""
 
-    # -- devices ----------------------------------------------------------------------------------
-
     def devices(self) -> tuple[Device, ...]:
         if not torch.accelerator.is_available():
             return (CPU,)
@@ -188,8 +194,6 @@ class TorchFramework(Framework):
         if x.device.type != "cpu":
             torch.accelerator.current_stream(x.device).synchronize()
 
-    # -- values -----------------------------------------------------------------------------------
-
     def copy(self, x: torch.Tensor) -> torch.Tensor:
         if x.is_conj() or x.is_neg():
             return x.resolve_conj().resolve_neg().contiguous()
@@ -207,8 +211,6 @@ class TorchFramework(Framework):
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
             x = x.clone()  # see cannot_view: a cast of it ends the process
         return x.to(DTYPES[dtype])
-
-    # -- memory -----------------------------------------------------------------------------------
 
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, torch.OutOfMemoryError):
@@ -313,20 +315,13 @@ class TorchFramework(Framework):
     def oom_error(self) -> Exception:
         return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a rehearsal)")
 
-    # -- between processes ------------------------------------------------------------------------
-
     def is_plain(self, x: torch.Tensor) -> bool:
         return type(x) is torch.Tensor and not x.__dict__
-
-    # -- running functions ------------------------------------------------------------------------
 
     def array_namespace(self) -> Any:
         import array_api_compat.torch as namespace
 
         return namespace
-
-    def thread_settings(self) -> Callable[[], AbstractContextManager[Any]]:
-        return as_now(_SETTINGS)
 
     def annotation(self, name: str) -> AbstractContextManager[Any]:
         return torch.profiler.record_function(name)
@@ -338,8 +333,6 @@ class TorchFramework(Framework):
             return torch.compiler.disable(fn, reason=reason)
         except TypeError:  # torch 2.6
             return torch.compiler.disable(fn)
-
-    # -- fast functions --------------------------------------------------------------------------
 
     def fast_types(self) -> tuple[type, ...]:
         return (torch.Tensor, torch.nn.Parameter)
@@ -434,19 +427,3 @@ def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
     if stream is not None:  # 1 stands for the default stream
         streams.wait_for(Device("gpu", tensor.device.index), 0 if stream == 1 else int(stream))
     return tensor
-
-
-def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]:
-    """The dtype to which operations of such devices are cast by themselves, None where they are not."""
-    return (
-        lambda: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
-        lambda dtype: torch.autocast(kind, dtype, enabled=dtype is not None),
-    )
-
-
-#: What a thread sets for itself.
-_SETTINGS = (
-    (torch.is_inference_mode_enabled, torch.inference_mode),
-    (torch.is_grad_enabled, torch.set_grad_enabled),
-    *map(_autocast, ("cpu", "cuda")),
-)
