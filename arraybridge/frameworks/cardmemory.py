@@ -1,4 +1,4 @@
-"""Memory of cards: which cards are open, where memory lies, and when what was lent goes back.
+"""Memory of cards: which cards are open, and when what was lent goes back.
 
 What only CUDA's driver tells stands first: the runtime's calls for the same open the current card, and take
 some hundred megabytes there.
@@ -30,9 +30,6 @@ __all__ = ["Kept", "settle"]
 
 # -- CUDA's driver -------------------------------------------------------------------------------------
 
-# The number of CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.
-_DEVICE_ORDINAL = 9
-
 
 @cache
 def _driver() -> ctypes.CDLL | None:
@@ -50,17 +47,6 @@ def is_awake() -> bool:
     """
     library = _driver()
     return library is not None and library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) == 0
-
-
-def card_at(address: int) -> int | None:
-    """The number of the card on which memory lies; None where the driver does not know."""
-    library, ordinal = _driver(), ctypes.c_int()
-    if library is None or not address:
-        return None
-    failed = library.cuPointerGetAttribute(
-        ctypes.byref(ordinal), _DEVICE_ORDINAL, ctypes.c_ulonglong(address)
-    )
-    return None if failed else ordinal.value
 
 
 def has_context(index: int) -> bool:

@@ -103,9 +103,9 @@ class CupyFramework(Framework):
 
     def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
-            card = cardmemory.card_at(x.__cuda_array_interface__["data"][0])
+            runtime, pointer = cupy.cuda.runtime, x.__cuda_array_interface__["data"][0]
             # Ordered after the stream that the interface names. From any but the current card CuPy copies.
-            with on_card(cupy.cuda.runtime.getDevice() if card is None else card):
+            with on_card(runtime.pointerGetAttributes(pointer).device if pointer else runtime.getDevice()):
                 return cupy.asarray(x)
         if source.dlpack_device is None:  # whatever offers DLPack; nothing else is known of it
             with on_card(int(x.__dlpack_device__()[1])):

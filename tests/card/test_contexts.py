@@ -27,13 +27,13 @@ print(ab.to_numpy(f(x)).sum(), f(np.zeros(3)).device.id)
 y = ab.convert_memory(x, 'cupy', copy=True)
 print(ab.memory_stats()['gpu:1'].holdings[0].used > 0, cupy.cuda.runtime.getDevice())
 ab.pinned(np.ones(8)); ab.framework('cupy').synchronize(); ab.free_memory()
+print(*opened())
 from tests.gpu.test_ordering import ForeignDlpack, ForeignInterface
 for protocol in (ForeignInterface, ForeignDlpack):  # what others have there
     y = ab.convert_memory(protocol(x), 'cupy')
     print(ab.device_of(y), ab.to_numpy(y).sum())
-print(*opened())
 """,
-        ["False True", "21.0 1", "True 0", "gpu:1 15.0", "gpu:1 15.0", "False True"],
+        ["False True", "21.0 1", "True 0", "False True", "gpu:1 15.0", "gpu:1 15.0"],
     ),
     "what torch has on the second card opens no other": (
         """

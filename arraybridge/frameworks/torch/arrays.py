@@ -421,8 +421,9 @@ def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Dev
 def _from_interface(x: Any, streams: Streams) -> torch.Tensor:
     """The memory behind ``__cuda_array_interface__``, which torch takes without minding its stream."""
     interface = x.__cuda_array_interface__
-    card = cardmemory.card_at(interface["data"][0])
-    tensor = torch.as_tensor(x, device="cuda" if card is None else f"cuda:{card}")
+    tensor = torch.as_tensor(x, device="cuda")
+    if tensor.numel() and tensor.data_ptr() != interface["data"][0]:
+        raise ValueError("it lies on another card than the current one")
     stream = interface.get("stream")
     if stream is not None:  # 1 stands for the default stream
         streams.wait_for(Device("gpu", tensor.device.index), 0 if stream == 1 else int(stream))
