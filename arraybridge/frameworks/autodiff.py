@@ -22,20 +22,7 @@ if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
 
 
-__all__ = [
-    "NOT_DIFFERENTIABLE",
-    "NO_STATE",
-    "Autodiff",
-    "Body",
-    "Call",
-    "Linear",
-    "Shape",
-    "Span",
-    "merged",
-    "overlaps",
-    "picked",
-    "writes_to_argument",
-]
+__all__ = ["Autodiff", "Linear"]
 
 #: A function from a flat list of the callee's arrays to another one.
 Body = Callable[[list[Any]], list[Any]]

@@ -7,13 +7,14 @@ import math
 import sys
 import weakref
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import DtypeNotSupportedError
 
-__all__ = ["address", "aligned", "compact", "extents", "fresh", "np_dtype", "packed"]
+__all__ = ["aligned"]
 
 #: JAX and TensorFlow share host memory only where it is aligned to this many bytes.
 ALIGNMENT = 64
@@ -84,17 +85,10 @@ def word_of(dtype: Any) -> str:
     return str(dtype if isinstance(dtype, str) else getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
-_names: dict[np.dtype[Any], str] = {}
-
-
+@lru_cache
 def name_of(dtype: np.dtype[Any]) -> str:
     """``dtype.name``, which NumPy puts together anew each time, in a microsecond."""
-    name = _names.get(dtype)
-    if name is None:
-        name = dtype.name
-        if isinstance(dtype, np.dtype) and (dtype.kind in "biufc" or name in EXTENDED):  # no key of JAX
-            _names[dtype] = name
-    return name
+    return dtype.name
 
 
 # -- memory ------------------------------------------------------------------------------------------
@@ -144,18 +138,10 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     >>> image.ctypes.data % 64
     0
     """
-    elements = _dtype_of(dtype)
+    elements = np.dtype(dtype) if isinstance(dtype, (type, np.dtype)) else np_dtype(word_of(dtype))
     if elements.hasobject:
         raise ValueError(f"dtype={elements} holds Python objects, which no other framework can share")
     return packed(extents(shape), elements)
-
-
-def _dtype_of(dtype: Any) -> np.dtype[Any]:
-    """The NumPy dtype of a name, of what NumPy takes, or of a framework's own dtype, as ``torch.float32``."""
-    if not isinstance(dtype, str):
-        with suppress(TypeError):
-            return np.dtype(dtype)
-    return np_dtype(word_of(dtype))
 
 
 def packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
