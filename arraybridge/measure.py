@@ -28,8 +28,6 @@ from arraybridge.show import Table, format_seconds
 from arraybridge.trees import arrays_of, map_arrays, source_of
 from arraybridge.types import Device
 
-__all__ = ["STANDARD", "Comparison", "SizeComparison", "Timing", "benchmark", "compare"]
-
 # After this many waits, of which the shortest took hardly longer than one for nothing, no more follow.
 _TRIALS, _NOTHING = 5, 1.2
 

@@ -296,7 +296,7 @@ def recovered(
     call = _Call(fn, (args, kwargs), failure, retries, gpu_id, before_retry, axis, least)
     del failure  # whose traceback holds this frame
     try:
-        return call.in_parts() if split else call.again()
+        return call.made(split)
     finally:
         call.failure = None
 
@@ -321,28 +321,27 @@ class _Call:
     axis: int
     least: int
 
-    def again(self) -> Any:
-        """The whole call, as often as is planned."""
-        attempts, rows = self.retries + 1, batches.rows(self.batch, self.axis) if faults else None
-        result = self._tried(partial(self._attempt, rows, 0, rows), attempts, f"one of {attempts} attempts")
-        if self.failure is not None:
+    def made(self, split: bool) -> Any:
+        """The whole call, as often as is planned; then, with ``split``, in parts."""
+        rows = batches.rows(self.batch, self.axis) if split or faults else None
+        attempts = 1 + (min(self.retries, 1) if split else self.retries)
+        what = f"{rows} rows" if split else f"one of {attempts} attempts"
+        result = self._tried(partial(self._attempt, rows, 0, rows), attempts, what)
+        if self.failure is None:
+            return result
+        if not split:
             self._give_up(
                 f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
                 " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for"
                 " who holds the memory."
             )
-        return result
-
-    def in_parts(self) -> Any:
-        """The whole call; then parts of half the size, until one fits, and of that size for the rest."""
-        rows, axis, least = batches.rows(self.batch, self.axis), self.axis, self.least
-        whole = partial(self._attempt, rows, 0, rows)
-        result = self._tried(whole, 1 + min(self.retries, 1), f"{rows} rows")
-        if self.failure is None:
-            return result
         if rows is None:
-            raise _nothing_to_split(self.batch, axis) from self.failure
-        joined, size = Joined(rows, axis, self.batch), rows
+            raise _nothing_to_split(self.batch, self.axis) from self.failure
+        return self._in_parts(rows)
+
+    def _in_parts(self, rows: int) -> Any:
+        """Parts of half the size, until one fits, and of that size for the rest."""
+        joined, size, least = Joined(rows, self.axis, self.batch), rows, self.least
         while joined.done < rows:
             if self.failure is not None:
                 size = self._half(size, joined)

@@ -127,19 +127,13 @@ def memory_stats() -> MemoryStats:
     by_device: dict[str, list[Holding]] = {}
     for one in holdings():
         by_device.setdefault(one.device, []).append(one)
-    devices = [_read_host(by_device.pop("cpu"))]
+    (own, *_), (total, free) = by_device["cpu"], machine.host_memory()
+    others = Holding("cpu", "other processes", max(0, total - free - (own.used or 0)))
+    devices = [DeviceMemory("cpu", "", "", total, free, (*by_device.pop("cpu"), others))]
     devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in machine.cards()]
     devices += [_read_through_framework(device, rows) for device, rows in by_device.items()]
     reason = machine.driver().reason
     return MemoryStats(tuple(devices), f"{reason}." if "not answer" in reason else "")
-
-
-def _read_host(rows: list[Holding]) -> DeviceMemory:
-    total, free = machine.host_memory()
-    elsewhere = total - free - (rows[0].used or 0)
-    return DeviceMemory(
-        "cpu", "", "", total, free, (*rows, Holding("cpu", "other processes", max(0, elsewhere)))
-    )
 
 
 def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:

@@ -199,16 +199,13 @@ def _owner_of(file: str) -> str:
     *folders, last = file.replace("\\", "/").split("/")
     for installed in {"site-packages", "dist-packages"}.intersection(folders):
         library = [*folders, last][folders.index(installed) + 1].removesuffix(".py")
-        return _PYTHON if library in _looked_through() else library
+        of_frameworks = (registry.facts(name).packages for name in registry.framework_names())
+        looked_through = {"numpy", "optree", "IPython", "ipykernel"}.union(*of_frameworks)
+        return _PYTHON if library in looked_through else library
     import sysconfig
 
     python = (sysconfig.get_path(name) + sep for name in ("stdlib", "platstdlib"))
     return _PYTHON if file.startswith(tuple(python)) else _USERS
-
-
-def _looked_through() -> set[str]:
-    of_frameworks = (registry.facts(name).packages for name in registry.framework_names())
-    return {"numpy", "optree", "IPython", "ipykernel"}.union(*of_frameworks)
 
 
 def _cell(file: str) -> str:

@@ -95,12 +95,10 @@ class HotSpots(Table, Sequence[HotSpot]):
             figures = format_bytes(spot.nbytes), format_seconds(spot.seconds), str(spot.count)
             rows.append((where, *figures, what))
             for mark, words in (("  ", spot.source), ("  because ", spot.reason), ("  → ", spot.advice)):
+                wrapper = textwrap.TextWrapper(width, mark, break_long_words=False, break_on_hyphens=False)
+                wrapper.subsequent_indent = " " * max(4, len(mark))
                 if words:
-                    rows.append((_wrapped(words, mark, width),))  # a row of one cell runs over all columns
-        return _HEAD, rows, _HEAD[1:4], self._summary()
-
-    def _summary(self) -> str:
-        """One line: bytes, time, and what is left out."""
+                    rows.append((wrapper.fill(words),))  # a row of one cell runs over all columns
         plural = "" if self.lines == 1 else "s"
         copied, seconds = format_bytes(self.nbytes), format_seconds(self.seconds)
         parts = [f"{self.lines} line{plural}, {copied} copied, {seconds}"]
@@ -108,17 +106,10 @@ class HotSpots(Table, Sequence[HotSpot]):
             parts.append(f"the first {len(self)} are shown")
         if self.dropped:
             parts.append(f"without the oldest {self.dropped} events, which limit= has dropped")
-        return "; ".join(parts)
+        return _HEAD, rows, _HEAD[1:4], "; ".join(parts)
 
     def __repr__(self) -> str:
         return str(self) if self else "no conversions"
-
-
-def _wrapped(words: str, mark: str, width: int) -> str:
-    """The words after a mark, in lines that are set in below it; no word is broken."""
-    wrapper = textwrap.TextWrapper(width, mark, break_long_words=False, break_on_hyphens=False)
-    wrapper.subsequent_indent = " " * max(4, len(mark))
-    return wrapper.fill(words)
 
 
 def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
