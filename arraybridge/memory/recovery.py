@@ -154,7 +154,7 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
 
 def _unmarking(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called without the marks of `fixed`."""
-    return lambda *args, **kwargs: fn(*batches.plain(args), **batches.plain(kwargs))
+    return lambda *args, **kwargs: fn(*batches.plain(args), **(kwargs and batches.plain(kwargs)))
 
 
 def _check_floor(rows: Any) -> None:

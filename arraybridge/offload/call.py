@@ -132,11 +132,8 @@ def _look_for(backend: str | None, index: int) -> Card | str:
         try:
             framework = registry.framework(name)
             devices = framework.devices()
-        except FrameworkNotInstalledError as error:
-            reasons.append(f"{name} is missing ({error.reason})")
-            continue
-        except RuntimeError as error:  # the driver refuses
-            reasons.append(f"{name} finds no card ({error})")
+        except (FrameworkNotInstalledError, RuntimeError) as error:  # or the driver refuses
+            reasons.append(f"{name} finds no card ({getattr(error, 'reason', error)})")
             continue
         if device in devices:
             return Card(framework, device)
@@ -152,16 +149,11 @@ def _look_for(backend: str | None, index: int) -> Card | str:
 def _worth_asking(backend: str | None) -> list[str]:
     """The frameworks to ask for a card. Without a driver none is worth the seconds that its import takes."""
     names = registry.for_numpy_code() if backend is None else [backend]
-    if _has_driver():
-        return names
-    return [name for name in names if name not in BUILT_IN or is_imported(name)]
-
-
-def _has_driver() -> bool:
     if sys.platform == "darwin":
-        return platform.machine() == "arm64"
-    # An AMD card, or NVIDIA ones.
-    return os.path.exists("/dev/kfd") or bool(cards())  # noqa: PTH110  # pathlib costs 3 ms to import
+        has_driver = platform.machine() == "arm64"
+    else:  # an AMD card, or NVIDIA ones
+        has_driver = os.path.exists("/dev/kfd") or bool(cards())  # noqa: PTH110  # pathlib costs 3 ms to import
+    return [name for name in names if has_driver or name not in BUILT_IN or is_imported(name)]
 
 
 # -- a call ------------------------------------------------------------------------------------------
@@ -261,10 +253,12 @@ class Offload:
     def _decide(self, call: Call, timings: Timings) -> tuple[Card | None, str]:
         cpu = timings.estimate(CPU)
         if call.in_numpy and not _found and call.nbytes < LOOK_BYTES and (cpu or 0.0) < LOOK_SECONDS:
-            return None, f"it takes {format_bytes(call.nbytes)} in, too little to look for a card"
+            return None, "it takes in too little to look for a card"
         card = self._card()
-        if isinstance(card, str) or self.refused:
-            return None, card if isinstance(card, str) else self.refused
+        if isinstance(card, str):
+            return None, card
+        if self.refused:
+            return None, self.refused
         if not call.in_numpy and all(card.holds(x) for x in call.arrays):
             return card, "the arrays are on the card already"
         if timings.refused:
@@ -315,9 +309,9 @@ class Offload:
                 "The first run with such arrays on the card is a trial: it is computed on the CPU as well,"
                 " and the results are compared"
             )
-        where = ("cpu", "numpy") if card is None else (str(card.device), card.backend)
+        device, backend = (Device("cpu"), "numpy") if card is None else (card.device, card.backend)
         estimates = timings.estimate(CPU), timings.estimate(CARD)
-        return Decision(card is not None, Device.parse(where[0]), where[1], tuple(reasons), *estimates)
+        return Decision(card is not None, device, backend, tuple(reasons), *estimates)
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -385,9 +379,8 @@ class Offload:
             timings.proven = True
             return actual, ""
         self.refused = f"its trial failed: in {card.backend} {why}"
-        return call.home(
-            expected
-        ), f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"
+        complaint = f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"
+        return call.home(expected), complaint
 
     def _difference(self, card: Card, on_host: Call, expected: Any, actual: Any) -> str:
         arguments = arrays_of([on_host.batch, on_host.named])
@@ -420,11 +413,10 @@ def _home(result: Any, first: Any, scalars: list[bool]) -> Any:
 
     def bring(x: Any) -> Any:
         scalar = next(is_scalar, True)
+        x = np.asarray(x) if isinstance(x, np.generic) else x
         if owner.name != "numpy":
-            return convert_memory(
-                np.asarray(x) if isinstance(x, np.generic) else x, owner.name, device=device
-            )
-        host = np.asarray(x) if isinstance(x, np.generic) else convert_memory(x, "numpy")
+            return convert_memory(x, owner.name, device=device)
+        host = convert_memory(x, "numpy")
         if not host.ndim and scalar:
             return host[()]
         host = host if host.flags.writeable else host.copy()  # as NumPy's results are
