@@ -70,7 +70,11 @@ class CupyFramework(Framework):
     # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
-        return _devices()
+        try:
+            count = cupy.cuda.runtime.getDeviceCount()
+        except cupy.cuda.runtime.CUDARuntimeError:
+            return ()  # no driver, or one too old; missing_device_reason says which
+        return tuple(Device("gpu", i) for i in range(count))
 
     def default_device(self) -> Device:
         if not self.devices():
@@ -113,18 +117,12 @@ class CupyFramework(Framework):
         cardmemory.release()
         # torch refuses to lend from a card that is not the current one.
         with source.selected(device), on_card(device.index):
-            return _on_loan(
-                cupy.from_dlpack(self._lent_by(source, x, device)), source.streams, self.streams, device
-            )
-
-    def _lent_by(self, source: Framework, x: Any, device: Device) -> Any:
-        """The array as CuPy's import takes it, which hands it this thread's current stream."""
-        handle = source.streams.handle(device)
-        if handle is not None and self.streams.handle(device) is None:
-            # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
-            self.streams.wait_for(device, handle)
-            return hostmemory.Importable(x.__dlpack__(stream=-1), (2, device.index))
-        return source.exported(x, device)
+            lent, handle = source.exported(x, device), source.streams.handle(device)
+            if handle is not None and self.streams.handle(device) is None:
+                # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
+                self.streams.wait_for(device, handle)
+                lent = hostmemory.Importable(x.__dlpack__(stream=-1), (2, device.index))
+            return _on_loan(cupy.from_dlpack(lent), source.streams, self.streams, device)
 
     def settle(self, x: cupy.ndarray) -> None:
         with on_card(x.device.id):
@@ -177,12 +175,18 @@ class CupyFramework(Framework):
     def native_device(self, device: Device) -> Any:
         return cupy.cuda.Device(device.index)
 
+    def _opened(self) -> list[int]:
+        """Numbers of the cards on which this process has a context; selecting another would create one."""
+        if not cardmemory.is_awake():  # which asking CuPy would wake
+            return []
+        return [device.index for device in self.devices() if cardmemory.has_context(device.index)]
+
     def is_started(self) -> bool:
-        return bool(_opened())
+        return bool(self._opened())
 
     def free_cache(self, device: Device | None, compiled: bool = False) -> int:
         freed = 0
-        cards = [i for i in _opened() if device is None or device == Device("gpu", i)]
+        cards = [i for i in self._opened() if device is None or device == Device("gpu", i)]
         for i in cards:
             with on_card(i):
                 if compiled:
@@ -197,7 +201,7 @@ class CupyFramework(Framework):
 
     def usage(self) -> list[Holding]:
         rows = []
-        for i in _opened():
+        for i in self._opened():
             with on_card(i):
                 used = sum(int(pool.used_bytes()) for pool in _pools())
                 total = sum(int(pool.total_bytes()) for pool in _pools())
@@ -205,14 +209,14 @@ class CupyFramework(Framework):
         return rows
 
     def pinned_bytes(self, nbytes: int) -> np.ndarray | None:
-        if not _devices():
+        if not self.devices():
             return None
-        cards = _opened() or [cupy.cuda.runtime.getDevice()]
+        cards = self._opened() or [cupy.cuda.runtime.getDevice()]
         with on_card(cards[0]):  # memory is locked for all cards, by way of one that is open
             return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
     def synchronize(self) -> None:
-        for i in _opened():
+        for i in self._opened():
             with on_card(i):
                 cupy.cuda.runtime.deviceSynchronize()
 
@@ -287,21 +291,6 @@ def _on_loan(x: cupy.ndarray, lender: Streams, borrower: Streams, device: Device
     return cupy.ndarray(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
 
 
-def _devices() -> tuple[Device, ...]:
-    try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError:
-        return ()  # no driver, or one too old; missing_device_reason says which
-    return tuple(Device("gpu", i) for i in range(count))
-
-
-def _opened() -> list[int]:
-    """Numbers of the cards on which this process has a context; selecting another would create one."""
-    if not cardmemory.is_awake():  # which asking CuPy would wake
-        return []
-    return [device.index for device in _devices() if cardmemory.has_context(device.index)]
-
-
 def _pools() -> list[Any]:
     """CuPy's own pool, and the one from which the user has it take memory."""
     own = cupy.get_default_memory_pool()
@@ -326,11 +315,9 @@ class CupyStreams(Streams):
                     try:
                         yield
                     finally:
-                        for stream in (
-                            side,
-                            cupy.cuda.get_current_stream(),
-                        ):  # one that the function has chosen
-                            outer.wait_event(stream.record())
+                        outer.wait_event(side.record())
+                        # The function may have chosen another one.
+                        outer.wait_event(cupy.cuda.get_current_stream().record())
             finally:
                 # On leaving `with`, CuPy goes back to the stream that was entered last, and not to one that
                 # was chosen with use().

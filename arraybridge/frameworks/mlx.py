@@ -30,8 +30,6 @@ class MlxFramework(Framework):
     def __init__(self) -> None:
         self.autodiff = MlxAutodiff(self)
 
-    # -- which arrays, and what they hold ---------------------------------------------------------
-
     def owns(self, x: Any) -> bool:
         return isinstance(x, mx.array)
 
@@ -47,8 +45,6 @@ class MlxFramework(Framework):
     def detach(self, x: Any) -> Any:
         return self.copy(x)  # mx.stop_gradient(x) would be part of the graph
 
-    # -- host memory ------------------------------------------------------------------------------
-
     def host_view(self, x: Any) -> np.ndarray:
         self.settle(x)
         return super().host_view(x)
@@ -59,8 +55,6 @@ class MlxFramework(Framework):
         with mx.stream(_DEVICES[device.kind]):
             # Without its dtype, float64 would come in as float32 and complex128 as complex64.
             return mx.array(view, getattr(mx, _mx_name(view.dtype.name)))
-
-    # -- devices ----------------------------------------------------------------------------------
 
     def devices(self) -> tuple[Device, ...]:
         # Memory is unified: every array is CPU's, and is where the work is done that reads it.
@@ -86,16 +80,12 @@ class MlxFramework(Framework):
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return mx.stream(_DEVICES[device.kind])
 
-    # -- values -----------------------------------------------------------------------------------
-
     def cast(self, x: Any, dtype: str) -> Any:
         wide = "float64" in (dtype, self.dtype_name(x))
         with mx.stream(mx.cpu if wide else mx.default_device()):  # float64 is there on the CPU alone
             result = x.astype(getattr(mx, _mx_name(dtype)))
         self.settle(result)
         return result
-
-    # -- memory -----------------------------------------------------------------------------------
 
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, RuntimeError) and any(words in str(error) for words in _OOM)
@@ -117,8 +107,6 @@ class MlxFramework(Framework):
 
     def oom_error(self) -> Exception:
         return RuntimeError("[malloc_or_wait] Unable to allocate 1 bytes. (a rehearsal)")
-
-    # -- running functions ------------------------------------------------------------------------
 
     def late_errors(self, cls: type) -> Callable[[Any], object]:
         # Also, an array that was not computed in its own thread can't be computed in another.

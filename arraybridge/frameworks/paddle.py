@@ -39,8 +39,6 @@ class PaddleFramework(Framework):
         if paddle.is_compiled_with_cuda():
             self.dlpack_device = 2
 
-    # -- which arrays, and what they hold ---------------------------------------------------------
-
     def owns(self, x: Any) -> bool:
         return isinstance(x, paddle.Tensor)
 
@@ -66,8 +64,6 @@ class PaddleFramework(Framework):
     def detach(self, x: Any) -> Any:
         return x.detach()
 
-    # -- host memory ------------------------------------------------------------------------------
-
     def to_host(self, x: Any) -> np.ndarray:
         return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
 
@@ -76,8 +72,6 @@ class PaddleFramework(Framework):
         if any(step < 0 for step in steps):
             return "Paddle has no negative strides"
         return "its strides are no whole numbers of elements" if any(s % itemsize for s in steps) else ""
-
-    # -- devices ----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
         place = x.place
@@ -108,15 +102,11 @@ class PaddleFramework(Framework):
         finally:
             paddle.device.set_device(before)
 
-    # -- values -----------------------------------------------------------------------------------
-
     def copy(self, x: Any) -> Any:
         return self.to_device(x, self.device_of(x))
 
     def cast(self, x: Any, dtype: str) -> Any:
         return x.astype(getattr(paddle, dtype))
-
-    # -- memory -----------------------------------------------------------------------------------
 
     def is_oom(self, error: BaseException) -> bool:
         return isinstance(error, (MemoryError, RuntimeError)) and "ResourceExhausted" in str(error)
