@@ -464,11 +464,10 @@ class Framework(ABC):
 
 def _cast_advice(dtype: str, dtypes: Iterable[str]) -> str:
     """Which casts to ask for: to dtypes of the same kind, since no others keep what the values mean."""
-    same = [other for other in dtypes if _kind_of_dtype(other) == _kind_of_dtype(dtype)]
+    kind = _kind_of_dtype(dtype)
+    same = [other for other in dtypes if _kind_of_dtype(other) == kind]
     if not same:
-        return (
-            f"It has no {_kind_of_dtype(dtype)} dtype: convert the real and the imaginary part by themselves."
-        )
+        return f"It has no {kind} dtype: convert the real and the imaginary part by themselves."
     usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
     first, *others = sorted(same, key=lambda name: (name not in usual, name))
     more = f" (or one of {', '.join(others)})" if others else ""

@@ -37,18 +37,10 @@ PLAIN = frozenset(
     )
 )
 
-# DLPack's numbers for dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (version 1.1).
-_DLPACK_CODES = {
-    "bfloat16": 4,
-    "float8_e3m4": 7,
-    "float8_e4m3": 8,
-    "float8_e4m3b11fnuz": 9,
-    "float8_e4m3fn": 10,
-    "float8_e4m3fnuz": 11,
-    "float8_e5m2": 12,
-    "float8_e5m2fnuz": 13,
-    "float8_e8m0fnu": 14,
-}
+# DLPack's numbers for dtypes that NumPy does not export, from DLDataTypeCode in dlpack.h (version 1.1), where
+# those of float8 begin at 7.
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+_DLPACK_CODES = {"bfloat16": 4, **{f"float8_{kind}": code for code, kind in enumerate(_FLOAT8, 7)}}
 _DLPACK_NAMES = {code: name for name, code in _DLPACK_CODES.items()}
 #: bfloat16 and the float8 types, for which DLPack has numbers.
 DLPACK = frozenset(_DLPACK_CODES)
