@@ -168,12 +168,9 @@ def _row(case: Case, rounds: int) -> Json:
 def _print(result: Json) -> None:
     console = output.console()
     columns = ("what", "by hand", "raw", "arraybridge", "difference")
+    keys = ("raw", "ours", "difference")
     rows = [
-        (
-            row["name"],
-            escape(row["raw_call"]),
-            *(format_seconds(row[key]) for key in ("raw", "ours", "difference")),
-        )
+        (row["name"], escape(row["raw_call"]), *(format_seconds(row[key]) for key in keys))
         for row in result["rows"]
     ]
     console.print(f"float32, {format_bytes(result['nbytes'])}; medians of {result['rounds']} rounds\n")

@@ -161,17 +161,10 @@ def _print(report: Json) -> None:
     rows = []
     for step in report["steps"]:
         copies = "copied" if step["copies"] == 1 else f"{step['copies']} copies"
-        rows.append(
-            (
-                f"{step['source']} → {step['target']}",
-                step["device"],
-                step["method"],
-                "shared" if step["shares_memory"] else copies,
-                format_bytes(step["nbytes"]),
-                format_seconds(step["seconds"]),
-                _verdict(step),
-            )
-        )
+        memory = "shared" if step["shares_memory"] else copies
+        amounts = format_bytes(step["nbytes"]), format_seconds(step["seconds"])
+        pair = f"{step['source']} → {step['target']}"
+        rows.append((pair, step["device"], step["method"], memory, *amounts, _verdict(step)))
     columns = ("conversion", "device", "method", "memory", "bytes", "time", "bits")
     output.show(to, columns, rows, right=("bytes", "time"))
     output.print_left_out(to, report["missing"])

@@ -424,17 +424,11 @@ def _print(facts: Facts, problems: list[Json]) -> None:
     console.print(f"NVIDIA driver{runs}")
     for card in facts.cards:
         console.print(f"  card {card.index}: {escape(card.name)}, {format_bytes(card.total)}")
-    rows = [
-        (
-            name,
-            escape(look.get("version") or ""),
-            _STATES[look["state"]],
-            look.get("built_for") or "",
-            escape(_devices(look["devices"])),
-            "" if look.get("seconds") is None else f"{look['seconds']:.1f} s",
-        )
-        for name, look in facts.looks.items()
-    ]
+    rows = []
+    for name, look in facts.looks.items():
+        seconds = "" if look.get("seconds") is None else f"{look['seconds']:.1f} s"
+        version, devices = escape(look.get("version") or ""), escape(_devices(look["devices"]))
+        rows.append((name, version, _STATES[look["state"]], look.get("built_for") or "", devices, seconds))
     console.print()
     columns = ("framework", "version", "state", "built for", "devices", "import")
     output.show(console, columns, rows, ("import",))

@@ -21,14 +21,7 @@ from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.registry import can_find
-from arraybridge.show import (
-    Cell,
-    format_bytes,
-    format_seconds,
-    html_table,
-    page,
-    picture,
-)
+from arraybridge.show import Cell, format_bytes, format_seconds, html_table, page, picture
 from arraybridge.types import Device
 
 Json = dict[str, Any]
@@ -37,7 +30,6 @@ _STYLES = {"same": "dim", "shared": "green", "copied": "yellow", "refused": "red
 #: The label of arrays in memory that NumPy itself allocated; those of the other rows are aligned to 64 bytes.
 OWN = "numpy's own"
 _ROUNDS = 9
-_MEASURED = ("seconds", "bytes_per_second", "exact")
 _MEANINGS = {
     "shared": "both see the same memory",
     "copied": "the bytes are copied",
@@ -166,8 +158,9 @@ def _row(source: str, make: Callable[[], Any], places: Places, array: np.ndarray
         try:
             cell = _convert(make(), framework, device, array)
         except MemoryConversionError as error:
-            unknown = ("method", "device", "shares_memory", "copies", "reason", *_MEASURED)
-            cell = {"nbytes": array.nbytes, "kind": "refused", "error": str(error), **dict.fromkeys(unknown)}
+            unknown = ("method", "device", "shares_memory", "copies", "reason", "seconds")
+            cell = {"nbytes": array.nbytes, "kind": "refused", "error": str(error)}
+            cell |= dict.fromkeys((*unknown, "bytes_per_second", "exact"))
         row.append(cell | {"source": source, "target": target})
     return row
 
@@ -184,8 +177,8 @@ def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
     # What is shared is not moved, so that it has no rate.
     rate = None if route.shares_memory or not seconds else route.nbytes / seconds
     kind = "same" if route.method == "same" else "shared" if route.shares_memory else "copied"
-    measured = zip(_MEASURED, (seconds, rate, exact), strict=True)
-    return output.as_json(route) | dict(measured) | {"kind": kind, "error": None}
+    measured = {"seconds": seconds, "bytes_per_second": rate, "exact": exact}
+    return output.as_json(route) | measured | {"kind": kind, "error": None}
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
@@ -268,12 +261,8 @@ _COLUMNS = ("pair", "memory", "method", "time", "rate", "where", "why")
 
 def document(result: Json) -> str:
     """The page that ``--html`` writes."""
-    grid = html_table(
-        ("from \\ to", *result["places"]),
-        _grid(result, _grid_cell),
-        row_heads=True,
-        attributes='class="grid"',
-    )
+    head = ("from \\ to", *result["places"])
+    grid = html_table(head, _grid(result, _grid_cell), row_heads=True, attributes='class="grid"')
     about = f"{_title(result)}. arraybridge {result['arraybridge']} on {result['machine']}."
     return page(
         "Conversions on this machine",

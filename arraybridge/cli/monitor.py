@@ -95,15 +95,11 @@ def take_reading() -> MemoryStats:
     """Look at every device, and at every process that may be looked at."""
     seen = programs()
     frameworks = {pid: " + ".join(names) for pid, (names, _) in seen.items()}
-    by_device: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in seen.items()}}
-    for card in machine.cards():
-        by_device[f"gpu:{card.index}"] = machine.reading(card).holders
+    holders: dict[str, Mapping[int, int]] = {"cpu": {pid: nbytes for pid, (_, nbytes) in seen.items()}}
+    holders |= {f"gpu:{card.index}": machine.reading(card).holders for card in machine.cards()}
     stats = memory_stats()
-    devices = (
-        one._replace(holdings=_holdings(one, by_device.get(one.device, {}), frameworks))
-        for one in stats.devices
-    )
-    return MemoryStats(tuple(devices), stats.note)
+    held = ((one, _holdings(one, holders.get(one.device, {}), frameworks)) for one in stats.devices)
+    return MemoryStats(tuple(one._replace(holdings=rows) for one, rows in held), stats.note)
 
 
 def programs() -> dict[int, tuple[list[str], int]]:
@@ -135,12 +131,12 @@ def _holdings(
     for pid in sorted(by_process):
         groups[frameworks.get(pid, "no framework")].append(pid)
     rows = [
-        Holding(device.device, f"{name}, {_ids(pids)}", sum(by_process[pid] for pid in pids), None, None)
+        Holding(device.device, f"{name}, {_ids(pids)}", sum(by_process[pid] for pid in pids))
         for name, pids in sorted(groups.items())
     ]
     if device.total is not None and device.free is not None:
         unknown = max(0, device.total - device.free - sum(by_process.values()))
-        rows.append(Holding(device.device, "everything else", unknown, None, None))
+        rows.append(Holding(device.device, "everything else", unknown))
     return tuple(rows)
 
 
