@@ -81,11 +81,6 @@ def _use(name: str) -> None:
         module.push(np.zeros((2, 2), np.float32))
 
 
-def _state(error: Exception) -> str:
-    no_opencl = getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in told(error)
-    return "no device" if isinstance(error, DeviceNotFoundError) or no_opencl else "broken"
-
-
 def _look_at_each(seconds: float, names: list[str]) -> None:
     """Answer on what was stdout when the process started; stdout itself goes to stderr from now on."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -101,7 +96,11 @@ def _look_at_each(seconds: float, names: list[str]) -> None:
         try:
             _look(name, seen)
         except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
-            seen |= {"state": _state(error), "error": told(error)}
+            no_opencl = getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in told(
+                error
+            )
+            no_device = no_opencl or isinstance(error, DeviceNotFoundError)
+            seen |= {"state": "no device" if no_device else "broken", "error": told(error)}
         say(name, **seen)
         with suppress(Exception):  # what only raises is no crash, and was told above
             _use(name)

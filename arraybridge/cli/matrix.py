@@ -172,18 +172,15 @@ def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
     if options:
         route = arraybridge.explain(x, framework, **options)
     convert = partial(arraybridge.convert_memory, x, framework, **options)
-    exact = _same_bits(arraybridge.to_numpy(convert()), array)
+    result = arraybridge.to_numpy(convert())
+    exact = result.dtype == array.dtype and result.shape == array.shape
+    exact = exact and np.ascontiguousarray(result).tobytes() == array.tobytes()
     seconds = output.timer(convert)(_ROUNDS)
     # What is shared is not moved, so that it has no rate.
     rate = None if route.shares_memory or not seconds else route.nbytes / seconds
     kind = "same" if route.method == "same" else "shared" if route.shares_memory else "copied"
     measured = {"seconds": seconds, "bytes_per_second": rate, "exact": exact}
     return output.as_json(route) | measured | {"kind": kind, "error": None}
-
-
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    same = one.dtype == other.dtype and one.shape == other.shape
-    return same and np.ascontiguousarray(one).tobytes() == other.tobytes()
 
 
 # -- telling -----------------------------------------------------------------------------------------

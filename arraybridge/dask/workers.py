@@ -141,9 +141,8 @@ _log = logging.getLogger("distributed.worker.arraybridge")
 
 
 def _note(step: str, message: str) -> None:
-    if step in _counts:
-        with _counts_lock:
-            _counts[step] += 1
+    with _counts_lock:
+        _counts[step] += 1
     if on_this_worker():
         _log.info(message)
 

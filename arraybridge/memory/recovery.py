@@ -343,8 +343,15 @@ class _Call:
         """Parts of half the size, until one fits, and of that size for the rest."""
         joined, size, least = Joined(rows, self.axis, self.batch), rows, self.least
         while joined.done < rows:
+            if self.failure is not None and size < 2 * least:
+                self._give_up(
+                    f"with {size} of {rows} rows, and {size} rows cannot be halved (min_split={least}); lower"
+                    " min_split, or see memory_stats() for who holds the memory."
+                )
             if self.failure is not None:
-                size = self._half(size, joined)
+                then = f"go on with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
+                self._clean_up("split", f"{size} rows", then)
+                size //= 2
             count = _portion(rows - joined.done, size, least)
             # Parts of the smallest size are tried twice, since nothing smaller is left to try.
             attempts = 2 if count < 2 * least else 1
@@ -396,18 +403,6 @@ class _Call:
             self._give_up("while the results of the parts were joined")
         return result
 
-    def _half(self, size: int, joined: Joined) -> int:
-        """Half the size, after parts of that size have failed; or give up."""
-        rows, least = joined.rows, self.least
-        if size < 2 * least:
-            self._give_up(
-                f"with {size} of {rows} rows, and {size} rows cannot be halved (min_split={least}); lower"
-                " min_split, or see memory_stats() for who holds the memory."
-            )
-        then = f"go on with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
-        self._clean_up("split", f"{size} rows", then)
-        return size // 2
-
     def _give_up(self, note: str) -> NoReturn:
         _say_in(self.failure, f"arraybridge: out of memory {note}")
         raise self.failure
@@ -449,19 +444,16 @@ def _described(error: BaseException) -> str:
 
 def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
     """The error for a call of which no argument has that axis."""
-    shapes = ", ".join(map(_outline, islice(leaves_of(batch), 20))) or "none"
+    leaves = [
+        (type(x).__name__, source_of(x) if kind_of(x) == ARRAY else None) for x in leaves_of(batch)[:20]
+    ]
+    words = (name if array is None else f"{name} {array[0].shape(array[1])}" for name, array in leaves)
+    shapes = ", ".join(words) or "none"
     return CannotSplitError(
         f"memory has run out, and no argument to split is an array with an axis {axis} (arguments: {shapes});"
         " pass the batch as an array, and another split axis if its rows lie elsewhere",
         reason=f"no argument to split has an axis {axis}",
     )
-
-
-def _outline(x: Any) -> str:
-    if kind_of(x) != ARRAY:
-        return type(x).__name__
-    owner, data = source_of(x)
-    return f"{type(x).__name__} {owner.shape(data)}"
 
 
 def _portion(remaining: int, size: int, least: int) -> int:
