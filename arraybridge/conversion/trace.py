@@ -332,34 +332,31 @@ def _foreign_calls(log: TraceLog) -> AbstractContextManager[None]:
 
 
 def _hearing_foreign() -> Iterable[TraceLog]:
-    logs = [one for one in _listening(_opened.get()) if isinstance(one, TraceLog)]
-    return [log for log in (*logs, *_everywhere) if log.foreign]
-
-
-def _annotation(profiler: str) -> Annotation:
-    """What opens spans in the profiler of that name.
-
-    Raises:
-        FrameworkNotInstalledError: its package is missing.
-    """
-    if profiler != "nvtx":
-        return registry.framework(profiler).annotation
-    try:
-        import nvtx
-    except ImportError as error:
-        raise FrameworkNotInstalledError(
-            'settings(annotate="nvtx") needs the package nvtx; run pip install nvtx, or pip install ".[nvtx]"'
-            " in a checkout of arraybridge.",
-            target_type="nvtx",
-            reason=str(error),
-        ) from error
-    return partial(nvtx.annotate, domain="arraybridge")
+    hearing = listeners()
+    return [log for log in hearing[0] if log.foreign] if hearing else []
 
 
 @contextmanager
 def _annotating(profiler: str) -> Iterator[None]:
-    """Name what happens in this thread or task in the profiler of that name."""
-    with _listener(partial(_annotation(profiler))):  # an object of this block's own, which no other closes
+    """Name what happens in this thread or task in the profiler of that name.
+
+    Raises:
+        FrameworkNotInstalledError: its package is missing.
+    """
+    if profiler == "nvtx":
+        try:
+            import nvtx
+        except ImportError as error:
+            raise FrameworkNotInstalledError(
+                'settings(annotate="nvtx") needs the package nvtx; run pip install nvtx, or pip install'
+                ' ".[nvtx]" in a checkout of arraybridge.',
+                target_type="nvtx",
+                reason=str(error),
+            ) from error
+        annotation = partial(nvtx.annotate, domain="arraybridge")
+    else:  # an object of this block's own, which no other closes
+        annotation = partial(registry.framework(profiler).annotation)
+    with _listener(annotation):
         yield
 
 

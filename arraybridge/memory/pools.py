@@ -109,7 +109,9 @@ class BufferPool:
         place = (whose, device) if has_views else (owner.name, device, extents, name)
         nbytes = hostmemory.np_dtype(name).itemsize * math.prod(extents)
         with self._lock:
-            buffer = self._reused(place, nbytes)
+            fitting = [b for b in self._idle if b.place == place and nbytes <= b.nbytes <= 2 * nbytes]
+            buffer = min(fitting, key=lambda b: b.nbytes, default=None)
+            self._idle = [b for b in self._idle if b is not buffer]
             if buffer is None:
                 self._make_room(nbytes, owner)
                 if not has_views:
@@ -127,13 +129,6 @@ class BufferPool:
             identity, lent = id(array), self._lent
             lent[identity] = weakref.ref(array, lambda _: lent.pop(identity, None)), buffer
         return array
-
-    def _reused(self, place: tuple[Any, ...], nbytes: int) -> _Buffer | None:
-        """The idle memory that fits best; None where there is none."""
-        fitting = [b for b in list(self._idle) if b.place == place and nbytes <= b.nbytes <= 2 * nbytes]
-        best = min(fitting, key=lambda buffer: buffer.nbytes, default=None)
-        self._idle = [buffer for buffer in self._idle if buffer is not best]
-        return best
 
     def _make_room(self, nbytes: int, owner: Framework) -> None:
         """Drop idle memory until so much more is within the bound."""
