@@ -70,8 +70,6 @@ class NumpyFramework(Framework):
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(hostmemory.np_dtype(dtype))
 
-    # -- memory -----------------------------------------------------------------------------------
-
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
         """In an array of their class, whose masks NumPy's functions drop, and dtype, which they change."""
         first = next((x for x in arrays if isinstance(x, np.ma.MaskedArray)), arrays[0])
@@ -93,14 +91,10 @@ class NumpyFramework(Framework):
         nbytes = elements.itemsize * math.prod(shape)
         return memory.reshape(-1).view(np.uint8)[:nbytes].view(elements).reshape(shape)
 
-    # -- running functions ------------------------------------------------------------------------
-
     def array_namespace(self) -> Any:
         import array_api_compat.numpy as namespace
 
         return namespace
-
-    # -- fast functions --------------------------------------------------------------------------
 
     def fast_types(self) -> tuple[type, ...]:
         return tuple(self.classes)

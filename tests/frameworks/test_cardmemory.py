@@ -149,7 +149,7 @@ def test_what_was_lent_is_kept_until_the_borrowers_queue_has_got_there(name: str
     if name == "jax":
         room._lend_to_jax(memory, lent[0], module.devices("cpu")[0])
     else:
-        room._lend_to_tensorflow(memory, lent[0], Device("cpu", 0))
+        room._lend_to_tensorflow(memory, lent[0], "CPU:0")
     del memory
     collected(cardmemory.release)
     if how == "donated":  # which deletes what JAX has of it, and leaves the object
@@ -196,8 +196,7 @@ def test_what_knows_no_stream_waits_for_the_sources_card_and_keeps_the_memory(
     kept: list[Any] = []
     room = importlib.import_module(f"arraybridge.frameworks.{name}.arrays")
     monkeypatch.setattr(room, f"_lend_to_{name}", lambda x, *_: kept.append(x))
-    if name == "jax":
-        monkeypatch.setattr(room, "_jax_device", lambda device: None)
+    monkeypatch.setattr(framework, "native_device", lambda device: None)
     memory = arraybridge.aligned((16,), "float32")
     memory[:] = np.arange(16)
     lent = framework.adopt(memory, Source(), CARD)

@@ -118,7 +118,7 @@ class JaxFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        capsule, native = hostmemory.capsule(view), _jax_device(device)
+        capsule, native = hostmemory.capsule(view), self.native_device(device)
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
         with _x64(True):
@@ -142,7 +142,7 @@ class JaxFramework(Framework):
 
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
         with _x64(True):  # what it copies is read late, and would show later changes of the source
-            return jax.device_put(x, _jax_device(device)).block_until_ready()
+            return jax.device_put(x, self.native_device(device)).block_until_ready()
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
         cardmemory.release()
@@ -151,7 +151,7 @@ class JaxFramework(Framework):
             # Hands the producer JAX's stream for external events, and copies nothing.
             lent = jax.dlpack.from_dlpack(source.exported(x, device))
         if device.kind != "cpu" and lent.size:
-            _lend_to_jax(x, lent, _jax_device(device))
+            _lend_to_jax(x, lent, self.native_device(device))
         return lent
 
     def settle(self, x: jax.Array) -> None:
@@ -178,10 +178,12 @@ class JaxFramework(Framework):
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         # Opening JAX takes most of the memory of every card: what nobody has used is left alone.
-        return jax.default_device(_jax_device(device)) if self.is_started() else nullcontext()
+        return jax.default_device(self.native_device(device)) if self.is_started() else nullcontext()
 
     def native_device(self, device: Device) -> Any:
-        return _jax_device(device)
+        if device is CPU:
+            return _cpu()
+        return next(native for native in _local_devices() if _as_device(native) == device)
 
     def is_started(self) -> bool:
         try:  # a private interface, since the public calls open JAX's devices
@@ -233,7 +235,7 @@ class JaxFramework(Framework):
         return _as_device(x) if isinstance(x, jax.Device) else None
 
     def free_memory_of(self, device: Device) -> int:
-        stats = _jax_device(device).memory_stats() or {}
+        stats = self.native_device(device).memory_stats() or {}
         allowed = int(stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0))
         # What JAX may take is a part of the card, of which others may have taken more than the rest.
         return min(allowed, super().free_memory_of(device) or allowed)
@@ -318,13 +320,6 @@ def _cpu() -> Any:
 def _cpu_alone() -> bool:
     """Whether no array of this process can live anywhere but on its one CPU device."""
     return [device.platform for device in _local_devices()] == ["cpu"]
-
-
-def _jax_device(device: Device) -> Any:
-    """JAX's own object for a device that `find_device` has seen."""
-    if device is CPU:
-        return _cpu()
-    return next(native for native in _local_devices() if _as_device(native) == device)
 
 
 @functools.cache

@@ -17,9 +17,6 @@ from arraybridge.frameworks import autodiff
 if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
 
-#: What is known of each result of a function, to make zeros of.
-_Kinds = tuple[tuple[tuple[int, ...], Any], ...]
-
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0
 _WIDE = (np.dtype("float64"), np.dtype("complex128"))
@@ -98,8 +95,8 @@ def _vjp(body: autodiff.Body, arrays: Sequence[Any], active: Sequence[bool]) -> 
     return results, vjp
 
 
-def _pull(kinds: _Kinds, vjp: Callable[..., Any], cotangents: list[Any]) -> list[Any]:
-    """JAX's pullback, with zeros for the cotangents that are missing."""
+def _pull(kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]) -> list[Any]:
+    """JAX's pullback, with zeros of these shapes and dtypes for the cotangents that are missing."""
     zeros = [jnp.zeros(s, d) if jnp.issubdtype(d, jnp.inexact) else np.zeros(s, _FLOAT0) for s, d in kinds]
     cotangents = [z if c is None else _conj(c) for c, z in zip(cotangents, zeros, strict=True)]
     return list(map(_conj, vjp(cotangents)))
@@ -111,7 +108,7 @@ _compiled_pull = jax.jit(_pull, static_argnums=0)
 def _linear(
     pull: Callable[..., list[Any]], results: list[Any], vjp: Any, captured: str = ""
 ) -> autodiff.Linear:
-    kinds: _Kinds = tuple((y.shape, y.dtype) for y in results)
+    kinds = tuple((y.shape, y.dtype) for y in results)
     residuals = [x for x in jax.tree.leaves(vjp) if isinstance(x, jax.Array)]
     return autodiff.Linear(functools.partial(pull, kinds, vjp), captured, residuals)
 

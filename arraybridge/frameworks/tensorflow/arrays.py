@@ -35,7 +35,8 @@ _EAGER = tf.__internal__.EagerTensor
 
 # How the name of the host's first device ends, whatever the cluster's.
 _CPU = "/device:CPU:0"
-_numpy, _to_dlpack = NumpyFramework(), tf.experimental.dlpack.to_dlpack
+_numpy = NumpyFramework()
+_to_dlpack = tf.experimental.dlpack.to_dlpack
 
 # InternalErrors of memory that ran out: of copies to the card, and of CUDA and its libraries.
 _OOM = re.compile(
@@ -131,7 +132,7 @@ class TensorflowFramework(Framework):
             source.settle(x)
             lent = tf.experimental.dlpack.from_dlpack(source.exported(x, device).__dlpack__())
         if device.kind != "cpu":
-            _lend_to_tensorflow(x, lent, device)
+            _lend_to_tensorflow(x, lent, self.native_device(device))
         return lent
 
     def exported(self, x: Any, device: Device) -> Any:
@@ -166,14 +167,14 @@ class TensorflowFramework(Framework):
         return isinstance(error, tf.errors.InternalError) and _OOM.search(str(error)) is not None
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
-        return tf.device(_name_of(device))
+        return tf.device(self.native_device(device))
 
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
         with self.selected(self.device_of(arrays[0])):  # every dtype, as tf.experimental.numpy has not
             return getattr(tf, name)(arrays, axis)
 
     def native_device(self, device: Device) -> Any:
-        return _name_of(device)
+        return f"/device:{device.kind.upper()}:{device.index}"
 
     def is_started(self) -> bool:
         # The questions open the devices. A setting of theirs is refused once they are open.
@@ -257,11 +258,11 @@ class TensorflowFramework(Framework):
     fast_adopt = staticmethod(tf.experimental.dlpack.from_dlpack)
 
 
-def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
+def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:
     """Keep what it was lent until TensorFlow has done what was queued when its tensor went."""
 
     def begin() -> Any:
-        with tf.init_scope(), tf.device(_name_of(device)):  # also where a function is being traced
+        with tf.init_scope(), tf.device(device):  # also where a function is being traced
             return tf.zeros(()) + 1
 
     cardmemory.keep_after(lent, x, begin, lambda y: y.numpy())
@@ -271,10 +272,6 @@ def _lend_to_tensorflow(x: Any, lent: Any, device: Device) -> None:
 def _named_device(name: str) -> Device:
     kind, _, index = name.rpartition("/device:")[2].partition(":")
     return Device("cpu" if kind == "CPU" else "gpu", int(index or 0))
-
-
-def _name_of(device: Device) -> str:
-    return f"/device:{device.kind.upper()}:{device.index}"
 
 
 @functools.cache  # TensorFlow refuses to change them once they are asked for

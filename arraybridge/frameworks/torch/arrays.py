@@ -176,7 +176,7 @@ class TorchFramework(Framework):
         return "torch.accelerator finds no device; is the driver installed?"
 
     def to_device(self, x: torch.Tensor, device: Device) -> torch.Tensor:
-        return x.to(_torch_device(device))
+        return x.to(self.native_device(device))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> torch.Tensor:
         if not hasattr(type(x), "__dlpack__"):
@@ -225,7 +225,7 @@ class TorchFramework(Framework):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> torch.Tensor:
         with torch.inference_mode(False):  # whose tensors cannot be written to outside
-            return torch.empty(shape, dtype=DTYPES[dtype], device=_torch_device(device))
+            return torch.empty(shape, dtype=DTYPES[dtype], device=self.native_device(device))
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         if device.kind != "gpu":
@@ -243,7 +243,8 @@ class TorchFramework(Framework):
             return empty.set_(memory.untyped_storage(), 0, shape)
 
     def native_device(self, device: Device) -> Any:
-        return _torch_device(device)
+        accelerator = None if device.kind == "cpu" else torch.accelerator.current_accelerator()
+        return torch.device("cpu") if accelerator is None else torch.device(accelerator.type, device.index)
 
     def is_started(self) -> bool:
         # CUDA's driver is woken by the question whether there is a card, and this process could not be forked
@@ -377,12 +378,6 @@ class TorchFramework(Framework):
         if hostmemory.lent and hostmemory.is_lent(tensor.data_ptr()):  # read-only, which has to be copied
             raise NotImplementedError
         return tensor if tensor.ndim else tensor.clone()
-
-
-def _torch_device(device: Device) -> torch.device:
-    """Torch's own object for a device that `find_device` has seen."""
-    accelerator = None if device.kind == "cpu" else torch.accelerator.current_accelerator()
-    return torch.device("cpu") if accelerator is None else torch.device(accelerator.type, device.index)
 
 
 def _numbers(device: Device | None = None) -> list[int]:
