@@ -153,13 +153,7 @@ def _end(borrowed: Any, lender: Streams, lent_on: int | None, borrower: Streams,
             keep(borrowed, mark.is_done, mark.synchronize)
 
 
-def keep_after(
-    lent: Any,
-    what: Any,
-    begin: Callable[[], Any],
-    wait: Callable[[Any], object],
-    is_ready: Callable[[Any], bool] | None = None,
-) -> None:
+def keep_after(lent: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]) -> None:
     """Keep ``what`` on once the array goes that shares its memory, for a borrower without queues to mark.
 
     Such a borrower computes one thing after the other: what was queued then is done when a result is there
@@ -172,8 +166,8 @@ def keep_after(
         if not result.cache_info().currsize:
             result()
             return False
-        if is_ready is not None:
-            return is_ready(result())
+        if hasattr(result(), "is_ready"):  # JAX's arrays have
+            return bool(result().is_ready())
         wait(result())
         return True
 

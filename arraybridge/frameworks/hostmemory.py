@@ -294,9 +294,8 @@ def from_capsule(exported: Any, dtype: np.dtype[Any]) -> np.ndarray:
 
     NumPy makes it read-only, since such a capsule cannot say that it may be written to.
     """
-    if name_of(dtype) not in _DLPACK_CODES:
-        return np.from_dlpack(Importable(exported))
-    _code_of(exported).value = _UNSIGNED
+    if name_of(dtype) in _DLPACK_CODES:
+        _code_of(exported).value = _UNSIGNED
     return np.from_dlpack(Importable(exported)).view(dtype)
 
 

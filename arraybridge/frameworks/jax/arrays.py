@@ -300,7 +300,7 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
         with jax.ensure_compile_time_eval(), jax.default_device(device):
             return jnp.zeros(()) + 1
 
-    cardmemory.keep_after(lent, x, begin, jax.block_until_ready, lambda y: y.is_ready())
+    cardmemory.keep_after(lent, x, begin, jax.block_until_ready)
 
 
 _next = jax.jit(lambda x: x + 1)
