@@ -32,6 +32,9 @@ def trace(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write the report as a page.", metavar="FILE")] = None,
     top: Annotated[int, typer.Option(help="Lines to show.", min=1)] = 10,
+    libraries: Annotated[
+        bool, typer.Option("--libraries/--without-libraries", help="Count what other libraries convert.")
+    ] = True,
     ours: Annotated[bool, typer.Option("--ours", help="Leave out the frameworks' own calls.")] = False,
     limit: Annotated[int, typer.Option(help="Events to keep; the oldest go.", min=1)] = 1_000_000,
     as_json: output.AsJson = False,
@@ -59,7 +62,7 @@ def trace(
         code = _run(program, is_module)
         sys.stdout.flush()
     name = " ".join(["-m", *program] if is_module else program)
-    spots = log.hotspots(top)
+    spots = log.hotspots(top, libraries=libraries)
     if save is not None:
         log.save(save)
     if html is not None:

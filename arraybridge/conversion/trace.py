@@ -149,11 +149,12 @@ class TraceLog(Table):
 
     # -- telling ----------------------------------------------------------------------------------
 
-    def hotspots(self, top: int | None = None) -> HotSpots:
+    def hotspots(self, top: int | None = None, *, libraries: bool = True) -> HotSpots:
         """The lines of the user's code by bytes copied, and then by time, with what would save the copies.
 
         Args:
             top: only so many of them.
+            libraries: False leaves out what other libraries call of arraybridge.
 
         Returns:
             a table, also in a notebook; ``to_dict()`` is ready for JSON.
@@ -168,7 +169,7 @@ class TraceLog(Table):
         """
         from arraybridge.timeline.hotspots import hotspots
 
-        return hotspots(self.events, self.dropped, top)
+        return hotspots([e for e in self.events if libraries or not e.library], self.dropped, top)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the events in the trace-event format, which Perfetto, chrome://tracing and Speedscope open.

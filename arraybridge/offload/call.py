@@ -39,6 +39,7 @@ from arraybridge.types import Cache, Device, GpuId
 
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
 LOOK_BYTES, LOOK_SECONDS = 1 << 20, 1e-3
+_TOO_LITTLE = "it takes in too little to look for a card"
 #: What takes less on the CPU is done there before a card has begun.
 QUICK = 50e-6
 #: The free memory of a card is asked for again after so many seconds.
@@ -253,7 +254,7 @@ class Offload:
     def _decide(self, call: Call, timings: Timings) -> tuple[Card | None, str]:
         cpu = timings.estimate(CPU)
         if call.in_numpy and not _found and call.nbytes < LOOK_BYTES and (cpu or 0.0) < LOOK_SECONDS:
-            return None, "it takes in too little to look for a card"
+            return None, _TOO_LITTLE
         card = self._card()
         if isinstance(card, str):
             return None, card
@@ -298,7 +299,7 @@ class Offload:
             return Decision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
         timings = self.history.get(call.footprint) or Timings()
         card, why = self._decide(call, timings)
-        reasons = [why]
+        reasons = [f"{why}: {format_bytes(call.nbytes)}" if why is _TOO_LITTLE else why]
         for place, words in ((CPU, "On the CPU"), (CARD, "On the card, with transfers,")):
             seconds = timings.estimate(place)
             if seconds is not None:

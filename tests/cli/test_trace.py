@@ -134,6 +134,8 @@ def test_threads_and_other_libraries_are_heard(tmp_path: Path) -> None:
     spots = json.loads(run_cli("trace", "--json", str(file)).stdout)["hotspots"]
     assert [(s["line"], s["nbytes"]) for s in spots] == [(7, 8000), (4, 80)]
     assert [s["libraries"] for s in spots] == [["somebody"], [""]]
+    spots = json.loads(run_cli("trace", "--json", "--without-libraries", str(file)).stdout)["hotspots"]
+    assert [s["line"] for s in spots] == [4]
 
 
 def test_processes_that_send_classes_of_the_script(tmp_path: Path) -> None:

@@ -167,6 +167,7 @@ def test_another_library_is_named_and_the_line_is_still_the_users(
     assert [(e.file, e.library) for e in log.events] == [(__file__, "somebody"), (__file__, "")]
     assert log.events[0].line == line_of("THEIRS")
     assert sorted(spot.libraries for spot in log.hotspots()) == [("",), ("somebody",)]
+    assert [spot.line for spot in log.hotspots(libraries=False)] == [log.events[1].line]
     sys.modules.pop("somebody")
 
 
