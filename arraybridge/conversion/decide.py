@@ -28,7 +28,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.trees import source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
-__all__ = ["dtype_name"]
+__all__ = ["dtype_name", "find_source"]
 
 
 @dataclass(slots=True, eq=False, repr=False)

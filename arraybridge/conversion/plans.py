@@ -22,7 +22,7 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, refusals
 from arraybridge.types import Cache, Device
 
-__all__ = ["by_form"]
+__all__ = ["by_form", "declined"]
 
 #: Form → type of the array → the plan, a function of the array.
 by_form: Cache[Hashable, dict[type, FastFunction]] = Cache()

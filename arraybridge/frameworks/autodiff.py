@@ -22,7 +22,20 @@ if TYPE_CHECKING:
     from arraybridge.functions.operation import Operation
 
 
-__all__ = ["Autodiff", "Linear"]
+__all__ = [
+    "Autodiff",
+    "Body",
+    "Call",
+    "Linear",
+    "NOT_DIFFERENTIABLE",
+    "NO_STATE",
+    "Shape",
+    "Span",
+    "merged",
+    "overlaps",
+    "picked",
+    "writes_to_argument",
+]
 
 #: A function from a flat list of the callee's arrays to another one.
 Body = Callable[[list[Any]], list[Any]]

@@ -33,7 +33,7 @@ from arraybridge.types import Device, above
 if TYPE_CHECKING:
     from arraybridge.frameworks.registry import Facts
 
-__all__ = ["CPU", "Framework", "find_or_host", "refusals"]
+__all__ = ["CPU", "Framework", "find_or_host", "is_c_contiguous", "refusals"]
 
 CPU = Device("cpu", 0)
 

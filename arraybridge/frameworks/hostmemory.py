@@ -14,7 +14,22 @@ import numpy as np
 
 from arraybridge.errors import DtypeNotSupportedError
 
-__all__ = ["aligned"]
+__all__ = [
+    "MAX_RANK",
+    "PLAIN",
+    "address",
+    "aligned",
+    "compact",
+    "extents",
+    "fresh",
+    "is_lent",
+    "lend",
+    "lent_at",
+    "np_dtype",
+    "packed",
+    "word_of",
+    "writable_alias",
+]
 
 #: JAX and TensorFlow share host memory only where it is aligned to this many bytes.
 ALIGNMENT = 64

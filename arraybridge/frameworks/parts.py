@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from arraybridge.types import Device
 
-__all__ = ["Holding", "Mark", "Streams"]
+__all__ = ["Holding", "Mark", "Streams", "itself"]
 
 
 def itself(x: Any) -> Any:

@@ -17,7 +17,26 @@ from arraybridge.types import Cache, Device, FrameworkLike, above, empty_caches
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["Facts", "framework", "register", "unregister"]
+__all__ = [
+    "BUILT_IN",
+    "Facts",
+    "can_find",
+    "facts",
+    "find_owner",
+    "for_numpy_code",
+    "framework",
+    "framework_name",
+    "framework_names",
+    "install_command",
+    "instances",
+    "is_imported",
+    "is_installed",
+    "loaded",
+    "register",
+    "roots",
+    "unregister",
+    "usable",
+]
 
 #: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
 GROUP = "arraybridge.frameworks"
