@@ -77,9 +77,12 @@ def _refuse_wide(dtype: np.dtype, label: str) -> None:
         )
 
 
-def _static(value: Any) -> Any:
-    """Anything, in the place of an array: part of what JAX keeps of a trace; a call gives it back."""
-    return jax.tree_util.Partial(lambda: value)
+@jax.tree_util.register_static
+class _Static:
+    """Anything, in the place of an array: part of what JAX keeps of a trace."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 # -- the callee ----------------------------------------------------------------------------------------
@@ -133,7 +136,7 @@ def _compiled(
         results, vjp, refill = programs[key](arrays, autodiff.picked(call.leaves, passed))
     except (jax.errors.JAXTypeError, ValueError, OverflowError):  # it has to know a number, or fails anyway
         return None
-    call.refill = refill()
+    call.refill = refill.value
     return results, _linear(_compiled_pull, results, vjp)
 
 
@@ -142,10 +145,10 @@ def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) ->
     call = dataclasses.replace(call, leaves=leaves, refill=list)  # which keeps no array of this one
 
     @jax.jit  # type: ignore[untyped-decorator]  # jax is Any here
-    def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], Any, Any]:
+    def forward(arrays: list[Any], values: list[Any]) -> tuple[list[Any], Any, _Static]:
         inner = dataclasses.replace(call, leaves=autodiff.merged(leaves, passed, values))
         results, vjp = _vjp(inner, arrays, active)
-        return results, vjp, _static(inner.refill)
+        return results, vjp, _Static(inner.refill)
 
     return forward
 
@@ -175,15 +178,15 @@ def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: A
     states, arrays = [x.value for x in primals], [_array(x.value) for x in operands]
     if _are_traced(arrays):
         results, first = _applied(operation, True, states, *arrays)
-        return (results, first if asked else states), (arrays, first, _static(None))
+        return (results, first if asked else states), (arrays, first, _Static(None))
     results, linear = operation.linearise(arrays)
-    return (results, states), (arrays, states, _static(linear))
+    return (results, states), (arrays, states, _Static(linear))
 
 
 def _backward(operation: Operation, _asked: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     arrays, states, linear = residuals
     smooth = [None if _is_zero(c) else _conj(_array(c)) for c in cotangents[0]]
-    pullback, operands = operation.pullback(arrays, smooth, linear())
+    pullback, operands = operation.pullback(arrays, smooth, linear.value)
     results, _ = _applied(pullback, False, states, *operands)
     gradients = map(_conj, results)
     return (None, *(next(gradients) if a else None for a in operation.active))
