@@ -29,7 +29,6 @@ from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.foreign import unknown_array
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
-from arraybridge.functions.options import changed, checked_options
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import recovered
@@ -76,12 +75,12 @@ class DecoratedCall:
 
     def __setstate__(self, state: Any) -> None:
         self.compose, self.fn, self.options = compose, fn, options = state
-        self.label, self.skip, self.keeps_graph = label_of(fn), int(takes_self(fn)), _keeps_graph(options)
+        self.label = label_of(fn)
         self.run, self.give_back = compose(fn, options)
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
-        if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_compiling():
-            return _compiled(self, args, kwargs)
+        if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
+            return _between_graphs(self, args, kwargs)
         if not open_logs:
             return self.give_back(self.run(args, kwargs), args, kwargs)
         with trace.span("call", self.label) or nullcontext() as span:
@@ -433,43 +432,13 @@ def _check_result(contract: Callable[[Any], Any] | None, label: str, result: Any
 # -- under torch.compile -----------------------------------------------------------------------------
 
 
-def _compiled(call: DecoratedCall, args: Args, kwargs: Kwargs) -> Any:
-    """The call as torch.compile traces it: in one graph where the function takes and returns tensors."""
-    options = call.options
-    if not options.converts:
-        return call.give_back(call.run(args, kwargs), args, kwargs)
-    card = card_meant(options.gpu_id)
-    place = options.device and str(options.device) if card is None else f"gpu:{card}"
-    if call.keeps_graph and not busy_workers and _stays((args[call.skip :], kwargs), place):
-        result = call.fn(*args, **kwargs)
-        return result if _stays(result, None) else _untraced(call.give_back, result, args, kwargs)
-    return _untraced(lambda: call.give_back(call.run(args, kwargs), args, kwargs))
-
-
-def _keeps_graph(options: SimpleNamespace) -> bool:
-    """Whether a decorator with these options is nothing to a call with tensors, but for where they are."""
-    bare = changed(options, device=None, gpu_id=None, input_type=None, stream=True, output_type="torch")
-    return options.output_type in ("torch", "input") and bare == checked_options("torch", {})
-
-
-def _stays(value: Any, place: str | None) -> bool:
-    """Whether torch.compile may go on with this: a tensor, where it is to be, or what surely is no array."""
-    torch = sys.modules["torch"]
-    if isinstance(value, torch.Tensor):
-        return place in (None, str(value.device).replace("cuda", "gpu"))
-    if isinstance(value, (dict, list, tuple)):
-        return all(_stays(child, place) for child in (value.values() if isinstance(value, dict) else value))
-    no_arrays = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.nn.Module)
-    return isinstance(value, no_arrays)
-
-
-def _untraced(call: Callable[..., Any], *args: Any) -> Any:
-    """Call it outside of the graph: arrays that change the framework have memory, and tracers have none."""
-    if not _between_graphs:
+def _between_graphs(call: DecoratedCall, args: Args, kwargs: Kwargs) -> Any:
+    """The call outside of the graph: arrays that change the framework have memory, and tracers have none."""
+    if not _untraced:
         torch: Any = registry.framework("torch")
-        _between_graphs.append(torch.untraced(lambda call, *args: call(*args)))
-    return _between_graphs[0](call, *args)
+        _untraced.append(torch.untraced(DecoratedCall.__call__))
+    return _untraced[0](call, args, kwargs)
 
 
-#: What calls a function as torch.compile leaves it alone, once that was needed.
-_between_graphs: list[Callable[..., Any]] = []
+#: A decorated call as torch.compile leaves it alone, once that was needed.
+_untraced: list[Callable[..., Any]] = []

@@ -80,11 +80,24 @@ def compiled(fn: Any, **options: Any) -> Any:
     return torch.compile(fn, backend="eager", **options)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of torch.compile itself
 @pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"output_type": "input"}])
-def test_torch_compile_around_a_torch_function_makes_one_graph(options: Any) -> None:
+def test_torch_compile_breaks_its_graph_at_a_decorated_function(options: Any) -> None:
     torch = require("torch")
     f = arraybridge.torch(**options)(lambda x, k=2.0: {"y": torch.sin(x) * k})
     weights = torch.ones(3, requires_grad=True)
-    result = compiled(lambda x: f(x)["y"].sum(), fullgraph=True)(weights)
-    result.backward()
-    assert torch.allclose(weights.grad, 2 * torch.cos(torch.ones(3)))
+    for _ in range(2):
+        weights.grad = None
+        compiled(lambda x: f(x)["y"].sum())(weights).backward()
+        assert torch.allclose(weights.grad, 2 * torch.cos(torch.ones(3)))
+    with pytest.raises(RuntimeError, match="outside of a graph; leave fullgraph=True out"):
+        compiled(f, fullgraph=True)(weights)
+
+
+def test_torch_compile_compiles_what_is_around_a_decorated_function() -> None:
+    torch = require("torch")
+    f = arraybridge.numpy(output_type="input")(lambda x: x + 1)
+    around = compiled(lambda x: f(x.cos()) * 2)
+    for x in (torch.tensor([0.0, 1.0]), torch.ones(3)):
+        assert torch.allclose(around(x), (torch.cos(x) + 1) * 2)
+    assert compiled(f)(np.ones(2)).tolist() == [2.0, 2.0]
