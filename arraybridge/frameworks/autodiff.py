@@ -1,7 +1,7 @@
 """What a framework may have besides: derivatives that other frameworks go through (``grad="flow"``).
 
 The caller is the framework that differentiates, the callee the one that a function is written in. `Autodiff`
-says what a framework does as either of them; `arraybridge.functions.operation` stands between the two.
+says what a framework does as either of them; `arraybridge.functions.gradients` stands between the two.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import numpy as np
 from arraybridge.errors import GradientError
 
 if TYPE_CHECKING:
-    from arraybridge.functions.gradients import Flow
-    from arraybridge.functions.operation import Operation
+    from arraybridge.functions.gradients import Flow, Operation
 
 
 __all__ = [
@@ -173,9 +172,8 @@ class Call:
     flow: Flow
     #: ``self``, where it is a method.
     own: tuple[Any, ...]
-    #: Of the other arguments, one after the other; those that were named come last.
+    #: Of the other arguments, and of those that were named.
     structure: Any
-    names: tuple[str, ...]
     #: Of the arguments: arrays of the callee, whatever is no array, and None for arrays of the caller.
     leaves: list[Any]
     #: Which of them are arrays of the caller.

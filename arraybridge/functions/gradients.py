@@ -1,37 +1,57 @@
-"""``grad="flow"``: a function of one framework, differentiated by callers of others in their own way."""
+"""``grad="flow"``: a function of one framework, differentiated by callers of others in their own way.
+
+The function is pure in its array arguments, and may run more than once. A call of it is an `Operation` on
+arrays of the caller. Its pullback is an `Operation` on the same arrays and the cotangents, which has a
+pullback itself: derivatives of any order, and every transformation of the caller, need nothing besides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextvars
+import copy
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import find_source
 from arraybridge.errors import GradientError, MemoryConversionError
-from arraybridge.frameworks import registry
-from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Call, picked
+from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks.autodiff import (
+    NO_STATE,
+    NOT_DIFFERENTIABLE,
+    Body,
+    Call,
+    Linear,
+    Shape,
+    Span,
+    merged,
+    overlaps,
+    picked,
+    writes_to_argument,
+)
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.functions import calls
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.operation import Operation
 from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import ARRAY, filled, flattened, is_array, key_of, kind_of, kinds, prefix, source_of
+from arraybridge.trees import (
+    ARRAY,
+    arrays_of,
+    filled,
+    flattened,
+    is_array,
+    key_of,
+    kind_of,
+    prefix,
+    source_of,
+)
 
-
-def _owner(x: Any) -> Framework | None:
-    """The framework of an array; None for what is no array, or one without derivatives."""
-    owner = registry.find_owner(x) if _is_array(x) else None
-    return None if owner is None or owner.autodiff is NOT_DIFFERENTIABLE else owner
-
-
-def _is_array(x: Any) -> bool:
-    return (kinds.get(type(x)) or kind_of(x)) == ARRAY
-
+# -- a call --------------------------------------------------------------------------------------------
 
 #: Where an array was.
 _HOLE = object()
@@ -54,9 +74,8 @@ class Flow:
         self.programs: dict[Any, Any] = {}
 
     def called(self, args: calls.Args, kwargs: calls.Kwargs) -> Any:
-        own, values = args[: self.skip], [*args[self.skip :], *kwargs.values()]
-        leaves, structure = flattened(values)
-        owners = list(map(_owner, leaves))
+        leaves, structure = flattened([args[self.skip :], kwargs])
+        owners = list(map(registry.find_owner, leaves))
         tracked = [
             owner is not None and owner.autodiff.follows(x) for x, owner in zip(leaves, owners, strict=True)
         ]
@@ -83,15 +102,18 @@ class Flow:
         )
         try:
             if self.options.strict:
-                for x in filter(_is_array, leaves):
+                for x in arrays_of(leaves):
                     find_source(x, self.options.declared, self.name)
             beside = [
-                None if slot else self._constant(x, enter) if _is_array(x) else callee.autodiff.beside(x)
+                None
+                if slot
+                else self._constant(x, enter)
+                if kind_of(x) == ARRAY
+                else callee.autodiff.beside(x)
                 for x, slot in zip(leaves, slots, strict=True)
             ]
-            call = Call(self, own, structure, tuple(kwargs), beside, slots)
-            constants = list(filter(_is_array, beside))
-            operation = Operation(call, callee, caller, enter, active, self.label, constants)
+            call = Call(self, args[: self.skip], structure, beside, slots)
+            operation = Operation(call, callee, caller, enter, active, self.label, arrays_of(beside))
             results = caller.autodiff.apply(operation, arrays)
         except MemoryConversionError as error:
             if not str(error).startswith(f"{self.label}()"):
@@ -102,9 +124,8 @@ class Flow:
     def run(self, call: Call, leaves: list[Any]) -> list[Any]:
         """Call the function; its arrays, as ones of its framework. The call is told what they lay in."""
         framework = registry.framework(self.name)
-        values = filled(call.structure, iter(leaves))
-        count = len(values) - len(call.names)
-        args, kwargs = (*call.own, *values[:count]), dict(zip(call.names, values[count:], strict=True))
+        values, kwargs = filled(call.structure, iter(leaves))
+        args = (*call.own, *values)
         if framework.streams.has_queues and self.options.stream:
             result = calls.on_own_stream(
                 self.name, next(filter(framework.owns, leaves)), self.fn, args, kwargs
@@ -115,7 +136,7 @@ class Flow:
         arrays = []
         for i, leaf in enumerate(leaves):
             x = np.asarray(leaf) if isinstance(leaf, np.generic) and is_array(leaf) else leaf
-            if _is_array(x):
+            if kind_of(x) == ARRAY:
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
         call.refill = lambda arrays: filled(structure, (next(arrays) if x is _HOLE else x for x in leaves))
@@ -123,7 +144,7 @@ class Flow:
 
     def key(self, call: Call) -> Any:
         """What tells a call from those of another structure, to be hashed where all that it knows can be."""
-        return key_of(call.structure), call.names, tuple(call.slots)
+        return key_of(call.structure), tuple(call.slots)
 
     def _constant(self, x: Any, enter: calls.Change) -> Any:
         """An array of the callee that nobody writes to before the backward."""
@@ -137,11 +158,7 @@ class Flow:
 
 
 def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[calls.Run, calls.GiveBack]:
-    """A function of one framework that gradients of others flow through: what runs it, and checks its result.
-
-    Raises:
-        ValueError: no gradient goes through it; saying what to do instead.
-    """
+    """What runs a function of one framework, with the gradients of others, and what checks its result."""
     _, check = calls.composed(fn, changed(options, converts=False))
     return calls.recovering(Flow(fn, options).called, int(takes_self(fn)), options), check
 
@@ -175,3 +192,231 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
     "dtype": ((None,), "cast inside of the function"),
     "dtype_conversion": ((DtypeConversion.NATIVE_OUTPUT,), "convert inside of the function"),
 }
+
+
+# -- an operation --------------------------------------------------------------------------------------
+
+
+class Operation:
+    """A pure function of the callee, on arrays of the caller.
+
+    Args:
+        body: the function.
+        enter: converts a plain array to the callee, to where the function runs.
+        active: which of the arguments are differentiated.
+        label: how errors name it.
+        constants: arrays of the callee that the function is passed besides.
+    """
+
+    #: Of the callee's random numbers before it ran first.
+    state: Any = NO_STATE
+    #: Whether somebody differentiates it; where the caller traces, that is seen at the last moment.
+    differentiated = True
+    #: Whether it draws random numbers that it is not passed; None where that was not foretold.
+    draws: bool | None = None
+
+    def __init__(
+        self,
+        body: Body,
+        callee: Framework,
+        caller: Framework,
+        enter: Callable[[Any], Any],
+        active: Sequence[bool],
+        label: str,
+        constants: Sequence[Any] = (),
+    ) -> None:
+        self.body, self.callee, self.caller, self.enter, self.label = body, callee, caller, enter, label
+        self.active = tuple(active)
+        self.versions = [(x, callee.autodiff.version(x)) for x in constants]
+        self.context = contextvars.copy_context()
+        self.settings = callee.thread_settings()
+
+    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+        """The results, and what their pullback may use; without it, the function will run again."""
+        autodiff = self.callee.autodiff
+        self.state = autodiff.random_state()
+        results, linear = autodiff.linearise(self.body, self._entered(arrays), self.active, self.label)
+        self._refuse_captured(linear.captured)
+        results = self._left(results, [arrays[0]] * len(results))
+        if self.caller.mutable:  # the backward reads the arguments, and the arrays beside them
+            spans = list(map(self.caller.autodiff.span, arrays))
+            self._part(results, spans + [autodiff.span(x) for x, _ in self.versions])
+        return results, linear
+
+    def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
+        """The results as numbers, where the caller's program holds its thread.
+
+        ``states``: the random state before the first run, unless this is the first, or draws none.
+        """
+        operation = self
+        for state in states:
+            operation = operation.replaying(state)
+        return list(operation._under_settings(operation._numbers, arrays))
+
+    def _numbers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        self._refuse_written()
+        # Though it is read-only, it need not be copied: who writes to an argument is refused.
+        entered = self._entered([hostmemory.writable_alias(x) for x in arrays])
+        results = self.callee.autodiff.run(self.body, entered, self.label)
+        return [convert_memory(y, "numpy", grad="detach") for y in results]
+
+    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
+        """Run once more, on arrays of the callee, with the random numbers of the first run."""
+        autodiff = self.callee.autodiff
+        self._refuse_written()
+        if self.draws is None:
+            autodiff.refuse_again(self.body, arrays, self.label)
+        with autodiff.replayed(self.state):
+            return autodiff.linearise(self.body, arrays, self.active, self.label)
+
+    def replaying(self, state: Any) -> Operation:
+        """The same, of which the first run began with this random state."""
+        operation = copy.copy(self)
+        operation.state = state
+        return operation
+
+    def foretell(self, shapes: list[Shape]) -> list[Shape]:
+        for shape, dtype in shapes:
+            self.callee.supports(dtype, shape)
+        foretold, captured, self.draws = self.callee.autodiff.foretell(self.body, shapes, self.label)
+        if self.differentiated:
+            self._refuse_captured(captured)
+        return foretold
+
+    # -- its pullback ------------------------------------------------------------------------------
+
+    def pullback(
+        self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None
+    ) -> tuple[Pullback, list[Any]]:
+        """The operation that gives the gradients of the active arguments, and what to apply it to.
+
+        ``cotangents``: one for each result, None where there is none.
+        """
+        operands = [*arrays, *(c for c in cotangents if c is not None)]
+        return Pullback(self, [c is not None for c in cotangents], operands, linear), operands
+
+    def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
+        """Those of the arguments, None for each that is not active, as the caller differentiates them."""
+        pullback, operands = self.pullback(arrays, cotangents, linear)
+        if any(pullback.active):
+            results = iter(self.caller.autodiff.apply(pullback, operands))
+        else:
+            results = iter(pullback.linearise(operands)[0])
+        return [next(results) if a else None for a in self.active]
+
+    def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
+        """The results in whose memory the pullback reads, so that nobody may write to them."""
+        if linear is None:
+            return []
+        if linear.residuals is None:
+            return results
+        spans = [self.callee.autodiff.span(x) for x in linear.residuals]
+        return [y for y in results if overlaps(self.caller.autodiff.span(y), spans)]
+
+    # -- from one framework to the other -------------------------------------------------------------
+
+    def _under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
+        """Call it under the settings of the forward: a backward may run in any thread."""
+
+        def settled() -> Any:
+            with self.settings():
+                return run(*args)
+
+        context = self.context.copy()
+        if trace.open_logs:  # a trace around the backward hears it
+            trace.listen_in(context)
+        return context.run(settled)
+
+    def _entered(self, arrays: Sequence[Any]) -> list[Any]:
+        entered = [self.enter(x) for x in arrays]
+        for x in entered:
+            self.callee.autodiff.admit(x, self.label)
+        return entered
+
+    def _left(self, results: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
+        """The results as arrays of the caller, each on the device of its like."""
+        caller, arrays = self.caller, []
+        for result, like in zip(results, likes, strict=True):
+            x, home = convert_memory(result, caller.name, grad="detach"), caller.device_of(like)
+            if caller.device_of(x) != home:
+                x = convert_memory(x, caller.name, grad="detach", device=home)
+            caller.autodiff.admit(x, self.label)
+            arrays.append(x)
+        return arrays
+
+    def _part(self, arrays: list[Any], spans: list[Span]) -> None:
+        """Copy those arrays that share memory with another one, or with what lies there."""
+        span_of = self.caller.autodiff.span
+        for i, x in enumerate(arrays):
+            span = span_of(x)
+            if overlaps(span, spans):
+                arrays[i] = self.caller.copy(x)
+                span = span_of(arrays[i])
+            spans.append(span)
+
+    def _refuse_written(self) -> None:
+        if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
+            raise writes_to_argument(self.label)
+
+    def _refuse_captured(self, what: str) -> None:
+        if what:
+            raise GradientError(
+                f"{self.label}(): it depends on {what}, and which would get no gradient; pass it (as"
+                " torch.func.functional_call does with the parameters of a module), or its values alone",
+                reason="captured",
+            )
+
+
+class Pullback(Operation):
+    """The gradients of the active arguments, as an operation on the arguments and the cotangents.
+
+    Args:
+        forward: the operation that it is the pullback of.
+        present: which of its results have a cotangent.
+        arrays: what it will be applied to.
+        linear: what a run has kept; without it, the function runs again.
+    """
+
+    def __init__(
+        self, forward: Operation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
+    ) -> None:
+        self.forward, self.present, self.linear = forward, present, linear
+        autodiff = forward.caller.autodiff
+        active = [autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays]
+        self.active, self.versions = tuple(active), []
+        self.callee, self.caller, self.enter = forward.callee, forward.caller, forward.enter
+        self.context, self.settings, self.label = forward.context, forward.settings, forward.label
+
+    def body(self, arrays: list[Any]) -> list[Any]:
+        count = len(self.forward.active)
+        _, linear = self.forward.again(arrays[:count])
+        return linear.pull(merged([None] * len(self.present), self.present, arrays[count:]))
+
+    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
+        # Few ask for the next order; it runs again for those who do.
+        return list(self._under_settings(self._values, arrays)), None
+
+    def _values(self, arrays: Sequence[Any]) -> list[Any]:
+        likes, spans = picked(arrays, self.forward.active), list(map(self.caller.autodiff.span, arrays))
+        linear, self.linear = self.linear, None  # which the caller's graph of the gradients would keep
+        if linear is None:
+            gradients = self._left(self.body(self._entered(arrays)), likes)
+        else:
+            # The caller may write to a gradient, and pull back again.
+            spans += [self.callee.autodiff.span(x) for x in linear.residuals or ()]
+            cotangents = self._entered(arrays[len(self.forward.active) :])
+            cotangents = merged([None] * len(self.present), self.present, cotangents)
+            gradients = self._left(linear.pull(cotangents), likes)
+        self._part(gradients, spans)
+        return gradients
+
+    def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
+        return self.callee.autodiff.linearise(self.body, arrays, self.active, self.label)
+
+    def replaying(self, state: Any) -> Operation:
+        pullback = copy.copy(self)
+        pullback.forward = self.forward.replaying(state)
+        return pullback
+
+    def foretell(self, shapes: list[Shape]) -> list[Shape]:
+        return picked(shapes, self.forward.active)

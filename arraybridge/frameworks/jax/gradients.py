@@ -15,7 +15,7 @@ from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff
 
 if TYPE_CHECKING:
-    from arraybridge.functions.operation import Operation
+    from arraybridge.functions.gradients import Operation
 
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0

@@ -15,7 +15,7 @@ from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
 
 if TYPE_CHECKING:
-    from arraybridge.functions.operation import Operation
+    from arraybridge.functions.gradients import Operation
 
 # A private name: nothing public tells whether a tape follows a tensor. 0 says that none does.
 _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes

@@ -16,7 +16,7 @@ from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
 
 if TYPE_CHECKING:
-    from arraybridge.functions.operation import Operation
+    from arraybridge.functions.gradients import Operation
 
 # Two private names. Nothing public tells that a transform of torch.func follows a tensor, nor runs a function
 # on tensors without values that says what it did (torch.device("meta") does not hold for constants).
