@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -37,8 +37,6 @@ from arraybridge.timeline.events import device_words
 from arraybridge.trees import (
     ARRAY,
     LEAF,
-    TREE,
-    is_array,
     is_carrier,
     kind_of,
     kinds,
@@ -100,24 +98,26 @@ def composed(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, Giv
     if not options.converts:
         check = partial(_check_result, options.contract, label_of(fn))
         return lambda args, kwargs: fn(*args, **kwargs), lambda result, *_: check(result)
-    skip = int(takes_self(fn))
-    return recovering(_running(fn, skip, options), skip, options), _giving_back(fn, skip, options)
+    skip, own = int(takes_self(fn)), set[type]()
+    run = recovering(_running(fn, skip, options, own), skip, options)
+    return run, _giving_back(fn, skip, options, own)
 
 
 # -- bring -------------------------------------------------------------------------------------------
 
 
-def _bringing(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> Bring:
-    """What converts the arguments but the first ``skip``, self. The caller's own stay as they came."""
+def _bringing(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]) -> Bring:
+    """What converts the arguments but the first ``skip``, self. The caller's own stay as they came.
+
+    ``own``: the classes of the framework's arrays, once it is imported.
+    """
     name, strict, unmark = options.framework, options.strict, _unmark_of(options)
     convert, of_one_call = entering(options)
-    as_they_are = options.dtype is None and options.device is None and options.declared in (None, name)
-    # Classes of arrays that stay as they are. Known when the framework is imported, by the first array.
-    own: frozenset[type] | None = None if as_they_are else frozenset()
+    if options.dtype is not None or options.device is not None or options.declared not in (None, name):
+        own = ()  # they do not stay as they are
 
     def bring(args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs, bool]:
-        nonlocal own
-        enter, staying = convert, own or ()
+        enter, staying = convert, own
         if enter is None or busy_workers or open_logs:
             enter, staying = of_one_call(), ()
         arrays, values = False, list(map(unmark, args[:skip])) if skip else []
@@ -127,12 +127,10 @@ def _bringing(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> Br
                 if cls in staying:
                     arrays = True
                     values.append(value)
-                    continue
-                kind = kinds.get(cls)
-                if kind == ARRAY:
+                elif (kind := kinds.get(cls)) == ARRAY:
                     arrays = True
                     values.append(enter(value))
-                elif kind == LEAF and cls is not fixed:
+                elif kind == LEAF:
                     values.append(value)
                 else:
                     unmarked = unmark(value)
@@ -142,12 +140,9 @@ def _bringing(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> Br
             cast = rf'Pass dtype= to the decorator to ask for a cast: @{name}(dtype="\1")\2'
             _say(error, _argument(fn, args, kwargs, len(values)), cast)
             raise
+        arrays = arrays or first_array(values[skip:]) is not None
         if strict or not arrays:
-            arrays = arrays or first_array(values[skip:]) is not None
-            if strict or not arrays:
-                _refuse_tables(fn, args, kwargs, skip)
-        if own is None and arrays:
-            own = frozenset(registry.framework(name).fast_types())
+            _refuse_tables(fn, args, kwargs, skip)
         if not kwargs:
             return values, kwargs, arrays
         count = len(args)
@@ -166,32 +161,28 @@ def entering(options: SimpleNamespace) -> tuple[Change | None, Callable[[], Chan
     name, device = options.framework, options.device
     on_card = options.gpu_id is not None or (device is not None and device.kind != "cpu")
     words = None if device is None else str(device)
-    form, careful = _converting(name, options.declared, options.grad, options.dtype, words)
-    convert = None if on_card else _planned(form, careful)
+    convert = _converting(name, options.declared, options.grad, options.dtype, words)
     follows_worker = device is None and options.gpu_id is None and name != "numpy"
 
     def of_one_call() -> Change:
+        if on_card:
+            return partial(_on_device, options, named_device(registry.framework(name), options))
         place = worker_device.get() if busy_workers and follows_worker else None
-        return _to_device(options, place) if convert is None or place is not None else convert
+        return convert if place is None else partial(_on_device, options, place)
 
-    return convert, of_one_call
+    return None if on_card else convert, of_one_call
 
 
 def _converting(
     target: str, declared: str | None, grad: Any, dtype: str | None = None, device: str | None = None
-) -> tuple[Hashable, Change]:
-    """What converts one array as `convert_memory` does, and before it the form by which that is planned."""
+) -> Change:
+    """What converts one array as `convert_memory` does, and sooner where that is planned."""
     options: dict[str, Any] = {}
     if grad != "error" or dtype is not None or device is not None:
         options = {"grad": grad, "dtype": dtype, "device": device}
     form: Hashable = (declared, target, *options.items(), *map(type, options.values()))
     if declared is None and not options:
         form = target
-    return form, lambda x: convert_memory(x, declared, target, **options)
-
-
-def _planned(form: Hashable, careful: Change) -> Change:
-    """What converts one array by its plan; by the careful way where there is none, or it needs care."""
 
     def convert(x: Any) -> Any:
         if not open_logs:
@@ -199,25 +190,18 @@ def _planned(form: Hashable, careful: Change) -> Change:
                 return by_form[form][type(x)](x)
             except plans.declined:
                 pass
-        return careful(x)
+        return convert_memory(x, declared, target, **options)
 
     return convert
 
 
-def _to_device(options: SimpleNamespace, device: Device | None) -> Change:
-    """What brings the arrays of one call to this device, or to the one that is named: ``"auto"``, to one."""
+def _on_device(options: SimpleNamespace, device: Device, x: Any) -> Any:
+    """An array, brought to this device."""
     framework, declared, dtype = registry.framework(options.framework), options.declared, options.dtype
     may_stay = dtype is None and declared in (None, framework.name) and not open_logs
-
-    def change(x: Any) -> Any:
-        nonlocal device
-        device = device or named_device(framework, options)
-        stays = may_stay and framework.owns(x) and framework.device_of(x) == device
-        if stays and not framework.is_scattered(x):
-            return x
-        return convert_memory(x, declared, framework.name, grad=options.grad, device=device, dtype=dtype)
-
-    return change
+    if may_stay and framework.owns(x) and framework.device_of(x) == device and not framework.is_scattered(x):
+        return x
+    return convert_memory(x, declared, framework.name, grad=options.grad, device=device, dtype=dtype)
 
 
 def named_device(framework: Framework, options: SimpleNamespace | Placement) -> Device:
@@ -229,10 +213,8 @@ def first_array(values: Iterable[Any]) -> Any:
     """The first array among these values, in containers too; None where there is none."""
     for value in values:
         kind = kinds.get(type(value)) or kind_of(value)
-        if kind == ARRAY:
-            return value
-        if kind == TREE:
-            array = first_array(leaves_of(value))
+        if kind != LEAF:
+            array = value if kind == ARRAY else first_array(leaves_of(value))
             if array is not None:
                 return array
     return None
@@ -247,7 +229,11 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
         if place < skip or kinds.get(type(value)) in (LEAF, ARRAY):
             continue
         for leaf in leaves_of(value):
-            if hasattr(type(leaf), "__array__") and not (is_array(leaf) or isinstance(leaf, np.generic)):
+            if (
+                hasattr(type(leaf), "__array__")
+                and kind_of(leaf) != ARRAY
+                and not isinstance(leaf, np.generic)
+            ):
                 error = unknown_array(leaf)
                 prefix(error, _argument(fn, args, kwargs, place))
                 raise error
@@ -274,9 +260,9 @@ def _say(error: MemoryConversionError, place: str, cast: str) -> None:
 # -- run ---------------------------------------------------------------------------------------------
 
 
-def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> Run:
+def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> Run:
     """What brings the arguments and calls the function, on its own stream and device."""
-    bring = _bringing(fn, skip, options)
+    bring = _bringing(fn, skip, options, own)
     body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
     placed = options.device is not None or options.gpu_id is not None
     # Known when the framework is imported, which is not before there is an array.
@@ -287,7 +273,9 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> Run
         positional, named, arrays = bring(args, kwargs)
         if arrays:
             if queued is None:
-                queued = options.stream and registry.framework(options.framework).streams.has_queues
+                framework = registry.framework(options.framework)
+                queued = options.stream and framework.streams.has_queues
+                own.update(framework.fast_types())
             if queued:
                 first = first_array((*positional[skip:], *named.values()))
                 return on_own_stream(options.framework, first, body, positional, named)
@@ -330,30 +318,30 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
 # -- give back ---------------------------------------------------------------------------------------
 
 
-def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace) -> GiveBack:
+def _giving_back(
+    fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]
+) -> GiveBack:
     """What converts the arrays of a result as the options say, and checks the contract."""
     label, contract, by_input = label_of(fn), options.contract, options.output_type == "input"
     recasts = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
     target, unmark = "numpy" if by_input else options.output_type, _unmark_of(options)
-    form, careful = _converting(target, None, options.grad)
-    convert = _planned(form, partial(_leave, careful, careful))
-    # Classes of arrays that stay as they are, which most results are of.
-    own: frozenset[type] | None = frozenset() if recasts or target != options.framework or by_input else None
+    convert = _converting(target, None, options.grad)
+    if recasts or by_input or target != options.framework:
+        own = ()  # else most results are of these, and stay as they are
 
     def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
-        nonlocal own
+        staying = () if open_logs else own
         try:
-            if not own or open_logs or type(result) not in own:
+            if type(result) not in staying:
                 change = deliver = convert
                 if by_input or recasts:
                     change, deliver = changing(args, kwargs)
                 if kinds.get(type(result)) == ARRAY:
                     result = change(result)
-                    if own is None:
-                        own = frozenset(registry.framework(target).fast_types())
                 else:
-                    leave = convert if change is convert else partial(_leave, change, deliver)
-                    result = map_arrays(unmark(result), leave, also=np.generic)
+                    result = map_arrays(
+                        unmark(result), partial(_leave, staying, change, deliver), also=np.generic
+                    )
         except MemoryConversionError as error:
             _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise
@@ -402,12 +390,12 @@ def _recast(dtype_conversion: DtypeConversion, first: Any, deliver: Change, x: A
     return convert_dtype(deliver(x), dtype)  # its own framework has no such dtype
 
 
-def _leave(change: Change, deliver: Change, x: Any) -> Any:
+def _leave(staying: Container[type], change: Change, deliver: Change, x: Any) -> Any:
     """``change`` for arrays, and ``deliver`` for NumPy's scalars, where these become arrays elsewhere."""
-    if kinds.get(type(x)) == ARRAY:
-        return change(x)
+    if type(x) in staying or (not isinstance(x, np.generic) and is_carrier(x)):
+        return x  # a carrier that the function made stays one
     if not isinstance(x, np.generic):
-        return x if is_carrier(x) else change(x)  # a carrier that the function made stays one
+        return change(x)
     try:
         array = deliver(np.asarray(x))
     except (ArrayNotSupportedError, DtypeNotSupportedError):
