@@ -91,14 +91,10 @@ def convert_dtype(x: Any, dtype: str) -> Any:
         return x
     owner.check(x)
     owner.supports(dtype, owner.shape(x))
-    if source.startswith("complex") and not dtype.startswith("complex"):
-        advice = "take its real part or its magnitude in the function"
-        raise _refused(
-            DtypeNotSupportedError, owner, dtype, "complex numbers have no order and no place", advice
-        )
-    if dtype == "bool" and not _is_integer(source):
-        advice = "compare them with a number in the function"
-        raise _refused(DtypeNotSupportedError, owner, dtype, "there is no rule for floating numbers", advice)
+    turns_real = source.startswith("complex") and not dtype.startswith("complex")
+    if turns_real or (dtype == "bool" and not _is_integer(source)):
+        reason = f"there is no rule for {source}; take real parts, or compare with a number, in the function"
+        raise _refused(DtypeNotSupportedError, owner, dtype, reason)
     with owner.wide():
         if not _is_integer(dtype) or 0 in owner.shape(x):
             return owner.cast(x, dtype)
@@ -126,13 +122,15 @@ def _to_integer(owner: Framework, x: Any, source: str, dtype: str) -> Any:
     if _is_integer(source):
         if lo <= smallest and largest <= hi:
             return owner.cast(x, dtype)
-        numbers = f"its values go from {smallest:.0f} to {largest:.0f}, and {dtype} holds {lo} to {hi}"
-        advice = "scale them in the function, or let it return floating numbers, which are scaled"
-        raise _refused(ArrayNotSupportedError, owner, dtype, numbers, advice)
+        reason = f"its values go from {smallest:.0f} to {largest:.0f}, and {dtype} holds {lo} to {hi}"
+        raise _refused(
+            ArrayNotSupportedError, owner, dtype, f"{reason}; return floating numbers to be scaled"
+        )
     if not largest - smallest <= _WIDEST:
-        numbers = "it holds NaN or infinity, or numbers too far apart to be scaled"
-        advice = "replace them in the function, e.g. by nan_to_num"
-        raise _refused(ArrayNotSupportedError, owner, dtype, numbers, advice)
+        reason = (
+            "it holds NaN or infinity, or numbers too far apart to be scaled; replace them, as by nan_to_num"
+        )
+        raise _refused(ArrayNotSupportedError, owner, dtype, reason)
     span = (largest - smallest) or 1.0
     scaled = xp.round((values - smallest) / span * float(hi - lo) + float(lo))
     # hi of the 64-bit dtypes is no float64, and the next one above overflows. What reaches it gets hi itself.
@@ -143,11 +141,7 @@ def _to_integer(owner: Framework, x: Any, source: str, dtype: str) -> Any:
 
 
 def _refused(
-    error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str, advice: str
+    error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str
 ) -> MemoryConversionError:
-    return error(
-        f"the result cannot become {dtype}: {reason}; {advice}",
-        source_type=owner.name,
-        target_type=owner.name,
-        reason=reason,
-    )
+    words = f"the result cannot become {dtype}: {reason}"
+    return error(words, source_type=owner.name, target_type=owner.name, reason=reason)

@@ -7,32 +7,22 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from arraybridge.types import Device
-
 __all__ = ["decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
 
 
 def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:
-    """``make(fn)``, inside of a static or class method where it is one.
-
-    Args:
-        fn: what was decorated.
-        what: the decorator as it is written, for messages.
-        make: returns the function to be called instead.
+    """``make(fn)``, inside of a static or class method where it is one; ``what``: the decorator as written.
 
     Raises:
         TypeError: ``fn`` is no function.
     """
     if isinstance(fn, (staticmethod, classmethod)):
         return type(fn)(decorate(fn.__func__, what, make))
-    if isinstance(fn, type):
-        raise TypeError(f"{what} decorates functions, and {fn.__qualname__} is a class; decorate its methods")
-    if isinstance(fn, (property, functools.cached_property)):
-        name = type(fn).__name__
-        raise TypeError(f"{what} decorates functions, and this is a {name}; put @{name} above {what}")
-    if not callable(fn):
-        hint = "; options go by name, as in gpu_id=0" if isinstance(fn, (int, str, Device)) else ""
-        raise TypeError(f"{what} decorates functions, and {fn!r} cannot be called{hint}")
+    if isinstance(fn, type) or not callable(fn):
+        raise TypeError(
+            f"{what} decorates functions, and {fn!r} is none: decorate the methods of a class, put @property"
+            f" above {what}, and pass options by name, as in gpu_id=0"
+        )
     return make(fn)
 
 
@@ -47,8 +37,7 @@ def _inner(fn: Any) -> Any:
 
 def name_of(fn: Any) -> str:
     """The name of a function, of a partial's too, or of an object's class."""
-    inner = _inner(fn)
-    return str(getattr(inner, "__name__", None) or type(inner).__name__)
+    return label_of(fn).rpartition(".")[2]
 
 
 def label_of(fn: Any) -> str:

@@ -64,7 +64,7 @@ def test_memory_types_only_declares() -> None:
         memory_types("numpy", "troch")
     with pytest.raises(TypeError, match="contract"):
         memory_types("numpy", "torch", contract="yes")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="cannot be called"):
+    with pytest.raises(TypeError, match="decorates functions, and 3 is none"):
         memory_types("numpy", "torch")(3)  # type: ignore[call-overload]
 
 
@@ -139,17 +139,17 @@ def test_partials_and_objects_that_can_be_called() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "message"),
+    ("what", "advice"),
     [
-        (3, "options go by name"),
-        (None, "cannot be called"),
-        (int, "class"),
+        (3, "options by name"),
+        (None, "decorates functions"),
+        (int, "the methods of a class"),
         (property(identity), "put @property above"),
     ],
 )
-def test_what_is_no_function_is_refused(what: Any, message: str) -> None:
+def test_what_is_no_function_is_refused(what: Any, advice: str) -> None:
     for decorate in (arraybridge.torch, arraybridge.torch(), memory_types("numpy", "torch")):
-        with pytest.raises(TypeError, match=message):
+        with pytest.raises(TypeError, match=advice):
             decorate(what)
     with pytest.raises(TypeError, match="not both"):
         arraybridge.torch(identity, gpu_id=0)  # type: ignore[call-overload]
