@@ -9,54 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from arraybridge.frameworks import registry
 from arraybridge.functions.calls import DecoratedCall, composed
-from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import DecoratorKeywords, changed, checked_options
-from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
+from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.options import Placement
-from arraybridge.types import Device, FrameworkLike, GpuId, above
+from arraybridge.types import FrameworkLike, above
 
 __all__ = ["cupy", "jax", "memory_types", "mlx", "numpy", "paddle", "pyclesperanto", "tensorflow", "torch"]
-
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
-
-
-class Decorated(Protocol[P, R_co]):
-    """What a decorator of a framework makes of a function, to a type checker.
-
-    The first form of the call keeps the function's own signature for editors; the second accepts whatever a
-    caller holds, since arrays of every framework are welcome.
-    """
-
-    input_memory_type: str
-    output_memory_type: str
-    execution_memory_type: str
-    gpu_id: GpuId
-    device: Device | None
-    dtype_conversion: DtypeConversion
-
-    @property
-    def __name__(self) -> str: ...
-    @property
-    def __wrapped__(self) -> Callable[P, Any]: ...
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
-
-    # A method: self is given by the attribute access.
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Decorated[P, R_co]: ...
-    @overload
-    def __get__(
-        self: Decorated[Concatenate[Any, Q], R_co], instance: object, owner: type | None = None
-    ) -> Decorated[Q, R_co]: ...
 
 
 class FrameworkDecorator:

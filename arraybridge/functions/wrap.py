@@ -5,9 +5,57 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-__all__ = ["decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
+from arraybridge.types import Device, GpuId
+
+if TYPE_CHECKING:
+    from arraybridge.functions.dtypes import DtypeConversion
+    from arraybridge.offload.call import Decision
+    from arraybridge.offload.timings import History
+
+__all__ = ["Decorated", "P", "R", "decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Decorated(Protocol[P, R_co]):
+    """What a decorator makes of a function, to a type checker.
+
+    The first form of the call keeps the function's own signature for editors; the second accepts whatever a
+    caller holds, since arrays of every framework are welcome.
+    """
+
+    gpu_id: GpuId
+    # Of the decorators of frameworks.
+    input_memory_type: str
+    output_memory_type: str
+    execution_memory_type: str
+    device: Device | None
+    dtype_conversion: DtypeConversion
+    # Of `gpu`.
+    explain: Callable[..., Decision]
+    history: History
+
+    @property
+    def __name__(self) -> str: ...
+    @property
+    def __wrapped__(self) -> Callable[P, Any]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
+
+    # A method: self is given by the attribute access.
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Decorated[P, R_co]: ...
+    @overload
+    def __get__(
+        self: Decorated[Concatenate[Any, Q], R_co], instance: object, owner: type | None = None
+    ) -> Decorated[Q, R_co]: ...
 
 
 def decorate(fn: Any, what: str, make: Callable[[Any], Any]) -> Any:

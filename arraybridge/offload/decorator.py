@@ -5,58 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.functions.wrap import decorate, kind_of_function, label_of, wrap
+from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.options import Placement
 from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
 
-# What decides and runs is imported by the first function that is decorated: it takes a tenth of the time of
-# `import arraybridge`.
-if TYPE_CHECKING:
-    from arraybridge.offload.call import Decision
-    from arraybridge.offload.timings import History
-
 __all__ = ["gpu", "stay_on_gpu"]
-
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R_co = TypeVar("R_co", covariant=True)
-R = TypeVar("R")
-
-
-class Offloaded(Protocol[P, R_co]):
-    """What `gpu` makes of a function, to a type checker; it may be called with any array."""
-
-    explain: Callable[..., Decision]
-    history: History
-    gpu_id: GpuId
-
-    @property
-    def __name__(self) -> str: ...
-    @property
-    def __wrapped__(self) -> Callable[P, Any]: ...
-    @overload
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
-    @overload
-    def __call__(self, *args: Any, **kwargs: Any) -> R_co: ...
-
-    # A method: self is given by the attribute access.
-    @overload
-    def __get__(self, instance: None, owner: type | None = None) -> Offloaded[P, R_co]: ...
-    @overload
-    def __get__(
-        self: Offloaded[Concatenate[Any, Q], R_co], instance: object, owner: type | None = None
-    ) -> Offloaded[Q, R_co]: ...
 
 
 @overload
-def gpu(fn: Callable[P, R], /) -> Offloaded[P, R]: ...
+def gpu(fn: Callable[P, R], /) -> Decorated[P, R]: ...
 @overload
 def gpu(
     *, gpu_id: GpuId = None, backend: FrameworkLike | None = None, split_axis: int | None = None
-) -> Callable[[Callable[P, R]], Offloaded[P, R]]: ...
+) -> Callable[[Callable[P, R]], Decorated[P, R]]: ...
 def gpu(
     fn: Any = None,
     /,
@@ -126,6 +90,7 @@ def gpu(
 
 
 def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: Any) -> Any:
+    # Here, since it takes a tenth of the time of `import arraybridge`.
     from arraybridge.offload.call import Offload
 
     if kind_of_function(fn) != "function":
