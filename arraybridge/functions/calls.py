@@ -34,17 +34,7 @@ from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import recovered
 from arraybridge.options import Placement, busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import (
-    ARRAY,
-    LEAF,
-    is_carrier,
-    kind_of,
-    kinds,
-    leaves_of,
-    map_arrays,
-    prefix,
-    source_of,
-)
+from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, leaves_of, map_arrays, prefix, source_of
 from arraybridge.types import Device
 
 __all__ = ["named_device"]
@@ -53,8 +43,6 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 #: What changes one array.
 Change = Callable[[Any], Any]
-#: What returns the arguments as the function wants them, and whether an array is among them.
-Bring = Callable[[Args, Kwargs], tuple[list[Any], Kwargs, bool]]
 #: What takes the arguments as they came, and returns a result.
 Run = Callable[[Args, Kwargs], Any]
 #: What returns the result for the caller, given the arguments as they came.
@@ -106,12 +94,15 @@ def composed(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, Giv
 # -- bring -------------------------------------------------------------------------------------------
 
 
-def _bringing(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]) -> Bring:
-    """What converts the arguments but the first ``skip``, self. The caller's own stay as they came.
+def _bringing(
+    fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]
+) -> Callable[[Args, Kwargs], tuple[list[Any], Kwargs, bool]]:
+    """What converts the arguments but the first ``skip``, self, and says whether an array is among them.
 
     ``own``: the classes of the framework's arrays, once it is imported.
     """
-    name, strict, unmark = options.framework, options.strict, _unmark_of(options)
+    name, strict = options.framework, options.strict
+    unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
     convert, of_one_call = entering(options)
     if options.dtype is not None or options.device is not None or options.declared not in (None, name):
         own = ()  # they do not stay as they are
@@ -149,11 +140,6 @@ def _bringing(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: 
         return values, {word: values.pop(count) for word in kwargs}, arrays
 
     return bring
-
-
-def _unmark_of(options: SimpleNamespace) -> Change:
-    """What takes off the marks of `fixed`, which say what is not to be split."""
-    return plain if options.oom_recovery == "split" else itself
 
 
 def entering(options: SimpleNamespace) -> tuple[Change | None, Callable[[], Change]]:
@@ -229,11 +215,8 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
         if place < skip or kinds.get(type(value)) in (LEAF, ARRAY):
             continue
         for leaf in leaves_of(value):
-            if (
-                hasattr(type(leaf), "__array__")
-                and kind_of(leaf) != ARRAY
-                and not isinstance(leaf, np.generic)
-            ):
+            offers_one = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.generic)
+            if offers_one and kind_of(leaf) != ARRAY:
                 error = unknown_array(leaf)
                 prefix(error, _argument(fn, args, kwargs, place))
                 raise error
@@ -324,7 +307,8 @@ def _giving_back(
     """What converts the arrays of a result as the options say, and checks the contract."""
     label, contract, by_input = label_of(fn), options.contract, options.output_type == "input"
     recasts = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
-    target, unmark = "numpy" if by_input else options.output_type, _unmark_of(options)
+    target = "numpy" if by_input else options.output_type
+    unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
     convert = _converting(target, None, options.grad)
     if recasts or by_input or target != options.framework:
         own = ()  # else most results are of these, and stay as they are
@@ -339,9 +323,8 @@ def _giving_back(
                 if kinds.get(type(result)) == ARRAY:
                     result = change(result)
                 else:
-                    result = map_arrays(
-                        unmark(result), partial(_leave, staying, change, deliver), also=np.generic
-                    )
+                    leave = partial(_leave, staying, change, deliver)
+                    result = map_arrays(unmark(result), leave, also=np.generic)
         except MemoryConversionError as error:
             _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise
@@ -392,7 +375,7 @@ def _recast(dtype_conversion: DtypeConversion, first: Any, deliver: Change, x: A
 
 def _leave(staying: Container[type], change: Change, deliver: Change, x: Any) -> Any:
     """``change`` for arrays, and ``deliver`` for NumPy's scalars, where these become arrays elsewhere."""
-    if type(x) in staying or (not isinstance(x, np.generic) and is_carrier(x)):
+    if type(x) in staying or (not isinstance(x, np.generic) and carrier_of(x) is not None):
         return x  # a carrier that the function made stays one
     if not isinstance(x, np.generic):
         return change(x)
@@ -404,11 +387,7 @@ def _leave(staying: Container[type], change: Change, deliver: Change, x: Any) ->
 
 
 def _check_result(contract: Callable[[Any], Any] | None, label: str, result: Any) -> Any:
-    """The result, if it keeps the contract.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """The result, if it keeps the contract; a `ValueError` if not."""
     verdict = None if contract is None else contract(result)
     # A contract that raises by itself need not return anything.
     if verdict is not None and not verdict:

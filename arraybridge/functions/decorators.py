@@ -68,8 +68,7 @@ class FrameworkDecorator:
         """Decorate a function, or take the options and return the decorator that does.
 
         Arrays among the arguments, in containers too, are converted to the framework; the function runs; the
-        arrays of its result are converted to ``output_type``, and NumPy's scalars among them likewise. All
-        else passes as it is: scalars, strings, None, ``self``, models, callables.
+        arrays of its result are converted to ``output_type``, NumPy's scalars likewise. All else passes.
 
         Args:
             fn: a function, method, static or class method, coroutine function, partial or object that can be

@@ -15,41 +15,20 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge import trees
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import find_source
 from arraybridge.errors import GradientError, MemoryConversionError
-from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.autodiff import (
-    NO_STATE,
-    NOT_DIFFERENTIABLE,
-    Body,
-    Call,
-    Linear,
-    Shape,
-    Span,
-    merged,
-    overlaps,
-    picked,
-    writes_to_argument,
-)
+from arraybridge.frameworks import autodiff, hostmemory, registry
+from arraybridge.frameworks.autodiff import Linear, Shape, merged, overlaps, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.functions import calls
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import (
-    ARRAY,
-    arrays_of,
-    filled,
-    flattened,
-    is_array,
-    key_of,
-    kind_of,
-    prefix,
-    source_of,
-)
+from arraybridge.trees import ARRAY, arrays_of, filled, flattened, kind_of, prefix, source_of
 
 # -- a call --------------------------------------------------------------------------------------------
 
@@ -97,9 +76,8 @@ class Flow:
         # The caller's arrays are arguments, integers too; those of others are constants.
         slots = [owner is caller for owner in owners]
         arrays = picked(leaves, slots)
-        active = picked(
-            [t and caller.autodiff.is_smooth(x) for x, t in zip(leaves, tracked, strict=True)], slots
-        )
+        tracked_arrays = zip(arrays, picked(tracked, slots), strict=True)
+        active = [t and caller.autodiff.is_smooth(x) for x, t in tracked_arrays]
         try:
             if self.options.strict:
                 for x in arrays_of(leaves):
@@ -112,7 +90,7 @@ class Flow:
                 else callee.autodiff.beside(x)
                 for x, slot in zip(leaves, slots, strict=True)
             ]
-            call = Call(self, args[: self.skip], structure, beside, slots)
+            call = autodiff.Call(self, args[: self.skip], structure, beside, slots)
             operation = Operation(call, callee, caller, enter, active, self.label, arrays_of(beside))
             results = caller.autodiff.apply(operation, arrays)
         except MemoryConversionError as error:
@@ -121,7 +99,7 @@ class Flow:
             raise
         return call.refill(iter(results))
 
-    def run(self, call: Call, leaves: list[Any]) -> list[Any]:
+    def run(self, call: autodiff.Call, leaves: list[Any]) -> list[Any]:
         """Call the function; its arrays, as ones of its framework. The call is told what they lay in."""
         framework = registry.framework(self.name)
         values, kwargs = filled(call.structure, iter(leaves))
@@ -135,16 +113,16 @@ class Flow:
         leaves, structure = flattened(result)
         arrays = []
         for i, leaf in enumerate(leaves):
-            x = np.asarray(leaf) if isinstance(leaf, np.generic) and is_array(leaf) else leaf
+            x = np.asarray(leaf) if isinstance(leaf, np.generic) and trees.is_array(leaf) else leaf
             if kind_of(x) == ARRAY:
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
         call.refill = lambda arrays: filled(structure, (next(arrays) if x is _HOLE else x for x in leaves))
         return arrays
 
-    def key(self, call: Call) -> Any:
+    def key(self, call: autodiff.Call) -> Any:
         """What tells a call from those of another structure, to be hashed where all that it knows can be."""
-        return key_of(call.structure), tuple(call.slots)
+        return trees.key_of(call.structure), tuple(call.slots)
 
     def _constant(self, x: Any, enter: calls.Change) -> Any:
         """An array of the callee that nobody writes to before the backward."""
@@ -170,7 +148,7 @@ def _check(fn: Callable[..., Any], options: SimpleNamespace) -> None:
     name, kind = options.framework, kind_of_function(fn)
     what = f'@{name}(grad="flow")'
     if name not in _DIFFERENTIABLE and (
-        name in BUILT_IN or registry.framework(name).autodiff is NOT_DIFFERENTIABLE
+        name in BUILT_IN or registry.framework(name).autodiff is autodiff.NOT_DIFFERENTIABLE
     ):
         raise ValueError(f"{what}: {name} has no derivatives; write the function in torch, jax or tensorflow")
     if kind != "function":
@@ -209,7 +187,7 @@ class Operation:
     """
 
     #: Of the callee's random numbers before it ran first.
-    state: Any = NO_STATE
+    state: Any = autodiff.NO_STATE
     #: Whether somebody differentiates it; where the caller traces, that is seen at the last moment.
     differentiated = True
     #: Whether it draws random numbers that it is not passed; None where that was not foretold.
@@ -217,7 +195,7 @@ class Operation:
 
     def __init__(
         self,
-        body: Body,
+        body: autodiff.Body,
         callee: Framework,
         caller: Framework,
         enter: Callable[[Any], Any],
@@ -233,14 +211,14 @@ class Operation:
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
         """The results, and what their pullback may use; without it, the function will run again."""
-        autodiff = self.callee.autodiff
-        self.state = autodiff.random_state()
-        results, linear = autodiff.linearise(self.body, self._entered(arrays), self.active, self.label)
+        callee = self.callee.autodiff
+        self.state = callee.random_state()
+        results, linear = callee.linearise(self.body, self._entered(arrays), self.active, self.label)
         self._refuse_captured(linear.captured)
         results = self._left(results, [arrays[0]] * len(results))
         if self.caller.mutable:  # the backward reads the arguments, and the arrays beside them
             spans = list(map(self.caller.autodiff.span, arrays))
-            self._part(results, spans + [autodiff.span(x) for x, _ in self.versions])
+            self._part(results, spans + [callee.span(x) for x, _ in self.versions])
         return results, linear
 
     def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
@@ -262,12 +240,12 @@ class Operation:
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         """Run once more, on arrays of the callee, with the random numbers of the first run."""
-        autodiff = self.callee.autodiff
+        callee = self.callee.autodiff
         self._refuse_written()
         if self.draws is None:
-            autodiff.refuse_again(self.body, arrays, self.label)
-        with autodiff.replayed(self.state):
-            return autodiff.linearise(self.body, arrays, self.active, self.label)
+            callee.refuse_again(self.body, arrays, self.label)
+        with callee.replayed(self.state):
+            return callee.linearise(self.body, arrays, self.active, self.label)
 
     def replaying(self, state: Any) -> Operation:
         """The same, of which the first run began with this random state."""
@@ -344,7 +322,7 @@ class Operation:
             arrays.append(x)
         return arrays
 
-    def _part(self, arrays: list[Any], spans: list[Span]) -> None:
+    def _part(self, arrays: list[Any], spans: list[autodiff.Span]) -> None:
         """Copy those arrays that share memory with another one, or with what lies there."""
         span_of = self.caller.autodiff.span
         for i, x in enumerate(arrays):
@@ -356,7 +334,7 @@ class Operation:
 
     def _refuse_written(self) -> None:
         if any(self.callee.autodiff.version(x) != version for x, version in self.versions):
-            raise writes_to_argument(self.label)
+            raise autodiff.writes_to_argument(self.label)
 
     def _refuse_captured(self, what: str) -> None:
         if what:
@@ -381,8 +359,8 @@ class Pullback(Operation):
         self, forward: Operation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
     ) -> None:
         self.forward, self.present, self.linear = forward, present, linear
-        autodiff = forward.caller.autodiff
-        active = [autodiff.is_smooth(x) and autodiff.follows(x) for x in arrays]
+        caller = forward.caller.autodiff
+        active = [caller.is_smooth(x) and caller.follows(x) for x in arrays]
         self.active, self.versions = tuple(active), []
         self.callee, self.caller, self.enter = forward.callee, forward.caller, forward.enter
         self.context, self.settings, self.label = forward.context, forward.settings, forward.label
