@@ -16,7 +16,7 @@ from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
 
 if TYPE_CHECKING:
-    from arraybridge.functions.operation import Operation
+    from arraybridge.functions.gradients import Operation
 
 
 class MlxFramework(Framework):

@@ -20,7 +20,7 @@ from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
 
 if TYPE_CHECKING:
-    from arraybridge.functions.operation import Operation
+    from arraybridge.functions.gradients import Operation
 
 # No uint16: Paddle takes its numbers for bfloat16.
 _DTYPES = hostmemory.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
