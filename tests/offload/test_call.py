@@ -295,6 +295,6 @@ def test_bad_functions() -> None:
     for fn in (later, many):
         with pytest.raises(TypeError, match="coroutine or a generator"):
             gpu(fn)
-    for wrong, message in ((Scaler, "is a class"), (0, "gpu_id=0")):
+    for wrong, message in ((Scaler, "decorate the methods of a class"), (0, "gpu_id=0")):
         with pytest.raises(TypeError, match=message):
             gpu(wrong)  # type: ignore[arg-type]
