@@ -24,14 +24,10 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.memory.shared import Exchange, SharedArray
+from arraybridge.memory.shared import Exchange
 from arraybridge.types import Device
 
 __all__ = ["dumps", "load", "loads", "save"]
-
-# Bytes from which on a pipe is slow.
-_LARGE = 1 << 17
 
 
 # -- any object --------------------------------------------------------------------------------------
@@ -47,16 +43,9 @@ def dumps(x: Any, exchange: Exchange) -> bytes:
         GradientError: an array would leave its graph behind.
         Exception: whatever is raised by what cannot be pickled.
     """
-    file, large = io.BytesIO(), []
-
-    def goes_along(buffer: pickle.PickleBuffer) -> bool:
-        raw = buffer.raw()
-        if raw.nbytes > _LARGE:
-            large.append(raw)
-        return raw.nbytes <= _LARGE
-
-    _Pickler(file, 5, buffer_callback=goes_along).dump(x)
-    return pickle.dumps(exchange.lend(large) if large else (None, [])) + file.getvalue()
+    file, buffers = io.BytesIO(), []
+    _Pickler(file, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw())).dump(x)
+    return pickle.dumps(exchange.lend(buffers)) + file.getvalue()
 
 
 def loads(data: bytes, exchange: Exchange) -> Any:
@@ -68,66 +57,47 @@ def loads(data: bytes, exchange: Exchange) -> Any:
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
-        is_shared = isinstance(obj, SharedArray) and obj.segment is not None
-        owner = None if is_shared or isinstance(obj, type) else registry.find_owner(obj)
+        if type(obj) in (np.ndarray, np.memmap) and obj.nbytes > Exchange.LARGE and not obj.dtype.hasobject:
+            # NumPy itself writes into the pickle what is of another layout, or of a dtype without a buffer.
+            order: Any = "F" if obj.flags.fnc else "C"
+            flat: Any = np.asarray(obj, order=order).reshape(-1, order=order).view(np.uint8)
+            return np.ndarray, (obj.shape, obj.dtype, pickle.PickleBuffer(flat), 0, None, order)
+        owner = None if isinstance(obj, np.ndarray) else registry.find_owner(obj)
         if owner is None:
             return NotImplemented
-        if isinstance(obj, np.ndarray):
-            is_plain = type(obj) in NumpyFramework.classes and not obj.dtype.hasobject
-            return _as_buffer(obj) if is_plain and obj.nbytes > _LARGE else NotImplemented
-        _refuse_graph(owner, obj)
-        with suppress(NotImplementedError):
-            return _on_its_card(owner, obj)
-        with suppress(NotImplementedError):
-            return load, save(obj)
-        return NotImplemented
-
-
-def _as_buffer(x: np.ndarray) -> tuple[Any, ...]:
-    """What a large array is pickled to, of whatever dtype and layout."""
-    order: Any = "F" if x.flags.fnc else "C"
-    flat: Any = np.asarray(x, order=order).reshape(-1, order=order)
-    return _over, (pickle.PickleBuffer(flat.view(np.uint8)), x.shape, x.dtype, order)
-
-
-def _over(buffer: Any, shape: Any, dtype: Any, order: Any) -> np.ndarray:
-    return np.ndarray(shape, dtype, buffer, order=order)
-
-
-def _refuse_graph(owner: Framework, x: Any) -> None:
-    """Refuse an array that would come out of a process without the graph that it has there."""
-    if owner.autodiff.follows(x) and not getattr(x, "is_leaf", False):  # torch and Paddle start there
-        raise GradientError(
-            f"an array of {owner.name} is being differentiated, and its graph would stay behind: its graph"
-            " stays in the process that made it. Send it without, as x.detach(), or compute under"
-            " torch.no_grad() inside of the function",
-            source_type=owner.name,
-            reason="a graph does not leave its process",
-        )
+        if owner.autodiff.follows(obj) and not getattr(obj, "is_leaf", False):  # torch and Paddle start there
+            raise GradientError(
+                f"an array of {owner.name} is being differentiated, and its graph stays in the process that"
+                " made it. Send it without, as x.detach(), or compute under torch.no_grad() in the function",
+                source_type=owner.name,
+                reason="a graph does not leave its process",
+            )
+        try:
+            return _on_its_card(owner, obj) or (load, save(obj))
+        except NotImplementedError:
+            return NotImplemented
 
 
 # -- arrays on a card --------------------------------------------------------------------------------
 
 
-def _on_its_card(owner: Framework, x: Any) -> tuple[Any, ...]:
+def _on_its_card(owner: Framework, x: Any) -> tuple[Any, ...] | None:
     """What an array on a card is pickled to where torch hands its memory to another process (CUDA IPC).
 
     torch keeps that memory until the other process has let go of it. It gives away what it has allocated
     itself: arrays of CuPy and JAX are copied there, on their card.
     """
-    if not registry.loaded("torch") or owner.device_of(x).kind != "gpu" or owner.requires_grad(x):
-        raise NotImplementedError
-    try:
-        tensor = x if owner.name == "torch" else convert_memory(x, "torch", copy=True)
-        return _from_its_card, (bytes(ForkingPickler.dumps(tensor)), owner.name, os.getpid())
-    except (MemoryConversionError, RuntimeError) as error:
-        raise NotImplementedError from error
+    if registry.loaded("torch") and owner.device_of(x).kind == "gpu" and not owner.requires_grad(x):
+        with suppress(MemoryConversionError, RuntimeError):
+            tensor = x if owner.name == "torch" else convert_memory(x, "torch", copy=True)
+            return _from_its_card, (bytes(ForkingPickler.dumps(tensor)), owner.name, os.getpid())
+    return None
 
 
 def _from_its_card(data: bytes, name: str, sender: int) -> Any:
     """The array, over memory of the process that started this one; a copy where the sender may end first."""
-    tensor = pickle.loads(data)  # noqa: S301  # our own process
-    return convert_memory(tensor, name, copy=None if sender == os.getppid() else True)
+    copy = None if sender == os.getppid() else True
+    return convert_memory(pickle.loads(data), name, copy=copy)  # noqa: S301  # our own process
 
 
 # -- one array by its values -------------------------------------------------------------------------

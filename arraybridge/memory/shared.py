@@ -8,16 +8,16 @@ maps it. Elsewhere it is `multiprocessing.shared_memory`, whose names Python's t
 from __future__ import annotations
 
 import ctypes
-import mmap
 import multiprocessing
 import os
 import platform
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections import deque
 from contextlib import suppress
-from functools import cache, partial, wraps
+from functools import cache, partialmethod
+from mmap import mmap
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -36,10 +36,6 @@ __all__ = ["Exchange", "SharedArray", "SharedMemoryGoneError", "shared"]
 
 _ANONYMOUS = hasattr(os, "memfd_create") and Path("/proc/self/fd").exists()
 
-if _ANONYMOUS:  # Python's mmap keeps a descriptor for each mapping; before 3.13 always
-    _system = ctypes.CDLL(None, use_errno=True)
-    _system.mmap.restype = ctypes.c_void_p
-
 
 class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
     """The memory of a shared array went before the array arrived, or is out of this process's reach."""
@@ -48,60 +44,50 @@ class SharedMemoryGoneError(MemoryConversionError, RuntimeError):
 class Segment:
     """Memory that processes map, each as long as anything there refers to it; bytes to NumPy.
 
-    Pickled, it is the place where another process finds it, while this one has it and does not ``hide()`` it.
-    ``lent.value``, its first byte, is the same in all of them; arrays begin at `HEAD`.
+    Pickled, it is the place where another process finds it, while this one has it. ``lent.value``, its first
+    byte, is the same in all of them; arrays begin at `HEAD`.
     """
 
     HEAD = 64
 
-    def __init__(self, key: str, size: int, address: int, unmap: Callable[[], Any]) -> None:
-        self.key, self.size, self.address = key, size, address
-        self.lent = ctypes.c_bool.from_address(address)
-        data = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+    def __init__(self, key: str, memory: Any) -> None:
+        self.key, self._memory = key, memory  # an mmap or SharedMemory, which is unmapped when it goes
+        buffer = getattr(memory, "buf", memory)
+        self.size, self.address = len(buffer), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self.lent = ctypes.c_bool.from_address(self.address)
+        data = {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
         self.__array_interface__: dict[str, Any] = data
-        self.hide: Callable[[], Any] = lambda: None
-        weakref.finalize(self, unmap).atexit = False
         _segments[key] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _found, (platform.node(), os.getpid(), self.key, self.size)
+        return _found, (platform.node(), os.getpid(), self.key)
 
 
-# Key → the segment that is mapped here.
+# Key → the segment that is mapped here, by way of a descriptor of its own.
 _segments: weakref.WeakValueDictionary[str, Segment] = weakref.WeakValueDictionary()
 
 
 def make_segment(size: int) -> Segment:
     """A new segment, whose bytes are zero; an `OSError` where the system has no room or no descriptor."""
     if not _ANONYMOUS:
-        return _named(None, size)
+        memory = SharedMemory(None, True, size)
+        segment = Segment(memory.name, memory)
+        Finalize(segment, memory.unlink, exitpriority=0)  # which a fork leaves alone
+        return segment
     key = f"arraybridge-{uuid4().hex}"
-    descriptor = os.memfd_create(key)
-    segment = _mapped(key, size, descriptor)
-    os.ftruncate(descriptor, size)
-    return segment
+    with os.fdopen(os.memfd_create(key), "r+b", buffering=0) as file:
+        file.truncate(size)
+        return Segment(key, mmap(file.fileno(), size))
 
 
-def _mapped(key: str, size: int, descriptor: int) -> Segment:
-    """The segment of an open file, whose descriptor it takes over."""
-    length, access = ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE
-    address = _system.mmap(None, length, access, mmap.MAP_SHARED, descriptor, ctypes.c_long(0))
-    if address == ctypes.c_void_p(-1).value:
-        os.close(descriptor)
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    segment = Segment(key, size, address, partial(_system.munmap, ctypes.c_void_p(address), length))
-    segment.hide = weakref.finalize(segment, os.close, descriptor)
-    return segment
-
-
-def _found(machine: str, process: int, key: str, size: int) -> Segment:
+def _found(machine: str, process: int, key: str) -> Segment:
     """The segment of a process, mapped here too, where others find it from now on."""
     if (segment := _segments.get(key)) is not None:
         return segment
     try:
         if machine != platform.node():
             raise FileNotFoundError(f"it is on another machine, {machine}")
-        return _opened(process, key, size) if _ANONYMOUS else _named(key, size)
+        return Segment(key, _opened(process, key))
     except OSError as error:
         raise SharedMemoryGoneError(
             f"the shared memory of process {process} cannot be mapped: {error}. Keep the array until it has"
@@ -110,29 +96,20 @@ def _found(machine: str, process: int, key: str, size: int) -> Segment:
         ) from error
 
 
-def _opened(process: int, key: str, size: int) -> Segment:
+def _opened(process: int, key: str) -> Any:
+    """The memory of that key, which the process has mapped."""
+    if not _ANONYMOUS:
+        # Before 3.13 the tracker of each family of processes removes the name when that family ends: too
+        # early for those who would open it later, and of no matter to those who have mapped it.
+        options: Any = {"track": False} if sys.version_info >= (3, 13) else {}
+        return SharedMemory(key, **options)
     for path in Path(f"/proc/{process}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed in the meantime
             if key in str(path.readlink()):
-                descriptor = os.open(path, os.O_RDWR)
-                if key in str(Path(f"/proc/self/fd/{descriptor}").readlink()):  # and still that file
-                    return _mapped(key, size, descriptor)
-                os.close(descriptor)
+                with path.open("r+b", buffering=0) as file:
+                    if key in str(Path(f"/proc/self/fd/{file.fileno()}").readlink()):  # still that file
+                        return mmap(file.fileno(), 0)
     raise FileNotFoundError("it is not there any more")
-
-
-def _named(key: str | None, size: int) -> Segment:
-    """The segment of that name; without one a new one, whose name this process takes away in the end."""
-    # Before 3.13 the tracker of each family of processes removes the name when that family ends: too early
-    # for those who would open it later, and of no matter to those who have mapped it.
-    options: Any = {"track": False} if key is not None and sys.version_info >= (3, 13) else {}
-    memory = SharedMemory(key, key is None, size, **options)
-    buffer: Any = memory.buf
-    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-    segment = Segment(memory.name, size, address, memory.close)
-    if key is None:
-        Finalize(segment, memory.unlink, exitpriority=0)  # which a fork leaves alone
-    return segment
 
 
 # -- memory that is used again -----------------------------------------------------------------------
@@ -145,72 +122,66 @@ class Exchange:
     the other one keeps its mapping for a while, and the segment itself says whether it is in use.
     """
 
-    # Segments that are in use here at most: what comes then is copied, so that an array that is kept does not
-    # keep all that it came with. Segments that are kept though nobody uses them.
-    BORROWED, SPARE = 8, 3
+    # Bytes from which on memory is quicker than a pipe; segments that are kept though nobody uses them; and
+    # those that a process maps, each by a descriptor, until what it borrows is copied.
+    LARGE, SPARE, MOST = 1 << 17, 3, 100
 
     def __init__(self) -> None:
-        #: Segments made here, the one lent last at the end; and those of others.
+        #: Segments made here, the one lent last at the end.
         self.segments: list[Segment] = []
-        self._borrowed: list[Segment] = []
+        # What was borrowed last stays mapped for a while.
+        self._borrowed: deque[Segment] = deque(maxlen=8)
 
     def lend(self, buffers: list[Any]) -> tuple[Segment | None, list[Any]]:
         """Copy buffers of bytes to one segment; what is returned pickles, and is what `borrow` takes.
 
-        Where the system has no more segments, the bytes go themselves.
+        Few bytes go themselves, and all where the system has no more segments.
         """
-        sizes = [len(buffer) for buffer in buffers]
-        size = sum(sizes) + Segment.HEAD * (len(sizes) + 1)
+        places, size = [], Segment.HEAD
+        for buffer in buffers:  # each aligned for every framework
+            places.append(slice(size, size + len(buffer)))
+            size += -(-len(buffer) // Segment.HEAD) * Segment.HEAD
         lent = [one for one in self.segments if one.lent.value]
-        free = [one for one in self.segments if one not in lent and one.size >= size]
-        try:  # pages are had when they are written to
-            segment = free.pop() if free else make_segment(1 << (size - 1).bit_length())
-        except OSError:
+        free = [one for one in self.segments if one not in lent and one.size >= size > self.LARGE]
+        segment = free.pop() if free else None
+        if segment is None and size > self.LARGE:
+            with suppress(OSError):  # pages are had when they are written to
+                segment = make_segment(1 << (size - 1).bit_length())
+        if segment is None:
             return None, [bytearray(buffer) for buffer in buffers]
         self.segments = [*lent, *free[-self.SPARE :], segment]
         segment.lent.value = True
-        for part, buffer in zip(_parts(segment, sizes), buffers, strict=True):
-            part[:] = buffer
-        return segment, sizes
+        memory = np.asarray(segment)
+        for place, buffer in zip(places, buffers, strict=True):
+            memory[place] = buffer
+        return segment, places
 
-    def borrow(self, segment: Segment | None, sizes: list[Any]) -> list[Any]:
+    def borrow(self, segment: Segment | None, places: list[Any]) -> list[Any]:
         """The buffers, writable; the segment is free again when they and all that lies over them are gone."""
         if segment is None:
-            return sizes
-        parts = list(_parts(segment, sizes))
-        Finalize(parts[0].base, setattr, (segment.lent, "value", False))  # which a fork leaves alone
-        others = [one for one in self._borrowed if one is not segment]
-        in_use = [one for one in others if one.lent.value]
-        self._borrowed = [*others, segment][-self.BORROWED - self.SPARE :]
-        if segment not in self.segments:
-            segment.hide()  # nobody else opens it here, so that its descriptor can go
-        return [part.copy() for part in parts] if len(in_use) == self.BORROWED else parts
-
-
-def _parts(segment: Segment, sizes: list[int]) -> Iterator[np.ndarray]:
-    """The memory of a segment cut into parts, each aligned for every framework."""
-    memory, start = np.asarray(segment), Segment.HEAD
-    for size in sizes:
-        yield memory[start : start + size]
-        start += -(-size // Segment.HEAD) * Segment.HEAD
+            return places
+        self._borrowed.append(segment)
+        memory = np.asarray(segment)
+        Finalize(memory, setattr, (segment.lent, "value", False))  # which a fork leaves alone
+        is_full = len(_segments) > self.MOST
+        return [memory[place].copy() if is_full else memory[place] for place in places]
 
 
 # -- arrays ------------------------------------------------------------------------------------------
 
-# What this process of a pool has sent, and nobody has read: there it would be gone as soon as it is sent.
-_sent: list[Segment] = []
-
 
 @cache
-def _wait_for_readers(process: int) -> None:
-    """Let this process of a pool, which may end after any task, stay a while until it is read."""
+def _sent(process: int) -> list[Segment]:
+    """What this process of a pool has sent. It may end after any task, and waits for the readers."""
+    sent: list[Segment] = []
 
     def wait() -> None:
         until = time.monotonic() + 5
-        while any(segment.lent.value for segment in _sent) and time.monotonic() < until:
+        while any(segment.lent.value for segment in sent) and time.monotonic() < until:
             time.sleep(0.001)
 
     Finalize(None, wait, exitpriority=0)
+    return sent
 
 
 class SharedArray(np.ndarray):
@@ -228,19 +199,21 @@ class SharedArray(np.ndarray):
         return base
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        if array is self:  # in place
-            return self
-        plain = array.view(np.ndarray)
-        return plain[()] if return_scalar or plain.ndim == 0 else plain
+        return self if array is self else array.view(np.ndarray)[()]  # in place; a number where it is 0-d
+
+    def _plain(self, method: str, *args: Any, **options: Any) -> Any:
+        """What a method of NumPy's returns, of this class only where it lies in a segment."""
+        result = getattr(np.ndarray, method)(self, *args, **options)
+        is_copy = isinstance(result, SharedArray) and result.segment is None
+        return result.view(np.ndarray) if is_copy else result
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         segment = self.segment
         if segment is None or not self.size:
             return self.view(np.ndarray).__reduce_ex__(protocol)
         if multiprocessing.parent_process() is not None:
-            segment.lent.value = True
-            _sent[:] = [segment, *(one for one in _sent if one.lent.value)]
-            _wait_for_readers(os.getpid())
+            sent, segment.lent.value = _sent(os.getpid()), True
+            sent[:] = [segment, *(one for one in sent if one.lent.value)]
         layout = address(self) - segment.address, self.shape, self.strides, self.dtype
         return _arrived, (segment, self.flags.writeable, *layout)
 
@@ -252,22 +225,9 @@ def _arrived(segment: Segment, writeable: bool, offset: int, shape: Any, strides
     return array
 
 
-def _plain_method(name: str) -> Any:
-    """A method of NumPy's, whose results are of the class only where they lie in a segment."""
-    method = getattr(np.ndarray, name)
-
-    @wraps(method, assigned=("__name__", "__qualname__"))  # NumPy's examples are not of this module
-    def call(self: SharedArray, *args: Any, **options: Any) -> Any:
-        result = method(self, *args, **options)
-        is_copy = isinstance(result, SharedArray) and result.segment is None
-        return result.view(np.ndarray) if is_copy else result
-
-    return call
-
-
 _METHODS = [name for name in dir(np.ndarray) if name[0] != "_" and callable(getattr(np.ndarray, name))]
 for _name in ("__array_function__", "__copy__", "__deepcopy__", "__getitem__", *_METHODS):
-    setattr(SharedArray, _name, _plain_method(_name))
+    setattr(SharedArray, _name, partialmethod(SharedArray._plain, _name))
 
 NumpyFramework.classes.append(SharedArray)
 
@@ -310,9 +270,8 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     except OSError as error:
         note_on(
             error,
-            f"{source.nbytes} bytes of shared memory cannot be had. Let go of shared arrays, raise the limit"
-            " of descriptors (ulimit -n), of which an array takes one in each process, or enlarge /dev/shm"
-            " (docker run --shm-size=2g), whichever is short",
+            f"{source.nbytes} bytes of shared memory cannot be had. Let go of shared arrays, raise ulimit -n"
+            " (an array takes a descriptor in each process), or enlarge /dev/shm (docker run --shm-size=2g)",
         )
         raise
     array: np.ndarray = _arrived(segment, True, Segment.HEAD, source.shape, None, source.dtype)

@@ -71,6 +71,7 @@ def test_what_a_process_writes_to_its_item_stays_there() -> None:
 @linux
 def test_segments_are_used_again_and_results_that_are_kept_stay_as_they_are() -> None:
     kept, seen = [], set()
+    gc.collect()
     before = descriptors()
     for i, result in enumerate(run(functions.same, full(300))):
         assert (result[0], result[-1]) == (i % 100, i % 100)
@@ -82,7 +83,7 @@ def test_segments_are_used_again_and_results_that_are_kept_stay_as_they_are() ->
     assert len(seen) < 30
     assert [x[5] for x in kept] == [0, 50, 0, 50, 0, 50]
     gc.collect()
-    assert descriptors() <= before + 1
+    assert descriptors() <= before + 1 + len(kept)
 
 
 def test_many_arrays_in_an_item_take_one_segment_which_is_used_again() -> None:
@@ -100,11 +101,12 @@ def test_many_arrays_in_an_item_take_one_segment_which_is_used_again() -> None:
     assert len(ours.segments) <= 1 + ours.SPARE
 
 
-def test_what_is_kept_in_numbers_is_copied() -> None:
+def test_what_is_kept_in_numbers_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Exchange, "MOST", 20)
     ours, theirs = Exchange(), Exchange()
     kept = [frames.loads(frames.dumps(np.full(LARGE, i, np.uint8), ours), theirs) for i in range(30)]
     assert [(x[0], x[-1]) for x in kept] == [(i, i) for i in range(30)]
-    assert len(ours.segments) == 1 + ours.BORROWED
+    assert len(ours.segments) <= 1 + ours.MOST
 
 
 def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> None:
@@ -246,13 +248,17 @@ def test_ten_thousand_items_leave_memory_and_descriptors_as_they_were() -> None:
         status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return sum(int(line.split()[1]) << 10 for line in status if line.startswith(("RssAnon", "RssShmem")))
 
-    results = run(functions.same, full(10_000))
+    list(run(functions.same, full(2)))  # what Python starts for processes stays
+    gc.collect()
+    opened, results = descriptors(), run(functions.same, full(10_000))
     for _ in range(100):
         next(results)
-    before, opened = memory(), descriptors()
+    before = memory()
     for i, result in enumerate(results, 100):
         assert result[i] == i % 100
         del result
         if i == 9000:
             assert memory() < before + (32 << 20)
-            assert descriptors() <= opened
+            assert descriptors() < opened + 20
+    gc.collect()
+    assert descriptors() <= opened

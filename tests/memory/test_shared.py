@@ -204,7 +204,7 @@ def test_memory_that_went(way: str) -> None:
     ],
 )
 def test_what_is_out_of_reach(changes: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {"machine": platform.node(), "process": os.getpid(), "key": "arraybridge-gone", "size": 100}
+    place = {"machine": platform.node(), "process": os.getpid(), "key": "arraybridge-gone"}
     if changes == {"process": 1}:
         monkeypatch.setattr(Path, "iterdir", functions.Raising(PermissionError(13, "Permission denied")))
     with pytest.raises(room.SharedMemoryGoneError, match=words) as caught:
