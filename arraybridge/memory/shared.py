@@ -14,7 +14,6 @@ import platform
 import sys
 import time
 import weakref
-from collections import deque
 from contextlib import suppress
 from functools import cache, partialmethod
 from mmap import mmap
@@ -123,14 +122,14 @@ class Exchange:
     """
 
     # Bytes from which on memory is quicker than a pipe; segments that are kept though nobody uses them; and
-    # those that a process maps, each by a descriptor, until what it borrows is copied.
-    LARGE, SPARE, MOST = 1 << 17, 3, 100
+    # borrowed ones that are in use at most: what comes then is copied, so that an array that is kept does not
+    # keep all that it came with.
+    LARGE, SPARE, BORROWED = 1 << 17, 3, 8
 
     def __init__(self) -> None:
-        #: Segments made here, the one lent last at the end.
+        #: Segments made here, the one lent last at the end; and those of others.
         self.segments: list[Segment] = []
-        # What was borrowed last stays mapped for a while.
-        self._borrowed: deque[Segment] = deque(maxlen=8)
+        self._borrowed: list[Segment] = []
 
     def lend(self, buffers: list[Any]) -> tuple[Segment | None, list[Any]]:
         """Copy buffers of bytes to one segment; what is returned pickles, and is what `borrow` takes.
@@ -160,10 +159,11 @@ class Exchange:
         """The buffers, writable; the segment is free again when they and all that lies over them are gone."""
         if segment is None:
             return places
-        self._borrowed.append(segment)
         memory = np.asarray(segment)
         Finalize(memory, setattr, (segment.lent, "value", False))  # which a fork leaves alone
-        is_full = len(_segments) > self.MOST
+        others = [one for one in self._borrowed if one is not segment]
+        is_full = sum(one.lent.value for one in others) == self.BORROWED
+        self._borrowed = [*others, segment][-self.BORROWED - self.SPARE :]
         return [memory[place].copy() if is_full else memory[place] for place in places]
 
 

@@ -101,12 +101,11 @@ def test_many_arrays_in_an_item_take_one_segment_which_is_used_again() -> None:
     assert len(ours.segments) <= 1 + ours.SPARE
 
 
-def test_what_is_kept_in_numbers_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Exchange, "MOST", 20)
+def test_what_is_kept_in_numbers_is_copied() -> None:
     ours, theirs = Exchange(), Exchange()
     kept = [frames.loads(frames.dumps(np.full(LARGE, i, np.uint8), ours), theirs) for i in range(30)]
     assert [(x[0], x[-1]) for x in kept] == [(i, i) for i in range(30)]
-    assert len(ours.segments) <= 1 + ours.MOST
+    assert len(ours.segments) == 1 + ours.BORROWED
 
 
 def test_an_item_that_does_not_pickle_beside_large_ones_costs_no_segment() -> None:
