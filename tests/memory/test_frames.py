@@ -20,7 +20,7 @@ import pytest
 import arraybridge
 from arraybridge import Device, device_map, framework, shared
 from arraybridge.memory import frames
-from arraybridge.memory.shared import Exchange
+from arraybridge.memory.shared import Exchange, SharedArray
 from tests.helpers import require, run_python
 from tests.lines import functions
 from tests.memory.test_shared import descriptors, linux
@@ -159,6 +159,7 @@ def test_stages_in_processes() -> None:
     results = list(pipeline.map([x, x + 1]))
     np.testing.assert_array_equal(results[1][0], (x + 1) ** 2)
     assert os.getpid() not in {pid for _, pid in results}
+    assert all(result.view(SharedArray).segment is not None for result, _ in results), "by shared memory"
     np.testing.assert_array_equal(arraybridge.Pipeline(functions.square, processes=True)(x), x**2)
 
 
