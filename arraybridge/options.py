@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from arraybridge.types import Device, GpuId, above
 
@@ -96,27 +96,3 @@ def chosen_device() -> Device | None:
 def card_meant(gpu_id: GpuId) -> GpuId:
     """The card that the ``gpu_id`` of a decorator means in this process."""
     return gpu_id if gpu_id is None or only_card is None else only_card
-
-
-class Placement(NamedTuple):
-    """Where a decorated function runs, as its decorator says.
-
-    Attributes:
-        framework: the framework that it runs in; None for `gpu`, which decides that on each call.
-        gpu_id: the accelerator that was named, or ``"auto"``, or None.
-        device: the device that was named instead, or None.
-        converts: whether it brings its arrays there by itself; `memory_types` only declares.
-    """
-
-    framework: str | None
-    gpu_id: GpuId = None
-    device: Device | None = None
-    converts: bool = True
-
-    def __str__(self) -> str:
-        name = self.framework or "the faster of cpu and gpu"
-        if self.device is not None:
-            return f"{name} on {self.device}"
-        if self.gpu_id is not None:
-            return f"{name} on {'the freest gpu' if self.gpu_id == 'auto' else f'gpu:{self.gpu_id}'}"
-        return f"{name}, where its input is" if self.framework else name

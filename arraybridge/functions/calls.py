@@ -32,7 +32,7 @@ from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import recovered
-from arraybridge.options import Placement, busy_workers, card_meant, worker_device
+from arraybridge.options import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, leaves_of, map_arrays, prefix, source_of
 from arraybridge.types import Device
@@ -190,7 +190,7 @@ def _on_device(options: SimpleNamespace, device: Device, x: Any) -> Any:
     return convert_memory(x, declared, framework.name, grad=options.grad, device=device, dtype=dtype)
 
 
-def named_device(framework: Framework, options: SimpleNamespace | Placement) -> Device:
+def named_device(framework: Framework, options: SimpleNamespace) -> Device:
     """The device that a decorator names, as its framework has it."""
     return target_device(framework, framework, CPU, card_meant(options.gpu_id), options.device)
 

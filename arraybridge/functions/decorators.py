@@ -15,7 +15,6 @@ from arraybridge.frameworks import registry
 from arraybridge.functions.calls import DecoratedCall, composed
 from arraybridge.functions.options import DecoratorKeywords, changed, checked_options
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
-from arraybridge.options import Placement
 from arraybridge.types import FrameworkLike, above
 
 __all__ = ["cupy", "jax", "memory_types", "mlx", "numpy", "paddle", "pyclesperanto", "tensorflow", "torch"]
@@ -126,7 +125,7 @@ def _decorated(options: SimpleNamespace, what: str, fn: Any) -> Any:
         gpu_id=options.gpu_id,
         device=options.device,
         dtype_conversion=options.dtype_conversion,
-        _placement=Placement(options.framework, options.gpu_id, options.device, options.converts),
+        _placement=options,
     )
     return wrapper
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from numbers import Integral
+from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 from arraybridge.conversion.convert import convert_memory
@@ -18,11 +19,11 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.functions.calls import named_device
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.threads import Run, Work, Worker, noting
-from arraybridge.options import Placement, busy_workers, default_device, worker_device
+from arraybridge.options import busy_workers, default_device, worker_device
 from arraybridge.trees import map_arrays, source_of
 from arraybridge.types import Device, DeviceLike, check_gpu_id
 
-__all__ = ["decorated", "device_map", "placement", "working_on"]
+__all__ = ["decorated", "device_map", "place_in_words", "placement", "working_on"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -271,17 +272,34 @@ def _parsed(word: Any, framework: Framework | None) -> Device:
 # -- where a function runs -----------------------------------------------------------------------------
 
 
-def placement(fn: Any) -> Placement | None:
-    """Where ``fn`` runs, or None for a function that says nothing of that and runs where its arrays are.
+def placement(fn: Any) -> Any:
+    """The options of the decorator that ``fn`` has, which say where it runs; None where it has none.
+
+    ``framework`` is None for `gpu`, which decides that on each call, and ``converts`` is false where the
+    decorator only declares.
+    """
+    return getattr(decorated(fn), "_placement", None)
+
+
+def place_in_words(fn: Any) -> str:
+    """Where ``fn`` runs, as its decorator says.
 
     >>> import functools, arraybridge
     >>> @arraybridge.torch(device="cpu")
     ... def scale(x, by):
     ...     return x * by
-    >>> print(placement(functools.partial(scale, by=2)))
-    torch on cpu
+    >>> place_in_words(functools.partial(scale, by=2))
+    'torch on cpu'
     """
-    return getattr(decorated(fn), "_placement", None)
+    placed = placement(fn)
+    if placed is None:
+        return "where its input is"
+    name = placed.framework or "the faster of cpu and gpu"
+    if placed.device is not None:
+        return f"{name} on {placed.device}"
+    if placed.gpu_id is not None:
+        return f"{name} on {'the freest gpu' if placed.gpu_id == 'auto' else f'gpu:{placed.gpu_id}'}"
+    return f"{name}, where its input is" if placed.framework else name
 
 
 def decorated(fn: Any) -> Any:
@@ -294,7 +312,7 @@ def decorated(fn: Any) -> Any:
     while fn is not None and id(fn) not in seen:
         seen.add(id(fn))
         for candidate in (fn, None if isinstance(fn, type) else type(fn).__call__):
-            if isinstance(getattr(candidate, "_placement", None), Placement):
+            if isinstance(getattr(candidate, "_placement", None), SimpleNamespace):
                 return candidate
         fn = fn.func if isinstance(fn, partial) else getattr(fn, "__wrapped__", None)
     return None

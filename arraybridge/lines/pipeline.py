@@ -15,7 +15,7 @@ import numpy as np
 from arraybridge.batches import Joined, kept, part, plain
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.device_map import placement, source_of_items, whole_number
+from arraybridge.lines.device_map import place_in_words, placement, source_of_items, whole_number
 from arraybridge.lines.threads import Enter, Run, Span, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
@@ -211,7 +211,7 @@ class Pipeline:
     # -- what it looks like -----------------------------------------------------------------------
 
     def _drawn(self) -> list[tuple[str, str]]:
-        return [(name_of(stage), str(placement(stage) or "where its input is")) for stage in self.stages]
+        return [(name_of(stage), place_in_words(stage)) for stage in self.stages]
 
     def __repr__(self) -> str:
         return f"Pipeline({', '.join(name for name, _ in self._drawn())}, microbatches={self.microbatches})"

@@ -27,7 +27,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.functions.wrap import label_of, takes_self
-from arraybridge.lines.device_map import placement
+from arraybridge.lines.device_map import place_in_words, placement
 from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, recovered
 from arraybridge.offload.comparison import difference, widened
@@ -228,7 +228,7 @@ class Offload:
         self.history = History()
         placed = placement(fn)
         #: Why the function stays on the CPU, or "".
-        self.refused = "" if placed is None else f"its own decorator says where it runs: {placed}"
+        self.refused = "" if placed is None else f"its own decorator says where it runs: {place_in_words(fn)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         make = partial(Offload, backend=self.backend, gpu_id=self.gpu_id, split_axis=self.split_axis)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, overload
 
 from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
-from arraybridge.options import Placement
 from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
 
 __all__ = ["gpu", "stay_on_gpu"]
@@ -101,7 +101,7 @@ def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: A
     run = Offload(fn, backend=backend, gpu_id=gpu_id, split_axis=split_axis)
     wrapper = wrap(fn, run)
     wrapper.explain, wrapper.history, wrapper.gpu_id = run.explain, run.history, gpu_id
-    wrapper._placement = Placement(None, gpu_id)
+    wrapper._placement = SimpleNamespace(framework=None, gpu_id=gpu_id, device=None, converts=True)
     return wrapper
 
 
