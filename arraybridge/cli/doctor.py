@@ -297,8 +297,7 @@ def gather(seconds: float) -> Facts:
         looks["pyclesperanto"]["plain_import"] = _plain_import()
     versions = _versions()
     for name, look in looks.items():  # one that does not import says nothing itself
-        packages = (versions[one] for one in registry.facts(name).distributions if one in versions)
-        look["version"] = look.get("version") or next(packages, None)
+        look["version"] = look.get("version") or registry.version_of(name) or None
     every = {name: looks.get(name, {"state": "missing", "devices": []}) for name in names}
     return Facts(machine.driver(), machine.cards(), every, narrowed, versions, os.environ, Path.cwd())
 

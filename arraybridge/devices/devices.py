@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any
@@ -19,7 +19,6 @@ from arraybridge.options import chosen_device, default_device, missing_gpu
 from arraybridge.types import Device, DeviceLike, FrameworkLike
 
 __all__ = [
-    "FoundDevice",
     "array_namespace",
     "device_info",
     "devices",
@@ -85,8 +84,8 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
         for card in machine.cards():
             owners.setdefault(Device("gpu", card.index), [])
     readings = {one.device: one for one in memory_stats().devices}
-    order = sorted(owners, key=lambda device: (device.kind, device.index))  # cpu, gpu, opencl
-    return [_described(device, owners[device], readings) for device in order]
+    described = (_described(device, owners[device], readings) for device in owners)
+    return sorted(described, key=lambda device: (device.kind, device.index))  # cpu, gpu, opencl
 
 
 def _described(device: Device, owners: list[Framework], readings: dict[str, DeviceMemory]) -> FoundDevice:
@@ -133,8 +132,7 @@ def gpu_available() -> bool:
     >>> gpu_available() in (True, False)
     True
     """
-    seen = (device for one in loaded() for device in one.visible_devices())
-    return bool(machine.cards()) or any(device.kind == "gpu" for device in seen)
+    return bool(machine.cards()) or any(x.kind == "gpu" for one in loaded() for x in one.visible_devices())
 
 
 def framework_for_numpy_code(device: Device) -> str | None:
@@ -175,20 +173,14 @@ def device_info() -> DeviceInfo:
     >>> sorted(info)
     ['available', 'backend', 'memory', 'names', 'versions']
     """
-    from importlib.metadata import PackageNotFoundError, version
-
     gpus = [device for device in devices() if device.kind == "gpu"]
-    versions: dict[str, str] = {}
-    for name in registry.framework_names():
-        for distribution in registry.facts(name).distributions:
-            with suppress(PackageNotFoundError):
-                versions.setdefault(name, version(distribution))
+    versions = {name: registry.version_of(name) for name in registry.framework_names()}
     return DeviceInfo(
         available=bool(gpus),
         backend="cuda" if machine.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
         names=[device.name for device in gpus],
         memory=[(device.total, device.free) for device in gpus],
-        versions=versions,
+        versions={name: version for name, version in versions.items() if version},
     )
 
 

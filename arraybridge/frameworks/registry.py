@@ -36,6 +36,7 @@ __all__ = [
     "roots",
     "unregister",
     "usable",
+    "version_of",
 ]
 
 #: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
@@ -113,6 +114,14 @@ BUILT_IN = {
         Facts("paddle", distributions=("paddlepaddle", "paddlepaddle-gpu")),
     )
 }
+
+
+def version_of(name: str) -> str:
+    """The version of a framework that is installed, without its import; ``""`` where it is not."""
+    from importlib.metadata import distributions  # costs 20 ms
+
+    wanted = facts(name).distributions
+    return next((one.version for word in wanted for one in distributions(name=word)), "")
 
 
 def install_command(facts: Facts, *options: str) -> str:

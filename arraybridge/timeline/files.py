@@ -50,9 +50,8 @@ def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0
     copied = 0
     for event in sorted((e for e in events if e.kind in CONVERSIONS and e.nbytes), key=_end):
         copied += event.nbytes
-        place = {"pid": _THREADS, "tid": 0, "ts": _micro(_end(event))}
         counter = {"name": "bytes copied", "cat": "counter", "ph": "C", "args": {"bytes": copied}}
-        traced.append({**counter, **place})
+        traced.append({**counter, "pid": _THREADS, "tid": 0, "ts": _micro(_end(event))})
     # What begins at the same time stands in its order: the outer one first, and an arrow in what it leads to.
     traced.sort(key=lambda one: (one["ts"], -one.get("dur", 0.0)))
     other = {"program": " ".join(sys.argv), "made by": "arraybridge", "dropped events": dropped}

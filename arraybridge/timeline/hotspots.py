@@ -181,10 +181,7 @@ _NATIVE = {
 
 
 def advice_for(copies: Sequence[Event]) -> str:
-    """What would save these copies, all made by one line for one reason from arrays of one layout.
-
-    ``""`` where nothing would.
-    """
+    """What would save these copies of one line, one reason and one layout; ``""`` where nothing would."""
     event = copies[0]
     most = max(Counter(e.array for e in copies if e.array is not None).values(), default=0)
     once = "once, before the loop" if 1 < most == len(copies) else "where it is made"
