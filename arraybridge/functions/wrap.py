@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from arraybridge.types import Device, GpuId
@@ -98,8 +99,9 @@ def takes_self(fn: Any) -> bool:
     """Whether the first argument will be self, which is no input even where it is an array."""
     if not inspect.isfunction(fn):
         return False  # a bound method, a partial or an object has its self already
-    parameters = list(inspect.signature(fn).parameters)
-    return bool(parameters) and parameters[0] in ("self", "cls")
+    with suppress(ValueError):  # around a built-in without a signature
+        return next(iter(inspect.signature(fn).parameters), "") in ("self", "cls")
+    return False
 
 
 def kind_of_function(fn: Any) -> str:
@@ -138,7 +140,9 @@ def wrap(fn: Callable[..., Any], run: Any) -> Any:
         return await run.awaited(args, kwargs)
 
     wrapper: Any = awaited if kind == "coroutine" else called
-    functools.update_wrapper(wrapper, fn)
+    functools.update_wrapper(wrapper, fn, updated=())
+    # What begins with an underscore is not the user's: torch.compile would run the function that it finds so.
+    vars(wrapper).update({name: x for name, x in getattr(fn, "__dict__", {}).items() if name[0] != "_"})
     if not hasattr(fn, "__name__"):  # a partial, or an object that can be called
         wrapper.__name__ = name_of(fn)
         wrapper.__qualname__ = label_of(fn)

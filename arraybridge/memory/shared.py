@@ -162,7 +162,7 @@ class Exchange:
         memory = np.asarray(segment)
         Finalize(memory, setattr, (segment.lent, "value", False))  # which a fork leaves alone
         others = [one for one in self._borrowed if one is not segment]
-        is_full = sum(one.lent.value for one in others) == self.BORROWED
+        is_full = sum(one.lent.value for one in others) >= self.BORROWED
         self._borrowed = [*others, segment][-self.BORROWED - self.SPARE :]
         return [memory[place].copy() if is_full else memory[place] for place in places]
 

@@ -101,3 +101,10 @@ def test_torch_compile_compiles_what_is_around_a_decorated_function() -> None:
     for x in (torch.tensor([0.0, 1.0]), torch.ones(3)):
         assert torch.allclose(around(x), (torch.cos(x) + 1) * 2)
     assert compiled(f)(np.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_a_decorated_function_of_a_compiled_one_is_called_by_other_compiled_ones() -> None:
+    torch = require("torch")
+    f = arraybridge.torch(output_type="numpy")(compiled(lambda x: x * 2))
+    assert isinstance(compiled(lambda x: f(x))(torch.ones(2)), np.ndarray)
+    assert arraybridge.torch(compiled(torch.sin))(np.zeros(2)).tolist() == [0.0, 0.0]
