@@ -150,12 +150,12 @@ def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
     """
     if gpu_id is None:
         return None
-    if isinstance(gpu_id, str) and gpu_id == "auto":
-        return "auto"
     with suppress(TypeError):
         index = operator.index(gpu_id)
         if index >= 0 and not isinstance(gpu_id, bool):
             return index
+    if isinstance(gpu_id, str) and gpu_id == "auto":
+        return "auto"
     raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
 
 

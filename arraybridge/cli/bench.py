@@ -9,7 +9,6 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import product
 from operator import methodcaller
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,7 +63,7 @@ _BY_HAND: tuple[tuple[str, str, str, Make], ...] = (
 _ORDER = ("numpy", "torch", "jax", "tensorflow", "cupy", "pyclesperanto")
 _CALLS = {(source, row[1]): row[2:] for row in _BY_HAND for source in row[0].split()}
 #: (source, target) → the call by hand in words, and the function to it, in the order in which they are shown.
-RAW = {pair: _CALLS[pair] for pair in product(_ORDER, repeat=2) if pair in _CALLS}
+RAW = {(x, y): _CALLS[x, y] for x in _ORDER for y in _ORDER if (x, y) in _CALLS}
 
 #: What is timed: its name, the call by hand in words, that call, and the same with arraybridge.
 Case = tuple[str, str, Call, Call]

@@ -31,12 +31,13 @@ def same(source: Framework, target: Framework) -> FastFunction | None:
 
 def view(source: Framework, target: Framework) -> FastFunction | None:
     """The target looks at the source's host memory through NumPy."""
-    look, take = source.fast_view, target.fast_from_view
+    look: FastFunction | None = source.fast_view
+    take: FastFunction | None = target.fast_from_view
     if target.name == "numpy":
         return look
-    if source.name == "numpy" or look is None or take is None:
-        return take if source.name == "numpy" else None
-    return lambda x: take(look(x))
+    if source.name == "numpy":
+        return take
+    return (lambda x: take(look(x))) if look and take else None
 
 
 def dlpack(source: Framework, target: Framework) -> FastFunction | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -393,26 +393,26 @@ class Framework(ABC):
         """Wait until all is done that this process has queued, on every device that it has opened."""
 
     # -- fast functions, for host arrays that need no care ------------------------------------------
-    # Methods, where a framework has them. They raise for an array that needs care: an error of Python's, or
-    # one of `errors`; no user sees that.
+    # Methods of one array, where a framework has them. They raise for an array that needs care: an error of
+    # Python's, or one of `errors`; no user sees that.
 
     def fast_types(self) -> tuple[type, ...]:
         """Types for which the fast functions hold; a subclass takes the careful path."""
         return ()
 
-    #: What the way of a host array to a target of such an alignment depends on. Of two arrays with equal
+    #: ``(x, alignment)`` → what the way of a host array to such a target depends on. Of two arrays with equal
     #: facts, `check`, `device_of`, `must_copy`, `requires_grad`, `supports` and `cannot_view` say the same.
     #: It raises for an array that is not simply there, in the host's memory.
-    fast_facts: Callable[[Any, int], Hashable] | None = None
+    fast_facts: Any = None
     #: From a host array to its NumPy view.
-    fast_view: Callable[[Any], np.ndarray] | None = None
+    fast_view: Any = None
     #: From a NumPy array to an array that shares its memory, faster than through DLPack.
-    fast_from_view: Callable[[np.ndarray], Any] | None = None
+    fast_from_view: Any = None
     #: From a host array, aligned to `hostmemory.ALIGNMENT` bytes, to a DLPack capsule.
-    fast_export: Callable[[Any], Any] | None = None
+    fast_export: Any = None
     #: From the capsule of an immutable framework, or to an immutable one, to an array. A mutable framework
     #: copies 0-d arrays, since the others cache scalars.
-    fast_adopt: Callable[[Any], Any] | None = None
+    fast_adopt: Any = None
 
     # -- between processes ------------------------------------------------------------------------
 
