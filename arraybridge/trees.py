@@ -14,8 +14,9 @@ import operator
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -136,29 +137,52 @@ def _opened(tree: Any) -> _Opened:
         return _registered(tree)
     names: Sequence[Any]
     put: Callable[[Any, Any, Any], None] = operator.setitem
-    if isinstance(tree, (list, tuple, deque)):
-        names, children, words = range(len(tree)), list(tree), "[{!r}]"
-    elif isinstance(tree, (dict, UserDict)):
-        names, words = list(tree), "[{!r}]"
-        children = [tree[key] for key in names]
+    bound = tree.maxlen if isinstance(tree, deque) else None
+    holds = isinstance(tree, (dict, list, tuple, deque, UserDict))
+    if holds:
+        held, words = _held(tree), "[{!r}]"
+        names, children = list(held), list(held.values())
     else:
-        fields = (
-            vars(tree) if isinstance(tree, SimpleNamespace) else [f.name for f in dataclasses.fields(tree)]
-        )
+        is_namespace = isinstance(tree, SimpleNamespace)
+        fields = vars(tree) if is_namespace else [field.name for field in dataclasses.fields(tree)]
         names, words, put = [name for name in fields if hasattr(tree, name)], ".{}", object.__setattr__
         children = [getattr(tree, name) for name in names]
 
     def make(children: Sequence[Any]) -> Any:
         if isinstance(tree, tuple):
-            again = tuple.__new__(type(tree), children)
-            getattr(again, "__dict__", {}).update(getattr(tree, "__dict__", {}))
-            return again
-        again = copy.copy(tree)  # whose fields may be frozen
-        for name, child in zip(names, children, strict=True):
-            put(again, name, child)
+            again: Any = tuple.__new__(type(tree), children)
+            _attributes(again).update(_attributes(tree))
+        else:
+            again = copy.copy(tree)  # whose fields may be frozen
+            for name, child in zip(names, children, strict=True):
+                put(again, name, child)
+        if _attributes(tree) is tree:  # items that are attributes too
+            again.__dict__ = again
+        for name in [*_attributes(again)]:
+            if isinstance(getattr(type(tree), str(name), None), cached_property):  # computed of other arrays
+                del _attributes(again)[name]
+        if holds and any(x is not y for x, y in zip(_held(again).values(), children, strict=True)):
+            raise ValueError("it holds other things than it is given")
         return again
 
-    return _Opened(names, children, getattr(tree, "maxlen", None), make, lambda i: words.format(names[i]))
+    return _Opened(names, children, bound, make, lambda i: words.format(names[i]))
+
+
+def _held(tree: Any) -> dict[Any, Any]:
+    """What a container holds, by key or number, whatever its class makes of that where it is read."""
+    if isinstance(tree, UserDict):
+        return {**tree.data}
+    if isinstance(tree, dict):
+        return dict(dict.items(tree))
+    base: Any = next(one for one in (list, tuple, deque) if isinstance(tree, one))
+    return dict(enumerate(base.__iter__(tree)))
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    """What ``x`` has as attributes besides, without its own ``__getattr__``."""
+    with suppress(AttributeError):
+        return cast("dict[str, Any]", object.__getattribute__(x, "__dict__"))
+    return {}
 
 
 def _registered(tree: Any) -> _Opened:
@@ -232,8 +256,8 @@ def key_of(structure: Any) -> Any:
     opened = _opened(structure)
     names = tuple(opened.names)
     # Attributes beside the items: nobody knows what they mean, and a set has no hash.
-    beside = set() if _is_registered(structure) else set(getattr(structure, "__dict__", ())) - {*names}
-    factory = getattr(structure, "default_factory", None)
+    beside = set() if _is_registered(structure) else set(_attributes(structure)) - {*names}
+    factory = structure.default_factory if isinstance(structure, defaultdict) else None
     return type(structure), names, opened.extra, factory, beside or None, tuple(map(key_of, opened.children))
 
 

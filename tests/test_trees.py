@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 
 import arraybridge
 from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_tree
+from arraybridge.trees import map_arrays
 from tests import matrix_data as data
 from tests.helpers import require
 
@@ -203,6 +205,54 @@ def test_what_does_not_let_itself_be_rebuilt() -> None:
     )
     with pytest.raises(MemoryConversionError, match="Refusing cannot be rebuilt"):
         convert_tree(Refusing(), "torch")
+
+
+class Described(dict[str, Any]):
+    """Its items are attributes too, and what is not there is made."""
+
+    def __getattr__(self, name: str) -> Any:
+        self[name] = "made"
+        return self[name]
+
+
+class Items(dict[str, Any]):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class Rooted(dict[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        return np.sqrt(super().__getitem__(key))
+
+
+class Marked(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, ("set", value))
+
+
+@dataclasses.dataclass
+class Doubled:
+    x: Any
+
+    @functools.cached_property
+    def twice(self) -> Any:
+        return self.x * 2
+
+
+def test_classes_that_do_more_where_they_are_read_or_written() -> None:
+    described = Described(x=np.ones(2))
+    assert map_arrays(described, lambda x: x + 1)["x"].tolist() == [2, 2]
+    assert list(described) == ["x"]
+    items = map_arrays(Items(x=np.ones(2)), lambda x: x + 1)
+    assert items["x"] is items.x
+    assert items.x.tolist() == [2, 2]
+    assert map_arrays(Rooted(x=np.full(2, 3.0)), lambda x: x + 1)["x"].tolist() == [2, 2]
+    marked = Marked(x=np.ones(2))
+    assert map_arrays(marked, lambda x: x + 1) is marked  # it does not let itself be rebuilt
+    doubled = Doubled(np.ones(2))
+    assert doubled.twice.tolist() == [2, 2]
+    assert map_arrays(doubled, lambda x: x + 1).twice.tolist() == [4, 4]
 
 
 def test_a_container_that_contains_itself_is_refused() -> None:
