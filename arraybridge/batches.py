@@ -48,6 +48,11 @@ def rows(tree: Any, axis: int) -> int | None:
 
 def plain(tree: Any) -> Any:
     """The tree with what was marked as `fixed` in its place; the very object where nothing was."""
+    for x in tree if type(tree) is tuple else (tree,):
+        if kinds.get(type(x)) != ARRAY:
+            break
+    else:
+        return tree  # arrays alone, as most calls have them
     return map_arrays(tree, _value, also=fixed)
 
 

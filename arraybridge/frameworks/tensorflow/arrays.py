@@ -251,7 +251,7 @@ class TensorflowFramework(Framework):
         raise NotImplementedError
 
     def fast_export(self, x: Any) -> Any:
-        if id(x.dtype) not in _DLPACK_IDS or (len(_devices()) > 1 and not x.backing_device.endswith(_CPU)):
+        if id(x.dtype) not in _DLPACK_IDS or not (_cpu_alone() or x.backing_device.endswith(_CPU)):
             raise NotImplementedError
         return _to_dlpack(x)
 
@@ -281,3 +281,8 @@ def _devices() -> tuple[Device, ...]:
         for kind in ("cpu", "gpu")
         for native in tf.config.list_logical_devices(kind.upper())
     )
+
+
+@functools.cache
+def _cpu_alone() -> bool:
+    return len(_devices()) == 1
