@@ -101,10 +101,12 @@ def run_with_oom_recovery(
         raise ValueError(f"max_retries={max_retries!r} is no number of retries; pass 0, 1, 2, …")
     if before_retry is not None and not callable(before_retry):
         raise TypeError(f"before_retry={before_retry!r} must be a function without arguments")
-    if split.__class__ is not bool:
+    result: R
+    if split is False:
+        result = recovered(fn, args, kwargs, max_retries, gpu_id, before_retry)
+        return result
+    if split is not True:
         raise TypeError(f"split={split!r} must be True or False; mark what is not to be split as fixed(x)")
-    if not split:
-        return cast("R", recovered(fn, args, kwargs, max_retries, gpu_id, before_retry))
     _check_floor(min_split)
     result = recovered(
         _unmarking(fn), args, kwargs, max_retries, gpu_id, before_retry, True, split_axis, min_split
