@@ -140,8 +140,8 @@ def _opened(tree: Any) -> _Opened:
     bound = tree.maxlen if isinstance(tree, deque) else None
     holds = isinstance(tree, (dict, list, tuple, deque, UserDict))
     if holds:
-        held, words = _held(tree), "[{!r}]"
-        names, children = list(held), list(held.values())
+        contents, words = _contents(tree), "[{!r}]"
+        names, children = list(contents), list(contents.values())
     else:
         is_namespace = isinstance(tree, SimpleNamespace)
         fields = vars(tree) if is_namespace else [field.name for field in dataclasses.fields(tree)]
@@ -161,14 +161,14 @@ def _opened(tree: Any) -> _Opened:
         for name in [*_attributes(again)]:
             if isinstance(getattr(type(tree), str(name), None), cached_property):  # computed of other arrays
                 del _attributes(again)[name]
-        if holds and any(x is not y for x, y in zip(_held(again).values(), children, strict=True)):
+        if holds and any(x is not y for x, y in zip(_contents(again).values(), children, strict=True)):
             raise ValueError("it holds other things than it is given")
         return again
 
     return _Opened(names, children, bound, make, lambda i: words.format(names[i]))
 
 
-def _held(tree: Any) -> dict[Any, Any]:
+def _contents(tree: Any) -> dict[Any, Any]:
     """What a container holds, by key or number, whatever its class makes of that where it is read."""
     if isinstance(tree, UserDict):
         return {**tree.data}

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import platform
@@ -54,7 +53,7 @@ class Facts(NamedTuple):
         driver, cards: the NVIDIA driver and what it sees.
         looks: by framework what was seen of it, and its ``"state"``, one of `_STATES`.
         trials: what came of the orders of imports that were tried, see `_trial`.
-        versions: of the installed distributions.
+        versions: of arraybridge and of what brings CuPy, where it is installed.
         environ: the variables of this process.
         folder: the working directory, which is searched for modules first.
     """
@@ -364,10 +363,9 @@ def _plain_import() -> str:
 
 
 def _versions() -> dict[str, str]:
-    """The versions of the installed distributions that matter."""
+    """The versions of the installed distributions that the faults look at."""
     versions = {}
-    packages = (registry.facts(name).distributions for name in registry.framework_names())
-    for name in ("arraybridge", *_CUPYS, *itertools.chain(*packages)):
+    for name in ("arraybridge", "cupy", *_CUPYS):
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions

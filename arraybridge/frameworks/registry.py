@@ -120,8 +120,8 @@ def version_of(name: str) -> str:
     """The version of a framework that is installed, without its import; ``""`` where it is not."""
     from importlib.metadata import distributions  # costs 20 ms
 
-    wanted = facts(name).distributions
-    return next((one.version for word in wanted for one in distributions(name=word)), "")
+    names = facts(name).distributions
+    return next((one.version for word in names for one in distributions(name=word)), "")
 
 
 def install_command(facts: Facts, *options: str) -> str:
