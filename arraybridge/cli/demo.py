@@ -105,8 +105,13 @@ def _tour(picture: np.ndarray) -> tuple[list[Json], dict[str, str]]:
     available, missing = output.usable(ORDER)
     current: Any = picture
     for framework in (*available, "numpy"):
-        # Once beforehand: OpenCL compiles kernels, and XLA programs, which is no conversion.
-        _invert(framework, arraybridge.convert_memory(picture, framework))
+        try:
+            # Once beforehand: OpenCL compiles kernels, and XLA programs, which is no conversion.
+            _invert(framework, arraybridge.convert_memory(picture, framework))
+        except RuntimeError as error:  # an OpenCL driver that cannot compile for this CPU
+            first_line = str(error).partition("\n")[0]
+            missing[framework] = f"its functions do not run ({first_line}); see arraybridge doctor."
+            continue
         with arraybridge.trace() as log:
             current = arraybridge.convert_memory(current, framework)
         twice: Any = _invert(framework, _invert(framework, current))

@@ -43,6 +43,8 @@ _STATES = {
     "crashed": "[red]crashes[/red]",
     "timed out": "[red]hangs[/red]",
 }
+#: How PoCL says that it cannot compile for this CPU.
+_UNKNOWN_CPU = "unknown target CPU"
 _CUPYS = {f"cupy-cuda{major}x": major for major in (11, 12, 13, 14)}
 
 
@@ -176,6 +178,19 @@ def no_opencl(facts: Facts) -> Iterator[Json]:
         yield _problem("no-opencl", "warning", "pyclesperanto", message, *fix)
 
 
+def old_pocl(facts: Facts) -> Iterator[Json]:
+    if _UNKNOWN_CPU in (facts.looks.get("pyclesperanto", {}).get("error") or ""):
+        message = (
+            "pyclesperanto's arrays come and go, and none of its functions runs: the compiler of the PoCL"
+            " that is installed is older than this CPU, and does not know it."
+        )
+        fix = (
+            "sudo apt install pocl-opencl-icd",
+            "# or another PoCL of your system, and import pyclesperanto before tensorflow",
+        )
+        yield _problem("old-pocl", "error", "pyclesperanto", message, *fix)
+
+
 def preallocation(facts: Facts) -> Iterator[Json]:
     for name, share, variable, modest in (
         ("jax", "three quarters of a card's memory", "XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
@@ -225,6 +240,8 @@ def broken(facts: Facts) -> Iterator[Json]:
         verb = verbs.get(look["state"])
         if verb is None or (look["state"] == "no device" and name == "pyclesperanto"):
             continue
+        if _UNKNOWN_CPU in (look.get("error") or ""):
+            continue
         fix = install_command(registry.facts(name), "--force-reinstall")
         if name == "cupy":
             fix = f"pip install --force-reinstall {facts.fitting_cupy()}"
@@ -245,6 +262,7 @@ FAULTS: tuple[Callable[[Facts], Iterator[Json]], ...] = (
     two_cupys,
     cpu_build,
     no_opencl,
+    old_pocl,
     preallocation,
     import_order,
     namesake,

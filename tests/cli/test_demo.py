@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from arraybridge.cli import demo
 from tests.cli.programs import Site, call_cli
+from tests.helpers import require
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "pyclesperanto")
 Json = dict[str, Any]
@@ -62,6 +64,21 @@ def test_without_frameworks_the_demo_says_what_to_install(tmp_path: Path) -> Non
         assert f'pip install ".[{extra}]"' in done.stdout
     assert "no GPU is used: no framework finds one" in done.stdout
     assert "DIFFERENT" not in done.stdout
+
+
+def test_a_framework_whose_functions_do_not_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    inverted = demo._invert
+
+    def invert(framework: str, array: Any) -> Any:
+        if framework == "jax":
+            raise RuntimeError("Error: Failed to build OpenCL program.\nBuild log: …")
+        return inverted(framework, array)
+
+    require("jax")
+    monkeypatch.setattr(demo, "_invert", invert)
+    done = call_cli("demo")
+    assert done.exit_code == 0, done.stderr
+    assert "jax left out: its functions do not run (Error: Failed to build OpenCL program.)" in done.stdout
 
 
 WRONG: dict[str, Callable[[Path], object]] = {

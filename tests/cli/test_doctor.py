@@ -31,6 +31,7 @@ def look(built_for: str = "CPU", **more: Any) -> Json:
 
 CUPY_12, CUPY_13 = {"cupy-cuda12x": "14"}, {"cupy-cuda13x": "14"}
 CL = {"no": {"pyclesperanto": look(state="no device")}, "half": {"pyclesperanto": look(plain_import="fails")}}
+CL["old"] = {"pyclesperanto": look(state="broken", error="Build log: error: unknown target CPU 'generic'")}
 CRASH = {"order": ("a", "b"), "crash": "SIGSEGV", "at": "b"}
 HANGS = look(state="timed out", error="no answer within 5 seconds")
 BLIND = look("CUDA 13", state="no device")
@@ -46,6 +47,7 @@ FOUND = [
     ("cpu-build", W, Facts(NEW, CARDS, {"torch": look()}), "can't use the Fake RTX", "uninstall -y torch"),
     ("no-opencl", E, Facts(looks=CL["no"]), "no OpenCL device. A card", 'pip install "pyopencl[pocl]"'),
     ("no-opencl", W, Facts(looks=CL["half"]), "before arraybridge finds no", "export OCL_ICD_FILENAMES="),
+    ("old-pocl", E, Facts(looks=CL["old"]), "older than this CPU", "apt install pocl-opencl-icd"),
     ("takes-card", W, Facts(NEW, CARDS, {"jax": look("CUDA 13")}), "three quarters", "PREALLOCATE=false"),
     ("import-order", E, Facts(looks={"b": look()}, trials=[CRASH]), "After a the", "import b before a"),
     ("import-order", E, Facts(looks={"b": look()}, trials=[CRASH | {"at": ""}]), "ends", "two processes"),
@@ -66,7 +68,7 @@ def test_a_fault_is_found_with_its_fix(
 
 
 def test_every_fault_of_the_table_has_a_case() -> None:
-    assert len(FAULTS) == len({fault for fault, *_ in FOUND}) == 10
+    assert len(FAULTS) == len({fault for fault, *_ in FOUND}) == 11
 
 
 MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
