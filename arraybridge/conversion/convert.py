@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from arraybridge.carriers.carrier import carrier_of
@@ -120,12 +119,17 @@ def convert_memory(
     gpu_id: GpuId = None,
     **options: Unpack[Options],
 ) -> Any: ...
-def convert_memory(  # type: ignore[misc]  # noqa: D417  # its options are described one by one
+def convert_memory(  # type: ignore[misc]
     data: Any,
     source_type: Any = None,
     target_type: Any = None,
     gpu_id: Any = None,
-    **options: Any,
+    *,
+    target: Any = None,
+    copy: bool | None = None,
+    dtype: Any = None,
+    grad: str = "error",
+    device: DeviceLike | None = None,
 ) -> Any:
     """Convert an array to another framework: bit for bit, and without a copy where memory can be shared.
 
@@ -164,23 +168,22 @@ def convert_memory(  # type: ignore[misc]  # noqa: D417  # its options are descr
     >>> convert_memory(labels, "torch")
     tensor([[            0, 1099511627776]])
     """
-    # Most calls, which this is written for: a dict of no options costs less than a default for each of them.
-    plain = target_type is None and gpu_id is None and not options
-    if plain and (not open_logs or trace.listeners() is None):
-        try:
-            return by_form[source_type][type(data)](data)
-        except plans.declined:
-            pass  # not planned yet, or an array that needs care
     listeners = trace.listeners() if open_logs else None
     form: Any = None
     if listeners is None and gpu_id is None:
+        is_plain = target_type is None and copy is None and dtype is None and device is None
+        if is_plain and target is None and grad == "error":  # as most calls are
+            try:
+                return by_form[source_type][type(data)](data)
+            except plans.declined:
+                pass  # not planned yet, or an array that needs care
         # With types, since equal forms have to mean the same call, and 1 == True == tf.float32.
-        form = (source_type, target_type, *options.items(), *map(type, options.values()))
+        form = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         try:
             return by_form[form][type(data)](data)
         except plans.declined:
             pass
-    request = _request(source_type, target_type, gpu_id, **options)
+    request = _request(source_type, target_type, gpu_id, target, copy, dtype, grad, device)
     decision = decide(data, request)
     if listeners is None:
         result = decision()
@@ -197,12 +200,11 @@ def _request(
     first: Any,
     second: Any,
     gpu_id: Any,
-    *,
-    target: Any = None,
-    copy: bool | None = None,
-    dtype: Any = None,
-    grad: str = "error",
-    device: DeviceLike | None = None,
+    target: Any,
+    copy: bool | None,
+    dtype: Any,
+    grad: str,
+    device: DeviceLike | None,
 ) -> Request:
     """Sort out which of the positional arguments is the source, the target and the number of the GPU."""
     for word in (first, second, gpu_id):
@@ -225,9 +227,6 @@ def _request(
     return Request(second, first, gpu_id, device, copy, dtype, grad)
 
 
-_request.__qualname__ = "convert_memory"  # where Python says that an option is not known
-
-
 @overload
 def explain(data: Any, target: FrameworkLike, gpu_id: GpuId = None, **options: Unpack[Options]) -> Route: ...
 @overload
@@ -239,7 +238,16 @@ def explain(
     **options: Unpack[Options],
 ) -> Route: ...
 def explain(  # type: ignore[misc]
-    data: Any, source_type: Any = None, target_type: Any = None, gpu_id: Any = None, **options: Any
+    data: Any,
+    source_type: Any = None,
+    target_type: Any = None,
+    gpu_id: Any = None,
+    *,
+    target: Any = None,
+    copy: bool | None = None,
+    dtype: Any = None,
+    grad: str = "error",
+    device: DeviceLike | None = None,
 ) -> Route:
     """The route that `convert_memory` would take with the same arguments; nothing is converted.
 
@@ -254,7 +262,8 @@ def explain(  # type: ignore[misc]
     >>> route.method, route.shares_memory, route.copies
     ('view', True, 0)
     """
-    return decide(data, _request(source_type, target_type, gpu_id, **options)).route
+    request = _request(source_type, target_type, gpu_id, target, copy, dtype, grad, device)
+    return decide(data, request).route
 
 
 def detect_memory_type(x: Any) -> str:
@@ -294,7 +303,16 @@ def device_of(x: Any) -> Device:
     return source.device_of(data)
 
 
-def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **options: Unpack[Options]) -> Any:
+def convert_tree(
+    tree: Any,
+    target: FrameworkLike,
+    gpu_id: GpuId = None,
+    *,
+    copy: bool | None = None,
+    dtype: Any = None,
+    grad: Grad = "error",
+    device: DeviceLike | None = None,
+) -> Any:
     """Convert every array inside nested containers, and leave everything else as it is.
 
     Args:
@@ -302,8 +320,11 @@ def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **optio
             in its global namespace or in the namespace ``"arraybridge"``, nested at will; subclasses of dict,
             list and tuple where they can be rebuilt. Containers keep their types, and dicts their order.
         target: the framework to convert to.
-        gpu_id: as for `convert_memory`.
-        **options: ``copy``, ``dtype``, ``grad`` and ``device`` as for `convert_memory`, for every array.
+        gpu_id: as for `convert_memory`, as are the others; each is meant for every array.
+        copy: share, copy, or refuse to.
+        dtype: what to cast to.
+        grad: what to do with tensors that require grad.
+        device: the device in words.
 
     Raises:
         MemoryConversionError: or a subclass, whose message says where in the tree.
@@ -313,25 +334,11 @@ def convert_tree(tree: Any, target: FrameworkLike, gpu_id: GpuId = None, **optio
     {'image': tensor([0., 0.], dtype=torch.float64), 'name': 'cell'}
     """
     name = registry.framework_name(target)
-    _request(name, None, gpu_id, **options)  # also where there is no array, an option is one
 
     def convert(leaf: Any) -> Any:
-        return convert_memory(leaf, name, gpu_id=gpu_id, **options)
+        return convert_memory(leaf, name, None, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
     return map_arrays(tree, convert)
-
-
-def _name_options(*functions: Any) -> None:
-    """Let `help` and editors show the options by name, which ``**options`` keeps cheap to pass on."""
-    options = [p for p in inspect.signature(_request).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    for function in functions:
-        shown = inspect.signature(function)
-        own = {name: p for name, p in shown.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        named = [option for option in options if option.name not in own]
-        function.__signature__ = shown.replace(parameters=[*own.values(), *named])
-
-
-_name_options(convert_memory, explain, convert_tree)
 
 
 def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:

@@ -22,7 +22,7 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, refusals
 from arraybridge.types import Cache, Device
 
-__all__ = ["by_form", "declined"]
+__all__ = ["by_form", "declined", "form_of"]
 
 #: Form → type of the array → the plan, a function of the array.
 by_form: Cache[Hashable, dict[type, FastFunction]] = Cache()
@@ -33,6 +33,13 @@ _declining = Lock()
 # Form and type of the array → facts → what was decided for them.
 _decided: Cache[tuple[Hashable, type], dict[Hashable, FastFunction]] = Cache()
 _MAX_FACTS = 4096
+
+
+def form_of(
+    source: Any, target: Any, *, dtype: Any = None, grad: str = "error", device: Any = None
+) -> Hashable:
+    """The form of ``convert_memory(x, source, target, dtype=dtype, grad=grad, device=device)``."""
+    return (source, target, None, None, type(None), dtype, type(dtype), grad, device)
 
 
 def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision) -> None:
@@ -46,10 +53,11 @@ def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision)
     fast = _fast(request, decision)
     plain = request.dtype is None and request.device is None and request.grad == "error"
     try:
-        # A call of a target alone has tried the fast converter by then.
-        plan = _planned(form, request, decision, None if form[1:] == (None,) else fast)
-        _add(form, cls, plan)
-        if plain and request.declared is None and request.copy is None:  # however it was written
+        is_bare = plain and request.declared is None and request.copy is None
+        # A call of a target alone, which stands first, has tried the fast converter by then.
+        has_tried = is_bare and form[0] is not None
+        _add(form, cls, _planned(form, request, decision, None if has_tried else fast))
+        if is_bare:  # however it was written
             _add(request.target, cls, fast)
     except TypeError:
         pass  # an option that cannot be a key

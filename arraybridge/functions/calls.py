@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Container, Hashable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import nullcontext, suppress
 from functools import partial
 from types import SimpleNamespace
@@ -166,9 +166,8 @@ def _converting(
     options: dict[str, Any] = {}
     if grad != "error" or dtype is not None or device is not None:
         options = {"grad": grad, "dtype": dtype, "device": device}
-    form: Hashable = (declared, target, *options.items(), *map(type, options.values()))
-    if declared is None and not options:
-        form = target
+    is_bare = declared is None and not options
+    form = target if is_bare else plans.form_of(declared, target, **options)
 
     def convert(x: Any) -> Any:
         if not open_logs:
