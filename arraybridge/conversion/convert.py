@@ -168,15 +168,24 @@ def convert_memory(  # type: ignore[misc]
     >>> convert_memory(labels, "torch")
     tensor([[            0, 1099511627776]])
     """
+    # Most calls name a target alone.
+    if (
+        target_type is None
+        and gpu_id is None
+        and target is None
+        and copy is None
+        and dtype is None
+        and grad == "error"
+        and device is None
+        and not open_logs
+    ):
+        try:
+            return by_form[source_type][type(data)](data)
+        except plans.declined:
+            pass  # not planned yet, or an array that needs care
     listeners = trace.listeners() if open_logs else None
     form: Any = None
     if listeners is None and gpu_id is None:
-        is_plain = target_type is None and copy is None and dtype is None and device is None
-        if is_plain and target is None and grad == "error":  # as most calls are
-            try:
-                return by_form[source_type][type(data)](data)
-            except plans.declined:
-                pass  # not planned yet, or an array that needs care
         # With types, since equal forms have to mean the same call, and 1 == True == tf.float32.
         form = (source_type, target_type, target, copy, type(copy), dtype, type(dtype), grad, device)
         try:

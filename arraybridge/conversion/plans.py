@@ -25,7 +25,8 @@ from arraybridge.types import Cache, Device
 __all__ = ["by_form", "declined", "form_of"]
 
 #: Form → type of the array → the plan, a function of the array.
-by_form: Cache[Hashable, dict[type, FastFunction]] = Cache()
+by_form: dict[Hashable, dict[type, FastFunction]] = {}
+Cache.every.append(by_form)  # itself a dict: Python looks into one of a subclass later
 #: What a plan raises for an array that it cannot vouch for; the careful way says the last word, and in full.
 declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *refusals())
 _declining = Lock()

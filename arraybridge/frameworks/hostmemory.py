@@ -40,7 +40,7 @@ MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 # From this many bytes on it pays to choose how to copy.
 _LARGE = 1 << 16
 
-_first_byte = ctypes.c_char.from_buffer
+_first_byte, _address_of = ctypes.c_char.from_buffer, ctypes.addressof
 
 # -- dtypes ------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ def address(view: np.ndarray) -> int:
     if not view.flags.carray:  # to be refused as a buffer takes four times as long as to ask
         return int(view.ctypes.data)
     try:
-        return ctypes.addressof(_first_byte(view))  # type: ignore[arg-type]  # an array is a buffer
+        return _address_of(_first_byte(view))  # type: ignore[arg-type]  # an array is a buffer
     except (TypeError, ValueError, BufferError):
         # It is empty, or no buffer.
         return int(view.ctypes.data)
@@ -158,7 +158,7 @@ def packed(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     which makes the first touch up to five times faster where the kernel gives them only on request.
     """
     memory = np.empty(dtype.itemsize * math.prod(shape) + ALIGNMENT, np.uint8)
-    start = -ctypes.addressof(_first_byte(memory)) % ALIGNMENT  # type: ignore[arg-type]
+    start = -_address_of(_first_byte(memory)) % ALIGNMENT  # type: ignore[arg-type]
     return np.ndarray(shape, dtype, memory, start)
 
 
@@ -176,7 +176,7 @@ def fresh(view: np.ndarray) -> np.ndarray:
                 source = from_numpy(writable_alias(view).view(np.ndarray).view(bits))
                 from_numpy(result.view(bits)).copy_(source)
                 return result
-    np.copyto(result, view)
+    result[...] = view
     return result
 
 
@@ -279,8 +279,9 @@ def capsule(view: np.ndarray) -> Any:
     NumPy refuses to export those, although DLPack has numbers for them: the bytes are exported as
     unsigned integers, and the capsule's dtype code is set to what they are.
     """
-    view = writable_alias(view)
-    code = _DLPACK_CODES.get(name_of(view.dtype))
+    if not view.flags.writeable:
+        view = writable_alias(view)
+    code = _DLPACK_CODES.get(name_of(view.dtype)) if view.dtype.isbuiltin == 2 else None  # of ml_dtypes
     if code is None:
         return view.__dlpack__()
     exported = view.view(f"uint{8 * view.dtype.itemsize}").__dlpack__()
