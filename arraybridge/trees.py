@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import mmap
-import operator
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -41,7 +40,8 @@ _PLAIN = (
     *(FunctionType, BuiltinFunctionType, MethodType),
 )
 _BUILT_IN = (dict, list, tuple, OrderedDict, defaultdict, deque)
-_BASES = (dict, list, tuple, deque, UserDict, SimpleNamespace)
+# What holds the items of a container, subclasses included; the attributes of all others are their items.
+_HOLDERS = (OrderedDict, dict, list, tuple, deque)
 # Classes may be registered with optree for arraybridge alone.
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
 
@@ -69,21 +69,18 @@ def kind_of(value: Any) -> int:
         kinds.keep(cls, kind)
     if kind != _OPEN:
         return kind
-    if is_carrier(value):  # first, since zarr's arrays are dataclasses
-        return ARRAY
+    # Bytes are no arrays among others; they carry one where they are named as the array to convert.
+    if carrier_of(value) is not None and not isinstance(value, (bytes, bytearray, mmap.mmap)):
+        return ARRAY  # first, since zarr's arrays are dataclasses
     return TREE if _is_container(value) else ARRAY if offers_alone(value) else LEAF
 
 
-def is_carrier(value: Any) -> bool:
-    """Whether it counts as an array because it carries one.
-
-    Bytes do not, among other things; they carry one where they are named as the array to convert.
-    """
-    return not isinstance(value, (bytes, bytearray, mmap.mmap)) and carrier_of(value) is not None
-
-
 def _is_container(x: Any) -> bool:
-    return isinstance(x, _BASES) or dataclasses.is_dataclass(x) or _is_registered(x)
+    return (
+        isinstance(x, (*_HOLDERS, UserDict, SimpleNamespace))
+        or dataclasses.is_dataclass(x)
+        or _is_registered(x)
+    )
 
 
 def _is_registered(x: Any) -> bool:
@@ -133,49 +130,44 @@ class _Opened(NamedTuple):
 
 
 def _opened(tree: Any) -> _Opened:
+    """A container, opened by the methods of the built-in class, whatever its own make of an item."""
     if type(tree) not in _BUILT_IN and _is_registered(tree):
         return _registered(tree)
+    holder = tree.data if isinstance(tree, UserDict) else tree
+    base: Any = next((one for one in _HOLDERS if isinstance(holder, one)), None)
     names: Sequence[Any]
-    put: Callable[[Any, Any, Any], None] = operator.setitem
-    bound = tree.maxlen if isinstance(tree, deque) else None
-    holds = isinstance(tree, (dict, list, tuple, deque, UserDict))
-    if holds:
-        contents, words = _contents(tree), "[{!r}]"
-        names, children = list(contents), list(contents.values())
-    else:
+    words, put = "[{!r}]", cast("Any", getattr(base, "__setitem__", None))
+    if base is None:
         is_namespace = isinstance(tree, SimpleNamespace)
         fields = vars(tree) if is_namespace else [field.name for field in dataclasses.fields(tree)]
         names, words, put = [name for name in fields if hasattr(tree, name)], ".{}", object.__setattr__
         children = [getattr(tree, name) for name in names]
+    elif issubclass(base, dict):
+        names, children = list(base.keys(holder)), list(base.values(holder))
+    else:
+        children = list(base.__iter__(holder))
+        names = range(len(children))
 
     def make(children: Sequence[Any]) -> Any:
-        if isinstance(tree, tuple):
-            again: Any = tuple.__new__(type(tree), children)
+        again: Any = tuple.__new__(type(tree), children) if base is tuple else copy.copy(tree)
+        holder = again.data if isinstance(again, UserDict) else again
+        if base is tuple:
             _attributes(again).update(_attributes(tree))
+        elif base in (list, deque):
+            base.clear(holder)
+            base.extend(holder, children)
         else:
-            again = copy.copy(tree)  # whose fields may be frozen
             for name, child in zip(names, children, strict=True):
-                put(again, name, child)
+                put(holder, name, child)  # also of a frozen dataclass
         if _attributes(tree) is tree:  # items that are attributes too
             again.__dict__ = again
         for name in [*_attributes(again)]:
             if isinstance(getattr(type(tree), str(name), None), cached_property):  # computed of other arrays
                 del _attributes(again)[name]
-        if holds and any(x is not y for x, y in zip(_contents(again).values(), children, strict=True)):
-            raise ValueError("it holds other things than it is given")
         return again
 
+    bound = tree.maxlen if isinstance(tree, deque) else None
     return _Opened(names, children, bound, make, lambda i: words.format(names[i]))
-
-
-def _contents(tree: Any) -> dict[Any, Any]:
-    """What a container holds, by key or number, whatever its class makes of that where it is read."""
-    if isinstance(tree, UserDict):
-        return {**tree.data}
-    if isinstance(tree, dict):
-        return dict(dict.items(tree))
-    base: Any = next(one for one in (list, tuple, deque) if isinstance(tree, one))
-    return dict(enumerate(base.__iter__(tree)))
 
 
 def _attributes(x: Any) -> dict[str, Any]:

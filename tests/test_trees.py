@@ -229,6 +229,11 @@ class Marked(dict[str, Any]):
         super().__setitem__(key, ("set", value))
 
 
+class Twice(list[Any]):
+    def append(self, value: Any) -> None:
+        self.extend([value, value])
+
+
 @dataclasses.dataclass
 class Doubled:
     x: Any
@@ -245,8 +250,11 @@ def test_classes_that_do_more_where_they_are_read_or_written() -> None:
     items = map_arrays(Items(x=np.ones(2)), lambda x: x + 1)
     assert items["x"].tolist() == items.x.tolist() == [2, 2]
     assert map_arrays(Rooted(x=np.full(2, 3.0)), lambda x: x + 1)["x"].tolist() == [2, 2]
-    marked = Marked(x=np.ones(2))
-    assert map_arrays(marked, lambda x: x + 1) is marked  # it does not let itself be rebuilt
+    marked = map_arrays(Marked(x=np.ones(2)), lambda x: x + 1)
+    assert type(marked) is Marked
+    assert marked["x"].tolist() == [2, 2]
+    twice = map_arrays(Twice([np.ones(2)]), lambda x: x + 1)
+    assert (type(twice), len(twice), twice[0].tolist()) == (Twice, 1, [2, 2])
     doubled = Doubled(np.ones(2))
     assert doubled.twice.tolist() == [2, 2]
     assert map_arrays(doubled, lambda x: x + 1).twice.tolist() == [4, 4]

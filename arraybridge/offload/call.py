@@ -171,7 +171,9 @@ class Call:
         self.arrays: list[Any] = []
         kinds: list[Any] = [tuple(self.named)]
         self.nbytes, self.in_numpy = 0, True
-        for x in leaves_of([*self.batch, *self.named.values()]):
+        values = (*self.batch, *self.named.values())
+        is_flat = all(type(x) is np.ndarray for x in values)
+        for x in values if is_flat else leaves_of(values):
             if type(x) is np.ndarray:
                 kinds.append((x.dtype, x.ndim))
                 nbytes = x.nbytes
