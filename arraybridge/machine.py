@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -84,25 +84,25 @@ def cards() -> tuple[Card, ...]:
     >>> [card.name for card in cards()]  # doctest: +SKIP
     ['NVIDIA H200']
     """
-    if _nvml()[0] is None:
-        return ()
     return _counted(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
 
 
 def reading(card: Card) -> Reading:
     """What a card of `cards` tells now."""
-    rates = _of_card(card.uuid, "nvmlDeviceGetUtilizationRates")
+    handle = _ask("nvmlDeviceGetHandleByUUID", card.uuid)
+    rates = _ask("nvmlDeviceGetUtilizationRates", handle)
     holders: Counter[int] = Counter()
-    for process in _of_card(card.uuid, "nvmlDeviceGetComputeRunningProcesses") or []:
+    for process in _ask("nvmlDeviceGetComputeRunningProcesses", handle) or []:
         if process.usedGpuMemory is not None:
             holders[process.pid] += int(process.usedGpuMemory)
-    temperature = _of_card(card.uuid, "nvmlDeviceGetTemperature", 0)  # NVML_TEMPERATURE_GPU
-    return Reading(*_memory(card.uuid), None if rates is None else int(rates.gpu), temperature, holders)
+    temperature = _ask("nvmlDeviceGetTemperature", handle, 0)  # NVML_TEMPERATURE_GPU
+    return Reading(*_memory(handle), None if rates is None else int(rates.gpu), temperature, holders)
 
 
 def free_memory(index: int) -> int | None:
     """Free bytes of the card of that number; None where there is none, or nobody tells."""
-    return next((_memory(card.uuid)[1] for card in cards()[index : index + 1]), None)
+    card = next(iter(cards()[index : index + 1]), None)
+    return None if card is None else _memory(_ask("nvmlDeviceGetHandleByUUID", card.uuid))[1]
 
 
 def driver() -> Driver:
@@ -136,77 +136,61 @@ def _ask(question: str, *arguments: Any) -> Any:
         return None
 
 
-def _of_card(uuid: str, question: str, *arguments: Any) -> Any:
-    """What NVML answers of a card, or of a slice."""
-    return _ask(question, _ask("nvmlDeviceGetHandleByUUID", uuid), *arguments)
-
-
-def _memory(uuid: str) -> tuple[int | None, int | None]:
+def _memory(handle: Any) -> tuple[int | None, int | None]:
     """Bytes of a card or slice: all, and free; None for what is the host's memory."""
-    memory = _of_card(uuid, "nvmlDeviceGetMemoryInfo")
+    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
     return (None, None) if memory is None else (int(memory.total), int(memory.free))
 
 
 @cache
 def _counted(visible: str | None, order: str) -> tuple[Card, ...]:
     """The cards under these variables."""
-    handles = [
-        _ask("nvmlDeviceGetHandleByIndex", number) for number in range(_ask("nvmlDeviceGetCount") or 0)
-    ]
-    every = [uuid for handle in handles if (uuid := _ask("nvmlDeviceGetUUID", handle)) is not None]
+    groups = list(filter(None, map(_with_slices, range(_ask("nvmlDeviceGetCount") or 0))))
     # NVML counts by address. Equal cards are as fast as one another, and CUDA counts them by address, too.
-    if order != "PCI_BUS_ID" and len({_of_card(uuid, "nvmlDeviceGetName") for uuid in every}) > 1:
-        every.sort(key=_speed, reverse=True)
-    chosen = _chosen(every, visible)
-    slices = [uuid for uuid in chosen if uuid not in every]
+    if order != "PCI_BUS_ID" and len({card.name for card, *_ in groups}) > 1:
+        groups.sort(key=_speed, reverse=True)
     # CUDA shows one slice to a process, and no card beside it.
-    return tuple(_card(index, uuid) for index, uuid in enumerate(slices[:1] or chosen))
+    usable = [next(iter(slices), card) for card, *slices in groups]
+    chosen = (
+        usable if visible is None else _named(visible, usable, [card for group in groups for card in group])
+    )
+    slices = [card for card in chosen if card.uuid.startswith("MIG-")]
+    return tuple(replace(card, index=index) for index, card in enumerate(slices[:1] or chosen))
 
 
-def _speed(uuid: str) -> int:
+def _with_slices(index: int) -> list[Card]:
+    """A card as NVML counts, and its slices (MIG) after it; nothing where it does not answer."""
+    handle = _ask("nvmlDeviceGetHandleByIndex", index)
+    address = _ask("nvmlDeviceGetPciInfo", handle)
+    pci = "" if address is None else pci_address(address.domain, address.bus, address.device)
+    is_divided = (_ask("nvmlDeviceGetMigMode", handle) or (0, 0))[0]
+    count = _ask("nvmlDeviceGetMaxMigDeviceCount", handle) if is_divided else 0
+    parts = [_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0)]
+    return [
+        Card(index, _ask("nvmlDeviceGetName", part) or "", uuid, pci, _memory(part)[0])
+        for part in (handle, *parts)
+        if (uuid := _ask("nvmlDeviceGetUUID", part)) is not None
+    ]
+
+
+def _speed(group: list[Card]) -> int:
     """Cores times clock, which is what CUDA's own order agrees with as far as is known."""
-    cores, clock = _of_card(uuid, "nvmlDeviceGetNumGpuCores"), _of_card(uuid, "nvmlDeviceGetMaxClockInfo", 1)
+    handle = _ask("nvmlDeviceGetHandleByUUID", group[0].uuid)
+    cores, clock = _ask("nvmlDeviceGetNumGpuCores", handle), _ask("nvmlDeviceGetMaxClockInfo", handle, 1)
     return int(cores or 0) * int(clock or 0)
 
 
-def _chosen(undivided: list[str], visible: str | None) -> list[str]:
+def _named(visible: str, usable: list[Card], every: list[Card]) -> list[Card]:
     """Cards and slices that ``CUDA_VISIBLE_DEVICES`` names, up to the first word that names none."""
-    usable = [next(iter(_slices(uuid)), uuid) for uuid in undivided]
-    if visible is None:
-        return usable
-    every = [one for uuid in undivided for one in (uuid, *_slices(uuid))]
-    chosen: list[str] = []
+    chosen: list[Card] = []
     for word in map(str.strip, visible.split(",")):
         # The beginning of an identity is enough, where it is the only one that begins so.
-        alike = [uuid for uuid in every if word and uuid.startswith(word)]
+        alike = [card for card in every if word and card.uuid.startswith(word)]
         matches = usable[int(word) : int(word) + 1] if word.isdigit() else alike
         if len(matches) != 1:
             break
         chosen += matches
     return chosen if len(set(chosen)) == len(chosen) else []  # CUDA refuses one that is named twice
-
-
-def _slices(uuid: str) -> list[str]:
-    """The MIG devices of a card; empty for a card that is not divided."""
-    is_divided = (_of_card(uuid, "nvmlDeviceGetMigMode") or (0, 0))[0]
-    count = _of_card(uuid, "nvmlDeviceGetMaxMigDeviceCount") if is_divided else 0
-    parts = (_of_card(uuid, "nvmlDeviceGetMigDeviceHandleByIndex", i) for i in range(count or 0))
-    return [_ask("nvmlDeviceGetUUID", part) for part in parts if part is not None]
-
-
-def _card(index: int, uuid: str) -> Card:
-    # What a slice is part of; a card says that it is none.
-    parent = _of_card(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-    if parent is None:
-        parent = _ask("nvmlDeviceGetHandleByUUID", uuid)
-    address = _ask("nvmlDeviceGetPciInfo", parent)
-    return Card(
-        index,
-        _of_card(uuid, "nvmlDeviceGetName") or "",
-        uuid,
-        "" if address is None else pci_address(address.domain, address.bus, address.device),
-        _memory(uuid)[0],
-    )
 
 
 # -- the host ----------------------------------------------------------------------------------------

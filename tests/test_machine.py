@@ -50,9 +50,6 @@ class FakeNvml:
             "nvmlDeviceGetMigDeviceHandleByIndex": lambda uuid, i: self._given(
                 next(iter(self._card(uuid)[3][i : i + 1]), None)
             ),
-            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda uuid: self._given(
-                self._card(uuid)[1] if uuid.startswith("MIG-") else None
-            ),
             "nvmlSystemGetDriverVersion": lambda: "580.95",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13020,
         }
