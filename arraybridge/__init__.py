@@ -12,6 +12,7 @@ from typing import Any as _Any
 # Before all of ours, since NumPy's own import takes 15 ms longer from inside the modules below (Python 3.11).
 import numpy as _numpy  # noqa: F401
 
+from arraybridge import memory as memory  # the room; its modules come later
 from arraybridge.batches import fixed
 from arraybridge.carriers.carrier import Carrier, chunks, register_carrier
 from arraybridge.conversion.convert import (
@@ -58,8 +59,6 @@ from arraybridge.frameworks.registry import framework, register
 from arraybridge.functions.decorators import cupy, jax, memory_types, numpy, pyclesperanto, tensorflow, torch
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
-from arraybridge.memory.cleanup import coexist, free_memory, gpu_context
-from arraybridge.memory.recovery import is_oom_error, run_with_oom_recovery, split_and_retry
 from arraybridge.options import settings
 from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
@@ -70,7 +69,9 @@ if _TYPE_CHECKING:
     from arraybridge.lines.pipeline import Pipeline
     from arraybridge.lines.prefetch import prefetch
     from arraybridge.measure import benchmark, compare
+    from arraybridge.memory.cleanup import coexist, free_memory, gpu_context
     from arraybridge.memory.pools import BufferPool, pinned
+    from arraybridge.memory.recovery import is_oom_error, run_with_oom_recovery, split_and_retry
     from arraybridge.memory.shared import shared
     from arraybridge.memory.stats import memory_stats
     from arraybridge.offload.decorator import gpu
@@ -167,9 +168,11 @@ _MODULES = {
     "lines.prefetch": "prefetch",
     "lines.processes": "ProcessDiedError",
     "measure": "benchmark Timing compare Comparison SizeComparison",
-    "memory.cleanup": "Coexistence SharedPoolError share_gpu_memory cleanup_all_gpu_frameworks"
+    "memory.cleanup": "coexist Coexistence free_memory gpu_context SharedPoolError share_gpu_memory"
+    " cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
     "memory.pools": "BufferPool PoolLimitError pinned",
+    "memory.recovery": "is_oom_error run_with_oom_recovery split_and_retry",
     "memory.shared": "shared SharedMemoryGoneError",
     "memory.stats": "MemoryCollector MemoryStats gpu_utilization memory_peak memory_stats",
     "offload.decorator": "gpu stay_on_gpu",

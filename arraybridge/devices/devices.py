@@ -14,7 +14,6 @@ from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, Miss
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.registry import loaded
-from arraybridge.memory.stats import DeviceMemory, memory_stats
 from arraybridge.options import chosen_device, default_device, missing_gpu
 from arraybridge.types import Device, DeviceLike, FrameworkLike
 
@@ -69,37 +68,39 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     >>> [str(device) for device in devices("numpy")]
     ['cpu']
     """
+    owners: dict[Device, list[Framework]] = {}
     if framework is None:
         frameworks = loaded()
+        owners |= {Device("gpu", card.index): [] for card in machine.cards()}  # also where none has opened it
     elif framework == "all":
         frameworks = [one for one in map(registry.usable, registry.framework_names()) if one is not None]
     else:
         words = [framework] if isinstance(framework, str) else framework
         frameworks = [registry.framework(name) for name in words]
-    owners: dict[Device, list[Framework]] = {}
     for one in frameworks:
         for device in one.visible_devices():
             owners.setdefault(device, []).append(one)
-    if framework is None:  # cards that no framework is loaded for
-        for card in machine.cards():
-            owners.setdefault(Device("gpu", card.index), [])
+    from arraybridge.memory.stats import memory_stats  # costs 1 ms, which `import arraybridge` saves
+
     readings = {one.device: one for one in memory_stats().devices}
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=lambda device: (device.kind, device.index))  # cpu, gpu, opencl
 
 
-def _described(device: Device, owners: list[Framework], readings: dict[str, DeviceMemory]) -> FoundDevice:
+def _described(device: Device, owners: list[Framework], readings: dict[str, Any]) -> FoundDevice:
     """A device by the reading of the machine, or else by what its frameworks know of it."""
     facts = [("", "", None), *(one.card_of(device) for one in owners)]
     name, identity, total = (next(filter(None, column), None) for column in zip(*facts, strict=True))
     words = "cpu" if device.kind == "cpu" else str(device)
     # The card of an OpenCL device is known by its address.
     words = next((f"gpu:{card.index}" for card in machine.cards() if card.pci == identity), words)
-    reading = readings.get(words, DeviceMemory(words, "", "", None, None, ()))
-    return FoundDevice(
-        *(device.kind, device.index, reading.name or name or "", tuple(one.name for one in owners)),
-        *(reading.total or total, reading.free, reading.uuid or identity or ""),
-    )
+    free = None
+    if words in readings:
+        reading = readings[words]
+        name, identity, total = reading.name or name, reading.uuid or identity, reading.total or total
+        free = reading.free
+    users = tuple(one.name for one in owners)
+    return FoundDevice(device.kind, device.index, name or "", users, total, free, identity or "")
 
 
 def find_device(device: Device) -> Device:
@@ -174,13 +175,12 @@ def device_info() -> DeviceInfo:
     ['available', 'backend', 'memory', 'names', 'versions']
     """
     gpus = [device for device in devices() if device.kind == "gpu"]
-    versions = {name: registry.version_of(name) for name in registry.framework_names()}
     return DeviceInfo(
         available=bool(gpus),
         backend="cuda" if machine.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
         names=[device.name for device in gpus],
         memory=[(device.total, device.free) for device in gpus],
-        versions={name: version for name, version in versions.items() if version},
+        versions={name: words for name in registry.framework_names() if (words := registry.version_of(name))},
     )
 
 

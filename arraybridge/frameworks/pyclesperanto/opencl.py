@@ -131,10 +131,9 @@ def _pci_address(device: Any) -> str:
 # INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
 _CODES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"
 # pyclesperanto's words, and pyopencl's; before them its class, where the error came from another process.
-_OOM = re.compile(
-    rf"Error: .*(?:CL_(?:{_CODES}|INVALID_IMAGE_SIZE)|CUDA_ERROR_OUT_OF_MEMORY)"
-    rf"|(?:\w*Error: )?\w+ failed: (?:{_CODES})\b",
-    re.DOTALL,
+_OOM = (
+    rf"(?s:Error: .*(?:CL_(?:{_CODES}|INVALID_IMAGE_SIZE)|CUDA_ERROR_OUT_OF_MEMORY)"
+    rf"|(?:\w*Error: )?\w+ failed: (?:{_CODES})\b)"
 )
 
 
@@ -144,4 +143,4 @@ def is_oom(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (cl is not None and isinstance(error, cl.MemoryError)):
         return True
     kinds = RuntimeError if cl is None else (RuntimeError, cl.Error)
-    return isinstance(error, kinds) and _OOM.match(str(error)) is not None
+    return isinstance(error, kinds) and re.match(_OOM, str(error)) is not None
