@@ -25,7 +25,7 @@ class Card:
         index: its number, as CUDA counts in this process.
         name: as the driver calls it.
         uuid: ``"GPU-…"``, of a slice ``"MIG-…"``.
-        pci: its address on the bus, as `pci_address` writes it; of a slice that of its card.
+        pci: its address on the bus, as in ``"0000:3b:00.0"``; of a slice that of its card.
         total: bytes of its memory; None for cards that share the host's.
     """
 
@@ -62,15 +62,6 @@ class Driver(NamedTuple):
     reason: str = ""
 
 
-def pci_address(domain: int, bus: int, slot: int) -> str:
-    """The address of a card on the PCI bus.
-
-    >>> pci_address(0, 59, 0)
-    '0000:3b:00.0'
-    """
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-
-
 # -- cards -------------------------------------------------------------------------------------------
 
 
@@ -81,8 +72,8 @@ def cards() -> tuple[Card, ...]:
     once, when the first framework opens a card.) CUDA counts the fastest card first, by a rule that NVIDIA
     does not tell: where they differ, only ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` makes the numbers certain.
 
-    >>> [card.name for card in cards()]  # doctest: +SKIP
-    ['NVIDIA H200']
+    >>> [card.index for card in cards()] == [*range(len(cards()))]
+    True
     """
     return _counted(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
 
@@ -90,19 +81,25 @@ def cards() -> tuple[Card, ...]:
 def reading(card: Card) -> Reading:
     """What a card of `cards` tells now."""
     handle = _ask("nvmlDeviceGetHandleByUUID", card.uuid)
-    rates = _ask("nvmlDeviceGetUtilizationRates", handle)
     holders: Counter[int] = Counter()
     for process in _ask("nvmlDeviceGetComputeRunningProcesses", handle) or []:
         if process.usedGpuMemory is not None:
             holders[process.pid] += int(process.usedGpuMemory)
-    temperature = _ask("nvmlDeviceGetTemperature", handle, 0)  # NVML_TEMPERATURE_GPU
-    return Reading(*_memory(handle), None if rates is None else int(rates.gpu), temperature, holders)
+    return Reading(
+        _ask("nvmlDeviceGetMemoryInfo", handle, part="total"),
+        _ask("nvmlDeviceGetMemoryInfo", handle, part="free"),
+        _ask("nvmlDeviceGetUtilizationRates", handle, part="gpu"),
+        _ask("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+        holders,
+    )
 
 
 def free_memory(index: int) -> int | None:
     """Free bytes of the card of that number; None where there is none, or nobody tells."""
-    card = next(iter(cards()[index : index + 1]), None)
-    return None if card is None else _memory(_ask("nvmlDeviceGetHandleByUUID", card.uuid))[1]
+    uuid = next((card.uuid for card in cards() if card.index == index), None)
+    handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
+    free: int | None = _ask("nvmlDeviceGetMemoryInfo", handle, part="free")
+    return free
 
 
 def driver() -> Driver:
@@ -125,21 +122,16 @@ def _nvml() -> tuple[ModuleType | None, str]:
     return pynvml, ""
 
 
-def _ask(question: str, *arguments: Any) -> Any:
-    """An answer of NVML; None for what the card does not tell, or the driver is too old for."""
+def _ask(question: str, *arguments: Any, part: str = "") -> Any:
+    """An answer of NVML, or a part of it; None for what a card does not tell, or a driver is too old for."""
     library, _ = _nvml()
     if library is None or None in arguments:
         return None
     try:
-        return getattr(library, question)(*arguments)
+        answer = getattr(library, question)(*arguments)
     except library.NVMLError:
         return None
-
-
-def _memory(handle: Any) -> tuple[int | None, int | None]:
-    """Bytes of a card or slice: all, and free; None for what is the host's memory."""
-    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
-    return (None, None) if memory is None else (int(memory.total), int(memory.free))
+    return getattr(answer, part) if part else answer
 
 
 @cache
@@ -161,16 +153,17 @@ def _counted(visible: str | None, order: str) -> tuple[Card, ...]:
 def _with_slices(index: int) -> list[Card]:
     """A card as NVML counts, and its slices (MIG) after it; nothing where it does not answer."""
     handle = _ask("nvmlDeviceGetHandleByIndex", index)
-    address = _ask("nvmlDeviceGetPciInfo", handle)
-    pci = "" if address is None else pci_address(address.domain, address.bus, address.device)
+    address = _ask("nvmlDeviceGetPciInfo", handle, part="busIdLegacy") or ""
     is_divided = (_ask("nvmlDeviceGetMigMode", handle) or (0, 0))[0]
     count = _ask("nvmlDeviceGetMaxMigDeviceCount", handle) if is_divided else 0
     parts = [_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0)]
-    return [
-        Card(index, _ask("nvmlDeviceGetName", part) or "", uuid, pci, _memory(part)[0])
-        for part in (handle, *parts)
-        if (uuid := _ask("nvmlDeviceGetUUID", part)) is not None
-    ]
+    group = []
+    for one in (handle, *parts):
+        name, uuid = _ask("nvmlDeviceGetName", one) or "", _ask("nvmlDeviceGetUUID", one)
+        total = _ask("nvmlDeviceGetMemoryInfo", one, part="total")
+        if uuid is not None:
+            group.append(Card(index, name, uuid, address.lower(), total))
+    return group
 
 
 def _speed(group: list[Card]) -> int:

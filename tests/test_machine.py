@@ -34,7 +34,9 @@ class FakeNvml:
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
             "nvmlDeviceGetUUID": lambda uuid: uuid,
             "nvmlDeviceGetName": lambda uuid: self._card(uuid)[0],
-            "nvmlDeviceGetPciInfo": lambda uuid: SimpleNamespace(domain=0, bus=self._card(uuid)[2], device=0),
+            "nvmlDeviceGetPciInfo": lambda uuid: SimpleNamespace(
+                busIdLegacy=f"0000:{self._card(uuid)[2]:02X}:00.0"
+            ),
             "nvmlDeviceGetMemoryInfo": lambda uuid: SimpleNamespace(
                 total=1000, free=self.free.get(uuid, 100)
             ),
