@@ -1,4 +1,4 @@
-"""The command line: the program, its options for all commands, and one file per command."""
+"""The program: its commands, and the options for all of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import typer
 
 import arraybridge
 from arraybridge.cli import bench, demo, doctor, matrix, monitor, output, trace
-
-__all__ = ["main"]
 
 app = typer.Typer(
     name="arraybridge",
@@ -49,7 +47,7 @@ for _command in (demo.demo, doctor.doctor, matrix.matrix, bench.bench, monitor.m
     app.command(help=output.paragraphs(_command.__doc__ or ""), context_settings=_settings)(_command)
 
 
-def main() -> None:
+def run() -> None:
     """Run the program as `arraybridge`, however it was started; leaves with its exit code."""
     # `kill` ends the program as Ctrl-C does, so that a terminal is never left without its cursor.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
