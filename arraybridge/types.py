@@ -87,15 +87,12 @@ class Device:
             device: Device | None = above["read device"](words)
             if device is not None:
                 return device
-        advice = re.fullmatch(_OTHER_WORDS, str(words))
-        if advice is not None:
-            raise ValueError(
-                f"{words!r} is one framework's word; write 'gpu{advice.group(1)}', the accelerator of any"
-            )
-        raise ValueError(
-            f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0', or pass"
-            " the device object of a framework"
+        advice = (
+            "it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0', or pass the device object of a framework"
         )
+        if accelerator := re.fullmatch(_OTHER_WORDS, str(words)):
+            advice = f"'gpu{accelerator.group(1)}', which is the accelerator of any framework"
+        raise ValueError(f"{words!r} is not a device; write {advice}")
 
     def native(self, framework: FrameworkLike) -> Any:
         """This device as the framework itself has it: ``model.to(get_device().native("torch"))``.
@@ -142,7 +139,7 @@ FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
 
 
-def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
+def check_gpu_id(gpu_id: Any) -> GpuId:
     """``gpu_id`` as a plain int, ``"auto"`` or None.
 
     Raises:
