@@ -98,8 +98,6 @@ Contents: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str
 class Table:
     """What prints as a table, also in a notebook; subclasses say which."""
 
-    __slots__ = ()
-
     def _table(self) -> Contents:
         raise NotImplementedError
 
@@ -138,16 +136,13 @@ def _escaped(text: str) -> str:
 
 #: What is drawn → its colour, the same in every picture and on every page. Copies are red.
 COLOURS = {
-    "stage": "#4c78a8",
-    "item": "#4c78a8",
+    **dict.fromkeys(("stage", "item"), "#4c78a8"),
+    **dict.fromkeys(("conversion", "foreign"), "#9ecae9"),
+    **dict.fromkeys(("retry", "split"), "#f58518"),
     "call": "#72b7b2",
     "decision": "#b279a2",
-    "conversion": "#9ecae9",
-    "foreign": "#9ecae9",
     "copy": "#e45756",
     "clean-up": "#eeca3b",
-    "retry": "#f58518",
-    "split": "#f58518",
 }
 
 _INK = "#76808d"

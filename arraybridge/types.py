@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -137,23 +135,6 @@ class Device:
 DeviceLike: TypeAlias = "Device | str | torch.device | jax.Device | cupy.cuda.Device"
 FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
-
-
-def check_gpu_id(gpu_id: Any) -> GpuId:
-    """``gpu_id`` as a plain int, ``"auto"`` or None.
-
-    Raises:
-        ValueError: it is negative, a bool, a float or any other word.
-    """
-    if gpu_id is None:
-        return None
-    with suppress(TypeError):
-        index = operator.index(gpu_id)
-        if index >= 0 and not isinstance(gpu_id, bool):
-            return index
-    if isinstance(gpu_id, str) and gpu_id == "auto":
-        return "auto"
-    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
 
 
 class Cache(dict[K, V]):
