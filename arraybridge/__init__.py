@@ -12,10 +12,10 @@ from typing import Any as _Any
 # Before all of ours, since NumPy's own import takes 15 ms longer from inside the modules below (Python 3.11).
 import numpy as _numpy  # noqa: F401
 
-from arraybridge import memory as memory  # the room; its modules come later
 from arraybridge.batches import fixed
 from arraybridge.carriers.carrier import Carrier, chunks, register_carrier
 from arraybridge.conversion.convert import (
+    convert,
     convert_memory,
     convert_tree,
     detect_memory_type,
@@ -149,9 +149,6 @@ __all__ = [
 
 __version__ = "1.0.0"
 
-#: What people type first.
-convert = convert_memory
-
 # So that a later `import pyclesperanto` finds OpenCL, too.
 _use_pocl_wheel()
 
@@ -167,7 +164,9 @@ _MODULES = {
     "lines.pipeline": "Pipeline PipelineReport StageReport",
     "lines.prefetch": "prefetch",
     "lines.processes": "ProcessDiedError",
+    "machine": "machine",
     "measure": "benchmark Timing compare Comparison SizeComparison",
+    "memory": "memory",
     "memory.cleanup": "coexist Coexistence free_memory gpu_context SharedPoolError share_gpu_memory"
     " cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
@@ -183,7 +182,8 @@ _LATER = {name: module for module, names in _MODULES.items() for name in names.s
 def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
-    return getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
+    module = _importlib.import_module(f"arraybridge.{_LATER[name]}")
+    return module if name == _LATER[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
-from arraybridge import machine
 from arraybridge.conversion.convert import detect_memory_type
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
@@ -68,6 +67,9 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     >>> [str(device) for device in devices("numpy")]
     ['cpu']
     """
+    from arraybridge import machine  # it and the next cost 2 ms, which `import arraybridge` saves
+    from arraybridge.memory.stats import memory_stats
+
     owners: dict[Device, list[Framework]] = {}
     if framework is None:
         frameworks = loaded()
@@ -80,25 +82,20 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     for one in frameworks:
         for device in one.visible_devices():
             owners.setdefault(device, []).append(one)
-    from arraybridge.memory.stats import memory_stats  # costs 1 ms, which `import arraybridge` saves
-
     readings = {one.device: one for one in memory_stats().devices}
+    readings |= {card.pci: readings[f"gpu:{card.index}"] for card in machine.cards()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=lambda device: (device.kind, device.index))  # cpu, gpu, opencl
 
 
-def _described(device: Device, owners: list[Framework], readings: dict[str, Any]) -> FoundDevice:
+def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
     """A device by the reading of the machine, or else by what its frameworks know of it."""
     facts = [("", "", None), *(one.card_of(device) for one in owners)]
     name, identity, total = (next(filter(None, column), None) for column in zip(*facts, strict=True))
-    words = "cpu" if device.kind == "cpu" else str(device)
-    # The card of an OpenCL device is known by its address.
-    words = next((f"gpu:{card.index}" for card in machine.cards() if card.pci == identity), words)
-    free = None
-    if words in readings:
-        reading = readings[words]
+    reading = readings.get(identity) or readings.get("cpu" if device.kind == "cpu" else str(device))
+    if reading is not None:
         name, identity, total = reading.name or name, reading.uuid or identity, reading.total or total
-        free = reading.free
+    free = None if reading is None else reading.free
     users = tuple(one.name for one in owners)
     return FoundDevice(device.kind, device.index, name or "", users, total, free, identity or "")
 
@@ -133,6 +130,8 @@ def gpu_available() -> bool:
     >>> gpu_available() in (True, False)
     True
     """
+    from arraybridge import machine  # as in `devices`
+
     return bool(machine.cards()) or any(x.kind == "gpu" for one in loaded() for x in one.visible_devices())
 
 
@@ -174,6 +173,8 @@ def device_info() -> DeviceInfo:
     >>> sorted(info)
     ['available', 'backend', 'memory', 'names', 'versions']
     """
+    from arraybridge import machine  # as in `devices`
+
     gpus = [device for device in devices() if device.kind == "gpu"]
     return DeviceInfo(
         available=bool(gpus),
