@@ -9,9 +9,6 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-# Before all of ours, since NumPy's own import takes 15 ms longer from inside the modules below (Python 3.11).
-import numpy as _numpy  # noqa: F401
-
 from arraybridge.batches import fixed
 from arraybridge.carriers.carrier import Carrier, chunks, register_carrier
 from arraybridge.conversion.convert import (
@@ -57,14 +54,14 @@ from arraybridge.frameworks.hostmemory import aligned
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_pocl_wheel
 from arraybridge.frameworks.registry import framework, register
 from arraybridge.functions.decorators import cupy, jax, memory_types, numpy, pyclesperanto, tensorflow, torch
-from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
 from arraybridge.options import settings
 from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
     from arraybridge.devices.devices import least_used_gpu as least_used_gpu
+    from arraybridge.functions.dtypes import DtypeConversion
+    from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.lines.device_map import device_map
     from arraybridge.lines.pipeline import Pipeline
     from arraybridge.lines.prefetch import prefetch
@@ -152,7 +149,7 @@ __version__ = "1.0.0"
 # So that a later `import pyclesperanto` finds OpenCL, too.
 _use_pocl_wheel()
 
-# Loaded when first asked for: a quarter of what the import of this package would cost. What is not in
+# Loaded when first asked for, since together they take three times as long as all above. What is not in
 # `__all__` comes out of a call, is an error, or is needed by few; it is named in its module.
 _MODULES = {
     "conversion.convert": "to_mlx to_paddle",
@@ -160,6 +157,8 @@ _MODULES = {
     "conversion.trace": "TraceLog",
     "devices.devices": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",
+    "functions.dtypes": "DtypeConversion",
+    "functions.slices": "process_slices stack_slices unstack_slices",
     "lines.device_map": "device_map",
     "lines.pipeline": "Pipeline PipelineReport StageReport",
     "lines.prefetch": "prefetch",

@@ -31,6 +31,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
+from arraybridge.memory.recovery import recovered
 from arraybridge.options import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
 from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, leaves_of, map_arrays, prefix, source_of
@@ -285,8 +286,6 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
     """If asked, what runs again, or in parts, where memory runs out: for a conversion of arguments, too."""
     if not options.oom_recovery:
         return run
-    from arraybridge.memory.recovery import recovered  # costs 1 ms, and few functions ask for it
-
     gpu_id, retries, splits = options.gpu_id, options.max_retries, options.oom_recovery == "split"
     axis, least = options.split_axis, options.min_split
 
