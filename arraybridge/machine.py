@@ -141,11 +141,10 @@ def _counted(visible: str | None, order: str) -> tuple[Card, ...]:
     # NVML counts by address. Equal cards are as fast as one another, and CUDA counts them by address, too.
     if order != "PCI_BUS_ID" and len({card.name for card, *_ in groups}) > 1:
         groups.sort(key=_speed, reverse=True)
-    # CUDA shows one slice to a process, and no card beside it.
     usable = [next(iter(slices), card) for card, *slices in groups]
-    chosen = (
-        usable if visible is None else _named(visible, usable, [card for group in groups for card in group])
-    )
+    every = [card for group in groups for card in group]
+    chosen = usable if visible is None else _named(visible, usable, every)
+    # CUDA shows one slice to a process, and no card beside it.
     slices = [card for card in chosen if card.uuid.startswith("MIG-")]
     return tuple(replace(card, index=index) for index, card in enumerate(slices[:1] or chosen))
 

@@ -96,7 +96,7 @@ class FrameworkDecorator:
                 f"@{self.name} takes a function or options, not both: write"
                 f" @{self.name}({', '.join(f'{name}=…' for name in options)}) above the function"
             )
-        from arraybridge.functions.options import checked_options  # costs 1 ms, and converting needs it not
+        from arraybridge.functions.options import checked_options  # costs 1 ms: only decorators need it
 
         decorator = _decorator(checked_options(self.name, options))
         if len(fn) > 1:
@@ -116,7 +116,7 @@ def _decorated(options: SimpleNamespace, what: str, fn: Any) -> Any:
     for option in ("oom_recovery", "slice_by_slice"):
         if getattr(options, option) and kind_of_function(fn) == "coroutine":
             raise ValueError(f"{what}({option}=…) takes plain functions, and {label_of(fn)} is a coroutine")
-    from arraybridge.functions.calls import DecoratedCall, composed  # as the options: 2 ms
+    from arraybridge.functions.calls import DecoratedCall, composed  # likewise 2 ms
 
     compose = composed
     if options.grad == "flow":
