@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 from arraybridge.conversion.convert import detect_memory_type
@@ -267,7 +266,7 @@ def array_namespace(*xs: Any) -> Any:
     >>> xp.concat([np.zeros(1), np.ones(1)])
     array([0., 1.])
     """
-    names = {detect_memory_type(x) for x in xs if not isinstance(x, (bool, int, float, complex, NoneType))}
+    names = {detect_memory_type(x) for x in xs if not isinstance(x, (bool, int, float, complex, type(None)))}
     if len(names) > 1:
         raise TypeError(
             f"the arrays are of {' and '.join(sorted(names))}, which have no namespace in common; convert"
