@@ -9,12 +9,10 @@ import importlib as _importlib
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-# Before all of ours, since NumPy's own import takes 15 ms longer from inside the modules below (Python 3.11).
-import numpy as _numpy  # noqa: F401
-
 from arraybridge.batches import fixed
 from arraybridge.carriers.carrier import Carrier, chunks, register_carrier
 from arraybridge.conversion.convert import (
+    convert,
     convert_memory,
     convert_tree,
     detect_memory_type,
@@ -56,21 +54,21 @@ from arraybridge.frameworks.hostmemory import aligned
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_pocl_wheel
 from arraybridge.frameworks.registry import framework, register
 from arraybridge.functions.decorators import cupy, jax, memory_types, numpy, pyclesperanto, tensorflow, torch
-from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
-from arraybridge.memory.cleanup import coexist, free_memory, gpu_context
-from arraybridge.memory.recovery import is_oom_error, run_with_oom_recovery, split_and_retry
 from arraybridge.options import settings
 from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
     from arraybridge.devices.devices import least_used_gpu as least_used_gpu
+    from arraybridge.functions.dtypes import DtypeConversion
+    from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.lines.device_map import device_map
     from arraybridge.lines.pipeline import Pipeline
     from arraybridge.lines.prefetch import prefetch
     from arraybridge.measure import benchmark, compare
+    from arraybridge.memory.cleanup import coexist, free_memory, gpu_context
     from arraybridge.memory.pools import BufferPool, pinned
+    from arraybridge.memory.recovery import is_oom_error, run_with_oom_recovery, split_and_retry
     from arraybridge.memory.shared import shared
     from arraybridge.memory.stats import memory_stats
     from arraybridge.offload.decorator import gpu
@@ -148,13 +146,10 @@ __all__ = [
 
 __version__ = "1.0.0"
 
-#: What people type first.
-convert = convert_memory
-
 # So that a later `import pyclesperanto` finds OpenCL, too.
 _use_pocl_wheel()
 
-# Loaded when first asked for: a quarter of what the import of this package would cost. What is not in
+# Loaded when first asked for, since together they take three times as long as all above. What is not in
 # `__all__` comes out of a call, is an error, or is needed by few; it is named in its module.
 _MODULES = {
     "conversion.convert": "to_mlx to_paddle",
@@ -162,14 +157,20 @@ _MODULES = {
     "conversion.trace": "TraceLog",
     "devices.devices": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",
+    "functions.dtypes": "DtypeConversion",
+    "functions.slices": "process_slices stack_slices unstack_slices",
     "lines.device_map": "device_map",
     "lines.pipeline": "Pipeline PipelineReport StageReport",
     "lines.prefetch": "prefetch",
     "lines.processes": "ProcessDiedError",
+    "machine": "machine",
     "measure": "benchmark Timing compare Comparison SizeComparison",
-    "memory.cleanup": "Coexistence SharedPoolError share_gpu_memory cleanup_all_gpu_frameworks"
+    "memory": "memory",
+    "memory.cleanup": "coexist Coexistence free_memory gpu_context SharedPoolError share_gpu_memory"
+    " cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
     "memory.pools": "BufferPool PoolLimitError pinned",
+    "memory.recovery": "is_oom_error run_with_oom_recovery split_and_retry",
     "memory.shared": "shared SharedMemoryGoneError",
     "memory.stats": "MemoryCollector MemoryStats gpu_utilization memory_peak memory_stats",
     "offload.decorator": "gpu stay_on_gpu",
@@ -180,7 +181,8 @@ _LATER = {name: module for module, names in _MODULES.items() for name in names.s
 def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
-    return getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
+    module = _importlib.import_module(f"arraybridge.{_LATER[name]}")
+    return module if name == _LATER[name] else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class Card:
         index: its number, as CUDA counts in this process.
         name: as the driver calls it.
         uuid: ``"GPU-…"``, of a slice ``"MIG-…"``.
-        pci: its address on the bus, as `pci_address` writes it; of a slice that of its card.
+        pci: its address on the bus, as in ``"0000:3b:00.0"``; of a slice that of its card.
         total: bytes of its memory; None for cards that share the host's.
     """
 
@@ -62,15 +62,6 @@ class Driver(NamedTuple):
     reason: str = ""
 
 
-def pci_address(domain: int, bus: int, slot: int) -> str:
-    """The address of a card on the PCI bus.
-
-    >>> pci_address(0, 59, 0)
-    '0000:3b:00.0'
-    """
-    return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
-
-
 # -- cards -------------------------------------------------------------------------------------------
 
 
@@ -81,28 +72,34 @@ def cards() -> tuple[Card, ...]:
     once, when the first framework opens a card.) CUDA counts the fastest card first, by a rule that NVIDIA
     does not tell: where they differ, only ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` makes the numbers certain.
 
-    >>> [card.name for card in cards()]  # doctest: +SKIP
-    ['NVIDIA H200']
+    >>> [card.index for card in cards()] == [*range(len(cards()))]
+    True
     """
-    if _nvml()[0] is None:
-        return ()
     return _counted(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER", ""))
 
 
 def reading(card: Card) -> Reading:
     """What a card of `cards` tells now."""
-    rates = _of_card(card.uuid, "nvmlDeviceGetUtilizationRates")
+    handle = _ask("nvmlDeviceGetHandleByUUID", card.uuid)
     holders: Counter[int] = Counter()
-    for process in _of_card(card.uuid, "nvmlDeviceGetComputeRunningProcesses") or []:
+    for process in _ask("nvmlDeviceGetComputeRunningProcesses", handle) or []:
         if process.usedGpuMemory is not None:
             holders[process.pid] += int(process.usedGpuMemory)
-    temperature = _of_card(card.uuid, "nvmlDeviceGetTemperature", 0)  # NVML_TEMPERATURE_GPU
-    return Reading(*_memory(card.uuid), None if rates is None else int(rates.gpu), temperature, holders)
+    return Reading(
+        _ask("nvmlDeviceGetMemoryInfo", handle, part="total"),
+        _ask("nvmlDeviceGetMemoryInfo", handle, part="free"),
+        _ask("nvmlDeviceGetUtilizationRates", handle, part="gpu"),
+        _ask("nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU
+        holders,
+    )
 
 
 def free_memory(index: int) -> int | None:
     """Free bytes of the card of that number; None where there is none, or nobody tells."""
-    return next((_memory(card.uuid)[1] for card in cards()[index : index + 1]), None)
+    uuid = next((card.uuid for card in cards() if card.index == index), None)
+    handle = _ask("nvmlDeviceGetHandleByUUID", uuid)
+    free: int | None = _ask("nvmlDeviceGetMemoryInfo", handle, part="free")
+    return free
 
 
 def driver() -> Driver:
@@ -125,88 +122,67 @@ def _nvml() -> tuple[ModuleType | None, str]:
     return pynvml, ""
 
 
-def _ask(question: str, *arguments: Any) -> Any:
-    """An answer of NVML; None for what the card does not tell, or the driver is too old for."""
+def _ask(question: str, *arguments: Any, part: str = "") -> Any:
+    """An answer of NVML, or a part of it; None for what a card does not tell, or a driver is too old for."""
     library, _ = _nvml()
     if library is None or None in arguments:
         return None
     try:
-        return getattr(library, question)(*arguments)
+        answer = getattr(library, question)(*arguments)
     except library.NVMLError:
         return None
-
-
-def _of_card(uuid: str, question: str, *arguments: Any) -> Any:
-    """What NVML answers of a card, or of a slice."""
-    return _ask(question, _ask("nvmlDeviceGetHandleByUUID", uuid), *arguments)
-
-
-def _memory(uuid: str) -> tuple[int | None, int | None]:
-    """Bytes of a card or slice: all, and free; None for what is the host's memory."""
-    memory = _of_card(uuid, "nvmlDeviceGetMemoryInfo")
-    return (None, None) if memory is None else (int(memory.total), int(memory.free))
+    return getattr(answer, part) if part else answer
 
 
 @cache
 def _counted(visible: str | None, order: str) -> tuple[Card, ...]:
     """The cards under these variables."""
-    handles = [
-        _ask("nvmlDeviceGetHandleByIndex", number) for number in range(_ask("nvmlDeviceGetCount") or 0)
-    ]
-    every = [uuid for handle in handles if (uuid := _ask("nvmlDeviceGetUUID", handle)) is not None]
+    groups = list(filter(None, map(_with_slices, range(_ask("nvmlDeviceGetCount") or 0))))
     # NVML counts by address. Equal cards are as fast as one another, and CUDA counts them by address, too.
-    if order != "PCI_BUS_ID" and len({_of_card(uuid, "nvmlDeviceGetName") for uuid in every}) > 1:
-        every.sort(key=_speed, reverse=True)
-    chosen = _chosen(every, visible)
-    slices = [uuid for uuid in chosen if uuid not in every]
+    if order != "PCI_BUS_ID" and len({card.name for card, *_ in groups}) > 1:
+        groups.sort(key=_speed, reverse=True)
+    usable = [next(iter(slices), card) for card, *slices in groups]
+    every = [card for group in groups for card in group]
+    chosen = usable if visible is None else _named(visible, usable, every)
     # CUDA shows one slice to a process, and no card beside it.
-    return tuple(_card(index, uuid) for index, uuid in enumerate(slices[:1] or chosen))
+    slices = [card for card in chosen if card.uuid.startswith("MIG-")]
+    return tuple(replace(card, index=index) for index, card in enumerate(slices[:1] or chosen))
 
 
-def _speed(uuid: str) -> int:
+def _with_slices(index: int) -> list[Card]:
+    """A card as NVML counts, and its slices (MIG) after it; nothing where it does not answer."""
+    handle = _ask("nvmlDeviceGetHandleByIndex", index)
+    address = _ask("nvmlDeviceGetPciInfo", handle, part="busIdLegacy") or ""
+    is_divided = (_ask("nvmlDeviceGetMigMode", handle) or (0, 0))[0]
+    count = _ask("nvmlDeviceGetMaxMigDeviceCount", handle) if is_divided else 0
+    parts = [_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0)]
+    group = []
+    for one in (handle, *parts):
+        name, uuid = _ask("nvmlDeviceGetName", one) or "", _ask("nvmlDeviceGetUUID", one)
+        total = _ask("nvmlDeviceGetMemoryInfo", one, part="total")
+        if uuid is not None:
+            group.append(Card(index, name, uuid, address.lower(), total))
+    return group
+
+
+def _speed(group: list[Card]) -> int:
     """Cores times clock, which is what CUDA's own order agrees with as far as is known."""
-    cores, clock = _of_card(uuid, "nvmlDeviceGetNumGpuCores"), _of_card(uuid, "nvmlDeviceGetMaxClockInfo", 1)
+    handle = _ask("nvmlDeviceGetHandleByUUID", group[0].uuid)
+    cores, clock = _ask("nvmlDeviceGetNumGpuCores", handle), _ask("nvmlDeviceGetMaxClockInfo", handle, 1)
     return int(cores or 0) * int(clock or 0)
 
 
-def _chosen(undivided: list[str], visible: str | None) -> list[str]:
+def _named(visible: str, usable: list[Card], every: list[Card]) -> list[Card]:
     """Cards and slices that ``CUDA_VISIBLE_DEVICES`` names, up to the first word that names none."""
-    usable = [next(iter(_slices(uuid)), uuid) for uuid in undivided]
-    if visible is None:
-        return usable
-    every = [one for uuid in undivided for one in (uuid, *_slices(uuid))]
-    chosen: list[str] = []
+    chosen: list[Card] = []
     for word in map(str.strip, visible.split(",")):
         # The beginning of an identity is enough, where it is the only one that begins so.
-        alike = [uuid for uuid in every if word and uuid.startswith(word)]
+        alike = [card for card in every if word and card.uuid.startswith(word)]
         matches = usable[int(word) : int(word) + 1] if word.isdigit() else alike
         if len(matches) != 1:
             break
         chosen += matches
     return chosen if len(set(chosen)) == len(chosen) else []  # CUDA refuses one that is named twice
-
-
-def _slices(uuid: str) -> list[str]:
-    """The MIG devices of a card; empty for a card that is not divided."""
-    is_divided = (_of_card(uuid, "nvmlDeviceGetMigMode") or (0, 0))[0]
-    count = _of_card(uuid, "nvmlDeviceGetMaxMigDeviceCount") if is_divided else 0
-    parts = (_of_card(uuid, "nvmlDeviceGetMigDeviceHandleByIndex", i) for i in range(count or 0))
-    return [_ask("nvmlDeviceGetUUID", part) for part in parts if part is not None]
-
-
-def _card(index: int, uuid: str) -> Card:
-    # What a slice is part of; a card says that it is none.
-    parent = _of_card(uuid, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
-    if parent is None:
-        parent = _ask("nvmlDeviceGetHandleByUUID", uuid)
-    address = _ask("nvmlDeviceGetPciInfo", parent)
-    return Card(
-        index,
-        _of_card(uuid, "nvmlDeviceGetName") or "",
-        uuid,
-        "" if address is None else pci_address(address.domain, address.bus, address.device),
-        _memory(uuid)[0],
-    )
 
 
 # -- the host ----------------------------------------------------------------------------------------

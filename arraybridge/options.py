@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from types import NoneType
 from typing import Any, Literal
 
 from arraybridge.types import Device, GpuId, above
@@ -23,8 +24,8 @@ def missing_gpu() -> MissingGpu:
     return checked
 
 
-def _checked(value: object, name: str, *choices: str) -> Any:
-    if not isinstance(value, str) or value not in choices:  # an array would be compared value by value
+def _checked(value: object, name: str, *choices: str | None) -> Any:
+    if not isinstance(value, (str, NoneType)) or value not in choices:  # an array compares value by value
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, choices))}")
     return value
 
@@ -49,10 +50,8 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
     >>> with arraybridge.settings(missing_gpu="host"):
     ...     pass
     """
-    if missing_gpu is not None:
-        _checked(missing_gpu, "missing_gpu", "error", "host")
-    if annotate is not None:
-        _checked(annotate, "annotate", "torch", "jax", "nvtx")
+    _checked(missing_gpu, "missing_gpu", None, "error", "host")
+    _checked(annotate, "annotate", None, "torch", "jax", "nvtx")
     token = _missing_gpu.set(missing_gpu or _missing_gpu.get())
     try:
         with nullcontext() if annotate is None else above["annotate"](annotate):

@@ -66,36 +66,24 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Seq
 Cell: TypeAlias = "str | tuple[str, str]"
 
 
-def html_table(
-    head: Sequence[Cell],
-    rows: Sequence[Sequence[Cell]],
-    *,
-    caption: str = "",
-    row_heads: bool = False,
-    attributes: str = "",
-) -> str:
+def html_table(head: Sequence[Cell], rows: Sequence[Sequence[Cell]], caption: str = "") -> str:
     """A table as HTML. Texts are escaped, and what is HTML is taken as it is.
 
     Args:
-        head: the headings; none for a table without.
-        rows: a cell for each column; in a row of fewer cells the last one runs over those that are left.
+        head: the headings.
+        rows: a cell for each column, the first of which is the row's heading; in a row of fewer cells the
+            last one runs over the columns that are left.
         caption: a line above or below the table, as the page has it.
-        row_heads: the first cell of each row is its heading.
-        attributes: of the table's tag.
     """
-    top = "".join(_cell("th", cell) for cell in head)
     body = []
     for row in rows:
-        cells = [_cell("th" if row_heads and i == 0 else "td", cell) for i, cell in enumerate(row)]
+        cells = [_cell("td" if i else "th", cell) for i, cell in enumerate(row)]
         if len(row) < len(head):
             cells[-1] = _cell("td", row[-1], f' colspan="{len(head) - len(row) + 1}"')
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return (
-        f"<table{attributes and ' ' + attributes}>"
-        + (f"<caption>{_escaped(caption)}</caption>" if caption else "")
-        + (f"<thead><tr>{top}</tr></thead>" if head else "")
-        + f"<tbody>{''.join(body)}</tbody></table>"
-    )
+    top = "".join(_cell("th", cell) for cell in head)
+    line = caption and _cell("caption", caption)
+    return f"<table>{line}<thead><tr>{top}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
 def _cell(tag: str, cell: Cell, span: str = "") -> str:
@@ -110,8 +98,6 @@ Contents: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]], Sequence[str
 class Table:
     """What prints as a table, also in a notebook; subclasses say which."""
 
-    __slots__ = ()
-
     def _table(self) -> Contents:
         raise NotImplementedError
 
@@ -121,7 +107,7 @@ class Table:
 
     def _repr_html_(self) -> str:
         head, rows, _, line = self._table()
-        return html_table(head, rows, caption=line)
+        return html_table(head, rows, line)
 
 
 # -- pages and pictures --------------------------------------------------------------------------------
@@ -150,16 +136,13 @@ def _escaped(text: str) -> str:
 
 #: What is drawn → its colour, the same in every picture and on every page. Copies are red.
 COLOURS = {
-    "stage": "#4c78a8",
-    "item": "#4c78a8",
+    **dict.fromkeys(("stage", "item"), "#4c78a8"),
+    **dict.fromkeys(("conversion", "foreign"), "#9ecae9"),
+    **dict.fromkeys(("retry", "split"), "#f58518"),
     "call": "#72b7b2",
     "decision": "#b279a2",
-    "conversion": "#9ecae9",
-    "foreign": "#9ecae9",
     "copy": "#e45756",
     "clean-up": "#eeca3b",
-    "retry": "#f58518",
-    "split": "#f58518",
 }
 
 _INK = "#76808d"

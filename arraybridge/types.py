@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
@@ -87,15 +85,12 @@ class Device:
             device: Device | None = above["read device"](words)
             if device is not None:
                 return device
-        advice = re.fullmatch(_OTHER_WORDS, str(words))
-        if advice is not None:
-            raise ValueError(
-                f"{words!r} is one framework's word; write 'gpu{advice.group(1)}', the accelerator of any"
-            )
-        raise ValueError(
-            f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0', or pass"
-            " the device object of a framework"
+        advice = (
+            "it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0', or pass the device object of a framework"
         )
+        if accelerator := re.fullmatch(_OTHER_WORDS, str(words)):
+            advice = f"'gpu{accelerator.group(1)}', which is the accelerator of any framework"
+        raise ValueError(f"{words!r} is not a device; write {advice}")
 
     def native(self, framework: FrameworkLike) -> Any:
         """This device as the framework itself has it: ``model.to(get_device().native("torch"))``.
@@ -140,23 +135,6 @@ class Device:
 DeviceLike: TypeAlias = "Device | str | torch.device | jax.Device | cupy.cuda.Device"
 FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
-
-
-def check_gpu_id(gpu_id: Any) -> int | Literal["auto"] | None:
-    """``gpu_id`` as a plain int, ``"auto"`` or None.
-
-    Raises:
-        ValueError: it is negative, a bool, a float or any other word.
-    """
-    if gpu_id is None:
-        return None
-    with suppress(TypeError):
-        index = operator.index(gpu_id)
-        if index >= 0 and not isinstance(gpu_id, bool):
-            return index
-    if isinstance(gpu_id, str) and gpu_id == "auto":
-        return "auto"
-    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
 
 
 class Cache(dict[K, V]):

@@ -26,7 +26,8 @@ LAZY = frozenset(_LAZY.split())
 # What a first conversion does not need, and what together took a third of the time of the import.
 _LATER = """
     hashlib json logging multiprocessing pickle subprocess traceback uuid arraybridge.cli
-    arraybridge.functions.gradients arraybridge.frameworks.torch arraybridge.offload.call
+    arraybridge.functions.calls arraybridge.functions.gradients arraybridge.frameworks.torch
+    arraybridge.machine arraybridge.memory.recovery arraybridge.memory.stats arraybridge.offload.call
 """
 
 # Not in `__all__`, but importable: errors, what comes out of calls, and what few need.

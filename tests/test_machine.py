@@ -34,7 +34,9 @@ class FakeNvml:
             "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
             "nvmlDeviceGetUUID": lambda uuid: uuid,
             "nvmlDeviceGetName": lambda uuid: self._card(uuid)[0],
-            "nvmlDeviceGetPciInfo": lambda uuid: SimpleNamespace(domain=0, bus=self._card(uuid)[2], device=0),
+            "nvmlDeviceGetPciInfo": lambda uuid: SimpleNamespace(
+                busIdLegacy=f"0000:{self._card(uuid)[2]:02X}:00.0"
+            ),
             "nvmlDeviceGetMemoryInfo": lambda uuid: SimpleNamespace(
                 total=1000, free=self.free.get(uuid, 100)
             ),
@@ -49,9 +51,6 @@ class FakeNvml:
             "nvmlDeviceGetMaxMigDeviceCount": lambda uuid: 7,
             "nvmlDeviceGetMigDeviceHandleByIndex": lambda uuid, i: self._given(
                 next(iter(self._card(uuid)[3][i : i + 1]), None)
-            ),
-            "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": lambda uuid: self._given(
-                self._card(uuid)[1] if uuid.startswith("MIG-") else None
             ),
             "nvmlSystemGetDriverVersion": lambda: "580.95",
             "nvmlSystemGetCudaDriverVersion_v2": lambda: 13020,

@@ -48,7 +48,7 @@ def test_the_last_cell_of_a_short_row_runs_over_the_rest_and_may_have_several_li
 
 
 def test_html_is_escaped_but_for_what_is_html() -> None:
-    made = html_table(("<a>", "b"), [("<x>", ("<b>y</b>", 'class="n"'))], caption="1 < 2", row_heads=True)
+    made = html_table(("<a>", "b"), [("<x>", ("<b>y</b>", 'class="n"'))], "1 < 2")
     assert made == (
         "<table><caption>1 &lt; 2</caption><thead><tr><th>&lt;a&gt;</th><th>b</th></tr></thead>"
         '<tbody><tr><th>&lt;x&gt;</th><td class="n"><b>y</b></td></tr></tbody></table>'

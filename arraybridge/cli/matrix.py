@@ -259,13 +259,13 @@ _COLUMNS = ("pair", "memory", "method", "time", "rate", "where", "why")
 def document(result: Json) -> str:
     """The page that ``--html`` writes."""
     head = ("from \\ to", *result["places"])
-    grid = html_table(head, _grid(result, _grid_cell), row_heads=True, attributes='class="grid"')
+    grid = html_table(head, _grid(result, _grid_cell))
     about = f"{_title(result)}. arraybridge {result['arraybridge']} on {result['machine']}."
     return page(
         "Conversions on this machine",
         f"<p>{escape_html(about)}</p>",
         f"<p>{' '.join(f'{_tag(kind)} {_MEANINGS[kind]}.' for kind in _kinds(result))}</p>",
-        f'<div class="wide">{grid}</div>',
+        f'<div class="wide grid">{grid}</div>',
         *(f"<p>{escape_html(remark)}</p>" for remark in _remarks(result)),
         "<h2>Every pair</h2>",
         sortable_table(_COLUMNS, [_pair(cell) for cell in _all(result)], ("time", "rate")),
@@ -312,10 +312,9 @@ def sortable_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], numbe
         for column, name in enumerate(columns)
         for way in (("up", "down") if name in numbers else ("up",))
     )
-    table = html_table(heads, rows, attributes='id="sortable"')
     return (
         f'<p class="sorters"><label>Sort by <select id="sorter">{choices}</select></label></p>\n'
-        f'<div class="wide">{table}</div>'
+        f'<div class="wide" id="sortable">{html_table(heads, rows)}</div>'
     )
 
 

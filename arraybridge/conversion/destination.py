@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+from contextlib import suppress
+from typing import Any
+
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
-from arraybridge.types import Device, DeviceLike, GpuId, check_gpu_id
+from arraybridge.types import Device, DeviceLike, GpuId
 
 
 def target_device(
@@ -25,6 +29,23 @@ def target_device(
     if number == "auto":
         return freest_device(target) or find_or_host(target, target.accelerator(0))
     return find_or_host(target, target.accelerator(number))
+
+
+def check_gpu_id(gpu_id: Any) -> GpuId:
+    """``gpu_id`` as a plain int, ``"auto"`` or None.
+
+    Raises:
+        ValueError: it is negative, a bool, a float or any other word.
+    """
+    if gpu_id is None:
+        return None
+    with suppress(TypeError):
+        index = operator.index(gpu_id)
+        if index >= 0 and not isinstance(gpu_id, bool):
+            return index
+    if isinstance(gpu_id, str) and gpu_id == "auto":
+        return "auto"
+    raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
 
 
 def _nearest(source: Framework, target: Framework, source_device: Device) -> Device:

@@ -55,8 +55,7 @@ class Route:
         )
 
     def _repr_html_(self) -> str:
-        shown = {
-            "conversion": f"{self.source} → {self.target}",
+        facts = {
             "method": self.method,
             "device": str(self.device),
             "shares memory": "yes" if self.shares_memory else "no",
@@ -65,4 +64,5 @@ class Route:
             "time": format_seconds(self.seconds),
             "reason": self.reason,
         }
-        return html_table((), [row for row in shown.items() if row[1]], row_heads=True)
+        head = ("conversion", f"{self.source} → {self.target}")
+        return html_table(head, [row for row in facts.items() if row[1]])

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
-from arraybridge import machine
 from arraybridge.conversion.convert import detect_memory_type
 from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.registry import loaded
-from arraybridge.memory.stats import DeviceMemory, memory_stats
 from arraybridge.options import chosen_device, default_device, missing_gpu
 from arraybridge.types import Device, DeviceLike, FrameworkLike
 
@@ -69,37 +66,37 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     >>> [str(device) for device in devices("numpy")]
     ['cpu']
     """
+    from arraybridge import machine  # it and the next cost 2 ms, which `import arraybridge` saves
+    from arraybridge.memory.stats import memory_stats
+
+    owners: dict[Device, list[Framework]] = {}
     if framework is None:
         frameworks = loaded()
+        owners |= {Device("gpu", card.index): [] for card in machine.cards()}  # also where none has opened it
     elif framework == "all":
         frameworks = [one for one in map(registry.usable, registry.framework_names()) if one is not None]
     else:
         words = [framework] if isinstance(framework, str) else framework
         frameworks = [registry.framework(name) for name in words]
-    owners: dict[Device, list[Framework]] = {}
     for one in frameworks:
         for device in one.visible_devices():
             owners.setdefault(device, []).append(one)
-    if framework is None:  # cards that no framework is loaded for
-        for card in machine.cards():
-            owners.setdefault(Device("gpu", card.index), [])
     readings = {one.device: one for one in memory_stats().devices}
+    readings |= {card.pci: readings[f"gpu:{card.index}"] for card in machine.cards()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
     return sorted(described, key=lambda device: (device.kind, device.index))  # cpu, gpu, opencl
 
 
-def _described(device: Device, owners: list[Framework], readings: dict[str, DeviceMemory]) -> FoundDevice:
+def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
     """A device by the reading of the machine, or else by what its frameworks know of it."""
     facts = [("", "", None), *(one.card_of(device) for one in owners)]
     name, identity, total = (next(filter(None, column), None) for column in zip(*facts, strict=True))
-    words = "cpu" if device.kind == "cpu" else str(device)
-    # The card of an OpenCL device is known by its address.
-    words = next((f"gpu:{card.index}" for card in machine.cards() if card.pci == identity), words)
-    reading = readings.get(words, DeviceMemory(words, "", "", None, None, ()))
-    return FoundDevice(
-        *(device.kind, device.index, reading.name or name or "", tuple(one.name for one in owners)),
-        *(reading.total or total, reading.free, reading.uuid or identity or ""),
-    )
+    reading = readings.get(identity) or readings.get("cpu" if device.kind == "cpu" else str(device))
+    if reading is not None:
+        name, identity, total = reading.name or name, reading.uuid or identity, reading.total or total
+    free = None if reading is None else reading.free
+    users = tuple(one.name for one in owners)
+    return FoundDevice(device.kind, device.index, name or "", users, total, free, identity or "")
 
 
 def find_device(device: Device) -> Device:
@@ -132,6 +129,8 @@ def gpu_available() -> bool:
     >>> gpu_available() in (True, False)
     True
     """
+    from arraybridge import machine  # as in `devices`
+
     return bool(machine.cards()) or any(x.kind == "gpu" for one in loaded() for x in one.visible_devices())
 
 
@@ -173,14 +172,15 @@ def device_info() -> DeviceInfo:
     >>> sorted(info)
     ['available', 'backend', 'memory', 'names', 'versions']
     """
+    from arraybridge import machine  # as in `devices`
+
     gpus = [device for device in devices() if device.kind == "gpu"]
-    versions = {name: registry.version_of(name) for name in registry.framework_names()}
     return DeviceInfo(
         available=bool(gpus),
         backend="cuda" if machine.cards() else next((d.frameworks[0] for d in gpus), "cpu"),
         names=[device.name for device in gpus],
         memory=[(device.total, device.free) for device in gpus],
-        versions={name: version for name, version in versions.items() if version},
+        versions={name: words for name in registry.framework_names() if (words := registry.version_of(name))},
     )
 
 
@@ -266,7 +266,7 @@ def array_namespace(*xs: Any) -> Any:
     >>> xp.concat([np.zeros(1), np.ones(1)])
     array([0., 1.])
     """
-    names = {detect_memory_type(x) for x in xs if not isinstance(x, (bool, int, float, complex, NoneType))}
+    names = {detect_memory_type(x) for x in xs if not isinstance(x, (bool, int, float, complex, type(None)))}
     if len(names) > 1:
         raise TypeError(
             f"the arrays are of {' and '.join(sorted(names))}, which have no namespace in common; convert"

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from arraybridge import machine
 from arraybridge.errors import (
     ArrayNotSupportedError,
     DeviceNotFoundError,
@@ -362,6 +361,8 @@ class Framework(ABC):
 
     def free_memory_of(self, device: Device) -> int:
         """Bytes that the framework could still take on a card, its cache included; 0 where nobody tells."""
+        from arraybridge import machine  # costs 1 ms, which `import arraybridge` saves
+
         free = machine.free_memory(device.index) if device.kind == "gpu" else None
         if free is None:
             free, _ = self.card_memory(device) or (0, 0)

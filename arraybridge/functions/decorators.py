@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from arraybridge.frameworks import registry
-from arraybridge.functions.calls import DecoratedCall, composed
-from arraybridge.functions.options import DecoratorKeywords, changed, checked_options
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.types import FrameworkLike, above
+
+if TYPE_CHECKING:
+    from arraybridge.functions.options import DecoratorKeywords
 
 __all__ = ["cupy", "jax", "memory_types", "mlx", "numpy", "paddle", "pyclesperanto", "tensorflow", "torch"]
 
@@ -95,6 +96,8 @@ class FrameworkDecorator:
                 f"@{self.name} takes a function or options, not both: write"
                 f" @{self.name}({', '.join(f'{name}=…' for name in options)}) above the function"
             )
+        from arraybridge.functions.options import checked_options  # costs 1 ms: only decorators need it
+
         decorator = _decorator(checked_options(self.name, options))
         if len(fn) > 1:
             raise TypeError(f"@{self.name} takes one function, not {len(fn)} arguments; options go by name")
@@ -113,6 +116,8 @@ def _decorated(options: SimpleNamespace, what: str, fn: Any) -> Any:
     for option in ("oom_recovery", "slice_by_slice"):
         if getattr(options, option) and kind_of_function(fn) == "coroutine":
             raise ValueError(f"{what}({option}=…) takes plain functions, and {label_of(fn)} is a coroutine")
+    from arraybridge.functions.calls import DecoratedCall, composed  # likewise 2 ms
+
     compose = composed
     if options.grad == "flow":
         # Only here: it takes a tenth of the time of `import arraybridge`.
@@ -152,6 +157,8 @@ def memory_types(
     >>> invert.input_memory_type, invert(np.array([1, 2], np.uint8))
     ('numpy', array([254, 253], dtype=uint8))
     """
+    from arraybridge.functions.options import changed, checked_options
+
     takes, gives = registry.framework_name(input_type), registry.framework_name(output_type)
     options = checked_options(takes, {"output_type": gives, "contract": contract})
     return _decorator(changed(options, converts=False))

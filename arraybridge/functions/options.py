@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from arraybridge.conversion.convert import Grad
 from arraybridge.conversion.decide import dtype_name
+from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.errors import UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, check_gpu_id
+from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 
 def _choice(*choices: Any) -> Callable[[str, Any], Any]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.devices.devices import devices as all_devices
 from arraybridge.devices.devices import find_device
 from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError, note_on
@@ -21,7 +22,7 @@ from arraybridge.functions.wrap import name_of
 from arraybridge.lines.threads import Run, Work, Worker, noting
 from arraybridge.options import busy_workers, default_device, worker_device
 from arraybridge.trees import map_arrays, source_of
-from arraybridge.types import Device, DeviceLike, check_gpu_id
+from arraybridge.types import Device, DeviceLike
 
 __all__ = ["decorated", "device_map", "place_in_words", "placement", "working_on"]
 

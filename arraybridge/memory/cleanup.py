@@ -15,12 +15,13 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
+from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.errors import DeviceNotFoundError, MemoryConversionError
 from arraybridge.frameworks import cardmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import loaded
 from arraybridge.options import missing_gpu
-from arraybridge.types import Device, FrameworkLike, GpuId, check_gpu_id
+from arraybridge.types import Device, FrameworkLike, GpuId
 
 __all__ = [
     "Coexistence",
@@ -136,12 +137,11 @@ def _owners(index: int, frameworks: list[Framework]) -> list[Framework]:
     if owners or missing_gpu() == "host":
         return owners
     have = "; ".join(f"{one.name} has {', '.join(map(str, own)) or 'none'}" for one, own in devices.items())
+    reason = f"no loaded framework has an accelerator {index}"
     raise DeviceNotFoundError(
-        f"no loaded framework has an accelerator {index}"
-        + (f": {have}. " if have else ". ")
-        + "Pass gpu_id of one that is there, or None; or opt in to the host with"
-        ' settings(missing_gpu="host").',
-        reason=f"no loaded framework has an accelerator {index}",
+        f"{reason}{have and f': {have}'}. Pass gpu_id of one that is there, or None; or opt in to the host"
+        ' with settings(missing_gpu="host").',
+        reason=reason,
     )
 
 

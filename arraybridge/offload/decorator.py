@@ -8,9 +8,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, overload
 
+from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
-from arraybridge.types import FrameworkLike, GpuId, check_gpu_id
+from arraybridge.types import FrameworkLike, GpuId
 
 __all__ = ["gpu", "stay_on_gpu"]
 

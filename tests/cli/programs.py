@@ -11,7 +11,7 @@ from pathlib import Path
 from click.testing import Result
 from typer.testing import CliRunner
 
-from arraybridge.cli import app
+from arraybridge.cli.app import app
 
 CHECKOUT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"

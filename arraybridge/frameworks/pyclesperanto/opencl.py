@@ -5,16 +5,15 @@ Imports neither package of pyclesperanto, and pyopencl only where it is asked fo
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
 from functools import cache
+from importlib.machinery import PathFinder
 from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks.registry import can_find, is_imported
-from arraybridge.machine import pci_address
+from arraybridge.frameworks.registry import is_imported
 
 __all__ = ["use_pocl_wheel"]
 
@@ -43,7 +42,7 @@ def _text(path: str) -> str:
 
 def pocl_wheel() -> str | None:
     """The OpenCL driver in the wheel that ``pip install "pyopencl[pocl]"`` brings, or None."""
-    spec = importlib.util.find_spec("pyopencl") if can_find("pyopencl") else None
+    spec = PathFinder.find_spec("pyopencl")  # a wheel lies on the path
     if spec is None or spec.origin is None:
         return None
     folder = spec.origin.rpartition(os.sep)[0] + f"{os.sep}.libs{os.sep}"
@@ -123,7 +122,7 @@ def _pci_address(device: Any) -> str:
     if "cl_nv_device_attribute_query" not in device.extensions.split():
         return ""
     domain = getattr(device, "pci_domain_id_nv", 0)
-    return pci_address(domain, device.pci_bus_id_nv, device.pci_slot_id_nv >> 3)
+    return f"{domain:04x}:{device.pci_bus_id_nv:02x}:{device.pci_slot_id_nv >> 3:02x}.0"  # as NVML writes it
 
 
 # -- errors ------------------------------------------------------------------------------------------
@@ -131,10 +130,9 @@ def _pci_address(device: Any) -> str:
 # INVALID_BUFFER_SIZE: one array is larger than the device gives to one array; a part of it may fit.
 _CODES = "MEM_OBJECT_ALLOCATION_FAILURE|OUT_OF_RESOURCES|OUT_OF_HOST_MEMORY|INVALID_BUFFER_SIZE"
 # pyclesperanto's words, and pyopencl's; before them its class, where the error came from another process.
-_OOM = re.compile(
-    rf"Error: .*(?:CL_(?:{_CODES}|INVALID_IMAGE_SIZE)|CUDA_ERROR_OUT_OF_MEMORY)"
-    rf"|(?:\w*Error: )?\w+ failed: (?:{_CODES})\b",
-    re.DOTALL,
+_OOM = (
+    rf"(?s:Error: .*(?:CL_(?:{_CODES}|INVALID_IMAGE_SIZE)|CUDA_ERROR_OUT_OF_MEMORY)"
+    rf"|(?:\w*Error: )?\w+ failed: (?:{_CODES})\b)"
 )
 
 
@@ -144,4 +142,4 @@ def is_oom(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (cl is not None and isinstance(error, cl.MemoryError)):
         return True
     kinds = RuntimeError if cl is None else (RuntimeError, cl.Error)
-    return isinstance(error, kinds) and _OOM.match(str(error)) is not None
+    return isinstance(error, kinds) and re.match(_OOM, str(error)) is not None
