@@ -163,9 +163,7 @@ _MODULES = {
     "lines.pipeline": "Pipeline PipelineReport StageReport",
     "lines.prefetch": "prefetch",
     "lines.processes": "ProcessDiedError",
-    "machine": "machine",
     "measure": "benchmark Timing compare Comparison SizeComparison",
-    "memory": "memory",
     "memory.cleanup": "coexist Coexistence free_memory gpu_context SharedPoolError share_gpu_memory"
     " cleanup_all_gpu_frameworks"
     " cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu cleanup_tensorflow_gpu cleanup_torch_gpu",
@@ -181,8 +179,7 @@ _LATER = {name: module for module, names in _MODULES.items() for name in names.s
 def __getattr__(name: str) -> _Any:
     if name not in _LATER:
         raise AttributeError(f"module 'arraybridge' has no attribute {name!r}")
-    module = _importlib.import_module(f"arraybridge.{_LATER[name]}")
-    return module if name == _LATER[name] else getattr(module, name)
+    return getattr(_importlib.import_module(f"arraybridge.{_LATER[name]}"), name)
 
 
 def __dir__() -> list[str]:
