@@ -34,7 +34,7 @@ from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import recovered
 from arraybridge.options import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, leaves_of, map_arrays, prefix, source_of
+from arraybridge.trees import ARRAY, LEAF, TREE, kind_of, kinds, leaves_of, map_arrays, prefix, source_of
 from arraybridge.types import Device
 
 __all__ = ["named_device"]
@@ -63,6 +63,8 @@ class DecoratedCall:
         self.compose, self.fn, self.options = compose, fn, options = state
         self.label = label_of(fn)
         self.run, self.give_back = compose(fn, options)
+        if options.contract is not None:
+            self.give_back = partial(_checked, options.contract, self.label, self.give_back)
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
@@ -84,34 +86,49 @@ class DecoratedCall:
 def composed(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, GiveBack]:
     """What brings the arguments and runs the function, and what gives its result back."""
     if not options.converts:
-        check = partial(_check_result, options.contract, label_of(fn))
-        return lambda args, kwargs: fn(*args, **kwargs), lambda result, *_: check(result)
+        return lambda args, kwargs: fn(*args, **kwargs), lambda result, *_: result
     skip, own = int(takes_self(fn)), set[type]()
     run = recovering(_running(fn, skip, options, own), skip, options)
     return run, _giving_back(fn, skip, options, own)
 
 
-# -- bring -------------------------------------------------------------------------------------------
+def _checked(contract: Callable[[Any], Any], label: str, give_back: GiveBack, *call: Any) -> Any:
+    """What the caller gets, if it keeps the contract; a `ValueError` if not."""
+    result = give_back(*call)
+    verdict = contract(result)
+    # A contract that raises by itself need not return anything.
+    if verdict is not None and not verdict:
+        name = getattr(contract, "__name__", repr(contract))
+        raise ValueError(f"{label}(): the result breaks its contract {name}")
+    return result
 
 
-def _bringing(
-    fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]
-) -> Callable[[Args, Kwargs], tuple[list[Any], Kwargs, bool]]:
-    """What converts the arguments but the first ``skip``, self, and says whether an array is among them.
+# -- bring and run -----------------------------------------------------------------------------------
 
-    ``own``: the classes of the framework's arrays, once it is imported.
+
+def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> Run:
+    """What converts the arguments but the first ``skip``, self, and calls the function where they are.
+
+    ``own``: the classes of its framework's arrays, once that is imported: not before there is an array.
     """
     name, strict = options.framework, options.strict
     unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
     convert, of_one_call = entering(options)
+    # Most arguments are of these classes, and stay as they are.
+    unchanged: Container[type] = own
     if options.dtype is not None or options.device is not None or options.declared not in (None, name):
-        own = ()  # they do not stay as they are
+        unchanged = ()
+    body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
+    placed = options.device is not None or options.gpu_id is not None
+    queued: bool | None = None
 
-    def bring(args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs, bool]:
-        enter, staying = convert, own
+    def run(args: Args, kwargs: Kwargs) -> Any:
+        nonlocal queued
+        enter, staying = convert, unchanged
         if enter is None or busy_workers or open_logs:
             enter, staying = of_one_call(), ()
-        arrays, values = False, list(map(unmark, args[:skip])) if skip else []
+        values = list(map(unmark, args[:skip])) if skip else []
+        arrays = others = False
         try:
             for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
                 cls = type(value)
@@ -124,22 +141,33 @@ def _bringing(
                 elif kind == LEAF:
                     values.append(value)
                 else:
-                    unmarked = unmark(value)
+                    others, unmarked = True, unmark(value)
                     values.append(map_arrays(unmarked, enter))
                     arrays = arrays or values[-1] is not unmarked
         except MemoryConversionError as error:
             cast = rf'Pass dtype= to the decorator to ask for a cast: @{name}(dtype="\1")\2'
             _say(error, _argument(fn, args, kwargs, len(values)), cast)
             raise
-        arrays = arrays or first_array(values[skip:]) is not None
-        if strict or not arrays:
-            _refuse_tables(fn, args, kwargs, skip)
-        if not kwargs:
-            return values, kwargs, arrays
-        count = len(args)
-        return values, {word: values.pop(count) for word in kwargs}, arrays
+        if others:
+            arrays = arrays or first_array(values[skip:]) is not None
+            if strict or not arrays:
+                _refuse_tables(fn, args, kwargs, skip)
+        named = {word: values.pop(len(args)) for word in kwargs} if kwargs else kwargs
+        if arrays:
+            if queued is None:
+                framework = registry.framework(name)
+                queued = options.stream and framework.streams.has_queues
+                own.update(framework.fast_types() or framework.array_classes())
+            if queued:
+                first = first_array((*values[skip:], *named.values()))
+                return on_own_stream(name, first, body, values, named)
+        elif placed:  # no array brings the device along: it is selected for what the function makes
+            framework = registry.framework(name)
+            with framework.selected(named_device(framework, options)):
+                return body(*values, **named)
+        return body(*values, **named) if named else body(*values)
 
-    return bring
+    return run
 
 
 def entering(options: SimpleNamespace) -> tuple[Change | None, Callable[[], Change]]:
@@ -199,8 +227,11 @@ def first_array(values: Iterable[Any]) -> Any:
     """The first array among these values, in containers too; None where there is none."""
     for value in values:
         kind = kinds.get(type(value)) or kind_of(value)
-        if kind != LEAF:
-            array = value if kind == ARRAY else first_array(leaves_of(value))
+        if kind == ARRAY:
+            return value
+        if kind == TREE:
+            # Of most lists the first item is an array, and the others need not be looked at.
+            array = first_array(value if type(value) is list else leaves_of(value))
             if array is not None:
                 return array
     return None
@@ -212,9 +243,7 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
     The function was written for arrays, and would be run on what its framework does not know.
     """
     for place, value in enumerate((*args, *kwargs.values())):
-        if place < skip or kinds.get(type(value)) in (LEAF, ARRAY):
-            continue
-        for leaf in leaves_of(value):
+        for leaf in leaves_of(value) if place >= skip else ():
             offers_one = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.generic)
             if offers_one and kind_of(leaf) != ARRAY:
                 error = unknown_array(leaf)
@@ -238,37 +267,6 @@ def _say(error: MemoryConversionError, place: str, cast: str) -> None:
     prefix(error, place)
     words = str(error).replace("leave the source out", "leave strict=True out")
     error.args = (re.sub(r'Pass dtype="(\w+)"(.*) to ask for a cast', cast, words),)
-
-
-# -- run ---------------------------------------------------------------------------------------------
-
-
-def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> Run:
-    """What brings the arguments and calls the function, on its own stream and device."""
-    bring = _bringing(fn, skip, options, own)
-    body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
-    placed = options.device is not None or options.gpu_id is not None
-    # Known when the framework is imported, which is not before there is an array.
-    queued: bool | None = None
-
-    def run(args: Args, kwargs: Kwargs) -> Any:
-        nonlocal queued
-        positional, named, arrays = bring(args, kwargs)
-        if arrays:
-            if queued is None:
-                framework = registry.framework(options.framework)
-                queued = options.stream and framework.streams.has_queues
-                own.update(framework.fast_types())
-            if queued:
-                first = first_array((*positional[skip:], *named.values()))
-                return on_own_stream(options.framework, first, body, positional, named)
-        elif placed:  # no array brings the device along: it is selected for what the function makes
-            framework = registry.framework(options.framework)
-            with framework.selected(named_device(framework, options)):
-                return body(*positional, **named)
-        return body(*positional, **named) if named else body(*positional)
-
-    return run
 
 
 def on_own_stream(name: str, array: Any, fn: Callable[..., Any], args: Iterable[Any], kwargs: Kwargs) -> Any:
@@ -304,9 +302,9 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
 def _giving_back(
     fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]
 ) -> GiveBack:
-    """What converts the arrays of a result as the options say, and checks the contract."""
-    label, contract, by_input = label_of(fn), options.contract, options.output_type == "input"
-    recasts = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
+    """What converts the arrays of a result as the options say."""
+    label, by_input, conversion = label_of(fn), options.output_type == "input", options.dtype_conversion
+    recasts = conversion is not DtypeConversion.NATIVE_OUTPUT
     target = "numpy" if by_input else options.output_type
     unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
     convert = _converting(target, None, options.grad)
@@ -315,35 +313,26 @@ def _giving_back(
 
     def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
         staying = () if open_logs else own
+        if type(result) in staying:
+            return result
+        deliver, dtype = convert, None
         try:
-            if type(result) not in staying:
-                change = deliver = convert
-                if by_input or recasts:
-                    change, deliver = changing(args, kwargs)
-                if kinds.get(type(result)) == ARRAY:
-                    result = change(result)
-                else:
-                    leave = partial(_leave, staying, change, deliver)
-                    result = map_arrays(unmark(result), leave, also=np.generic)
+            if by_input or recasts:
+                first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
+                if by_input and type(first) is not np.ndarray:
+                    deliver = homeward(first, options.grad)
+                dtype = _dtype_of_results(conversion, first) if recasts else None
+            if dtype is None and kinds.get(type(result)) == ARRAY:
+                return deliver(result)
+            return map_arrays(unmark(result), partial(_leave, staying, deliver, dtype), also=np.generic)
         except MemoryConversionError as error:
             _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise
-        return result if contract is None else _check_result(contract, label, result)
-
-    def changing(args: Args, kwargs: Kwargs) -> tuple[Change, Change]:
-        """What the arrays of one result go through, and what NumPy's scalars do."""
-        first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
-        deliver = convert
-        if by_input and type(first) is not np.ndarray:
-            deliver = _homeward(first, options.grad)
-        if not recasts:
-            return deliver, deliver
-        return partial(_recast, options.dtype_conversion, first, deliver), deliver
 
     return give_back
 
 
-def _homeward(first: Any, grad: Any) -> Change:
+def homeward(first: Any, grad: Any) -> Change:
     """What takes an array to the framework, the device and the carrier of what the caller brought."""
     if first is None:
         return itself
@@ -359,41 +348,32 @@ def _homeward(first: Any, grad: Any) -> Change:
     return deliver
 
 
-def _recast(dtype_conversion: DtypeConversion, first: Any, deliver: Change, x: Any) -> Any:
-    """``deliver`` it, with another dtype: that of the caller's first array, or the one that is named."""
-    dtype = dtype_conversion.value
-    if dtype_conversion is DtypeConversion.PRESERVE_INPUT:
-        if first is None:
-            return deliver(x)
-        framework, array = source_of(first)
-        dtype = framework.dtype_name(array)
+def _dtype_of_results(conversion: DtypeConversion, first: Any) -> str | None:
+    """The dtype that is asked for; None where it is that of the caller's first array, and there is none."""
+    if conversion is not DtypeConversion.PRESERVE_INPUT:
+        return str(conversion.value)
+    if first is None:
+        return None
+    framework, array = source_of(first)
+    return framework.dtype_name(array)
+
+
+def _leave(staying: Container[type], deliver: Change, dtype: str | None, x: Any) -> Any:
+    """``deliver`` an array, with that dtype; and NumPy's scalars, where these become arrays elsewhere."""
+    if isinstance(x, np.generic):
+        try:
+            array = deliver(np.asarray(x))
+        except (ArrayNotSupportedError, DtypeNotSupportedError):
+            return x
+        return x if isinstance(array, np.ndarray) else array
+    if type(x) in staying or carrier_of(x) is not None:
+        return x  # a carrier that the function made stays one
+    if dtype is None:
+        return deliver(x)
     dtypes = source_of(x)[0].dtypes
     if dtypes is None or dtype in dtypes:
         return deliver(convert_dtype(x, dtype))
     return convert_dtype(deliver(x), dtype)  # its own framework has no such dtype
-
-
-def _leave(staying: Container[type], change: Change, deliver: Change, x: Any) -> Any:
-    """``change`` for arrays, and ``deliver`` for NumPy's scalars, where these become arrays elsewhere."""
-    if type(x) in staying or (not isinstance(x, np.generic) and carrier_of(x) is not None):
-        return x  # a carrier that the function made stays one
-    if not isinstance(x, np.generic):
-        return change(x)
-    try:
-        array = deliver(np.asarray(x))
-    except (ArrayNotSupportedError, DtypeNotSupportedError):
-        return x
-    return x if isinstance(array, np.ndarray) else array
-
-
-def _check_result(contract: Callable[[Any], Any] | None, label: str, result: Any) -> Any:
-    """The result, if it keeps the contract; a `ValueError` if not."""
-    verdict = None if contract is None else contract(result)
-    # A contract that raises by itself need not return anything.
-    if verdict is not None and not verdict:
-        name = getattr(contract, "__name__", repr(contract))
-        raise ValueError(f"{label}(): the result breaks its contract {name}")
-    return result
 
 
 # -- under torch.compile -----------------------------------------------------------------------------
