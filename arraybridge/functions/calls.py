@@ -341,7 +341,7 @@ def homeward(first: Any, grad: Any) -> Change:
     carrier = None if kinds.get(type(first)) else carrier_of(first)
 
     def deliver(x: Any) -> Any:
-        if open_logs or not framework.owns(x) or framework.device_of(x) != device:
+        if not (framework.owns(x) and framework.device_of(x) == device) or open_logs:
             x = convert_memory(x, framework.name, grad=grad, device=device)
         return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(first, x)
 

@@ -7,13 +7,13 @@ type checkers see them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from arraybridge.frameworks import registry
 from arraybridge.functions.calls import DecoratedCall, composed
-from arraybridge.functions.options import DecoratorKeywords, changed, checked_options
+from arraybridge.functions.options import DecoratorKeywords, checked_options
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.types import FrameworkLike, above
 
@@ -95,7 +95,7 @@ class FrameworkDecorator:
                 f"@{self.name} takes a function or options, not both: write"
                 f" @{self.name}({', '.join(f'{name}=…' for name in options)}) above the function"
             )
-        decorator = _decorator(checked_options(self.name, options))
+        decorator = _decorator(checked_options(self.name, options), f"@{self.name}")
         if len(fn) > 1:
             raise TypeError(f"@{self.name} takes one function, not {len(fn)} arguments; options go by name")
         return decorator(*fn) if fn else decorator
@@ -104,30 +104,29 @@ class FrameworkDecorator:
 # -- the function around the function ------------------------------------------------------------------
 
 
-def _decorator(options: SimpleNamespace) -> Callable[[Any], Any]:
-    what = f"@{options.framework}" if options.converts else "@memory_types"
-    return partial(decorate, what=what, make=partial(_decorated, options, what))
+def _decorator(options: SimpleNamespace, what: str) -> Callable[[Any], Any]:
+    def make(fn: Any) -> Any:
+        for option in ("oom_recovery", "slice_by_slice"):
+            if getattr(options, option) and kind_of_function(fn) == "coroutine":
+                words = f"takes plain functions, and {label_of(fn)} is a coroutine"
+                raise ValueError(f"{what}({option}=…) {words}")
+        compose = composed
+        if options.grad == "flow":
+            # Only here: it takes a tenth of the time of `import arraybridge`.
+            from arraybridge.functions.gradients import flowing as compose
+        wrapper = wrap(fn, DecoratedCall(compose, fn, options))
+        vars(wrapper).update(
+            input_memory_type=options.input_type or options.framework,
+            output_memory_type=options.output_type,
+            execution_memory_type=options.framework,
+            gpu_id=options.gpu_id,
+            device=options.device,
+            dtype_conversion=options.dtype_conversion,
+            _placement=options,
+        )
+        return wrapper
 
-
-def _decorated(options: SimpleNamespace, what: str, fn: Any) -> Any:
-    for option in ("oom_recovery", "slice_by_slice"):
-        if getattr(options, option) and kind_of_function(fn) == "coroutine":
-            raise ValueError(f"{what}({option}=…) takes plain functions, and {label_of(fn)} is a coroutine")
-    compose = composed
-    if options.grad == "flow":
-        # Only here: it takes a tenth of the time of `import arraybridge`.
-        from arraybridge.functions.gradients import flowing as compose
-    wrapper = wrap(fn, DecoratedCall(compose, fn, options))
-    vars(wrapper).update(
-        input_memory_type=options.input_type or options.framework,
-        output_memory_type=options.output_type,
-        execution_memory_type=options.framework,
-        gpu_id=options.gpu_id,
-        device=options.device,
-        dtype_conversion=options.dtype_conversion,
-        _placement=options,
-    )
-    return wrapper
+    return partial(decorate, what=what, make=make)
 
 
 def memory_types(
@@ -154,23 +153,14 @@ def memory_types(
     """
     takes, gives = registry.framework_name(input_type), registry.framework_name(output_type)
     options = checked_options(takes, {"output_type": gives, "contract": contract})
-    return _decorator(changed(options, converts=False))
+    options.converts = False
+    return _decorator(options, "@memory_types")
 
 
 # -- one for each framework ----------------------------------------------------------------------------
 
-numpy = FrameworkDecorator("numpy")
-cupy = FrameworkDecorator("cupy")
-torch = FrameworkDecorator("torch")
-jax = FrameworkDecorator("jax")
-tensorflow = FrameworkDecorator("tensorflow")
-pyclesperanto = FrameworkDecorator("pyclesperanto")
-mlx = FrameworkDecorator("mlx")
-paddle = FrameworkDecorator("paddle")
 
-_decorators = {d.name: d for d in (numpy, cupy, torch, jax, tensorflow, pyclesperanto, mlx, paddle)}
-
-
+@cache
 def decorator_of(name: str) -> FrameworkDecorator:
     """The decorator of a framework, that of a plugin included; always the same object.
 
@@ -181,9 +171,16 @@ def decorator_of(name: str) -> FrameworkDecorator:
     >>> arraybridge.framework("torch").decorator is decorator_of("torch") is arraybridge.torch
     True
     """
-    if name not in _decorators:
-        _decorators[name] = FrameworkDecorator(name)
-    return _decorators[name]
+    return FrameworkDecorator(name)
 
+
+numpy = decorator_of("numpy")
+cupy = decorator_of("cupy")
+torch = decorator_of("torch")
+jax = decorator_of("jax")
+tensorflow = decorator_of("tensorflow")
+pyclesperanto = decorator_of("pyclesperanto")
+mlx = decorator_of("mlx")
+paddle = decorator_of("paddle")
 
 above["decorator"] = decorator_of
