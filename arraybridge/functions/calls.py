@@ -29,6 +29,7 @@ from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.foreign import unknown_array
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
+from arraybridge.functions.options import changed
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.memory.recovery import recovered
@@ -111,9 +112,8 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
 
     ``own``: the classes of its framework's arrays, once that is imported: not before there is an array.
     """
-    name, strict = options.framework, options.strict
-    unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
-    convert, of_one_call = entering(options)
+    name, strict, on_card = options.framework, options.strict, options.on_card
+    convert = converting(name, options)
     # Most arguments are of these classes, and stay as they are.
     unchanged: Container[type] = own
     if options.dtype is not None or options.device is not None or options.declared not in (None, name):
@@ -125,9 +125,9 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
     def run(args: Args, kwargs: Kwargs) -> Any:
         nonlocal queued
         enter, staying = convert, unchanged
-        if enter is None or busy_workers or open_logs:
-            enter, staying = of_one_call(), ()
-        values = list(map(unmark, args[:skip])) if skip else []
+        if on_card or busy_workers or open_logs:
+            enter, staying = arriving(options, convert), ()
+        values = [*args[:skip]] if skip else []
         arrays = others = False
         try:
             for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
@@ -141,9 +141,9 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
                 elif kind == LEAF:
                     values.append(value)
                 else:
-                    others, unmarked = True, unmark(value)
-                    values.append(map_arrays(unmarked, enter))
-                    arrays = arrays or values[-1] is not unmarked
+                    others = True
+                    values.append(map_arrays(value, enter))
+                    arrays = arrays or values[-1] is not value
         except MemoryConversionError as error:
             cast = rf'Pass dtype= to the decorator to ask for a cast: @{name}(dtype="\1")\2'
             _say(error, _argument(fn, args, kwargs, len(values)), cast)
@@ -160,7 +160,7 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
                 own.update(framework.fast_types() or framework.array_classes())
             if queued:
                 first = first_array((*values[skip:], *named.values()))
-                return on_own_stream(name, first, body, values, named)
+                return on_own_stream(registry.framework(name), first, body, values, named)
         elif placed:  # no array brings the device along: it is selected for what the function makes
             framework = registry.framework(name)
             with framework.selected(named_device(framework, options)):
@@ -170,33 +170,34 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
     return run
 
 
-def entering(options: SimpleNamespace) -> tuple[Change | None, Callable[[], Change]]:
-    """What brings one array to where the function runs, None where calls differ; and what says it of one."""
-    name, device = options.framework, options.device
-    on_card = options.gpu_id is not None or (device is not None and device.kind != "cpu")
-    words = None if device is None else str(device)
-    convert = _converting(name, options.declared, options.grad, options.dtype, words)
-    follows_worker = device is None and options.gpu_id is None and name != "numpy"
+def arriving(options: SimpleNamespace, convert: Change) -> Change:
+    """What brings an array of this call to where the function runs: ``convert``, unless that is a device."""
+    name, device = options.framework, None
+    if options.on_card:
+        device = named_device(registry.framework(name), options)
+    elif busy_workers and options.device is None and name != "numpy":
+        device = worker_device.get()
+    if device is None:
+        return convert
+    framework, declared, dtype = registry.framework(name), options.declared, options.dtype
+    may_stay = dtype is None and declared in (None, name) and not open_logs
 
-    def of_one_call() -> Change:
-        if on_card:
-            return partial(_on_device, options, named_device(registry.framework(name), options))
-        place = worker_device.get() if busy_workers and follows_worker else None
-        return convert if place is None else partial(_on_device, options, place)
+    def enter(x: Any) -> Any:
+        is_there = may_stay and framework.owns(x) and framework.device_of(x) == device
+        if is_there and not framework.is_scattered(x):
+            return x
+        return convert_memory(x, declared, name, grad=options.grad, device=device, dtype=dtype)
 
-    return None if on_card else convert, of_one_call
+    return enter
 
 
-def _converting(
-    target: str, declared: str | None, grad: Any, dtype: str | None = None, device: str | None = None
-) -> Change:
-    """What converts one array as `convert_memory` does, and sooner where that is planned."""
-    options: dict[str, Any] = {}
-    if grad != "error" or dtype is not None or device is not None:
-        options = {"grad": grad, "dtype": dtype, "device": device}
-    form: Hashable = (declared, target, *options.items(), *map(type, options.values()))
-    if declared is None and not options:
-        form = target
+def converting(target: str, options: SimpleNamespace) -> Change:
+    """What converts one array as `convert_memory` does with the options, and sooner where that is planned."""
+    declared, words = options.declared, options.device and str(options.device)
+    keywords = {"grad": options.grad, "dtype": options.dtype, "device": words}
+    form: Hashable = (declared, target, *keywords.items(), *map(type, keywords.values()))
+    if options.grad == "error" and options.dtype is None and words is None:
+        keywords, form = {}, target if declared is None else (declared, target)
 
     def convert(x: Any) -> Any:
         if not open_logs:
@@ -204,18 +205,9 @@ def _converting(
                 return by_form[form][type(x)](x)
             except plans.declined:
                 pass
-        return convert_memory(x, declared, target, **options)
+        return convert_memory(x, declared, target, **keywords)
 
     return convert
-
-
-def _on_device(options: SimpleNamespace, device: Device, x: Any) -> Any:
-    """An array, brought to this device."""
-    framework, declared, dtype = registry.framework(options.framework), options.declared, options.dtype
-    may_stay = dtype is None and declared in (None, framework.name) and not open_logs
-    if may_stay and framework.owns(x) and framework.device_of(x) == device and not framework.is_scattered(x):
-        return x
-    return convert_memory(x, declared, framework.name, grad=options.grad, device=device, dtype=dtype)
 
 
 def named_device(framework: Framework, options: SimpleNamespace) -> Device:
@@ -229,8 +221,7 @@ def first_array(values: Iterable[Any]) -> Any:
         kind = kinds.get(type(value)) or kind_of(value)
         if kind == ARRAY:
             return value
-        if kind == TREE:
-            # Of most lists the first item is an array, and the others need not be looked at.
+        if kind == TREE:  # of most lists the first item is an array, and no other has to be looked at
             array = first_array(value if type(value) is list else leaves_of(value))
             if array is not None:
                 return array
@@ -269,12 +260,13 @@ def _say(error: MemoryConversionError, place: str, cast: str) -> None:
     error.args = (re.sub(r'Pass dtype="(\w+)"(.*) to ask for a cast', cast, words),)
 
 
-def on_own_stream(name: str, array: Any, fn: Callable[..., Any], args: Iterable[Any], kwargs: Kwargs) -> Any:
+def on_own_stream(
+    framework: Framework, array: Any, fn: Callable[..., Any], args: Iterable[Any], kwargs: Kwargs
+) -> Any:
     """Call it on this thread's own stream, where the array is: after what it waits for, before its caller.
 
     What it makes can be read and freed on the stream of the caller. The arguments live until that waits.
     """
-    framework = registry.framework(name)
     with framework.streams.stream(framework.device_of(array)):
         result = fn(*args, **kwargs)
     return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
@@ -286,12 +278,15 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
         return run
     gpu_id, retries, splits = options.gpu_id, options.max_retries, options.oom_recovery == "split"
     axis, least = options.split_axis, options.min_split
+    # The marks of `fixed` are for the recovery alone.
+    whole = (lambda args, kwargs: run(plain(args), kwargs and plain(kwargs))) if splits else run
 
     def recover(args: Args, kwargs: Kwargs) -> Any:
         card: Any = card_meant(gpu_id) if isinstance(gpu_id, int) else None
         if skip and splits:
             args = (*map(fixed, args[:skip]), *args[skip:])  # self is never cut
-        return recovered(run, (args, kwargs), {}, retries, card, None, splits, axis, least)
+        result = recovered(whole, (args, kwargs), {}, retries, card, None, splits, axis, least)
+        return plain(result) if splits else result
 
     return recover
 
@@ -304,27 +299,29 @@ def _giving_back(
 ) -> GiveBack:
     """What converts the arrays of a result as the options say."""
     label, by_input, conversion = label_of(fn), options.output_type == "input", options.dtype_conversion
-    recasts = conversion is not DtypeConversion.NATIVE_OUTPUT
+    preserves = conversion is DtypeConversion.PRESERVE_INPUT
+    named = None if conversion.numpy_dtype is None else str(conversion.value)
     target = "numpy" if by_input else options.output_type
-    unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
-    convert = _converting(target, None, options.grad)
-    if recasts or by_input or target != options.framework:
+    convert = converting(target, changed(options, declared=None, dtype=None, device=None))
+    if by_input or preserves or named or target != options.framework:
         own = ()  # else most results are of these, and stay as they are
 
     def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
         staying = () if open_logs else own
         if type(result) in staying:
             return result
-        deliver, dtype = convert, None
+        deliver, dtype = convert, named
         try:
-            if by_input or recasts:
+            if by_input or preserves:
                 first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
                 if by_input and type(first) is not np.ndarray:
                     deliver = homeward(first, options.grad)
-                dtype = _dtype_of_results(conversion, first) if recasts else None
+                if preserves and first is not None:
+                    framework, array = source_of(first)
+                    dtype = framework.dtype_name(array)
             if dtype is None and kinds.get(type(result)) == ARRAY:
                 return deliver(result)
-            return map_arrays(unmark(result), partial(_leave, staying, deliver, dtype), also=np.generic)
+            return map_arrays(result, partial(_leave, staying, deliver, dtype), also=np.generic)
         except MemoryConversionError as error:
             _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise
@@ -346,16 +343,6 @@ def homeward(first: Any, grad: Any) -> Change:
         return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(first, x)
 
     return deliver
-
-
-def _dtype_of_results(conversion: DtypeConversion, first: Any) -> str | None:
-    """The dtype that is asked for; None where it is that of the caller's first array, and there is none."""
-    if conversion is not DtypeConversion.PRESERVE_INPUT:
-        return str(conversion.value)
-    if first is None:
-        return None
-    framework, array = source_of(first)
-    return framework.dtype_name(array)
 
 
 def _leave(staying: Container[type], deliver: Change, dtype: str | None, x: Any) -> Any:

@@ -113,16 +113,12 @@ def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.nd
         least, most = int(x.min()), int(x.max())
         if lo <= least and most <= hi:
             return x.astype(dtype)
-        reason = (
-            f"its values go from {least} to {most}, and {dtype} holds {lo} to {hi}; return floating numbers"
-        )
-        raise _refused(ArrayNotSupportedError, owner, dtype, f"{reason} to be scaled")
+        reason = f"it holds {least} to {most}, and {dtype} {lo} to {hi}; return floating numbers to be scaled"
+        raise _refused(ArrayNotSupportedError, owner, dtype, reason)
     values = x.astype(np.float64)
     smallest, largest = float(values.min()), float(values.max())
     if not math.isfinite(largest - smallest):
-        reason = (
-            "it holds NaN or infinity, or numbers too far apart to be scaled; replace them, as by nan_to_num"
-        )
+        reason = "it holds NaN or infinity, or numbers too far apart to be scaled; nan_to_num replaces them"
         raise _refused(ArrayNotSupportedError, owner, dtype, reason)
     span = (largest - smallest) or 1.0
     scaled = np.round((values - smallest) / span * float(hi - lo) + float(lo))

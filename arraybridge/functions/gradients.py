@@ -46,17 +46,16 @@ class Flow:
         #: Where nobody differentiates, and where its own framework does.
         self.ordinary = calls.composed(fn, bare)
         self.inside = calls.composed(fn, changed(bare, grad="error", output_type=self.name))
-        #: What brings one array to where the function runs.
-        _, self.entering = calls.entering(changed(bare, declared=None))
+        #: What arrays of whatever framework enter by.
+        self.arrival = changed(bare, declared=None)
+        self.convert = calls.converting(self.name, self.arrival)
         #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
 
     def called(self, args: calls.Args, kwargs: calls.Kwargs) -> Any:
         leaves, structure = flattened([args[self.skip :], kwargs])
         owners = list(map(registry.find_owner, leaves))
-        tracked = [
-            owner is not None and owner.autodiff.follows(x) for x, owner in zip(leaves, owners, strict=True)
-        ]
+        tracked = [bool(owner and owner.autodiff.follows(x)) for x, owner in zip(leaves, owners, strict=True)]
         followed = {owner.name for owner in picked(owners, tracked)}
         if followed <= {self.name}:
             run, give_back = self.inside if followed else self.ordinary
@@ -70,16 +69,16 @@ class Flow:
                 target_type=self.name,
                 reason=f"differentiated arrays of {names}",
             )
-        caller, enter = registry.framework(followed.pop()), self.entering()
+        caller = registry.framework(followed.pop())
+        enter = calls.arriving(self.arrival, self.convert)
         # The caller's arrays are arguments, integers too; those of others are constants.
         slots = [owner is caller for owner in owners]
         arrays = picked(leaves, slots)
         pairs = zip(arrays, picked(tracked, slots), strict=True)
         active = [is_tracked and caller.autodiff.is_smooth(x) for x, is_tracked in pairs]
         try:
-            if self.options.strict:
-                for x in arrays_of(leaves):
-                    find_source(x, self.options.declared, self.name)
+            for x in arrays_of(leaves):
+                find_source(x, self.options.declared, self.name)
             pairs = zip(leaves, slots, strict=True)
             beside = [None if slot else self._beside(x, enter) for x, slot in pairs]
             call = autodiff.Call(self, args[: self.skip], structure, beside, slots)
@@ -96,9 +95,8 @@ class Flow:
         values, kwargs = filled(call.structure, iter(leaves))
         args = (*call.own, *values)
         if framework.streams.has_queues and self.options.stream:
-            result = calls.on_own_stream(
-                self.name, next(filter(framework.owns, leaves)), self.fn, args, kwargs
-            )
+            first = next(filter(framework.owns, leaves))
+            result = calls.on_own_stream(framework, first, self.fn, args, kwargs)
         else:
             result = self.fn(*args, **kwargs)
         leaves, structure = flattened(result)
