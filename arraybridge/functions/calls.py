@@ -260,9 +260,7 @@ def _say(error: MemoryConversionError, place: str, cast: str) -> None:
     error.args = (re.sub(r'Pass dtype="(\w+)"(.*) to ask for a cast', cast, words),)
 
 
-def on_own_stream(
-    framework: Framework, array: Any, fn: Callable[..., Any], args: Iterable[Any], kwargs: Kwargs
-) -> Any:
+def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args: Any, kwargs: Kwargs) -> Any:
     """Call it on this thread's own stream, where the array is: after what it waits for, before its caller.
 
     What it makes can be read and freed on the stream of the caller. The arguments live until that waits.
@@ -294,9 +292,7 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
 # -- give back ---------------------------------------------------------------------------------------
 
 
-def _giving_back(
-    fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]
-) -> GiveBack:
+def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> GiveBack:
     """What converts the arrays of a result as the options say."""
     label, by_input, conversion = label_of(fn), options.output_type == "input", options.dtype_conversion
     preserves = conversion is DtypeConversion.PRESERVE_INPUT
@@ -304,11 +300,10 @@ def _giving_back(
     target = "numpy" if by_input else options.output_type
     convert = converting(target, changed(options, declared=None, dtype=None, device=None))
     if by_input or preserves or named or target != options.framework:
-        own = ()  # else most results are of these, and stay as they are
+        own = set()  # else most results are of these, and stay as they are
 
     def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
-        staying = () if open_logs else own
-        if type(result) in staying:
+        if type(result) in own and not open_logs:
             return result
         deliver, dtype = convert, named
         try:
@@ -321,7 +316,8 @@ def _giving_back(
                     dtype = framework.dtype_name(array)
             if dtype is None and kinds.get(type(result)) == ARRAY:
                 return deliver(result)
-            return map_arrays(result, partial(_leave, staying, deliver, dtype), also=np.generic)
+            leave = partial(_leave, () if open_logs else own, deliver, dtype)
+            return map_arrays(result, leave, also=np.generic)
         except MemoryConversionError as error:
             _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise

@@ -48,9 +48,7 @@ class FrameworkDecorator:
         def __getattr__(self, attribute: str) -> NoReturn:
             raise AttributeError(
                 f"arraybridge.{self.name} is a decorator and has no {attribute!r}; import the framework under"
-                f" a name of its own for {self.name}.{attribute}",
-                name=attribute,
-                obj=self,
+                f" a name of its own for {self.name}.{attribute}"
             )
 
     @overload
@@ -91,9 +89,9 @@ class FrameworkDecorator:
         array, but one could be made an array (it offers ``__array__``, as tables do), is refused.
         """
         if fn and options:
+            words = f"@{self.name}({', '.join(f'{name}=…' for name in options)})"
             raise TypeError(
-                f"@{self.name} takes a function or options, not both: write"
-                f" @{self.name}({', '.join(f'{name}=…' for name in options)}) above the function"
+                f"@{self.name} takes a function or options, not both; put {words} above the function"
             )
         decorator = _decorator(checked_options(self.name, options), f"@{self.name}")
         if len(fn) > 1:

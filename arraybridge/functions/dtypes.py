@@ -65,8 +65,7 @@ class DtypeConversion(Enum):
         """
         if self in (DtypeConversion.PRESERVE_INPUT, DtypeConversion.NATIVE_OUTPUT):
             return None
-        scalar: type[np.generic] = np.dtype(self.value).type
-        return scalar
+        return np.dtype(str(self.value)).type
 
 
 def convert_dtype(x: Any, dtype: str) -> Any:
@@ -127,8 +126,6 @@ def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.nd
     return np.where(at_top, np.array(hi, dtype), np.where(at_top, lo, scaled).astype(dtype))
 
 
-def _refused(
-    error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str
-) -> MemoryConversionError:
+def _refused(error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str) -> Exception:
     words = f"the result cannot become {dtype}: {reason}"
     return error(words, source_type=owner.name, target_type=owner.name, reason=reason)

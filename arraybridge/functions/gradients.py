@@ -183,7 +183,7 @@ class Operation:
     draws: bool | None = None
 
     def __init__(
-        self, call: autodiff.Call, caller: Framework, enter: calls.Change, active: Sequence[bool]
+        self, call: autodiff.Call, caller: Framework, enter: calls.Change, active: list[bool]
     ) -> None:
         self.body: autodiff.Body = call
         self.caller, self.enter, self.active, self.label = caller, enter, tuple(active), call.flow.label
@@ -278,15 +278,11 @@ class Operation:
 
     def _under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
         """Call it under the settings of the forward: a backward may run in any thread."""
-
-        def settled() -> Any:
-            with self.settings():
-                return run(*args)
-
         context = self.context.copy()
         if trace.open_logs:  # a trace around the backward hears it
             trace.listen_in(context)
-        return context.run(settled)
+        with self.settings():
+            return context.run(run, *args)
 
     def _entered(self, arrays: Sequence[Any]) -> list[Any]:
         entered = [self.enter(x) for x in arrays]
@@ -340,13 +336,13 @@ class Pullback(Operation):
         self.forward, self.present, self.linear = forward, present, linear
         caller = forward.caller.autodiff
         active = [caller.is_smooth(x) and caller.follows(x) for x in arrays]
-        self.active, self.versions = tuple(active), []
+        self.active, self.versions, self.state = tuple(active), [], forward.state
         self.callee, self.caller, self.enter = forward.callee, forward.caller, forward.enter
         self.context, self.settings, self.label = forward.context, forward.settings, forward.label
 
     def body(self, arrays: list[Any]) -> list[Any]:
         count = len(self.forward.active)
-        _, linear = self.forward.again(arrays[:count])
+        _, linear = self.forward.replaying(self.state).again(arrays[:count])
         return linear.pull(merged([None] * len(self.present), self.present, arrays[count:]))
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
@@ -369,11 +365,6 @@ class Pullback(Operation):
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         return self.callee.autodiff.linearise(self.body, arrays, self.active, self.label)
-
-    def replaying(self, state: Any) -> Operation:
-        pullback = copy.copy(self)
-        pullback.forward = self.forward.replaying(state)
-        return pullback
 
     def foretell(self, shapes: list[Shape]) -> list[Shape]:
         return picked(shapes, self.forward.active)

@@ -40,9 +40,7 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
 
 def _check_stack(shape: tuple[int, ...]) -> None:
     if len(shape) != 3:
-        raise ValueError(
-            f"a stack has three axes, (slices, height, width); this one would have shape {shape}"
-        )
+        raise ValueError(f"a stack has three axes, (slices, height, width); this is one of shape {shape}")
 
 
 def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = None) -> Any:
@@ -58,8 +56,7 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
             raise ValueError(f"slices of one shape stack: slice 0 has {shape}, slice {i} has {other}")
         if name != dtype:
             raise TypeError(
-                f"slices of one dtype stack: slice 0 has {dtype}, slice {i} has {name}; cast them first, by"
-                " convert_memory(slice, ..., dtype=...)"
+                f"slice 0 has {dtype}, slice {i} has {name}; cast by convert_memory(..., dtype=...)"
             )
     target.supports(dtype, (len(planes), *shape))
     return target.stack(planes)
