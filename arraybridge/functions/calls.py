@@ -31,7 +31,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
 from arraybridge.functions.options import changed
 from arraybridge.functions.slices import call_by_planes
-from arraybridge.functions.wrap import label_of, takes_self
+from arraybridge.functions.wrap import label_of, name_of, takes_self
 from arraybridge.memory.recovery import recovered
 from arraybridge.options import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
@@ -49,6 +49,8 @@ Run = Callable[[Args, Kwargs], Any]
 #: What returns the result for the caller, given the arguments as they came.
 GiveBack = Callable[[Any, Args, Kwargs], Any]
 Compose = Callable[[Callable[..., Any], SimpleNamespace], tuple[Run, GiveBack]]
+#: A decorated call as torch.compile leaves it alone, once that was needed.
+_untraced: list[Callable[..., Any]] = []
 
 
 class DecoratedCall:
@@ -69,7 +71,11 @@ class DecoratedCall:
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
-            return _between_graphs(self, args, kwargs)
+            # Between two graphs: there arrays that change the framework have memory, and tracers have none.
+            if not _untraced:
+                torch: Any = registry.framework("torch")
+                _untraced.append(torch.untraced(DecoratedCall.__call__))
+            return _untraced[0](self, args, kwargs)
         if not open_logs:
             return self.give_back(self.run(args, kwargs), args, kwargs)
         with trace.span("call", self.label) or nullcontext() as span:
@@ -99,8 +105,7 @@ def _checked(contract: Callable[[Any], Any], label: str, give_back: GiveBack, *c
     verdict = contract(result)
     # A contract that raises by itself need not return anything.
     if verdict is not None and not verdict:
-        name = getattr(contract, "__name__", repr(contract))
-        raise ValueError(f"{label}(): the result breaks its contract {name}")
+        raise ValueError(f"{label}(): the result breaks its contract {name_of(contract)}")
     return result
 
 
@@ -114,12 +119,10 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
     """
     name, strict, on_card = options.framework, options.strict, options.on_card
     convert = converting(name, options)
-    # Most arguments are of these classes, and stay as they are.
-    unchanged: Container[type] = own
-    if options.dtype is not None or options.device is not None or options.declared not in (None, name):
-        unchanged = ()
     body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
     placed = options.device is not None or options.gpu_id is not None
+    may_stay = not placed and options.dtype is None and options.declared in (None, name)
+    unchanged: Container[type] = own if may_stay else ()
     queued: bool | None = None
 
     def run(args: Args, kwargs: Kwargs) -> Any:
@@ -357,18 +360,3 @@ def _leave(staying: Container[type], deliver: Change, dtype: str | None, x: Any)
     if dtypes is None or dtype in dtypes:
         return deliver(convert_dtype(x, dtype))
     return convert_dtype(deliver(x), dtype)  # its own framework has no such dtype
-
-
-# -- under torch.compile -----------------------------------------------------------------------------
-
-
-def _between_graphs(call: DecoratedCall, args: Args, kwargs: Kwargs) -> Any:
-    """The call outside of the graph: arrays that change the framework have memory, and tracers have none."""
-    if not _untraced:
-        torch: Any = registry.framework("torch")
-        _untraced.append(torch.untraced(DecoratedCall.__call__))
-    return _untraced[0](call, args, kwargs)
-
-
-#: A decorated call as torch.compile leaves it alone, once that was needed.
-_untraced: list[Callable[..., Any]] = []

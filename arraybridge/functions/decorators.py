@@ -106,8 +106,7 @@ def _decorator(options: SimpleNamespace, what: str) -> Callable[[Any], Any]:
     def make(fn: Any) -> Any:
         for option in ("oom_recovery", "slice_by_slice"):
             if getattr(options, option) and kind_of_function(fn) == "coroutine":
-                words = f"takes plain functions, and {label_of(fn)} is a coroutine"
-                raise ValueError(f"{what}({option}=…) {words}")
+                raise ValueError(f"{what}({option}=…) repeats calls, and {label_of(fn)} is a coroutine")
         compose = composed
         if options.grad == "flow":
             # Only here: it takes a tenth of the time of `import arraybridge`.

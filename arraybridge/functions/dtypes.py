@@ -19,7 +19,6 @@ goes back to where the array lives; a cast stays there.
 
 from __future__ import annotations
 
-import math
 from enum import Enum
 from typing import Any
 
@@ -108,19 +107,17 @@ def _is_integer(dtype: str) -> bool:
 def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.ndarray:
     """Integers as they are, where the dtype has them; floating numbers scaled into its range."""
     lo, hi = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    values = x if _is_integer(source) else x.astype(np.float64)
+    least, most = values.min().item(), values.max().item()
     if _is_integer(source):
-        least, most = int(x.min()), int(x.max())
         if lo <= least and most <= hi:
             return x.astype(dtype)
         reason = f"it holds {least} to {most}, and {dtype} {lo} to {hi}; return floating numbers to be scaled"
         raise _refused(ArrayNotSupportedError, owner, dtype, reason)
-    values = x.astype(np.float64)
-    smallest, largest = float(values.min()), float(values.max())
-    if not math.isfinite(largest - smallest):
+    if not np.isfinite(most - least):
         reason = "it holds NaN or infinity, or numbers too far apart to be scaled; nan_to_num replaces them"
         raise _refused(ArrayNotSupportedError, owner, dtype, reason)
-    span = (largest - smallest) or 1.0
-    scaled = np.round((values - smallest) / span * float(hi - lo) + float(lo))
+    scaled = np.round((values - least) / ((most - least) or 1.0) * float(hi - lo) + float(lo))
     # hi of the 64-bit dtypes is no float64, and the next one above overflows. What reaches it gets hi itself.
     at_top = scaled >= float(hi)
     return np.where(at_top, np.array(hi, dtype), np.where(at_top, lo, scaled).astype(dtype))

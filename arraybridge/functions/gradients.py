@@ -63,9 +63,8 @@ class Flow:
         if len(followed) > 1:
             names = " and ".join(sorted(followed))
             raise GradientError(
-                f"{self.label}(): arrays of {names} are being differentiated in one call, and a backward pass"
-                " goes through one framework; pass those of the others without their graph: x.detach() in"
-                " torch, tf.stop_gradient(x) in TensorFlow, a value from outside of the transform in JAX",
+                f"{self.label}(): arrays of {names} are being differentiated in one call; pass those of one"
+                " without their graph: x.detach(), tf.stop_gradient(x), a value from outside of jax.grad",
                 target_type=self.name,
                 reason=f"differentiated arrays of {names}",
             )

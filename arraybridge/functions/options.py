@@ -109,8 +109,7 @@ def checked_options(framework: str, keywords: dict[str, Any]) -> SimpleNamespace
     """The options, each of the right type and in its range, as attributes.
 
     Besides: ``framework``, that of the decorator; ``converts``, without which it only declares; ``declared``,
-    the framework of which all arrays among the arguments have to be, None where any will do; ``on_card``,
-    whether the device depends on what is there.
+    the framework that all arrays have to be of, None for any; ``on_card``, whether it names an accelerator.
 
     Raises:
         TypeError: one is unknown, or of the wrong type.
