@@ -27,7 +27,7 @@ from arraybridge.functions import calls
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import ARRAY, arrays_of, filled, flattened, kind_of, prefix, source_of
+from arraybridge.trees import ARRAY, arrays_of, filled, flattened, kind_of, prefix
 
 # -- a call --------------------------------------------------------------------------------------------
 
@@ -76,10 +76,8 @@ class Flow:
         pairs = zip(arrays, picked(tracked, slots), strict=True)
         active = [is_tracked and caller.autodiff.is_smooth(x) for x, is_tracked in pairs]
         try:
-            for x in arrays_of(leaves):
-                find_source(x, self.options.declared, self.name)
-            pairs = zip(leaves, slots, strict=True)
-            beside = [None if slot else self._beside(x, enter) for x, slot in pairs]
+            find_source(arrays[0], self.options.declared, self.name)
+            beside = [None if slot else self._beside(x, enter) for x, slot in zip(leaves, slots, strict=True)]
             call = autodiff.Call(self, args[: self.skip], structure, beside, slots)
             results = caller.autodiff.apply(Operation(call, caller, enter, active), arrays)
         except MemoryConversionError as error:
@@ -117,7 +115,7 @@ class Flow:
         callee = registry.framework(self.name).autodiff
         if kind_of(x) != ARRAY:
             return callee.beside(x)
-        owner, data = source_of(x)
+        owner, data = find_source(x, self.options.declared, self.name)
         if owner.mutable and owner.name != self.name:
             x = owner.copy(owner.detach(data) if owner.requires_grad(data) else data)
         x = callee.prepare(enter(x))
@@ -127,8 +125,7 @@ class Flow:
 
 def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[calls.Run, calls.GiveBack]:
     """What runs a function of one framework with the gradients of others; its result is what they take."""
-    flow = Flow(fn, options)
-    return calls.recovering(flow.called, flow.skip, options), lambda result, *_: result
+    return calls.recovering(Flow(fn, options).called, 0, options), lambda result, *_: result
 
 
 # -- what is refused -------------------------------------------------------------------------------------
