@@ -119,6 +119,7 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
     """
     name, strict, on_card = options.framework, options.strict, options.on_card
     convert = converting(name, options)
+    unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
     body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
     placed = options.device is not None or options.gpu_id is not None
     may_stay = not placed and options.dtype is None and options.declared in (None, name)
@@ -130,7 +131,7 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
         enter, staying = convert, unchanged
         if on_card or busy_workers or open_logs:
             enter, staying = arriving(options, convert), ()
-        values = [*args[:skip]] if skip else []
+        values = [*map(unmark, args[:skip])] if skip else []
         arrays = others = False
         try:
             for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
@@ -144,9 +145,9 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
                 elif kind == LEAF:
                     values.append(value)
                 else:
-                    others = True
-                    values.append(map_arrays(value, enter))
-                    arrays = arrays or values[-1] is not value
+                    others, unmarked = True, unmark(value)
+                    values.append(map_arrays(unmarked, enter))
+                    arrays = arrays or values[-1] is not unmarked
         except MemoryConversionError as error:
             cast = rf'Pass dtype= to the decorator to ask for a cast: @{name}(dtype="\1")\2'
             _say(error, _argument(fn, args, kwargs, len(values)), cast)
@@ -279,15 +280,13 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
         return run
     gpu_id, retries, splits = options.gpu_id, options.max_retries, options.oom_recovery == "split"
     axis, least = options.split_axis, options.min_split
-    # The marks of `fixed` are for the recovery alone.
-    whole = (lambda args, kwargs: run(plain(args), kwargs and plain(kwargs))) if splits else run
 
     def recover(args: Args, kwargs: Kwargs) -> Any:
         card: Any = card_meant(gpu_id) if isinstance(gpu_id, int) else None
         if skip and splits:
             args = (*map(fixed, args[:skip]), *args[skip:])  # self is never cut
-        result = recovered(whole, (args, kwargs), {}, retries, card, None, splits, axis, least)
-        return plain(result) if splits else result
+        result = recovered(run, (args, kwargs), {}, retries, card, None, splits, axis, least)
+        return plain(result) if splits and kinds.get(type(result)) != ARRAY else result
 
     return recover
 
