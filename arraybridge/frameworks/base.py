@@ -56,7 +56,6 @@ class Framework(ABC):
             with the same type hand arrays to each other on the card.
         streams: its queues of work on accelerators.
         autodiff: its derivatives, or None.
-        conforms: whether `array_namespace` is the whole array API.
         all_pickle: whether every array pickles by itself, and bit for bit.
         errors: what else it raises for an array that it does not take.
         settings: what a thread may set for itself and changes results: of each setting a function that tells
@@ -72,7 +71,6 @@ class Framework(ABC):
     dtypes: ClassVar[frozenset[str] | None] = None
     max_rank: ClassVar[int] = hostmemory.MAX_RANK
     has_host: ClassVar[bool] = True
-    conforms: ClassVar[bool] = False
     all_pickle: ClassVar[bool] = True
     errors: ClassVar[tuple[type[Exception], ...]] = ()
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()

@@ -30,7 +30,6 @@ _MANAGED = 13
 
 class CupyFramework(Framework):
     name = "cupy"
-    conforms = True
     has_host = False
     dtypes = hostmemory.PLAIN
 

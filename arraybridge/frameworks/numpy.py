@@ -22,7 +22,6 @@ class NumpyFramework(Framework):
     #: Classes of arrays that are no more than their values.
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
     honours_readonly = True
-    conforms = True
 
     def __init__(self, copied: str = "") -> None:
         """``copied`` says why the memory that another library handed out is a copy, or is ``""``."""

@@ -29,12 +29,13 @@ from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.foreign import unknown_array
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
+from arraybridge.functions.options import changed
 from arraybridge.functions.slices import call_by_planes
-from arraybridge.functions.wrap import label_of, takes_self
+from arraybridge.functions.wrap import label_of, name_of, takes_self
 from arraybridge.memory.recovery import recovered
 from arraybridge.options import busy_workers, card_meant, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, LEAF, kind_of, kinds, leaves_of, map_arrays, prefix, source_of
+from arraybridge.trees import ARRAY, LEAF, TREE, kind_of, kinds, leaves_of, map_arrays, prefix, source_of
 from arraybridge.types import Device
 
 __all__ = ["named_device"]
@@ -48,6 +49,8 @@ Run = Callable[[Args, Kwargs], Any]
 #: What returns the result for the caller, given the arguments as they came.
 GiveBack = Callable[[Any, Args, Kwargs], Any]
 Compose = Callable[[Callable[..., Any], SimpleNamespace], tuple[Run, GiveBack]]
+#: A decorated call as torch.compile leaves it alone, once that was needed.
+_untraced: list[Callable[..., Any]] = []
 
 
 class DecoratedCall:
@@ -63,10 +66,16 @@ class DecoratedCall:
         self.compose, self.fn, self.options = compose, fn, options = state
         self.label = label_of(fn)
         self.run, self.give_back = compose(fn, options)
+        if options.contract is not None:
+            self.give_back = partial(_checked, options.contract, self.label, self.give_back)
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
-            return _between_graphs(self, args, kwargs)
+            # Between two graphs: there arrays that change the framework have memory, and tracers have none.
+            if not _untraced:
+                torch: Any = registry.framework("torch")
+                _untraced.append(torch.untraced(DecoratedCall.__call__))
+            return _untraced[0](self, args, kwargs)
         if not open_logs:
             return self.give_back(self.run(args, kwargs), args, kwargs)
         with trace.span("call", self.label) or nullcontext() as span:
@@ -84,34 +93,46 @@ class DecoratedCall:
 def composed(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, GiveBack]:
     """What brings the arguments and runs the function, and what gives its result back."""
     if not options.converts:
-        check = partial(_check_result, options.contract, label_of(fn))
-        return lambda args, kwargs: fn(*args, **kwargs), lambda result, *_: check(result)
+        return lambda args, kwargs: fn(*args, **kwargs), lambda result, *_: result
     skip, own = int(takes_self(fn)), set[type]()
     run = recovering(_running(fn, skip, options, own), skip, options)
     return run, _giving_back(fn, skip, options, own)
 
 
-# -- bring -------------------------------------------------------------------------------------------
+def _checked(contract: Callable[[Any], Any], label: str, give_back: GiveBack, *call: Any) -> Any:
+    """What the caller gets, if it keeps the contract; a `ValueError` if not."""
+    result = give_back(*call)
+    verdict = contract(result)
+    # A contract that raises by itself need not return anything.
+    if verdict is not None and not verdict:
+        raise ValueError(f"{label}(): the result breaks its contract {name_of(contract)}")
+    return result
 
 
-def _bringing(
-    fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]
-) -> Callable[[Args, Kwargs], tuple[list[Any], Kwargs, bool]]:
-    """What converts the arguments but the first ``skip``, self, and says whether an array is among them.
+# -- bring and run -----------------------------------------------------------------------------------
 
-    ``own``: the classes of the framework's arrays, once it is imported.
+
+def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> Run:
+    """What converts the arguments but the first ``skip``, self, and calls the function where they are.
+
+    ``own``: the classes of its framework's arrays, once that is imported: not before there is an array.
     """
-    name, strict = options.framework, options.strict
+    name, strict, on_card = options.framework, options.strict, options.on_card
+    convert = converting(name, options)
     unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
-    convert, of_one_call = entering(options)
-    if options.dtype is not None or options.device is not None or options.declared not in (None, name):
-        own = ()  # they do not stay as they are
+    body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
+    placed = options.device is not None or options.gpu_id is not None
+    may_stay = not placed and options.dtype is None and options.declared in (None, name)
+    unchanged: Container[type] = own if may_stay else ()
+    queued: bool | None = None
 
-    def bring(args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs, bool]:
-        enter, staying = convert, own
-        if enter is None or busy_workers or open_logs:
-            enter, staying = of_one_call(), ()
-        arrays, values = False, list(map(unmark, args[:skip])) if skip else []
+    def run(args: Args, kwargs: Kwargs) -> Any:
+        nonlocal queued
+        enter, staying = convert, unchanged
+        if on_card or busy_workers or open_logs:
+            enter, staying = arriving(options, convert), ()
+        values = [*map(unmark, args[:skip])] if skip else []
+        arrays = others = False
         try:
             for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
                 cls = type(value)
@@ -124,50 +145,63 @@ def _bringing(
                 elif kind == LEAF:
                     values.append(value)
                 else:
-                    unmarked = unmark(value)
+                    others, unmarked = True, unmark(value)
                     values.append(map_arrays(unmarked, enter))
                     arrays = arrays or values[-1] is not unmarked
         except MemoryConversionError as error:
             cast = rf'Pass dtype= to the decorator to ask for a cast: @{name}(dtype="\1")\2'
             _say(error, _argument(fn, args, kwargs, len(values)), cast)
             raise
-        arrays = arrays or first_array(values[skip:]) is not None
-        if strict or not arrays:
-            _refuse_tables(fn, args, kwargs, skip)
-        if not kwargs:
-            return values, kwargs, arrays
-        count = len(args)
-        return values, {word: values.pop(count) for word in kwargs}, arrays
+        if others:
+            arrays = arrays or first_array(values[skip:]) is not None
+            if strict or not arrays:
+                _refuse_tables(fn, args, kwargs, skip)
+        named = {word: values.pop(len(args)) for word in kwargs} if kwargs else kwargs
+        if arrays:
+            if queued is None:
+                framework = registry.framework(name)
+                queued = options.stream and framework.streams.has_queues
+                own.update(framework.fast_types() or framework.array_classes())
+            if queued:
+                first = first_array((*values[skip:], *named.values()))
+                return on_own_stream(registry.framework(name), first, body, values, named)
+        elif placed:  # no array brings the device along: it is selected for what the function makes
+            framework = registry.framework(name)
+            with framework.selected(named_device(framework, options)):
+                return body(*values, **named)
+        return body(*values, **named) if named else body(*values)
 
-    return bring
-
-
-def entering(options: SimpleNamespace) -> tuple[Change | None, Callable[[], Change]]:
-    """What brings one array to where the function runs, None where calls differ; and what says it of one."""
-    name, device = options.framework, options.device
-    on_card = options.gpu_id is not None or (device is not None and device.kind != "cpu")
-    words = None if device is None else str(device)
-    convert = _converting(name, options.declared, options.grad, options.dtype, words)
-    follows_worker = device is None and options.gpu_id is None and name != "numpy"
-
-    def of_one_call() -> Change:
-        if on_card:
-            return partial(_on_device, options, named_device(registry.framework(name), options))
-        place = worker_device.get() if busy_workers and follows_worker else None
-        return convert if place is None else partial(_on_device, options, place)
-
-    return None if on_card else convert, of_one_call
+    return run
 
 
-def _converting(
-    target: str, declared: str | None, grad: Any, dtype: str | None = None, device: str | None = None
-) -> Change:
-    """What converts one array as `convert_memory` does, and sooner where that is planned."""
-    options: dict[str, Any] = {}
-    if grad != "error" or dtype is not None or device is not None:
-        options = {"grad": grad, "dtype": dtype, "device": device}
-    is_bare = declared is None and not options
-    form = target if is_bare else plans.form_of(declared, target, **options)
+def arriving(options: SimpleNamespace, convert: Change) -> Change:
+    """What brings an array of this call to where the function runs: ``convert``, unless that is a device."""
+    name, device = options.framework, None
+    if options.on_card:
+        device = named_device(registry.framework(name), options)
+    elif busy_workers and options.device is None and name != "numpy":
+        device = worker_device.get()
+    if device is None:
+        return convert
+    framework, declared, dtype = registry.framework(name), options.declared, options.dtype
+    may_stay = dtype is None and declared in (None, name) and not open_logs
+
+    def enter(x: Any) -> Any:
+        is_there = may_stay and framework.owns(x) and framework.device_of(x) == device
+        if is_there and not framework.is_scattered(x):
+            return x
+        return convert_memory(x, declared, name, grad=options.grad, device=device, dtype=dtype)
+
+    return enter
+
+
+def converting(target: str, options: SimpleNamespace) -> Change:
+    """What converts one array as `convert_memory` does with the options, and sooner where that is planned."""
+    declared, words = options.declared, options.device and str(options.device)
+    keywords = {"grad": options.grad, "dtype": options.dtype, "device": words}
+    form = plans.form_of(declared, target, **keywords)
+    if form == plans.form_of(None, target):
+        form = target
 
     def convert(x: Any) -> Any:
         if not open_logs:
@@ -175,18 +209,9 @@ def _converting(
                 return by_form[form][type(x)](x)
             except plans.declined:
                 pass
-        return convert_memory(x, declared, target, **options)
+        return convert_memory(x, declared, target, **keywords)
 
     return convert
-
-
-def _on_device(options: SimpleNamespace, device: Device, x: Any) -> Any:
-    """An array, brought to this device."""
-    framework, declared, dtype = registry.framework(options.framework), options.declared, options.dtype
-    may_stay = dtype is None and declared in (None, framework.name) and not open_logs
-    if may_stay and framework.owns(x) and framework.device_of(x) == device and not framework.is_scattered(x):
-        return x
-    return convert_memory(x, declared, framework.name, grad=options.grad, device=device, dtype=dtype)
 
 
 def named_device(framework: Framework, options: SimpleNamespace) -> Device:
@@ -198,8 +223,10 @@ def first_array(values: Iterable[Any]) -> Any:
     """The first array among these values, in containers too; None where there is none."""
     for value in values:
         kind = kinds.get(type(value)) or kind_of(value)
-        if kind != LEAF:
-            array = value if kind == ARRAY else first_array(leaves_of(value))
+        if kind == ARRAY:
+            return value
+        if kind == TREE:  # of most lists the first item is an array, and no other has to be looked at
+            array = first_array(value if type(value) is list else leaves_of(value))
             if array is not None:
                 return array
     return None
@@ -211,9 +238,7 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
     The function was written for arrays, and would be run on what its framework does not know.
     """
     for place, value in enumerate((*args, *kwargs.values())):
-        if place < skip or kinds.get(type(value)) in (LEAF, ARRAY):
-            continue
-        for leaf in leaves_of(value):
+        for leaf in leaves_of(value) if place >= skip else ():
             offers_one = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.generic)
             if offers_one and kind_of(leaf) != ARRAY:
                 error = unknown_array(leaf)
@@ -239,43 +264,11 @@ def _say(error: MemoryConversionError, place: str, cast: str) -> None:
     error.args = (re.sub(r'Pass dtype="(\w+)"(.*) to ask for a cast', cast, words),)
 
 
-# -- run ---------------------------------------------------------------------------------------------
-
-
-def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> Run:
-    """What brings the arguments and calls the function, on its own stream and device."""
-    bring = _bringing(fn, skip, options, own)
-    body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
-    placed = options.device is not None or options.gpu_id is not None
-    # Known when the framework is imported, which is not before there is an array.
-    queued: bool | None = None
-
-    def run(args: Args, kwargs: Kwargs) -> Any:
-        nonlocal queued
-        positional, named, arrays = bring(args, kwargs)
-        if arrays:
-            if queued is None:
-                framework = registry.framework(options.framework)
-                queued = options.stream and framework.streams.has_queues
-                own.update(framework.fast_types())
-            if queued:
-                first = first_array((*positional[skip:], *named.values()))
-                return on_own_stream(options.framework, first, body, positional, named)
-        elif placed:  # no array brings the device along: it is selected for what the function makes
-            framework = registry.framework(options.framework)
-            with framework.selected(named_device(framework, options)):
-                return body(*positional, **named)
-        return body(*positional, **named) if named else body(*positional)
-
-    return run
-
-
-def on_own_stream(name: str, array: Any, fn: Callable[..., Any], args: Iterable[Any], kwargs: Kwargs) -> Any:
+def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args: Any, kwargs: Kwargs) -> Any:
     """Call it on this thread's own stream, where the array is: after what it waits for, before its caller.
 
     What it makes can be read and freed on the stream of the caller. The arguments live until that waits.
     """
-    framework = registry.framework(name)
     with framework.streams.stream(framework.device_of(array)):
         result = fn(*args, **kwargs)
     return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
@@ -292,7 +285,8 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
         card: Any = card_meant(gpu_id) if isinstance(gpu_id, int) else None
         if skip and splits:
             args = (*map(fixed, args[:skip]), *args[skip:])  # self is never cut
-        return recovered(run, (args, kwargs), {}, retries, card, None, splits, axis, least)
+        result = recovered(run, (args, kwargs), {}, retries, card, None, splits, axis, least)
+        return plain(result) if splits and kinds.get(type(result)) != ARRAY else result
 
     return recover
 
@@ -300,49 +294,40 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
 # -- give back ---------------------------------------------------------------------------------------
 
 
-def _giving_back(
-    fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: Container[type]
-) -> GiveBack:
-    """What converts the arrays of a result as the options say, and checks the contract."""
-    label, contract, by_input = label_of(fn), options.contract, options.output_type == "input"
-    recasts = options.dtype_conversion is not DtypeConversion.NATIVE_OUTPUT
+def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> GiveBack:
+    """What converts the arrays of a result as the options say."""
+    label, by_input, conversion = label_of(fn), options.output_type == "input", options.dtype_conversion
+    preserves = conversion is DtypeConversion.PRESERVE_INPUT
+    named = None if conversion.numpy_dtype is None else str(conversion.value)
     target = "numpy" if by_input else options.output_type
-    unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
-    convert = _converting(target, None, options.grad)
-    if recasts or by_input or target != options.framework:
-        own = ()  # else most results are of these, and stay as they are
+    convert = converting(target, changed(options, declared=None, dtype=None, device=None))
+    if by_input or preserves or named or target != options.framework:
+        own = set()  # else most results are of these, and stay as they are
 
     def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
-        staying = () if open_logs else own
+        if type(result) in own and not open_logs:
+            return result
+        deliver, dtype = convert, named
         try:
-            if type(result) not in staying:
-                change = deliver = convert
-                if by_input or recasts:
-                    change, deliver = changing(args, kwargs)
-                if kinds.get(type(result)) == ARRAY:
-                    result = change(result)
-                else:
-                    leave = partial(_leave, staying, change, deliver)
-                    result = map_arrays(unmark(result), leave, also=np.generic)
+            if by_input or preserves:
+                first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
+                if by_input and type(first) is not np.ndarray:
+                    deliver = homeward(first, options.grad)
+                if preserves and first is not None:
+                    framework, array = source_of(first)
+                    dtype = framework.dtype_name(array)
+            if dtype is None and kinds.get(type(result)) == ARRAY:
+                return deliver(result)
+            leave = partial(_leave, () if open_logs else own, deliver, dtype)
+            return map_arrays(result, leave, also=np.generic)
         except MemoryConversionError as error:
             _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
             raise
-        return result if contract is None else _check_result(contract, label, result)
-
-    def changing(args: Args, kwargs: Kwargs) -> tuple[Change, Change]:
-        """What the arrays of one result go through, and what NumPy's scalars do."""
-        first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
-        deliver = convert
-        if by_input and type(first) is not np.ndarray:
-            deliver = _homeward(first, options.grad)
-        if not recasts:
-            return deliver, deliver
-        return partial(_recast, options.dtype_conversion, first, deliver), deliver
 
     return give_back
 
 
-def _homeward(first: Any, grad: Any) -> Change:
+def homeward(first: Any, grad: Any) -> Change:
     """What takes an array to the framework, the device and the carrier of what the caller brought."""
     if first is None:
         return itself
@@ -351,60 +336,26 @@ def _homeward(first: Any, grad: Any) -> Change:
     carrier = None if kinds.get(type(first)) else carrier_of(first)
 
     def deliver(x: Any) -> Any:
-        if open_logs or not framework.owns(x) or framework.device_of(x) != device:
+        if not (framework.owns(x) and framework.device_of(x) == device) or open_logs:
             x = convert_memory(x, framework.name, grad=grad, device=device)
         return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(first, x)
 
     return deliver
 
 
-def _recast(dtype_conversion: DtypeConversion, first: Any, deliver: Change, x: Any) -> Any:
-    """``deliver`` it, with another dtype: that of the caller's first array, or the one that is named."""
-    dtype = dtype_conversion.value
-    if dtype_conversion is DtypeConversion.PRESERVE_INPUT:
-        if first is None:
-            return deliver(x)
-        framework, array = source_of(first)
-        dtype = framework.dtype_name(array)
+def _leave(staying: Container[type], deliver: Change, dtype: str | None, x: Any) -> Any:
+    """``deliver`` an array, with that dtype; and NumPy's scalars, where these become arrays elsewhere."""
+    if isinstance(x, np.generic):
+        try:
+            array = deliver(np.asarray(x))
+        except (ArrayNotSupportedError, DtypeNotSupportedError):
+            return x
+        return x if isinstance(array, np.ndarray) else array
+    if type(x) in staying or carrier_of(x) is not None:
+        return x  # a carrier that the function made stays one
+    if dtype is None:
+        return deliver(x)
     dtypes = source_of(x)[0].dtypes
     if dtypes is None or dtype in dtypes:
         return deliver(convert_dtype(x, dtype))
     return convert_dtype(deliver(x), dtype)  # its own framework has no such dtype
-
-
-def _leave(staying: Container[type], change: Change, deliver: Change, x: Any) -> Any:
-    """``change`` for arrays, and ``deliver`` for NumPy's scalars, where these become arrays elsewhere."""
-    if type(x) in staying or (not isinstance(x, np.generic) and carrier_of(x) is not None):
-        return x  # a carrier that the function made stays one
-    if not isinstance(x, np.generic):
-        return change(x)
-    try:
-        array = deliver(np.asarray(x))
-    except (ArrayNotSupportedError, DtypeNotSupportedError):
-        return x
-    return x if isinstance(array, np.ndarray) else array
-
-
-def _check_result(contract: Callable[[Any], Any] | None, label: str, result: Any) -> Any:
-    """The result, if it keeps the contract; a `ValueError` if not."""
-    verdict = None if contract is None else contract(result)
-    # A contract that raises by itself need not return anything.
-    if verdict is not None and not verdict:
-        name = getattr(contract, "__name__", repr(contract))
-        raise ValueError(f"{label}(): the result breaks its contract {name}")
-    return result
-
-
-# -- under torch.compile -----------------------------------------------------------------------------
-
-
-def _between_graphs(call: DecoratedCall, args: Args, kwargs: Kwargs) -> Any:
-    """The call outside of the graph: arrays that change the framework have memory, and tracers have none."""
-    if not _untraced:
-        torch: Any = registry.framework("torch")
-        _untraced.append(torch.untraced(DecoratedCall.__call__))
-    return _untraced[0](call, args, kwargs)
-
-
-#: A decorated call as torch.compile leaves it alone, once that was needed.
-_untraced: list[Callable[..., Any]] = []

@@ -7,8 +7,7 @@ type checkers see them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from types import SimpleNamespace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from arraybridge.frameworks import registry
@@ -49,9 +48,7 @@ class FrameworkDecorator:
         def __getattr__(self, attribute: str) -> NoReturn:
             raise AttributeError(
                 f"arraybridge.{self.name} is a decorator and has no {attribute!r}; import the framework under"
-                f" a name of its own for {self.name}.{attribute}",
-                name=attribute,
-                obj=self,
+                f" a name of its own for {self.name}.{attribute}"
             )
 
     @overload
@@ -92,13 +89,11 @@ class FrameworkDecorator:
         array, but one could be made an array (it offers ``__array__``, as tables do), is refused.
         """
         if fn and options:
+            words = f"@{self.name}({', '.join(f'{name}=…' for name in options)})"
             raise TypeError(
-                f"@{self.name} takes a function or options, not both: write"
-                f" @{self.name}({', '.join(f'{name}=…' for name in options)}) above the function"
+                f"@{self.name} takes a function or options, not both; put {words} above the function"
             )
-        from arraybridge.functions.options import checked_options  # costs 1 ms: only decorators need it
-
-        decorator = _decorator(checked_options(self.name, options))
+        decorator = _decorator(f"@{self.name}", self.name, options)
         if len(fn) > 1:
             raise TypeError(f"@{self.name} takes one function, not {len(fn)} arguments; options go by name")
         return decorator(*fn) if fn else decorator
@@ -107,32 +102,37 @@ class FrameworkDecorator:
 # -- the function around the function ------------------------------------------------------------------
 
 
-def _decorator(options: SimpleNamespace) -> Callable[[Any], Any]:
-    what = f"@{options.framework}" if options.converts else "@memory_types"
-    return partial(decorate, what=what, make=partial(_decorated, options, what))
+def _decorator(
+    what: str, framework: str, keywords: dict[str, Any], *, converts: bool = True
+) -> Callable[[Any], Any]:
+    # What a decorated function needs takes a fifth of the time of `import arraybridge`.
+    from arraybridge.functions.calls import DecoratedCall, composed
+    from arraybridge.functions.options import checked_options
 
+    options = checked_options(framework, keywords)
+    options.converts = converts
 
-def _decorated(options: SimpleNamespace, what: str, fn: Any) -> Any:
-    for option in ("oom_recovery", "slice_by_slice"):
-        if getattr(options, option) and kind_of_function(fn) == "coroutine":
-            raise ValueError(f"{what}({option}=…) takes plain functions, and {label_of(fn)} is a coroutine")
-    from arraybridge.functions.calls import DecoratedCall, composed  # likewise 2 ms
+    def make(fn: Any) -> Any:
+        for option in ("oom_recovery", "slice_by_slice"):
+            if getattr(options, option) and kind_of_function(fn) == "coroutine":
+                raise ValueError(f"{what}({option}=…) repeats calls, and {label_of(fn)} is a coroutine")
+        compose = composed
+        if options.grad == "flow":
+            # Only here: it takes a tenth of the time of `import arraybridge`.
+            from arraybridge.functions.gradients import flowing as compose
+        wrapper = wrap(fn, DecoratedCall(compose, fn, options))
+        vars(wrapper).update(
+            input_memory_type=options.input_type or options.framework,
+            output_memory_type=options.output_type,
+            execution_memory_type=options.framework,
+            gpu_id=options.gpu_id,
+            device=options.device,
+            dtype_conversion=options.dtype_conversion,
+            _placement=options,
+        )
+        return wrapper
 
-    compose = composed
-    if options.grad == "flow":
-        # Only here: it takes a tenth of the time of `import arraybridge`.
-        from arraybridge.functions.gradients import flowing as compose
-    wrapper = wrap(fn, DecoratedCall(compose, fn, options))
-    vars(wrapper).update(
-        input_memory_type=options.input_type or options.framework,
-        output_memory_type=options.output_type,
-        execution_memory_type=options.framework,
-        gpu_id=options.gpu_id,
-        device=options.device,
-        dtype_conversion=options.dtype_conversion,
-        _placement=options,
-    )
-    return wrapper
+    return partial(decorate, what=what, make=make)
 
 
 def memory_types(
@@ -157,27 +157,15 @@ def memory_types(
     >>> invert.input_memory_type, invert(np.array([1, 2], np.uint8))
     ('numpy', array([254, 253], dtype=uint8))
     """
-    from arraybridge.functions.options import changed, checked_options
-
     takes, gives = registry.framework_name(input_type), registry.framework_name(output_type)
-    options = checked_options(takes, {"output_type": gives, "contract": contract})
-    return _decorator(changed(options, converts=False))
+    keywords = {"output_type": gives, "contract": contract}
+    return _decorator("@memory_types", takes, keywords, converts=False)
 
 
 # -- one for each framework ----------------------------------------------------------------------------
 
-numpy = FrameworkDecorator("numpy")
-cupy = FrameworkDecorator("cupy")
-torch = FrameworkDecorator("torch")
-jax = FrameworkDecorator("jax")
-tensorflow = FrameworkDecorator("tensorflow")
-pyclesperanto = FrameworkDecorator("pyclesperanto")
-mlx = FrameworkDecorator("mlx")
-paddle = FrameworkDecorator("paddle")
 
-_decorators = {d.name: d for d in (numpy, cupy, torch, jax, tensorflow, pyclesperanto, mlx, paddle)}
-
-
+@cache
 def decorator_of(name: str) -> FrameworkDecorator:
     """The decorator of a framework, that of a plugin included; always the same object.
 
@@ -188,9 +176,16 @@ def decorator_of(name: str) -> FrameworkDecorator:
     >>> arraybridge.framework("torch").decorator is decorator_of("torch") is arraybridge.torch
     True
     """
-    if name not in _decorators:
-        _decorators[name] = FrameworkDecorator(name)
-    return _decorators[name]
+    return FrameworkDecorator(name)
 
+
+numpy = decorator_of("numpy")
+cupy = decorator_of("cupy")
+torch = decorator_of("torch")
+jax = decorator_of("jax")
+tensorflow = decorator_of("tensorflow")
+pyclesperanto = decorator_of("pyclesperanto")
+mlx = decorator_of("mlx")
+paddle = decorator_of("paddle")
 
 above["decorator"] = decorator_of

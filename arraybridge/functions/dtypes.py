@@ -13,8 +13,8 @@ floating → bool     refused, and so is what is complex to anything real.
 ==================  ==========================================================================
 
 A dtype that the array has already leaves it as it is. NaN and infinity have no place in the range of an
-integer dtype and are refused. The arithmetic is done in float64, in the framework of the array and where it
-lives; a framework without the whole array API makes the journey through NumPy.
+integer dtype and are refused. What becomes integers is read and scaled by NumPy on the host, in float64, and
+goes back to where the array lives; a cast stays there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
-from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import source_of
 
@@ -65,8 +64,7 @@ class DtypeConversion(Enum):
         """
         if self in (DtypeConversion.PRESERVE_INPUT, DtypeConversion.NATIVE_OUTPUT):
             return None
-        scalar: type[np.generic] = np.dtype(self.value).type
-        return scalar
+        return np.dtype(str(self.value)).type
 
 
 def convert_dtype(x: Any, dtype: str) -> Any:
@@ -95,53 +93,36 @@ def convert_dtype(x: Any, dtype: str) -> Any:
     if turns_real or (dtype == "bool" and not _is_integer(source)):
         reason = f"there is no rule for {source}; take real parts, or compare with a number, in the function"
         raise _refused(DtypeNotSupportedError, owner, dtype, reason)
-    with owner.wide():
-        if not _is_integer(dtype) or 0 in owner.shape(x):
+    if not _is_integer(dtype) or 0 in owner.shape(x):
+        with owner.wide():
             return owner.cast(x, dtype)
-        if owner.conforms:
-            return _to_integer(owner, x, source, dtype)
-        host = _to_integer(registry.framework("numpy"), convert_memory(x, "numpy"), source, dtype)
-        return convert_memory(host, owner.name, device=owner.device_of(x))
-
-
-#: Numbers that are farther apart cannot be scaled: XLA takes the reciprocal of the distance.
-_WIDEST = 1e307
+    host = np.asarray(convert_memory(x, "numpy", grad="detach"))  # integers have no gradient
+    return convert_memory(_integers(host, owner, source, dtype), owner.name, device=owner.device_of(x))
 
 
 def _is_integer(dtype: str) -> bool:
     return dtype.startswith(("int", "uint", "bool"))
 
 
-def _to_integer(owner: Framework, x: Any, source: str, dtype: str) -> Any:
+def _integers(x: np.ndarray, owner: Framework, source: str, dtype: str) -> np.ndarray:
     """Integers as they are, where the dtype has them; floating numbers scaled into its range."""
-    import array_api_compat  # costs time, and few ask for another dtype
-
-    xp, values = array_api_compat.array_namespace(x), owner.cast(x, "float64")
-    smallest, largest = float(xp.min(values)), float(xp.max(values))
     lo, hi = (0, 1) if dtype == "bool" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
+    values = x if _is_integer(source) else x.astype(np.float64)
+    least, most = values.min().item(), values.max().item()
     if _is_integer(source):
-        if lo <= smallest and largest <= hi:
-            return owner.cast(x, dtype)
-        reason = f"its values go from {smallest:.0f} to {largest:.0f}, and {dtype} holds {lo} to {hi}"
-        raise _refused(
-            ArrayNotSupportedError, owner, dtype, f"{reason}; return floating numbers to be scaled"
-        )
-    if not largest - smallest <= _WIDEST:
-        reason = (
-            "it holds NaN or infinity, or numbers too far apart to be scaled; replace them, as by nan_to_num"
-        )
+        if lo <= least and most <= hi:
+            return x.astype(dtype)
+        reason = f"it holds {least} to {most}, and {dtype} {lo} to {hi}; return floating numbers to be scaled"
         raise _refused(ArrayNotSupportedError, owner, dtype, reason)
-    span = (largest - smallest) or 1.0
-    scaled = xp.round((values - smallest) / span * float(hi - lo) + float(lo))
+    if not np.isfinite(most - least):
+        reason = "it holds NaN or infinity, or numbers too far apart to be scaled; nan_to_num replaces them"
+        raise _refused(ArrayNotSupportedError, owner, dtype, reason)
+    scaled = np.round((values - least) / ((most - least) or 1.0) * float(hi - lo) + float(lo))
     # hi of the 64-bit dtypes is no float64, and the next one above overflows. What reaches it gets hi itself.
     at_top = scaled >= float(hi)
-    below_top = owner.cast(xp.where(at_top, xp.full_like(scaled, float(lo)), scaled), dtype)
-    top = convert_memory(np.full(owner.shape(x), hi, dtype), owner.name, device=owner.device_of(x))
-    return xp.where(at_top, top, below_top)
+    return np.where(at_top, np.array(hi, dtype), np.where(at_top, lo, scaled).astype(dtype))
 
 
-def _refused(
-    error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str
-) -> MemoryConversionError:
+def _refused(error: type[MemoryConversionError], owner: Framework, dtype: str, reason: str) -> Exception:
     words = f"the result cannot become {dtype}: {reason}"
     return error(words, source_type=owner.name, target_type=owner.name, reason=reason)

@@ -23,12 +23,11 @@ from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff, hostmemory, registry
 from arraybridge.frameworks.autodiff import Linear, Shape, merged, overlaps, picked
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.registry import BUILT_IN
 from arraybridge.functions import calls
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import ARRAY, arrays_of, filled, flattened, kind_of, prefix, source_of
+from arraybridge.trees import ARRAY, arrays_of, filled, flattened, kind_of, prefix
 
 # -- a call --------------------------------------------------------------------------------------------
 
@@ -43,21 +42,20 @@ class Flow:
         _check(fn, options)
         self.fn, self.options, self.name, self.label = fn, options, options.framework, label_of(fn)
         self.skip = int(takes_self(fn))
-        bare = changed(options, oom_recovery=False, contract=None, grad="detach")
+        bare = changed(options, oom_recovery=False, grad="detach")
         #: Where nobody differentiates, and where its own framework does.
-        self.ordinary = calls.composed(fn, changed(bare, output_type="input"))
-        self.inside = calls.composed(fn, changed(bare, grad="error", output_type=options.framework))
-        #: What brings one array to where the function runs.
-        _, self.entering = calls.entering(changed(bare, declared=None))
+        self.ordinary = calls.composed(fn, bare)
+        self.inside = calls.composed(fn, changed(bare, grad="error", output_type=self.name))
+        #: What arrays of whatever framework enter by.
+        self.arrival = changed(bare, declared=None)
+        self.convert = calls.converting(self.name, self.arrival)
         #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
 
     def called(self, args: calls.Args, kwargs: calls.Kwargs) -> Any:
         leaves, structure = flattened([args[self.skip :], kwargs])
         owners = list(map(registry.find_owner, leaves))
-        tracked = [
-            owner is not None and owner.autodiff.follows(x) for x, owner in zip(leaves, owners, strict=True)
-        ]
+        tracked = [bool(owner and owner.autodiff.follows(x)) for x, owner in zip(leaves, owners, strict=True)]
         followed = {owner.name for owner in picked(owners, tracked)}
         if followed <= {self.name}:
             run, give_back = self.inside if followed else self.ordinary
@@ -65,34 +63,23 @@ class Flow:
         if len(followed) > 1:
             names = " and ".join(sorted(followed))
             raise GradientError(
-                f"{self.label}(): arrays of {names} are being differentiated in one call, and a backward pass"
-                " goes through one framework; pass those of the others without their graph: x.detach() in"
-                " torch, tf.stop_gradient(x) in TensorFlow, a value from outside of the transform in JAX",
+                f"{self.label}(): arrays of {names} are being differentiated in one call; pass those of one"
+                " without their graph: x.detach(), tf.stop_gradient(x), a value from outside of jax.grad",
                 target_type=self.name,
                 reason=f"differentiated arrays of {names}",
             )
-        caller, callee = registry.framework(followed.pop()), registry.framework(self.name)
-        enter = self.entering()
+        caller = registry.framework(followed.pop())
+        enter = calls.arriving(self.arrival, self.convert)
         # The caller's arrays are arguments, integers too; those of others are constants.
         slots = [owner is caller for owner in owners]
         arrays = picked(leaves, slots)
-        tracked_arrays = zip(arrays, picked(tracked, slots), strict=True)
-        active = [t and caller.autodiff.is_smooth(x) for x, t in tracked_arrays]
+        pairs = zip(arrays, picked(tracked, slots), strict=True)
+        active = [is_tracked and caller.autodiff.is_smooth(x) for x, is_tracked in pairs]
         try:
-            if self.options.strict:
-                for x in arrays_of(leaves):
-                    find_source(x, self.options.declared, self.name)
-            beside = [
-                None
-                if slot
-                else self._constant(x, enter)
-                if kind_of(x) == ARRAY
-                else callee.autodiff.beside(x)
-                for x, slot in zip(leaves, slots, strict=True)
-            ]
+            find_source(arrays[0], self.options.declared, self.name)
+            beside = [None if slot else self._beside(x, enter) for x, slot in zip(leaves, slots, strict=True)]
             call = autodiff.Call(self, args[: self.skip], structure, beside, slots)
-            operation = Operation(call, callee, caller, enter, active, self.label, arrays_of(beside))
-            results = caller.autodiff.apply(operation, arrays)
+            results = caller.autodiff.apply(Operation(call, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not str(error).startswith(f"{self.label}()"):
                 prefix(error, f"{self.label}()")
@@ -105,9 +92,8 @@ class Flow:
         values, kwargs = filled(call.structure, iter(leaves))
         args = (*call.own, *values)
         if framework.streams.has_queues and self.options.stream:
-            result = calls.on_own_stream(
-                self.name, next(filter(framework.owns, leaves)), self.fn, args, kwargs
-            )
+            first = next(filter(framework.owns, leaves))
+            result = calls.on_own_stream(framework, first, self.fn, args, kwargs)
         else:
             result = self.fn(*args, **kwargs)
         leaves, structure = flattened(result)
@@ -124,21 +110,22 @@ class Flow:
         """What tells a call from those of another structure, to be hashed where all that it knows can be."""
         return trees.key_of(call.structure), tuple(call.slots)
 
-    def _constant(self, x: Any, enter: calls.Change) -> Any:
-        """An array of the callee that nobody writes to before the backward."""
-        owner, data = source_of(x)
+    def _beside(self, x: Any, enter: calls.Change) -> Any:
+        """What the function is passed for no array of the caller; nobody writes to it before the backward."""
+        callee = registry.framework(self.name).autodiff
+        if kind_of(x) != ARRAY:
+            return callee.beside(x)
+        owner, data = find_source(x, self.options.declared, self.name)
         if owner.mutable and owner.name != self.name:
             x = owner.copy(owner.detach(data) if owner.requires_grad(data) else data)
-        callee = registry.framework(self.name).autodiff
         x = callee.prepare(enter(x))
         callee.admit(x, self.label)
         return x
 
 
 def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[calls.Run, calls.GiveBack]:
-    """What runs a function of one framework, with the gradients of others, and what checks its result."""
-    _, check = calls.composed(fn, changed(options, converts=False))
-    return calls.recovering(Flow(fn, options).called, int(takes_self(fn)), options), check
+    """What runs a function of one framework with the gradients of others; its result is what they take."""
+    return calls.recovering(Flow(fn, options).called, 0, options), lambda result, *_: result
 
 
 # -- what is refused -------------------------------------------------------------------------------------
@@ -147,9 +134,8 @@ def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[calls.Run
 def _check(fn: Callable[..., Any], options: SimpleNamespace) -> None:
     name, kind = options.framework, kind_of_function(fn)
     what = f'@{name}(grad="flow")'
-    if name not in _DIFFERENTIABLE and (
-        name in BUILT_IN or registry.framework(name).autodiff is autodiff.NOT_DIFFERENTIABLE
-    ):
+    knows = name in registry.BUILT_IN  # those that come with arraybridge are not imported for this
+    if name in _WITHOUT or (not knows and registry.framework(name).autodiff is autodiff.NOT_DIFFERENTIABLE):
         raise ValueError(f"{what}: {name} has no derivatives; write the function in torch, jax or tensorflow")
     if kind != "function":
         raise ValueError(f"{what} takes plain functions, and this is a {kind}; return all results at once")
@@ -159,8 +145,8 @@ def _check(fn: Callable[..., Any], options: SimpleNamespace) -> None:
             raise ValueError(f"{what} cannot be had with {option}={value!r}; {instead}")
 
 
-#: Those that come with arraybridge, known without importing them.
-_DIFFERENTIABLE = ("torch", "jax", "tensorflow", "mlx", "paddle")
+#: Those that come with arraybridge and have no derivatives.
+_WITHOUT = ("numpy", "cupy", "pyclesperanto")
 
 #: What options may be where gradients flow; and what to do instead of anything else.
 _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -179,11 +165,10 @@ class Operation:
     """A pure function of the callee, on arrays of the caller.
 
     Args:
-        body: the function.
+        call: the function. What it is passed besides has no gradient, and nobody writes to it.
+        caller: the framework that differentiates it.
         enter: converts a plain array to the callee, to where the function runs.
         active: which of the arguments are differentiated.
-        label: how errors name it.
-        constants: arrays of the callee that the function is passed besides.
     """
 
     #: Of the callee's random numbers before it ran first.
@@ -194,18 +179,12 @@ class Operation:
     draws: bool | None = None
 
     def __init__(
-        self,
-        body: autodiff.Body,
-        callee: Framework,
-        caller: Framework,
-        enter: Callable[[Any], Any],
-        active: Sequence[bool],
-        label: str,
-        constants: Sequence[Any] = (),
+        self, call: autodiff.Call, caller: Framework, enter: calls.Change, active: list[bool]
     ) -> None:
-        self.body, self.callee, self.caller, self.enter, self.label = body, callee, caller, enter, label
-        self.active = tuple(active)
-        self.versions = [(x, callee.autodiff.version(x)) for x in constants]
+        self.body: autodiff.Body = call
+        self.caller, self.enter, self.active, self.label = caller, enter, tuple(active), call.flow.label
+        self.callee = callee = registry.framework(call.flow.name)
+        self.versions = [(x, callee.autodiff.version(x)) for x in arrays_of(call.leaves)]
         self.context = contextvars.copy_context()
         self.settings = callee.thread_settings()
 
@@ -295,15 +274,11 @@ class Operation:
 
     def _under_settings(self, run: Callable[..., Any], *args: Any) -> Any:
         """Call it under the settings of the forward: a backward may run in any thread."""
-
-        def settled() -> Any:
-            with self.settings():
-                return run(*args)
-
         context = self.context.copy()
         if trace.open_logs:  # a trace around the backward hears it
             trace.listen_in(context)
-        return context.run(settled)
+        with self.settings():
+            return context.run(run, *args)
 
     def _entered(self, arrays: Sequence[Any]) -> list[Any]:
         entered = [self.enter(x) for x in arrays]
@@ -313,13 +288,9 @@ class Operation:
 
     def _left(self, results: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
         """The results as arrays of the caller, each on the device of its like."""
-        caller, arrays = self.caller, []
-        for result, like in zip(results, likes, strict=True):
-            x, home = convert_memory(result, caller.name, grad="detach"), caller.device_of(like)
-            if caller.device_of(x) != home:
-                x = convert_memory(x, caller.name, grad="detach", device=home)
-            caller.autodiff.admit(x, self.label)
-            arrays.append(x)
+        arrays = [calls.homeward(like, "detach")(x) for x, like in zip(results, likes, strict=True)]
+        for x in arrays:
+            self.caller.autodiff.admit(x, self.label)
         return arrays
 
     def _part(self, arrays: list[Any], spans: list[autodiff.Span]) -> None:
@@ -361,13 +332,13 @@ class Pullback(Operation):
         self.forward, self.present, self.linear = forward, present, linear
         caller = forward.caller.autodiff
         active = [caller.is_smooth(x) and caller.follows(x) for x in arrays]
-        self.active, self.versions = tuple(active), []
+        self.active, self.versions, self.state = tuple(active), [], forward.state
         self.callee, self.caller, self.enter = forward.callee, forward.caller, forward.enter
         self.context, self.settings, self.label = forward.context, forward.settings, forward.label
 
     def body(self, arrays: list[Any]) -> list[Any]:
         count = len(self.forward.active)
-        _, linear = self.forward.again(arrays[:count])
+        _, linear = self.forward.replaying(self.state).again(arrays[:count])
         return linear.pull(merged([None] * len(self.present), self.present, arrays[count:]))
 
     def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], None]:
@@ -390,11 +361,6 @@ class Pullback(Operation):
 
     def again(self, arrays: list[Any]) -> tuple[list[Any], Linear]:
         return self.callee.autodiff.linearise(self.body, arrays, self.active, self.label)
-
-    def replaying(self, state: Any) -> Operation:
-        pullback = copy.copy(self)
-        pullback.forward = self.forward.replaying(state)
-        return pullback
 
     def foretell(self, shapes: list[Shape]) -> list[Shape]:
         return picked(shapes, self.forward.active)

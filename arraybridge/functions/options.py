@@ -12,6 +12,7 @@ from arraybridge.conversion.decide import dtype_name
 from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.errors import UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import CPU
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
@@ -109,7 +110,7 @@ def checked_options(framework: str, keywords: dict[str, Any]) -> SimpleNamespace
     """The options, each of the right type and in its range, as attributes.
 
     Besides: ``framework``, that of the decorator; ``converts``, without which it only declares; ``declared``,
-    the framework of which all arrays among the arguments have to be, None where any will do.
+    the framework that all arrays have to be of, None for any; ``on_card``, whether it names an accelerator.
 
     Raises:
         TypeError: one is unknown, or of the wrong type.
@@ -130,6 +131,7 @@ def checked_options(framework: str, keywords: dict[str, Any]) -> SimpleNamespace
     if framework == "numpy":
         options.gpu_id = None  # it lives on the host, whatever gpu_id says
     options.declared = options.input_type if options.strict else None
+    options.on_card = options.gpu_id is not None or (options.device or CPU).kind != "cpu"
     options.output_type = options.output_type or ("input" if options.grad == "flow" else framework)
     return options
 

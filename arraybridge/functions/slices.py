@@ -40,9 +40,7 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
 
 def _check_stack(shape: tuple[int, ...]) -> None:
     if len(shape) != 3:
-        raise ValueError(
-            f"a stack has three axes, (slices, height, width); this one would have shape {shape}"
-        )
+        raise ValueError(f"a stack has three axes, (slices, height, width); this is one of shape {shape}")
 
 
 def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = None) -> Any:
@@ -52,16 +50,13 @@ def _along_new_axis(slices: Sequence[Any], target: Framework, gpu_id: GpuId = No
     planes = [convert_memory(slices[0], target.name, gpu_id=gpu_id)]
     shape, dtype, device = target.shape(planes[0]), target.dtype_name(planes[0]), target.device_of(planes[0])
     for i, plane in enumerate(slices[1:], 1):
-        x = convert_memory(plane, target.name, device=device)
-        planes.append(x)
-        if target.shape(x) != shape:
-            raise ValueError(
-                f"slices of one shape stack: slice 0 has {shape}, slice {i} has {target.shape(x)}"
-            )
-        if target.dtype_name(x) != dtype:
+        planes.append(convert_memory(plane, target.name, device=device))
+        other, name = target.shape(planes[i]), target.dtype_name(planes[i])
+        if other != shape:
+            raise ValueError(f"slices of one shape stack: slice 0 has {shape}, slice {i} has {other}")
+        if name != dtype:
             raise TypeError(
-                f"slices of one dtype stack: slice 0 has {dtype}, slice {i} has {target.dtype_name(x)}; cast"
-                " them first, by convert_memory(slice, ..., dtype=...)"
+                f"slice 0 has {dtype}, slice {i} has {name}; cast by convert_memory(..., dtype=...)"
             )
     target.supports(dtype, (len(planes), *shape))
     return target.stack(planes)
@@ -128,30 +123,27 @@ def call_by_planes(fn: Callable[..., Any], skip: int, /, *args: Any, **kwargs: A
     Raises:
         ValueError: the first array has more than three axes, or another has a different number of planes.
     """
-    values: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
-    arrays = {
-        place: source_of(value)
-        for place, value in values.items()
-        if place not in range(skip) and kind_of(value) == ARRAY
-    }
-    axes = {place: len(owner.shape(data)) for place, (owner, data) in arrays.items()}
+    values = [*args, *kwargs.values()]
+    arrays = {i: source_of(x) for i, x in enumerate(values) if i >= skip and kind_of(x) == ARRAY}
+    axes = {i: len(owner.shape(data)) for i, (owner, data) in arrays.items()}
     first = next(iter(axes.values()), 0)
     if first < 3:
         return fn(*args, **kwargs)
     if first > 3:
         raise ValueError(f"slice_by_slice=True takes apart arrays with three axes, not {first}")
-    stacks = {place: owner.unstack(data) for place, (owner, data) in arrays.items() if axes[place] == 3}
+    stacks = {i: owner.unstack(data) for i, (owner, data) in arrays.items() if axes[i] == 3}
     counts = [len(planes) for planes in stacks.values()]
     if len(set(counts)) > 1:
         raise ValueError(f"slice_by_slice=True: the arrays have different numbers of planes: {counts}")
     if not counts[0]:
         raise ValueError("a stack without planes leaves nothing to stack")
     results = []
-    for planes in zip(*stacks.values(), strict=True):
-        one = {**values, **dict(zip(stacks, planes, strict=True))}
-        positional = [one.pop(place) for place in range(len(args))]
+    for number in range(counts[0]):
+        for i, planes in stacks.items():
+            values[i] = planes[number]
+        result = fn(*values[: len(args)], **dict(zip(kwargs, values[len(args) :], strict=True)))
         # The function may write to a buffer of its own again at the next plane.
-        results.append(map_arrays(fn(*positional, **one), kept))
+        results.append(map_arrays(result, kept))
     return together(results, _column, "plane")
 
 

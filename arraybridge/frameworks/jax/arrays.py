@@ -54,7 +54,6 @@ _OOM = re.compile(
 class JaxFramework(Framework):
     name = "jax"
     all_pickle = False  # 64 bits are cut down to 32 where they are not enabled
-    conforms = True
     alignment = hostmemory.ALIGNMENT
     mutable = False
     dtypes = _DTYPES

@@ -66,7 +66,6 @@ def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractCon
 class TorchFramework(Framework):
     name = "torch"
     errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
-    conforms = True
     dtypes = frozenset(DTYPES)
     dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
     streams = TorchStreams() if dlpack_device else Streams()
