@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.carriers.carrier import source_of
 from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.base import Framework
-from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, source_of, together
+from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, together
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
@@ -124,14 +125,14 @@ class Joined:
             if isinstance(joined, (numbers.Number, np.generic)):  # one of each part can be equal by chance
                 same = same and any(x is y for y in leaves_of(self.batch))
             if not (same or type(x) is type(joined) is fixed):
-                raise self._different("values", type(joined).__name__, type(x).__name__, place)
+                raise self._refused("different values", place, type(joined).__name__, type(x).__name__)
             return
         if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
-            raise self._different("values", "an array", type(x).__name__, place)
+            raise self._refused("different values", place, "an array", type(x).__name__)
         owner, data, facts = self._facts_of(x, place)
         for what, fact in facts.items():
             if fact != joined.facts[what]:
-                raise self._different(what, joined.facts[what], fact, place)
+                raise self._refused(f"different {what}", place, joined.facts[what], fact)
         rows = owner.shape(data)[self.axis]
         if rows != count and self.row_by_row:
             raise self._refused(f"{rows} rows along axis {self.axis} for {count} of the batch", place)
@@ -163,13 +164,10 @@ class Joined:
         dtype, device = owner.dtype_name(data), owner.device_of(data)
         return owner, data, {"frameworks": owner.name, "dtypes": dtype, "devices": device, "shapes": across}
 
-    def _different(self, what: str, first: Any, other: Any, place: str) -> CannotSplitError:
-        return self._refused(
-            f"different {what}", place, f" from one {self.noun} to the next ({first}, {other})"
-        )
-
-    def _refused(self, what: str, place: str, more: str = "") -> CannotSplitError:
-        reason = f"the function gave {what}{place and ' at '}{place}{more}"
+    def _refused(self, what: str, place: str, *values: Any) -> CannotSplitError:
+        reason = f"the function gave {what}{place and ' at '}{place}"
+        if values:
+            reason += f" from one {self.noun} to the next ({', '.join(map(str, values))})"
         return CannotSplitError(
             f"{reason}: they cannot be joined. Of what are no arrays to join, nobody can say whether to add,"
             " average or list it. Return arrays of one framework, dtype, device and shape, with one row for"

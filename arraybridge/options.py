@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import NoneType
 from typing import Any, Literal
 
-from arraybridge.types import Device, GpuId, above
+from arraybridge.types import Device, above
 
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]
@@ -72,10 +72,6 @@ busy_workers: list[Device] = []
 #: The device of this worker of `device_map`: decorated functions run there that name none.
 worker_device: ContextVar[Device | None] = ContextVar("arraybridge_worker_device", default=None)
 
-#: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
-#: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
-only_card: int | None = None
-
 
 def chosen_device() -> Device | None:
     """The default device that somebody chose: this thread or task, or ``ARRAYBRIDGE_DEVICE`` for the process.
@@ -90,8 +86,3 @@ def chosen_device() -> Device | None:
         return Device.parse(words)
     except ValueError as error:
         raise ValueError(f"ARRAYBRIDGE_DEVICE: {error}") from None
-
-
-def card_meant(gpu_id: GpuId) -> GpuId:
-    """The card that the ``gpu_id`` of a decorator means in this process."""
-    return gpu_id if gpu_id is None or only_card is None else only_card

@@ -20,11 +20,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from arraybridge.carriers.carrier import carrier_of
-from arraybridge.carriers.carrier import opened as opened_carrier
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, offers_alone, unknown_array
+from arraybridge.frameworks.foreign import is_foreign_array, offers_alone
 from arraybridge.types import Cache
 
 # -- what a value is -----------------------------------------------------------------------------------
@@ -39,9 +37,9 @@ _PLAIN = (
     *(int, float, complex, bool, str, bytes, type(None), slice, range),
     *(FunctionType, BuiltinFunctionType, MethodType),
 )
-_BUILT_IN = (dict, list, tuple, OrderedDict, defaultdict, deque)
-# What holds the items of a container, subclasses included; the attributes of all others are their items.
 _HOLDERS = (OrderedDict, dict, list, tuple, deque)
+_BUILT_IN = (*_HOLDERS, defaultdict)
+_CONTAINERS = (*_HOLDERS, UserDict, SimpleNamespace)
 # Classes may be registered with optree for arraybridge alone.
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
 
@@ -76,11 +74,7 @@ def kind_of(value: Any) -> int:
 
 
 def _is_container(x: Any) -> bool:
-    return (
-        isinstance(x, (*_HOLDERS, UserDict, SimpleNamespace))
-        or dataclasses.is_dataclass(x)
-        or _is_registered(x)
-    )
+    return isinstance(x, _CONTAINERS) or dataclasses.is_dataclass(x) or _is_registered(x)
 
 
 def _is_registered(x: Any) -> bool:
@@ -88,29 +82,6 @@ def _is_registered(x: Any) -> bool:
     import optree
 
     return not optree.tree_is_leaf(x, **_OPTREE)
-
-
-def is_array(x: Any) -> bool:
-    """Whether ``x`` is an array that can be a source."""
-    return registry.find_owner(x) is not None or carrier_of(x) is not None or is_foreign_array(x)
-
-
-def source_of(x: Any) -> tuple[Framework, Any]:
-    """The framework of an array, and the array to read (foreign CUDA arrays are imported first).
-
-    Raises:
-        UnknownArrayError: it is no array.
-    """
-    owner = registry.find_owner(x)
-    if owner is not None:
-        return owner, x
-    carrier = carrier_of(x)
-    if carrier is not None:
-        owner, array = opened_carrier(carrier, x)
-        return source_of(array) if owner is None else (owner, array)
-    if not is_foreign_array(x):
-        raise unknown_array(x)
-    return foreign_framework(x)
 
 
 # -- one container -------------------------------------------------------------------------------------
@@ -133,32 +104,29 @@ def _opened(tree: Any) -> _Opened:
     """A container, opened by the methods of the built-in class, whatever its own make of an item."""
     if type(tree) not in _BUILT_IN and _is_registered(tree):
         return _registered(tree)
-    holder = tree.data if isinstance(tree, UserDict) else tree
-    base: Any = next((one for one in _HOLDERS if isinstance(holder, one)), None)
-    names: Sequence[Any]
-    words, put = "[{!r}]", cast("Any", getattr(base, "__setitem__", None))
+    holder, base = _holder_of(tree)
     if base is None:
         is_namespace = isinstance(tree, SimpleNamespace)
         fields = vars(tree) if is_namespace else [field.name for field in dataclasses.fields(tree)]
-        names, words, put = [name for name in fields if hasattr(tree, name)], ".{}", object.__setattr__
-        children = [getattr(tree, name) for name in names]
-    elif issubclass(base, dict):
-        names, children = list(base.keys(holder)), list(base.values(holder))
+        contents: dict[Any, Any] = {name: getattr(tree, name) for name in fields if hasattr(tree, name)}
+    elif base in (dict, OrderedDict):
+        contents = dict(base.items(holder))
     else:
-        children = list(base.__iter__(holder))
-        names = range(len(children))
+        contents = dict(enumerate(base.__iter__(holder)))
+    names, words = list(contents), ".{}" if base is None else "[{!r}]"
 
     def make(children: Sequence[Any]) -> Any:
         again: Any = tuple.__new__(type(tree), children) if base is tuple else copy.copy(tree)
-        holder = again.data if isinstance(again, UserDict) else again
+        holder, _ = _holder_of(again)
         if base is tuple:
             _attributes(again).update(_attributes(tree))
         elif base in (list, deque):
             base.clear(holder)
             base.extend(holder, children)
         else:
+            put: Any = getattr(base, "__setitem__", object.__setattr__)  # also of a frozen dataclass
             for name, child in zip(names, children, strict=True):
-                put(holder, name, child)  # also of a frozen dataclass
+                put(holder, name, child)
         if _attributes(tree) is tree:  # items that are attributes too
             again.__dict__ = again
         for name in [*_attributes(again)]:
@@ -167,7 +135,13 @@ def _opened(tree: Any) -> _Opened:
         return again
 
     bound = tree.maxlen if isinstance(tree, deque) else None
-    return _Opened(names, children, bound, make, lambda i: words.format(names[i]))
+    return _Opened(names, list(contents.values()), bound, make, lambda i: words.format(names[i]))
+
+
+def _holder_of(tree: Any) -> tuple[Any, Any]:
+    """What holds the items, and the built-in class whose methods read and write them; of attributes None."""
+    holder = tree.data if isinstance(tree, UserDict) else tree
+    return holder, next((one for one in _HOLDERS if isinstance(holder, one)), None)
 
 
 def _attributes(x: Any) -> dict[str, Any]:

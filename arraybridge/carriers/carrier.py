@@ -1,4 +1,4 @@
-"""Objects that carry one array: what a carrier is, which one an object has, and those of the library.
+"""What is read where an array is meant; objects that carry one, what a carrier is, and those of the library.
 
 Carriers are asked only of what no framework owns. None of their packages is imported here: one whose object
 comes is there already.
@@ -17,11 +17,11 @@ import numpy as np
 from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, told
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.frameworks.foreign import is_foreign_array
+from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, unknown_array
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.types import Cache, empty_caches
 
-__all__ = ["Carrier", "carrier_of", "chunks", "opened", "register_carrier"]
+__all__ = ["Carrier", "carrier_of", "chunks", "is_array", "register_carrier", "source_of"]
 
 #: Entry-point group of other packages: ``root module of the objects' classes = "package.module:Class"``.
 GROUP = "arraybridge.carriers"
@@ -145,8 +145,29 @@ class _ToRead(NumpyFramework):
     host_view = copy = to_host
 
 
-def opened(carrier: Carrier, x: Any) -> tuple[Framework | None, Any]:
-    """The framework of what ``x`` carries, None where the array tells it; and the array to read."""
+def is_array(x: Any) -> bool:
+    """Whether ``x`` is an array that can be a source."""
+    return registry.find_owner(x) is not None or carrier_of(x) is not None or is_foreign_array(x)
+
+
+def source_of(x: Any) -> tuple[Framework, Any]:
+    """The framework of an array, and the array to read: that which a carrier carries, a foreign one opened.
+
+    Raises:
+        UnknownArrayError: it is no array.
+    """
+    owner = registry.find_owner(x)
+    if owner is not None:
+        return owner, x
+    carrier = carrier_of(x)
+    if carrier is not None:
+        return _opened(carrier, x)
+    if not is_foreign_array(x):
+        raise unknown_array(x)
+    return foreign_framework(x)
+
+
+def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
     try:
         array = carrier.array(x)
     except (MemoryConversionError, MemoryError):
@@ -157,7 +178,7 @@ def opened(carrier: Carrier, x: Any) -> tuple[Framework | None, Any]:
         return _ToRead(array[1]), array[0]
     if array is x:
         raise TypeError(f"{type(carrier).__name__}.array() gave back the object itself")
-    return None, array
+    return source_of(array)
 
 
 # -- those of the library ----------------------------------------------------------------------------

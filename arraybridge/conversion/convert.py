@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from arraybridge.carriers.carrier import carrier_of
+from arraybridge.carriers.carrier import carrier_of, source_of
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, decide, dtype_name, is_dtype
 from arraybridge.conversion.explanation import Route
@@ -13,7 +13,7 @@ from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import foreign, registry
 from arraybridge.options import chosen_device
-from arraybridge.trees import map_arrays, source_of
+from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 
 if TYPE_CHECKING:

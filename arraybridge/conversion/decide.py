@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.carriers.carrier import source_of
 from arraybridge.conversion.destination import shares_cards, target_device
 from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack
@@ -25,7 +26,6 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.parts import itself
-from arraybridge.trees import source_of
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["dtype_name", "find_source"]

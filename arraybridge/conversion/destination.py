@@ -9,6 +9,12 @@ from typing import Any
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.types import Device, DeviceLike, GpuId
 
+__all__ = ["card_meant", "check_gpu_id", "target_device"]
+
+#: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
+#: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
+only_card: int | None = None
+
 
 def target_device(
     source: Framework, target: Framework, source_device: Device, gpu_id: GpuId, device: DeviceLike | None
@@ -46,6 +52,11 @@ def check_gpu_id(gpu_id: Any) -> GpuId:
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"
     raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
+
+
+def card_meant(gpu_id: GpuId) -> GpuId:
+    """The card that the ``gpu_id`` of a decorator means in this process."""
+    return gpu_id if gpu_id is None or only_card is None else only_card
 
 
 def _nearest(source: Framework, target: Framework, source_device: Device) -> Device:

@@ -13,7 +13,8 @@ from typing import Any
 
 from distributed import Client, LocalCluster, WorkerPlugin, get_worker
 
-from arraybridge import machine, options
+from arraybridge import machine
+from arraybridge.conversion import destination
 from arraybridge.dask import arrays
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.memory import cleanup, recovery
@@ -36,7 +37,7 @@ class WorkerSetup(WorkerPlugin):  # type: ignore[misc]
         arrays.register_transport()
         arrays.register_memory(worker, self.reaches)
         own = "dask_cuda" in sys.modules if self.own_card is None else self.own_card
-        options.only_card = 0 if own else None
+        destination.only_card = 0 if own else None
         if self.share_memory:
             cleanup.share_gpu_memory("torch")
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from arraybridge.batches import fixed, plain
-from arraybridge.carriers.carrier import carrier_of
+from arraybridge.carriers.carrier import carrier_of, source_of
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.destination import target_device
+from arraybridge.conversion.destination import card_meant, target_device
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
@@ -33,9 +33,9 @@ from arraybridge.functions.options import changed
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, name_of, takes_self
 from arraybridge.memory.recovery import recovered
-from arraybridge.options import busy_workers, card_meant, worker_device
+from arraybridge.options import busy_workers, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, LEAF, TREE, kind_of, kinds, leaves_of, map_arrays, prefix, source_of
+from arraybridge.trees import ARRAY, LEAF, TREE, kind_of, kinds, leaves_of, map_arrays, prefix
 from arraybridge.types import Device
 
 __all__ = ["named_device"]

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from arraybridge.carriers.carrier import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks.base import Framework
-from arraybridge.trees import source_of
 
 __all__ = ["DtypeConversion"]
 

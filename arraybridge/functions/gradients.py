@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge import trees
+from arraybridge.carriers.carrier import is_array
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import find_source
@@ -27,7 +27,7 @@ from arraybridge.functions import calls
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import ARRAY, arrays_of, filled, flattened, kind_of, prefix
+from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_of, prefix
 
 # -- a call --------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Flow:
         leaves, structure = flattened(result)
         arrays = []
         for i, leaf in enumerate(leaves):
-            x = np.asarray(leaf) if isinstance(leaf, np.generic) and trees.is_array(leaf) else leaf
+            x = np.asarray(leaf) if isinstance(leaf, np.generic) and is_array(leaf) else leaf
             if kind_of(x) == ARRAY:
                 arrays.append(x if framework.owns(x) else convert_memory(x, self.name))
                 leaves[i] = _HOLE
@@ -108,7 +108,7 @@ class Flow:
 
     def key(self, call: autodiff.Call) -> Any:
         """What tells a call from those of another structure, to be hashed where all that it knows can be."""
-        return trees.key_of(call.structure), tuple(call.slots)
+        return key_of(call.structure), tuple(call.slots)
 
     def _beside(self, x: Any, enter: calls.Change) -> Any:
         """What the function is passed for no array of the caller; nobody writes to it before the backward."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from arraybridge.batches import kept
+from arraybridge.carriers.carrier import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.trees import ARRAY, kind_of, map_arrays, source_of, together
+from arraybridge.trees import ARRAY, kind_of, map_arrays, together
 from arraybridge.types import FrameworkLike, GpuId
 
 __all__ = ["process_slices", "stack_slices", "unstack_slices"]

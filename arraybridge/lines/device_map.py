@@ -9,6 +9,7 @@ from numbers import Integral
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
+from arraybridge.carriers.carrier import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.devices.devices import devices as all_devices
@@ -21,7 +22,7 @@ from arraybridge.functions.calls import named_device
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.threads import Run, Work, Worker, noting
 from arraybridge.options import busy_workers, default_device, worker_device
-from arraybridge.trees import map_arrays, source_of
+from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike
 
 __all__ = ["decorated", "device_map", "place_in_words", "placement", "working_on"]

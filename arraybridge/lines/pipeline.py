@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.batches import Joined, kept, part, plain
+from arraybridge.carriers.carrier import source_of
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.device_map import place_in_words, placement, source_of_items, whole_number
 from arraybridge.lines.threads import Enter, Run, Span, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
-from arraybridge.trees import arrays_of, map_arrays, source_of
+from arraybridge.trees import arrays_of, map_arrays
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
+from arraybridge.carriers.carrier import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.devices import (
     array_namespace,
@@ -25,7 +26,7 @@ from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
 from arraybridge.lines.device_map import placement, working_on
 from arraybridge.show import Table, format_seconds
-from arraybridge.trees import arrays_of, map_arrays, source_of
+from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device
 
 # After this many waits, of which the shortest took hardly longer than one for nothing, no more follow.

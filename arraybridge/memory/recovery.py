@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import Joined
+from arraybridge.carriers.carrier import source_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of
@@ -25,7 +26,7 @@ from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.options import worker_device
-from arraybridge.trees import ARRAY, kind_of, leaves_of, source_of
+from arraybridge.trees import ARRAY, kind_of, leaves_of
 from arraybridge.types import Cache
 
 __all__ = [

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import carrier_of
+from arraybridge.carriers.carrier import carrier_of, source_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
+from arraybridge.conversion.destination import card_meant
 from arraybridge.conversion.trace import open_logs
 from arraybridge.devices.devices import least_used_gpu
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, told
@@ -32,9 +33,9 @@ from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, recovered
 from arraybridge.offload.comparison import difference, widened
 from arraybridge.offload.timings import CARD, CPU, History, Timings
-from arraybridge.options import card_meant, chosen_device, worker_device
+from arraybridge.options import chosen_device, worker_device
 from arraybridge.show import format_bytes, format_seconds
-from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays, source_of
+from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays
 from arraybridge.types import Cache, Device, GpuId
 
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from arraybridge.carriers.carrier import is_array, source_of
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
-from arraybridge.trees import is_array, leaves_of, source_of
+from arraybridge.trees import leaves_of
 from arraybridge.types import Cache, above
 
 if TYPE_CHECKING:

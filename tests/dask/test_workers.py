@@ -15,7 +15,8 @@ from distributed import Client, LocalCluster
 from distributed.protocol import deserialize, serialize
 
 import arraybridge
-from arraybridge import DeviceNotFoundError, FrameworkNotInstalledError, machine, options
+from arraybridge import DeviceNotFoundError, FrameworkNotInstalledError, machine
+from arraybridge.conversion import destination
 from arraybridge.dask import arrays, cluster, map_blocks, prepare, recoveries, to_dask
 from arraybridge.memory.shared import Exchange
 from tests import matrix_data as data
@@ -109,7 +110,7 @@ def dask_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     module.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "dask_cuda", module)
     monkeypatch.setattr(machine, "cards", lambda: (CARD,))
-    monkeypatch.setattr(options, "only_card", None)
+    monkeypatch.setattr(destination, "only_card", None)
     for name in (*COEXISTENCE, "XLA_CLIENT_MEM_FRACTION", "CUPY_GPU_MEMORY_LIMIT", "OF_THE_CALLER"):
         monkeypatch.setenv(name, "")
 
@@ -120,10 +121,10 @@ def test_where_there_are_cards_each_has_a_worker() -> None:
         assert type(started) is LocalCUDACluster
         assert COEXISTENCE.items() <= os.environ.items()
         assert (os.environ["XLA_CLIENT_MEM_FRACTION"], os.environ["OF_THE_CALLER"]) == ("0.5", "1")
-        assert options.only_card == 0
+        assert destination.only_card == 0
     with cluster(1, cards=False, processes=False, **QUIET) as started:
         assert type(started) is LocalCluster
-        assert options.only_card is None
+        assert destination.only_card is None
 
 
 @pytest.mark.usefixtures("dask_cuda")
@@ -134,17 +135,17 @@ def test_a_cluster_that_was_started_otherwise(monkeypatch: pytest.MonkeyPatch) -
         Client(started, set_as_default=False) as client,
     ):
         check_equal(computed(map_blocks(lambda b: b * 2, numbers()), client), WHOLE * 2)  # needs no plugin
-        assert options.only_card is None
+        assert destination.only_card is None
         meant = {}
         for own_card in (None, False, True):
             prepare(client, own_card=own_card, env={"OF_THE_CALLER": "2"})
-            meant[own_card] = [options.card_meant(gpu_id) for gpu_id in (None, 7, "auto")]
+            meant[own_card] = [destination.card_meant(gpu_id) for gpu_id in (None, 7, "auto")]
         assert meant == {None: [None, 0, 0], False: [None, 7, "auto"], True: [None, 0, 0]}
         assert os.environ["OF_THE_CALLER"] == "2"
         assert "gpu:7" not in str(arraybridge.gpu(gpu_id=7)(lambda x: x).explain(np.zeros(1 << 20)))
         monkeypatch.delitem(sys.modules, "dask_cuda")
         prepare(client)
-        assert options.only_card is None
+        assert destination.only_card is None
         assert [name for name in started.workers[0].plugins if name == "arraybridge"] == ["arraybridge"]
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import GradientError, options
+from arraybridge import GradientError
+from arraybridge.conversion import destination
 from arraybridge.memory import recovery
 from tests.functions import cases
 from tests.functions.gradients.directions import (
@@ -139,7 +140,7 @@ def test_where_memory_runs_out_it_runs_again(monkeypatch: pytest.MonkeyPatch) ->
     """With the caches of the card freed that a number means in a worker of a Dask cluster."""
     runs: list[Any] = []
     freed: list[int | None] = []
-    monkeypatch.setattr(options, "only_card", 0)
+    monkeypatch.setattr(destination, "only_card", 0)
     monkeypatch.setattr(recovery, "release_caches", lambda _, gpu_id: freed.append(gpu_id) or 0)
 
     @arraybridge.jax(gpu_id=7, grad="flow", oom_recovery=True)
