@@ -336,7 +336,8 @@ def homeward(first: Any, grad: Any) -> Change:
     carrier = None if kinds.get(type(first)) else carrier_of(first)
 
     def deliver(x: Any) -> Any:
-        if not (framework.owns(x) and framework.device_of(x) == device) or open_logs:
+        is_home = x is first or (framework.owns(x) and framework.device_of(x) == device)
+        if not is_home or open_logs:
             x = convert_memory(x, framework.name, grad=grad, device=device)
         return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(first, x)
 
@@ -345,14 +346,15 @@ def homeward(first: Any, grad: Any) -> Change:
 
 def _leave(staying: Container[type], deliver: Change, dtype: str | None, x: Any) -> Any:
     """``deliver`` an array, with that dtype; and NumPy's scalars, where these become arrays elsewhere."""
-    if isinstance(x, np.generic):
+    kind = kinds.get(type(x))
+    if type(x) in staying or (not kind and carrier_of(x) is not None):
+        return x  # a carrier that the function made stays one
+    if kind != ARRAY and isinstance(x, np.generic):
         try:
             array = deliver(np.asarray(x))
         except (ArrayNotSupportedError, DtypeNotSupportedError):
             return x
         return x if isinstance(array, np.ndarray) else array
-    if type(x) in staying or carrier_of(x) is not None:
-        return x  # a carrier that the function made stays one
     if dtype is None:
         return deliver(x)
     dtypes = source_of(x)[0].dtypes

@@ -233,7 +233,7 @@ def attempted(
     ``before`` is the error that is being handled meanwhile, which is not this call's.
     """
     try:
-        result = fn(*args, **kwargs)
+        result = fn(*args, **kwargs) if kwargs else fn(*args)
         try:
             wait = _waits[type(result)]
         except KeyError:
