@@ -36,8 +36,7 @@ _BESIDE = """
     FrameworkNotInstalledError GradientError MissingGpuWarning SourceMismatchError UnknownArrayError
     UnknownFrameworkError MemoryType Route TraceLog Timing Comparison SizeComparison PipelineReport
     StageReport FoundDevice MemoryStats MemoryCollector Coexistence SharedPoolError PoolLimitError
-    least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu mlx paddle
-    to_mlx to_paddle
+    least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu mlx paddle to_mlx to_paddle
     cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu
     cleanup_tensorflow_gpu cleanup_torch_gpu
 """

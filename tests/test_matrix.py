@@ -25,23 +25,14 @@ WRONG = (AssertionError, ValueError, TypeError, RuntimeError, BufferError, Attri
 METHODS = ("same", "view", "dlpack", "device", "host")
 
 # What copy=None and copy=False may lead to, by the word of the table: True shares, False copies, None raises.
-BY_DEFAULT = {
-    "same": {True},
-    "share": {True},
-    "copy": {False},
-    "copy*": {False},
-    "copy?": {False},
-    "may": {True, False},
-    "empty": {True, False},
-}
-NEVER_COPYING = {
-    "same": {True},
-    "share": {True},
-    "copy": {None},
-    "copy*": {True},
-    "copy?": {True, None},
-    "may": {True, None},
-    "empty": {True, None},
+BY_DEFAULT_AND_NEVER_COPYING: dict[str, tuple[set[Any], set[Any]]] = {
+    "same": ({True}, {True}),
+    "share": ({True}, {True}),
+    "copy": ({False}, {None}),
+    "copy*": ({False}, {True}),
+    "copy?": ({False}, {True, None}),
+    "may": ({True, False}, {True, None}),
+    "empty": ({True, False}, {True, None}),
 }
 
 
@@ -106,7 +97,8 @@ def check_case(source: str, target: str, layout: str, dtype: str, copy: bool | N
         check_refused(made, (target,), outcome, copy=copy)
         check_refused(made, (source, target), outcome, **options, dtype=dtype, grad="detach")
         return
-    allowed = {None: BY_DEFAULT[outcome], True: {False}, False: NEVER_COPYING[outcome]}[copy]
+    by_default, never_copying = BY_DEFAULT_AND_NEVER_COPYING[outcome]
+    allowed = {None: by_default, True: {False}, False: never_copying}[copy]
     try:
         foretold = arraybridge.explain(made.array, target, copy=copy)
     except CopyRequiredError:

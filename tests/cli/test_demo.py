@@ -67,15 +67,15 @@ def test_without_frameworks_the_demo_says_what_to_install(tmp_path: Path) -> Non
 
 
 def test_a_framework_whose_functions_do_not_run_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    inverted = demo._invert
+    require("jax")
+    invert = demo._invert
 
-    def invert(framework: str, array: Any) -> Any:
+    def invert_but_not_in_jax(framework: str, array: Any) -> Any:
         if framework == "jax":
             raise RuntimeError("Error: Failed to build OpenCL program.\nBuild log: …")
-        return inverted(framework, array)
+        return invert(framework, array)
 
-    require("jax")
-    monkeypatch.setattr(demo, "_invert", invert)
+    monkeypatch.setattr(demo, "_invert", invert_but_not_in_jax)
     done = call_cli("demo")
     assert done.exit_code == 0, done.stderr
     assert "jax left out: its functions do not run (Error: Failed to build OpenCL program.)" in done.stdout
