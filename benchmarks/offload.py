@@ -19,7 +19,7 @@ import numpy as np
 
 from arraybridge.frameworks.registry import framework
 from arraybridge.offload import call as room
-from arraybridge.offload.call import Call, Card, Offload
+from arraybridge.offload.call import Arguments, BackendCard, Offload
 from arraybridge.offload.decorator import gpu
 from arraybridge.offload.timings import CARD, CPU
 from arraybridge.types import Device
@@ -35,17 +35,17 @@ def microseconds(call: Callable[[], object], rounds: int = 15) -> float:
 
 def decisions() -> dict[str, float]:
     """Microseconds of a decision: known and new footprints, one array and eight, flat and in a container."""
-    room._found[None, 0] = Card(framework("numpy"), Device("gpu", 0))
+    room._found[None, 0] = BackendCard(framework("numpy"), Device("gpu", 0))
     run = Offload(lambda *xs: xs[0])
     measured = {}
 
     def decide(args: tuple[Any, ...]) -> object:
-        call = Call((), args, {}).look()
+        call = Arguments((), args, {}).look()
         return run._decide(call, run.history[call.footprint])
 
     one, eight = (np.zeros((512, 512)),), tuple(np.zeros((64, 8 + i)) for i in range(8))
     for name, args in {"one array": one, "eight arrays": eight, "eight in a list": (list(eight),)}.items():
-        timings = run.history[Call((), args, {}).look().footprint]
+        timings = run.history[Arguments((), args, {}).look().footprint]
         timings.proven = True
         for place, seconds in ((CPU, 1e-3), (CARD, 1e-4)):
             for _ in range(7):

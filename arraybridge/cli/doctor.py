@@ -48,7 +48,7 @@ _UNKNOWN_CPU = "unknown target CPU"
 _CUPYS = {f"cupy-cuda{major}x": major for major in (11, 12, 13, 14)}
 
 
-class Facts(NamedTuple):
+class Findings(NamedTuple):
     """Everything that the table of faults looks at.
 
     Attributes:
@@ -98,7 +98,7 @@ def _problem(name: str, severity: str, framework: str, message: str, *fix: str) 
     return {"id": name, "severity": severity, "framework": framework, "message": message, "fix": list(fix)}
 
 
-def no_driver(facts: Facts) -> Iterator[Json]:
+def no_driver(facts: Findings) -> Iterator[Json]:
     builds = ", ".join(name for name in facts.looks if facts.cuda(name))
     reason = facts.driver.reason
     if reason and (builds or "does not answer" in reason):
@@ -107,7 +107,7 @@ def no_driver(facts: Facts) -> Iterator[Json]:
         yield _problem("no-driver", "note", "", message, "nvidia-smi", advice)
 
 
-def driver_too_old(facts: Facts) -> Iterator[Json]:
+def driver_too_old(facts: Findings) -> Iterator[Json]:
     runs = facts.cuda_of_driver()
     for name in ("torch", "jax", "tensorflow"):
         built = facts.cuda(name)
@@ -123,7 +123,7 @@ def driver_too_old(facts: Facts) -> Iterator[Json]:
             )
 
 
-def cupy_for_another_cuda(facts: Facts) -> Iterator[Json]:
+def cupy_for_another_cuda(facts: Findings) -> Iterator[Json]:
     runs = facts.cuda_of_driver()
     for name in facts.cupys():
         built = _CUPYS.get(name, runs)
@@ -136,7 +136,7 @@ def cupy_for_another_cuda(facts: Facts) -> Iterator[Json]:
             yield _problem("cupy-cuda-major", severity, "cupy", message, *fix)
 
 
-def two_cupys(facts: Facts) -> Iterator[Json]:
+def two_cupys(facts: Findings) -> Iterator[Json]:
     names = facts.cupys()
     if len(names) > 1:
         message = (
@@ -147,7 +147,7 @@ def two_cupys(facts: Facts) -> Iterator[Json]:
         yield _problem("two-cupys", "error", "cupy", message, *fix)
 
 
-def cpu_build(facts: Facts) -> Iterator[Json]:
+def cpu_build(facts: Findings) -> Iterator[Json]:
     for name, *fix in (
         ("torch", "pip uninstall -y torch", "pip install --no-cache-dir torch"),
         ("jax", f'pip install "jax[cuda{max(facts.cuda_of_driver() or 13, 12)}]"'),
@@ -162,7 +162,7 @@ def cpu_build(facts: Facts) -> Iterator[Json]:
             yield _problem("cpu-build", "warning", name, message, *fix)
 
 
-def no_opencl(facts: Facts) -> Iterator[Json]:
+def no_opencl(facts: Findings) -> Iterator[Json]:
     look = facts.looks.get("pyclesperanto", {})
     if look.get("state") == "no device":
         message = (
@@ -178,7 +178,7 @@ def no_opencl(facts: Facts) -> Iterator[Json]:
         yield _problem("no-opencl", "warning", "pyclesperanto", message, *fix)
 
 
-def old_pocl(facts: Facts) -> Iterator[Json]:
+def old_pocl(facts: Findings) -> Iterator[Json]:
     if _UNKNOWN_CPU in (facts.looks.get("pyclesperanto", {}).get("error") or ""):
         message = (
             "pyclesperanto's arrays come and go, and none of its functions runs: the compiler of the PoCL"
@@ -191,7 +191,7 @@ def old_pocl(facts: Facts) -> Iterator[Json]:
         yield _problem("old-pocl", "error", "pyclesperanto", message, *fix)
 
 
-def preallocation(facts: Facts) -> Iterator[Json]:
+def preallocation(facts: Findings) -> Iterator[Json]:
     for name, share, variable, modest in (
         ("jax", "three quarters of a card's memory", "XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
         ("tensorflow", "nearly all memory of every card", "TF_FORCE_GPU_ALLOW_GROWTH", "true"),
@@ -203,7 +203,7 @@ def preallocation(facts: Facts) -> Iterator[Json]:
             yield _problem("takes-card", "warning", name, message, f"export {variable}={modest}")
 
 
-def import_order(facts: Facts) -> Iterator[Json]:
+def import_order(facts: Findings) -> Iterator[Json]:
     for trial in facts.trials:
         order, crash, at = trial["order"], trial["crash"], trial["at"]
         last = at or order[-1]
@@ -220,7 +220,7 @@ def import_order(facts: Facts) -> Iterator[Json]:
         yield _problem("import-order", "error", last, message, *fix)
 
 
-def namesake(facts: Facts) -> Iterator[Json]:
+def namesake(facts: Findings) -> Iterator[Json]:
     version, own = facts.versions.get("arraybridge"), arraybridge.__version__
     if version not in (None, own):
         folder = Path(arraybridge.__file__).resolve().parent
@@ -232,7 +232,7 @@ def namesake(facts: Facts) -> Iterator[Json]:
         yield _problem("namesake", "error", "", message, *fix)
 
 
-def broken(facts: Facts) -> Iterator[Json]:
+def broken(facts: Findings) -> Iterator[Json]:
     verbs = {"crashed": "ends the process", "timed out": "hangs", "broken": "does not work"}
     if facts.cards:
         verbs["no device"] = "finds no device"
@@ -255,7 +255,7 @@ def broken(facts: Facts) -> Iterator[Json]:
 
 
 #: What is looked for: each looks at the facts, and says and advises what there is to be said.
-FAULTS: tuple[Callable[[Facts], Iterator[Json]], ...] = (
+FAULTS: tuple[Callable[[Findings], Iterator[Json]], ...] = (
     no_driver,
     driver_too_old,
     cupy_for_another_cuda,
@@ -270,7 +270,7 @@ FAULTS: tuple[Callable[[Facts], Iterator[Json]], ...] = (
 )
 
 
-def problems_of(facts: Facts) -> list[Json]:
+def problems_of(facts: Findings) -> list[Json]:
     """All faults, the worst first."""
     problems = [problem for fault in FAULTS for problem in fault(facts)]
     return sorted(problems, key=lambda problem: list(_SEVERITIES).index(problem["severity"]))
@@ -287,7 +287,7 @@ _MODEST = {
 _SOUND, _ENDED = ("works", "no device"), ("crashed", "timed out")
 
 
-def gather(seconds: float) -> Facts:
+def gather(seconds: float) -> Findings:
     """Look at everything.
 
     One process uses all frameworks in turn, and another in the reverse order: so each comes both before and
@@ -316,7 +316,7 @@ def gather(seconds: float) -> Facts:
     for name, look in looks.items():  # one that does not import says nothing itself
         look["version"] = look.get("version") or registry.version_of(name) or None
     every = {name: looks.get(name, {"state": "missing", "devices": []}) for name in names}
-    return Facts(machine.driver(), machine.cards(), every, narrowed, versions, os.environ, Path.cwd())
+    return Findings(machine.driver(), machine.cards(), every, narrowed, versions, os.environ, Path.cwd())
 
 
 def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Json]:
@@ -417,7 +417,7 @@ def doctor(
     raise typer.Exit(1 if any(problem["severity"] == "error" for problem in problems) else 0)
 
 
-def _as_json(facts: Facts, problems: list[Json]) -> Json:
+def _as_json(facts: Findings, problems: list[Json]) -> Json:
     return {
         "ok": not any(problem["severity"] == "error" for problem in problems),
         "arraybridge": arraybridge.__version__,
@@ -430,7 +430,7 @@ def _as_json(facts: Facts, problems: list[Json]) -> Json:
     }
 
 
-def _print(facts: Facts, problems: list[Json]) -> None:
+def _print(facts: Findings, problems: list[Json]) -> None:
     console = output.console()
     system = f"{platform.system()} {platform.machine()}"
     console.print(f"arraybridge {arraybridge.__version__}, Python {platform.python_version()}, {system}")

@@ -29,7 +29,7 @@ __all__ = [
     "NOT_DIFFERENTIABLE",
     "NO_STATE",
     "Shape",
-    "Span",
+    "Extent",
     "merged",
     "overlaps",
     "picked",
@@ -40,7 +40,7 @@ __all__ = [
 Body = Callable[[list[Any]], list[Any]]
 
 #: Where an array lies in memory, from and to.
-Span = tuple[int, int]
+Extent = tuple[int, int]
 
 
 #: What is known of an array that has no values yet: its shape, and its dtype by name.
@@ -92,7 +92,7 @@ class Autodiff:
         """Whether its dtype can be differentiated."""
         return _is_smooth(x.dtype)
 
-    def span(self, x: Any) -> Span:
+    def span(self, x: Any) -> Extent:
         """Its memory; (0, 0) where nobody knows."""
         raise NotImplementedError
 
@@ -199,7 +199,7 @@ def merged(values: Sequence[Any], replaced: Sequence[bool], replacements: Sequen
     return [next(following) if r else x for x, r in zip(values, replaced, strict=True)]
 
 
-def overlaps(span: Span, spans: Sequence[Span]) -> bool:
+def overlaps(span: Extent, spans: Sequence[Extent]) -> bool:
     first, last = span
     for start, end in spans:  # noqa: SIM110  # twice as fast as any()
         if first < end and start < last:

@@ -139,7 +139,7 @@ class MlxAutodiff(autodiff.Autodiff):
     def prepare(self, x: Any) -> Any:
         return x[...]  # a write in place (``x += 1``) gives the object that it is made to other memory
 
-    def span(self, x: Any) -> autodiff.Span:
+    def span(self, x: Any) -> autodiff.Extent:
         return np.lib.array_utils.byte_bounds(self._framework.host_view(x))
 
     def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:

@@ -143,7 +143,7 @@ class PaddleAutodiff(autodiff.Autodiff):
     def stays_in_thread(self, x: Any) -> bool:
         return False
 
-    def span(self, x: Any) -> autodiff.Span:
+    def span(self, x: Any) -> autodiff.Extent:
         start = int(x.data_ptr())
         last = sum((extent - 1) * step for extent, step in zip(x.shape, x.strides, strict=True))
         return start, start + (last + 1 if x.size else 0) * int(x.element_size())
@@ -185,7 +185,7 @@ class PaddleAutodiff(autodiff.Autodiff):
         constant = [y for y in results if not self.is_smooth(y)]
         inputs = _joined(arrays, operation.active)
         # As iterators, since tensors among the arguments would be written to.
-        results = _Applied.apply(pull_back, iter(results), iter(constant), *inputs)
+        results = _AppliedLayer.apply(pull_back, iter(results), iter(constant), *inputs)
         for y in results:
             if not y.stop_gradient:
                 y.register_hook(guard)
@@ -230,7 +230,7 @@ def _joined(arrays: list[Any], active: Sequence[bool]) -> list[Any]:
     return [first if not more else paddle.concat([first, *more]) for first, *more in groups.values()]
 
 
-class _Applied(PyLayer):  # type: ignore[misc]  # paddle is Any here
+class _AppliedLayer(PyLayer):  # type: ignore[misc]  # paddle is Any here
     """An operation of another framework in Paddle's graph."""
 
     @staticmethod

@@ -293,7 +293,7 @@ class Operation:
             self.caller.autodiff.admit(x, self.label)
         return arrays
 
-    def _part(self, arrays: list[Any], spans: list[autodiff.Span]) -> None:
+    def _part(self, arrays: list[Any], spans: list[autodiff.Extent]) -> None:
         """Copy those arrays that share memory with another one, or with what lies there."""
         span_of = self.caller.autodiff.span
         for i, x in enumerate(arrays):

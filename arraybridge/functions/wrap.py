@@ -12,7 +12,7 @@ from arraybridge.types import Device, GpuId
 
 if TYPE_CHECKING:
     from arraybridge.functions.dtypes import DtypeConversion
-    from arraybridge.offload.call import Decision
+    from arraybridge.offload.call import OffloadDecision
     from arraybridge.offload.timings import History
 
 __all__ = ["Decorated", "P", "R", "decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
@@ -38,7 +38,7 @@ class Decorated(Protocol[P, R_co]):
     device: Device | None
     dtype_conversion: DtypeConversion
     # Of `gpu`.
-    explain: Callable[..., Decision]
+    explain: Callable[..., OffloadDecision]
     history: History
 
     @property

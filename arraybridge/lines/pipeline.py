@@ -17,7 +17,7 @@ from arraybridge.carriers.carrier import source_of
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.device_map import place_in_words, placement, source_of_items, whole_number
-from arraybridge.lines.threads import Enter, Run, Span, Work, Worker, nothing
+from arraybridge.lines.threads import Enter, ItemTime, Run, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
@@ -288,7 +288,7 @@ class StageReport(NamedTuple):
     busy: float
     starved: float
     blocked: float
-    spans: tuple[Span, ...] = ()
+    spans: tuple[ItemTime, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ _LOOK_UP = 0.5
 _PATIENCE = 0.1
 
 
-class Span(NamedTuple):
+class ItemTime(NamedTuple):
     """One item in one worker: its number, and start and end in seconds since the run began."""
 
     item: int
@@ -115,7 +115,7 @@ class Worker:
         #: Items done, and seconds at work, waiting for input, and waiting for room behind.
         self.items = 0
         self.busy = self.starved = self.blocked = 0.0
-        self.spans: deque[Span] = deque(maxlen=10_000)
+        self.spans: deque[ItemTime] = deque(maxlen=10_000)
 
     def entered(self, stack: ExitStack, settings: list[Any]) -> Work:
         """What it does with each item, once all that it works in is entered."""
@@ -352,7 +352,7 @@ class Run:
                 worker.busy += end - start
                 free = time.perf_counter()
                 worker.blocked += free - end
-                worker.spans.append(Span(number, start - self.began, end - self.began))
+                worker.spans.append(ItemTime(number, start - self.began, end - self.began))
 
     def stop(self) -> None:
         """No more results are wanted: threads that wait end, the others when their call returns."""

@@ -296,7 +296,7 @@ def recovered(
         result, failure = attempted(fn, args, kwargs, sys.exception())
         if failure is None:
             return result
-    call = _Call(fn, (args, kwargs), failure, retries, gpu_id, before_retry, axis, least)
+    call = _Recovery(fn, (args, kwargs), failure, retries, gpu_id, before_retry, axis, least)
     del failure  # whose traceback holds this frame
     try:
         return call.made(split)
@@ -305,7 +305,7 @@ def recovered(
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _Recovery:
     """A call that is made until it succeeds.
 
     Attributes:

@@ -56,7 +56,7 @@ _decided: ContextVar[bool] = ContextVar("arraybridge_gpu_decided", default=False
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class OffloadDecision:
     """Where a call of a `gpu` function would run, and why. Prints as plain sentences.
 
     Attributes:
@@ -84,7 +84,7 @@ class Decision:
 # -- the cards ---------------------------------------------------------------------------------------
 
 
-class Card:
+class BackendCard:
     """One card, as one framework sees it."""
 
     def __init__(self, framework: Framework, device: Device) -> None:
@@ -119,16 +119,16 @@ class Card:
 
 
 #: Framework (None: any) and number → the card, or why there is none.
-_found: Cache[tuple[str | None, int], Card | str] = Cache()
+_found: Cache[tuple[str | None, int], BackendCard | str] = Cache()
 
 
-def find_card(backend: str | None, index: int) -> Card | str:
+def find_card(backend: str | None, index: int) -> BackendCard | str:
     """The card of that number in that framework (None: the first that has it), or why there is none."""
     card = _found.get((backend, index))
     return card or _found.keep((backend, index), _look_for(backend, index))
 
 
-def _look_for(backend: str | None, index: int) -> Card | str:
+def _look_for(backend: str | None, index: int) -> BackendCard | str:
     device, reasons = Device("gpu", index), []
     for name in _worth_asking(backend):
         try:
@@ -138,7 +138,7 @@ def _look_for(backend: str | None, index: int) -> Card | str:
             reasons.append(f"{name} finds no card ({getattr(error, 'reason', error)})")
             continue
         if device in devices:
-            return Card(framework, device)
+            return BackendCard(framework, device)
         numbers = ", ".join(str(d) for d in devices if d.kind == "gpu")
         reason = framework.missing_device_reason() or f"{name} has no GPU"
         reasons.append(f"{name} has no {device} (it has {numbers})" if numbers else reason)
@@ -161,13 +161,13 @@ def _worth_asking(backend: str | None) -> list[str]:
 # -- a call ------------------------------------------------------------------------------------------
 
 
-class Call:
+class Arguments:
     """What a function is called with: self, which stays as it is, and all else."""
 
     def __init__(self, own: tuple[Any, ...], batch: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.own, self.batch, self.named = own, batch, named
 
-    def look(self) -> Call:
+    def look(self) -> Arguments:
         """Find its arrays, and what tells it from other calls."""
         self.arrays: list[Any] = []
         kinds: list[Any] = [tuple(self.named)]
@@ -190,15 +190,15 @@ class Call:
         self.footprint = (self.nbytes.bit_length(), *kinds)
         return self
 
-    def mapped(self, convert: Callable[[Any], Any]) -> Call:
+    def mapped(self, convert: Callable[[Any], Any]) -> Arguments:
         """The same with other arrays."""
         batch = tuple([map_arrays(x, convert) for x in self.batch])
-        return Call(self.own, batch, {name: map_arrays(x, convert) for name, x in self.named.items()})
+        return Arguments(self.own, batch, {name: map_arrays(x, convert) for name, x in self.named.items()})
 
     def run(self, fn: Callable[..., Any]) -> Any:
         return fn(*self.own, *self.batch, **self.named)
 
-    def on_host(self) -> Call:
+    def on_host(self) -> Arguments:
         return self if self.in_numpy else self.mapped(lambda x: convert_memory(x, "numpy"))
 
     def home(self, result: Any) -> Any:
@@ -238,7 +238,7 @@ class Offload:
         return (make, (self.fn,))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = Call(args[: self.skip], args[self.skip :], kwargs)
+        call = Arguments(args[: self.skip], args[self.skip :], kwargs)
         if _decided.get() or not call.look().arrays:
             return call.run(self.fn)
         timings = self.history[call.footprint]
@@ -254,7 +254,7 @@ class Offload:
 
     # -- where ------------------------------------------------------------------------------------
 
-    def _decide(self, call: Call, timings: Timings) -> tuple[Card | None, str]:
+    def _decide(self, call: Arguments, timings: Timings) -> tuple[BackendCard | None, str]:
         cpu = timings.estimate(CPU)
         if call.in_numpy and not _found and call.nbytes < LOOK_BYTES and (cpu or 0.0) < LOOK_SECONDS:
             return None, _TOO_LITTLE
@@ -281,7 +281,7 @@ class Offload:
         place, why = timings.choose()
         return (card if place == CARD else None), why
 
-    def _card(self) -> Card | str:
+    def _card(self) -> BackendCard | str:
         """The card to run on, or why there is none."""
         # None where nobody chose one; a worker of device_map has a device of its own.
         chosen = (worker_device.get() if self.gpu_id is None else None) or chosen_device()
@@ -294,12 +294,12 @@ class Offload:
             index = 0 if chosen is None else chosen.index
         return find_card(self.backend, index)
 
-    def explain(self, *args: Any, **kwargs: Any) -> Decision:
+    def explain(self, *args: Any, **kwargs: Any) -> OffloadDecision:
         """Where the call would run, and why; the function is not called."""
         # Whether self comes along does not matter: it is no array, and what is none is not looked at.
-        call = Call((), args, kwargs).look()
+        call = Arguments((), args, kwargs).look()
         if not call.arrays:
-            return Decision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
+            return OffloadDecision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
         timings = self.history.get(call.footprint) or Timings()
         card, why = self._decide(call, timings)
         reasons = [f"{why}: {format_bytes(call.nbytes)}" if why is _TOO_LITTLE else why]
@@ -315,11 +315,11 @@ class Offload:
             )
         device, backend = (Device("cpu"), "numpy") if card is None else (card.device, card.backend)
         estimates = timings.estimate(CPU), timings.estimate(CARD)
-        return Decision(card is not None, device, backend, tuple(reasons), *estimates)
+        return OffloadDecision(card is not None, device, backend, tuple(reasons), *estimates)
 
     # -- running ----------------------------------------------------------------------------------
 
-    def _run(self, card: Card | None, call: Call, timings: Timings) -> tuple[Any, str]:
+    def _run(self, card: BackendCard | None, call: Arguments, timings: Timings) -> tuple[Any, str]:
         """The result, and what there is to complain about, or ``""``."""
         if card is None:
             return self._on_cpu(call, timings), ""
@@ -331,17 +331,17 @@ class Offload:
             result = self._on_cpu(call, timings)
             return result, self._refuse(card, timings, error)
 
-    def _on_cpu(self, call: Call, timings: Timings) -> Any:
+    def _on_cpu(self, call: Arguments, timings: Timings) -> Any:
         started = clock()
         result = call.home(call.on_host().run(self.fn))
         timings.add(CPU, clock() - started)
         return result
 
-    def _on_card(self, card: Card, call: Call, timings: Timings) -> Any:
+    def _on_card(self, card: BackendCard, call: Arguments, timings: Timings) -> Any:
         stays = staying.get() or card.holds(call.arrays[0])
 
         def attempt(*batch: Any, **named: Any) -> Any:
-            on_card = Call(call.own, batch, named).mapped(card.put)
+            on_card = Arguments(call.own, batch, named).mapped(card.put)
             result = card.run(lambda: _inside(on_card, self.fn))
             return result if stays else _home(result, call.arrays[0], timings.scalars)
 
@@ -352,7 +352,7 @@ class Offload:
             timings.add(CARD, clock() - started)
         return result
 
-    def _refuse(self, card: Card, timings: Timings, error: Exception) -> str:
+    def _refuse(self, card: BackendCard, timings: Timings, error: Exception) -> str:
         """Remember that the card could not do it, and say so."""
         why = told(error).partition("\n")[0]
         let_go(error)  # whose variables hold the card's memory
@@ -364,7 +364,7 @@ class Offload:
 
     # -- the trial --------------------------------------------------------------------------------
 
-    def _trial(self, card: Card, call: Call, timings: Timings) -> tuple[Any, str]:
+    def _trial(self, card: BackendCard, call: Arguments, timings: Timings) -> tuple[Any, str]:
         """The first run of a footprint on a card: in NumPy as well, which tells what is right."""
         on_host = call.on_host()
         started = clock()
@@ -386,7 +386,7 @@ class Offload:
         complaint = f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"
         return call.home(expected), complaint
 
-    def _difference(self, card: Card, on_host: Call, expected: Any, actual: Any) -> str:
+    def _difference(self, card: BackendCard, on_host: Arguments, expected: Any, actual: Any) -> str:
         arguments = arrays_of([on_host.batch, on_host.named])
         why, exact = difference(expected, actual, arguments)
         if why or exact:
@@ -401,7 +401,7 @@ class Offload:
         return difference(expected, actual, arrays_of([wide.batch, wide.named]))[0]
 
 
-def _inside(call: Call, fn: Callable[..., Any]) -> Any:
+def _inside(call: Arguments, fn: Callable[..., Any]) -> Any:
     """Run it, and the `gpu` functions that it calls in the same place."""
     token = _decided.set(True)
     try:

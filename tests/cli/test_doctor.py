@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import arraybridge
-from arraybridge.cli.doctor import FAULTS, Facts, problems_of
+from arraybridge.cli.doctor import FAULTS, Findings, problems_of
 from arraybridge.frameworks.pyclesperanto.opencl import pocl_wheel
 from arraybridge.machine import Card, Driver
 from tests.cli.programs import Site, environment
@@ -38,28 +38,28 @@ BLIND = look("CUDA 13", state="no device")
 E, W, N = "error", "warning", "note"
 # Fault, severity, facts, and what is in the message and in the fix.
 FOUND = [
-    ("no-driver", N, Facts(NONE, looks={"torch": look("CUDA 13.0")}), "CUDA (torch)", "nvidia-smi"),
-    ("no-driver", N, Facts(FAILS), "version mismatch", "reboot"),
-    ("driver-too-old", E, Facts(OLD, looks={"jax": look("CUDA 13")}), "runs CUDA 12 at most", "for CUDA 12"),
-    ("cupy-cuda-major", E, Facts(OLD, versions=CUPY_13), "every allocation will fail", "cupy-cuda12x"),
-    ("cupy-cuda-major", W, Facts(NEW, versions=CUPY_12), "needs libraries of CUDA 12", "cupy-cuda13x"),
-    ("two-cupys", E, Facts(NEW, versions={"cupy": "14"} | CUPY_13), "at once", "-y cupy cupy-cuda13x"),
-    ("cpu-build", W, Facts(NEW, CARDS, {"torch": look()}), "can't use the Fake RTX", "uninstall -y torch"),
-    ("no-opencl", E, Facts(looks=CL["no"]), "no OpenCL device. A card", 'pip install "pyopencl[pocl]"'),
-    ("no-opencl", W, Facts(looks=CL["half"]), "before arraybridge finds no", "export OCL_ICD_FILENAMES="),
-    ("old-pocl", E, Facts(looks=CL["old"]), "older than this CPU", "apt install pocl-opencl-icd"),
-    ("takes-card", W, Facts(NEW, CARDS, {"jax": look("CUDA 13")}), "three quarters", "PREALLOCATE=false"),
-    ("import-order", E, Facts(looks={"b": look()}, trials=[CRASH]), "After a the", "import b before a"),
-    ("import-order", E, Facts(looks={"b": look()}, trials=[CRASH | {"at": ""}]), "ends", "two processes"),
-    ("namesake", E, Facts(versions={"arraybridge": "0.5.2"}), "0.5.2 is installed", "pip uninstall"),
-    ("broken", E, Facts(looks={"jax": HANGS}), "jax hangs: no answer within 5", "--force-reinstall"),
-    ("broken", E, Facts(NEW, CARDS, {"torch": BLIND}, environ=HIDDEN), "", "unset"),
+    ("no-driver", N, Findings(NONE, looks={"torch": look("CUDA 13.0")}), "CUDA (torch)", "nvidia-smi"),
+    ("no-driver", N, Findings(FAILS), "version mismatch", "reboot"),
+    ("driver-too-old", E, Findings(OLD, looks={"jax": look("CUDA 13")}), "CUDA 12 at most", "for CUDA 12"),
+    ("cupy-cuda-major", E, Findings(OLD, versions=CUPY_13), "every allocation will fail", "cupy-cuda12x"),
+    ("cupy-cuda-major", W, Findings(NEW, versions=CUPY_12), "needs libraries of CUDA 12", "cupy-cuda13x"),
+    ("two-cupys", E, Findings(NEW, versions={"cupy": "14"} | CUPY_13), "at once", "-y cupy cupy-cuda13x"),
+    ("cpu-build", W, Findings(NEW, CARDS, {"torch": look()}), "can't use the Fake RTX", "uninstall -y torch"),
+    ("no-opencl", E, Findings(looks=CL["no"]), "no OpenCL device. A card", 'pip install "pyopencl[pocl]"'),
+    ("no-opencl", W, Findings(looks=CL["half"]), "before arraybridge finds no", "export OCL_ICD_FILENAMES="),
+    ("old-pocl", E, Findings(looks=CL["old"]), "older than this CPU", "apt install pocl-opencl-icd"),
+    ("takes-card", W, Findings(NEW, CARDS, {"jax": look("CUDA 13")}), "three quarters", "PREALLOCATE=false"),
+    ("import-order", E, Findings(looks={"b": look()}, trials=[CRASH]), "After a the", "import b before a"),
+    ("import-order", E, Findings(looks={"b": look()}, trials=[CRASH | {"at": ""}]), "ends", "two processes"),
+    ("namesake", E, Findings(versions={"arraybridge": "0.5.2"}), "0.5.2 is installed", "pip uninstall"),
+    ("broken", E, Findings(looks={"jax": HANGS}), "jax hangs: no answer within 5", "--force-reinstall"),
+    ("broken", E, Findings(NEW, CARDS, {"torch": BLIND}, environ=HIDDEN), "", "unset"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fault", "severity", "facts", "message", "fix"), FOUND)
 def test_a_fault_is_found_with_its_fix(
-    fault: str, severity: str, facts: Facts, message: str, fix: str
+    fault: str, severity: str, facts: Findings, message: str, fix: str
 ) -> None:
     (problem,) = problems_of(facts)
     assert (problem["id"], problem["severity"]) == (fault, severity)
@@ -77,19 +77,19 @@ MODEST = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_FORCE_GPU_ALLOW_GROWTH":
 @pytest.mark.parametrize(
     "facts",
     [
-        Facts(NONE, looks={"torch": look(), "cupy": {"state": "missing", "devices": []}}),
-        Facts(NEW, CARDS, {"torch": look("CUDA 13.0")}, versions=CUPY_13),
-        Facts(NEW, CARDS, {"jax": look("CUDA 12"), "tensorflow": look("CUDA 12.8")}, environ=MODEST),
-        Facts(looks={"b": look()}, trials=[CRASH | {"order": ("b",)}]),
-        Facts(versions={"arraybridge": arraybridge.__version__}),
+        Findings(NONE, looks={"torch": look(), "cupy": {"state": "missing", "devices": []}}),
+        Findings(NEW, CARDS, {"torch": look("CUDA 13.0")}, versions=CUPY_13),
+        Findings(NEW, CARDS, {"jax": look("CUDA 12"), "tensorflow": look("CUDA 12.8")}, environ=MODEST),
+        Findings(looks={"b": look()}, trials=[CRASH | {"order": ("b",)}]),
+        Findings(versions={"arraybridge": arraybridge.__version__}),
     ],
 )
-def test_what_is_sound_is_no_fault(facts: Facts) -> None:
+def test_what_is_sound_is_no_fault(facts: Findings) -> None:
     assert problems_of(facts) == []
 
 
 def test_the_worst_comes_first() -> None:
-    facts = Facts(OLD, CARDS, {"torch": look()}, versions={"cupy": "14", "cupy-cuda13x": "14"})
+    facts = Findings(OLD, CARDS, {"torch": look()}, versions={"cupy": "14", "cupy-cuda13x": "14"})
     assert [problem["severity"] for problem in problems_of(facts)] == ["error", "error", "warning"]
 
 

@@ -77,7 +77,7 @@ class Machine:
         self.clock = room.clock = clock
 
     def plant(self, framework: Framework, device: Device, index: int = 0) -> None:
-        room._found[framework.name, index] = room.Card(framework, device)
+        room._found[framework.name, index] = room.BackendCard(framework, device)
 
 
 def offload(fn: Any, machine: Machine, backend: str = "fakecard", **options: Any) -> Any:

@@ -26,7 +26,7 @@ class JaxAutodiff(autodiff.Autodiff):
     def follows(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
-    def span(self, x: Any) -> autodiff.Span:
+    def span(self, x: Any) -> autodiff.Extent:
         try:
             start = x.unsafe_buffer_pointer()
         except (AttributeError, ValueError, RuntimeError):  # traced, or on several devices

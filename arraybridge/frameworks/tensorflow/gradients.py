@@ -34,7 +34,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
         # keras.Variable, for one: a tape would follow the tensor in it.
         return tf.convert_to_tensor(x) if hasattr(x, "__tf_tensor__") else x
 
-    def span(self, x: Any) -> autodiff.Span:
+    def span(self, x: Any) -> autodiff.Extent:
         try:
             view = memoryview(x)
             start = np.asarray(view).__array_interface__["data"][0]

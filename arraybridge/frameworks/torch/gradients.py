@@ -32,7 +32,7 @@ class TorchAutodiff(autodiff.Autodiff):
     def stays_in_thread(self, x: torch.Tensor) -> bool:
         return bool(_is_transformed(x))  # transforms belong to a thread; graphs do not
 
-    def span(self, x: torch.Tensor) -> autodiff.Span:
+    def span(self, x: torch.Tensor) -> autodiff.Extent:
         if x.layout is not torch.strided or _is_transformed(x):
             return 0, 0
         if x.is_contiguous():
