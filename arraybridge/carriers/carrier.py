@@ -260,6 +260,8 @@ class Pandas(Carrier):
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pandas = sys.modules["pandas"]
+        if array.dtype.isbuiltin == 2:  # of ml_dtypes, in which pandas sees no numbers
+            return array
         if is_of(x, "pandas", "DataFrame"):
             table = pandas.DataFrame(array, index=x.index, columns=x.columns)
             return _in_own_dtypes(table, x.dtypes.iloc[0]).__finalize__(x)
@@ -370,6 +372,8 @@ class Pillow(Carrier):
             try:
                 like = pillow.fromarray(array)
             except (TypeError, ValueError):  # no mode of this dtype
+                return array
+            if self.array(like)[0].dtype != array.dtype:  # Pillow has made float32 of float64
                 return array
         elif x.mode == "1":
             like = pillow.fromarray(array)

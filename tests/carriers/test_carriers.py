@@ -361,6 +361,22 @@ def test_a_result_that_is_scaled_into_a_dtype() -> None:
         assert (values.dtype, values.min(), values.max()) == (np.uint16, 0, 65535)
 
 
+@pytest.mark.parametrize(
+    "dtype", ["float64", "uint32", "int8", "int16", "float16", "int64", "bool", "bfloat16"]
+)
+def test_no_carrier_changes_the_dtype_of_a_result(dtype: str) -> None:
+    """Pillow makes float32 of float64, and pandas sees no numbers in bfloat16: an array comes back then."""
+    numbers = ab.aligned((2, 3), dtype)
+    numbers[...] = [[0, 1, 2], [3, 4, 7]]
+    same = ab.numpy(output_type="input")(lambda x: numbers.reshape(x.shape))
+    table = pandas.DataFrame(np.zeros((2, 3)))
+    picture = pillow.fromarray(np.zeros((2, 3), np.uint8))
+    flat = [pandas.Series(np.zeros(6)), pandas.Index(np.zeros(6)), polars.Series(np.zeros(6))]
+    for carrier in (picture, table, *flat, sitk.GetImageFromArray(np.zeros((2, 3)))):
+        values = ab.to_numpy(same(carrier))
+        assert (values.dtype, values.tobytes()) == (numbers.dtype, numbers.tobytes()), type(carrier)
+
+
 def test_gpu_gives_carriers_back() -> None:
     @ab.gpu
     def plus_one(x: Any) -> Any:
