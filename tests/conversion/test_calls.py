@@ -250,6 +250,8 @@ def test_opencl_devices() -> None:
     ):
         assert device_of(array) == place
         assert convert_memory(array, "numpy").tolist() == x.tolist()
+    large = np.arange(1 << 23, dtype=np.float32).reshape(8, 1024, 1024)  # on a CPU, in huge pages
+    assert np.array_equal(arraybridge.to_numpy(arraybridge.to_pyclesperanto(large, 1)), large)
     framework = arraybridge.framework("pyclesperanto")
     assert device_of(convert_memory(x, "pyclesperanto")) == framework.default_device()
     assert device_of(convert_memory(x, "pyclesperanto", "auto")) in framework.devices()

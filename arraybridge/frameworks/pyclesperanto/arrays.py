@@ -105,7 +105,10 @@ class ImageFramework(Framework):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.supports(dtype, shape)
-        return self._cle.create(shape, np.dtype(dtype), device=self.natives[device.index])
+        result = self._cle.create(shape, np.dtype(dtype), device=self.natives[device.index])
+        if device.index >= self.gpus:
+            opencl.use_huge_pages(result)
+        return result
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
         super().supports(dtype, shape)
