@@ -470,11 +470,10 @@ def own_memory(rounds: int) -> Json:
     """4 MiB from NumPy, aligned to 64 bytes as `arraybridge.aligned` makes it, and as NumPy allocates it."""
     convert: Any = importlib.import_module("arraybridge").convert_memory
     explain: Any = importlib.import_module("arraybridge").explain
-    arrays = {
-        "aligned": aligned((1024, 1024)),
-        "own": np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024),
-    }
-    assert arrays["own"].ctypes.data % 64, "an array of this size comes from mmap, 16 bytes past a page"
+    memory = aligned((1024 * 1024 + 16,))
+    # From mmap, as most of this size are, NumPy's own memory begins 16 bytes past a page.
+    arrays = {"aligned": aligned((1024, 1024)), "own": memory[4:-12].reshape(1024, 1024)}
+    assert arrays["own"].ctypes.data % 64 == 16
     rows = []
     for name in ("torch", "jax", "tensorflow"):
         calls = {kind: partial(convert, array, name) for kind, array in arrays.items()}
