@@ -23,7 +23,7 @@ from arraybridge.carriers.carrier import carrier_of
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.foreign import is_foreign_array, offers_alone
-from arraybridge.types import Cache
+from arraybridge.types import new_cache, remember
 
 # -- what a value is -----------------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ _CONTAINERS = (*_HOLDERS, UserDict, SimpleNamespace)
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
 
 #: Type → what its values are. Where every microsecond counts, ``kinds.get(type(x)) or kind_of(x)``.
-kinds: Cache[type, int] = Cache()
+kinds: dict[type, int] = new_cache()
 
 
 def kind_of(value: Any) -> int:
@@ -64,7 +64,7 @@ def kind_of(value: Any) -> int:
             kind = ARRAY
         else:
             kind = TREE if _is_container(value) else _OPEN
-        kinds.keep(cls, kind)
+        remember(kinds, cls, kind)
     if kind != _OPEN:
         return kind
     # Bytes are no arrays among others; they carry one where they are named as the array to convert.

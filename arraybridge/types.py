@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import cupy
@@ -137,34 +137,33 @@ FrameworkLike: TypeAlias = "str | MemoryType"
 GpuId: TypeAlias = "int | Literal['auto'] | None"
 
 
-class Cache(dict[K, V]):
-    """What was found out once, by type or otherwise; emptied whenever a framework is added or removed.
+#: The most entries of a cache: classes that are made in a loop must not pile up.
+MOST_ENTRIES = 512
+_caches: list[dict[Any, Any]] = []
 
-    Bounded, since classes that are made in a loop must not pile up. A dict, so that a look-up enters no
-    function.
 
-    >>> sizes: Cache[type, int] = Cache()
-    >>> sizes.keep(float, 8), sizes.get(float)
-    (8, 8)
+def new_cache() -> dict[Any, Any]:
+    """A dict for what is found out once; emptied whenever a framework is added or removed.
+
+    Plain, since Python looks into a dict of another class later.
+
+    >>> sizes: dict[type, int] = new_cache()
+    >>> remember(sizes, float, 8), sizes
+    (8, {<class 'float'>: 8})
     """
+    _caches.append({})
+    return _caches[-1]
 
-    __slots__ = ()
-    MOST = 512
-    every: ClassVar[list[dict[Any, Any]]] = []
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.every.append(self)
-
-    def keep(self, key: K, value: V) -> V:
-        """Remember it, and return it."""
-        if len(self) >= self.MOST:
-            self.clear()
-        self[key] = value
-        return value
+def remember(cache: dict[K, V], key: K, value: V) -> V:
+    """Put it into a cache, which is emptied where it is full; returns the value."""
+    if len(cache) >= MOST_ENTRIES:
+        cache.clear()
+    cache[key] = value
+    return value
 
 
 def empty_caches() -> None:
     """Forget what was found out of frameworks and types."""
-    for cache in Cache.every:
+    for cache in _caches:
         cache.clear()

@@ -19,7 +19,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, unknown_array
 from arraybridge.frameworks.numpy import NumpyFramework
-from arraybridge.types import Cache, empty_caches
+from arraybridge.types import empty_caches, new_cache, remember
 
 __all__ = ["Carrier", "carrier_of", "chunks", "is_array", "register_carrier", "source_of"]
 
@@ -76,7 +76,7 @@ class Carrier:
 
 _registered: list[Carrier] = []
 # Type → the carriers to ask of its objects.
-_by_type: Cache[type, tuple[Carrier, ...]] = Cache()
+_by_type: dict[type, tuple[Carrier, ...]] = new_cache()
 
 
 def register_carrier(carrier: Carrier) -> Carrier:
@@ -97,7 +97,7 @@ def carrier_of(x: Any) -> Carrier | None:
     cls = type(x)
     candidates = _by_type.get(cls)
     if candidates is None:
-        candidates = _by_type.keep(cls, tuple(_candidates(x, cls)))
+        candidates = remember(_by_type, cls, tuple(_candidates(x, cls)))
     for carrier in candidates:
         if carrier.carries(x):
             return carrier

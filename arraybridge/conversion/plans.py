@@ -20,19 +20,18 @@ from arraybridge.conversion.decide import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, refusals
-from arraybridge.types import Cache, Device
+from arraybridge.types import MOST_ENTRIES, Device, new_cache, remember
 
 __all__ = ["by_form", "declined", "form_of"]
 
 #: Form → type of the array → the plan, a function of the array.
-by_form: dict[Hashable, dict[type, FastFunction]] = {}
-Cache.every.append(by_form)  # itself a dict: Python looks into one of a subclass later
+by_form: dict[Hashable, dict[type, FastFunction]] = new_cache()
 #: What a plan raises for an array that it cannot vouch for; the careful way says the last word, and in full.
 declined: tuple[type[Exception], ...] = (KeyError, MemoryConversionError, *refusals())
 _declining = Lock()
 
 # Form and type of the array → facts → what was decided for them.
-_decided: Cache[tuple[Hashable, type], dict[Hashable, FastFunction]] = Cache()
+_decided: dict[tuple[Hashable, type], dict[Hashable, FastFunction]] = new_cache()
 _MAX_FACTS = 4096
 
 
@@ -66,7 +65,7 @@ def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision)
 
 def _add(form: Hashable, cls: type, plan: FastFunction | None) -> None:
     by_type = by_form.setdefault(form, {})
-    if max(len(by_form), len(by_type)) >= Cache.MOST:  # of classes that are made in a loop
+    if max(len(by_form), len(by_type)) >= MOST_ENTRIES:  # of classes that are made in a loop
         by_form.clear()
         by_type = by_form[form] = {}
     if plan is not None:
@@ -86,7 +85,7 @@ def _planned(
     except declined:
         return fast  # it is not simply there, in the host's memory
     key = (form, type(decision.data))
-    runs = _decided.get(key) or _decided.keep(key, {})
+    runs = _decided.get(key) or remember(_decided, key, {})
     if len(runs) >= _MAX_FACTS:
         runs.clear()
     runs[of_this_array] = decision.convert

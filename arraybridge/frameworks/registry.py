@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, nearest, told, warn
 from arraybridge.frameworks.base import Framework, find_or_host
-from arraybridge.types import Cache, Device, FrameworkLike, above, empty_caches
+from arraybridge.types import Device, FrameworkLike, above, empty_caches, new_cache, remember
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -46,7 +46,7 @@ _instances: dict[str, Framework] = {}
 # Frameworks that did not load. Who names one has it tried again; who looks at all passes it over.
 _failed: set[str] = set()
 # Whose array an object is, is a question of its type alone.
-_owners: Cache[type, Framework] = Cache()
+_owners: dict[type, Framework] = new_cache()
 
 
 # -- what is known without an import -------------------------------------------------------------------
@@ -373,7 +373,7 @@ def find_owner(x: Any) -> Framework | None:
     if owner is None:
         owner = next((one for one in _candidates(cls) if one.owns(x)), None)
         if owner is not None:
-            _owners.keep(cls, owner)
+            remember(_owners, cls, owner)
     return owner
 
 

@@ -27,7 +27,7 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
 from arraybridge.options import worker_device
 from arraybridge.trees import ARRAY, kind_of, leaves_of
-from arraybridge.types import Cache
+from arraybridge.types import new_cache, remember
 
 __all__ = [
     "faults",
@@ -249,20 +249,20 @@ def attempted(
 
 # Type of a result → what waits for it, so that an allocation which failed behind the caller's back (JAX)
 # shows itself; None where there is nothing to wait for.
-_waits: Cache[type, Callable[[Any], object] | None] = Cache()
+_waits: dict[type, Callable[[Any], object] | None] = new_cache()
 
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
     if isinstance(result, dict):
-        return _waits.keep(type(result), lambda results: _wait_for_all(results.values()))
+        return remember(_waits, type(result), lambda results: _wait_for_all(results.values()))
     if isinstance(result, (tuple, list)):
-        return _waits.keep(type(result), _wait_for_all)
+        return remember(_waits, type(result), _wait_for_all)
     try:
         owner = registry.find_owner(result)
     except FrameworkNotInstalledError:  # something else of a framework that does not work here
         owner = None
     wait = None if owner is None else owner.late_errors(type(result))
-    return _waits.keep(type(result), wait)
+    return remember(_waits, type(result), wait)
 
 
 def _wait_for_all(results: Iterable[Any]) -> None:

@@ -36,7 +36,7 @@ from arraybridge.offload.timings import CARD, CPU, History, Timings
 from arraybridge.options import chosen_device, worker_device
 from arraybridge.show import format_bytes, format_seconds
 from arraybridge.trees import ARRAY, arrays_of, kind_of, leaves_of, map_arrays
-from arraybridge.types import Cache, Device, GpuId
+from arraybridge.types import Device, GpuId, new_cache, remember
 
 #: Below both of these nobody looks for a card: importing a framework takes longer than many such calls.
 LOOK_BYTES, LOOK_SECONDS = 1 << 20, 1e-3
@@ -119,13 +119,13 @@ class BackendCard:
 
 
 #: Framework (None: any) and number → the card, or why there is none.
-_found: Cache[tuple[str | None, int], BackendCard | str] = Cache()
+_found: dict[tuple[str | None, int], BackendCard | str] = new_cache()
 
 
 def find_card(backend: str | None, index: int) -> BackendCard | str:
     """The card of that number in that framework (None: the first that has it), or why there is none."""
     card = _found.get((backend, index))
-    return card or _found.keep((backend, index), _look_for(backend, index))
+    return card or remember(_found, (backend, index), _look_for(backend, index))
 
 
 def _look_for(backend: str | None, index: int) -> BackendCard | str:

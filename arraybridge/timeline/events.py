@@ -20,7 +20,7 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
 from arraybridge.trees import leaves_of
-from arraybridge.types import Cache, above
+from arraybridge.types import above, new_cache, remember
 
 if TYPE_CHECKING:
     from arraybridge.conversion.explanation import Route
@@ -137,7 +137,7 @@ handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", defau
 _OURS, _USERS, _PYTHON = "arraybridge", "the user", "Python"
 _PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
 # File of a function → whose it is: one of the three, or the name of another library.
-_owners: Cache[str, str] = Cache()
+_owners: dict[str, str] = new_cache()
 # Folders of installed packages that are the user's program all the same: `arraybridge trace -m package`.
 _own_folders: list[str] = []
 # Name of a notebook's cell → the name of the file under which its source is known.
@@ -162,7 +162,7 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
     library = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        owner = _owners.get(file) or _owners.keep(file, _owner_of(file))
+        owner = _owners.get(file) or remember(_owners, file, _owner_of(file))
         if owner == _OURS:
             if foreign:
                 return None

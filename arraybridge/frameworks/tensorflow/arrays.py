@@ -99,9 +99,8 @@ class TensorflowFramework(Framework):
         return memory
 
     def from_host(self, view: np.ndarray, device: Device) -> Any:
-        if (
-            device.kind != "cpu" or device.index
-        ):  # between the CPU's logical devices tf.identity hands on the buffer
+        # Between the CPU's logical devices tf.identity hands on the buffer.
+        if device.kind != "cpu" or device.index:
             return super().from_host(view, device)
         if view.dtype.isbuiltin == 2 and hostmemory.name_of(view.dtype) in _FLOAT8:
             return tf.constant(view)
