@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -51,6 +53,11 @@ def run() -> None:
     """Run the program as `arraybridge`, however it was started; leaves with its exit code."""
     # `kill` ends the program as Ctrl-C does, so that a terminal is never left without its cursor.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for name in ("stdin", "stdout", "stderr"):
+        # Closed by who started it: the next file that is opened would take its number.
+        if getattr(sys, name) is None:
+            mode = "r" if name == "stdin" else "w"
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115  # to the end
     for stream in (sys.stdout, sys.stderr):
         # A terminal that has no µ or → shows a question mark in its place.
         if isinstance(stream, io.TextIOWrapper):

@@ -87,6 +87,17 @@ def test_a_mistake_is_told_with_exit_code_2(arguments: list[str], message: str) 
     assert done.stdout == ""
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no sh")
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-", ">&-"])
+def test_a_stream_that_is_closed(closed: str, tmp_path: Path) -> None:
+    command = f'exec "$0" -m arraybridge matrix --frameworks numpy --json {closed}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable], capture_output=True, env=environment(tmp_path), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (b'"numpy"' in done.stdout) is (closed != ">&-")
+
+
 @pytest.mark.parametrize("command", QUICK)
 def test_a_pipe_gets_no_escape_codes_and_40_columns_are_enough_and_json_comes_alone(command: str) -> None:
     done = call_cli(*QUICK[command], COLUMNS="40", TERM="xterm-256color")
