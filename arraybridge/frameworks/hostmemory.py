@@ -20,6 +20,7 @@ __all__ = [
     "address",
     "aligned",
     "compact",
+    "dtype_of",
     "extents",
     "fresh",
     "is_lent",
@@ -92,6 +93,26 @@ def word_of(dtype: Any) -> str:
     return str(dtype if isinstance(dtype, str) else getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
+def dtype_of(dtype: Any) -> np.dtype[Any]:
+    """Return the NumPy dtype of a name, a type, or a framework's own dtype such as ``torch.float32``.
+
+    Raises:
+        DtypeNotSupportedError: NumPy has this dtype only through ``ml_dtypes``, which is missing.
+        TypeError: there is no such dtype.
+    """
+    if isinstance(dtype, np.dtype):
+        return dtype
+    try:
+        return np.dtype(dtype) if isinstance(dtype, type) else np_dtype(word_of(dtype))
+    except DtypeNotSupportedError:
+        raise
+    except (TypeError, ValueError, SyntaxError) as error:  # NumPy parses "f4,," as Python code
+        raise TypeError(
+            f"dtype={dtype!r} is not understood. Pass a NumPy dtype, the name of one, or a dtype such as"
+            " torch.float32."
+        ) from error
+
+
 @lru_cache
 def name_of(dtype: np.dtype[Any]) -> str:
     """``dtype.name``, which NumPy puts together anew each time, in a microsecond."""
@@ -117,12 +138,16 @@ def extents(shape: Any) -> tuple[int, ...]:
 
     Raises:
         TypeError: it is neither.
-        ValueError: one of them is negative.
+        ValueError: one of them is negative, or they are too large or too many.
     """
     try:
+        if isinstance(shape, (str, bytes, bytearray)):
+            raise TypeError("text is not a shape")
         return np.broadcast_to(0, shape).shape
     except (TypeError, ValueError) as error:
-        raise type(error)(f"shape={shape!r} must be a whole number, or several, none negative") from error
+        raise type(error)(
+            f"shape={shape!r} is not a shape of a NumPy array. Pass a whole number, or several, none negative."
+        ) from error
 
 
 def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
@@ -145,7 +170,7 @@ def aligned(shape: int | tuple[int, ...], dtype: Any = "float64") -> np.ndarray:
     >>> image.ctypes.data % 64
     0
     """
-    elements = np.dtype(dtype) if isinstance(dtype, (type, np.dtype)) else np_dtype(word_of(dtype))
+    elements = dtype_of(dtype)
     if elements.hasobject:
         raise ValueError(f"dtype={elements} holds Python objects, which no other framework can share")
     return packed(extents(shape), elements)

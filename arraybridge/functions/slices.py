@@ -26,7 +26,7 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
 
     Raises:
         ValueError: there are no slices, or their shapes differ, or they have not two axes.
-        TypeError: their dtypes differ.
+        TypeError: their dtypes differ, or ``slices`` cannot be iterated over.
         MemoryConversionError: or a subclass, where ``memory_type`` cannot hold them exactly.
 
     >>> import numpy as np
@@ -34,7 +34,13 @@ def stack_slices(slices: Iterable[Any], memory_type: FrameworkLike, gpu_id: GpuI
     torch.Size([2, 2, 3])
     """
     target = registry.framework(memory_type)
-    stack = _along_new_axis(list(slices), target, gpu_id)
+    try:
+        planes = list(slices)
+    except TypeError as error:
+        raise TypeError(
+            f"slices must be several arrays, not {type(slices).__name__}. Pass a list of arrays."
+        ) from error
+    stack = _along_new_axis(planes, target, gpu_id)
     _check_stack(target.shape(stack))
     return stack
 

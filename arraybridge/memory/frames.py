@@ -24,7 +24,7 @@ from arraybridge.errors import (
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
-from arraybridge.memory.shared import Exchange
+from arraybridge.memory.shared import Exchange, SharedArray, keep_until_arrival
 from arraybridge.types import Device
 
 __all__ = ["dumps", "load", "loads", "save"]
@@ -62,6 +62,9 @@ class _Pickler(pickle.Pickler):
             order: Any = "F" if obj.flags.fnc else "C"
             flat: Any = np.asarray(obj, order=order).reshape(-1, order=order).view(np.uint8)
             return np.ndarray, (obj.shape, obj.dtype, pickle.PickleBuffer(flat), 0, None, order)
+        if type(obj) is SharedArray:
+            keep_until_arrival(obj)
+            return NotImplemented
         owner = None if isinstance(obj, np.ndarray) else registry.find_owner(obj)
         if owner is None:
             return NotImplemented

@@ -17,6 +17,7 @@ import weakref
 from contextlib import suppress
 from functools import cache, partialmethod
 from mmap import mmap
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError, note_on
-from arraybridge.frameworks import registry
+from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.hostmemory import address
 from arraybridge.frameworks.numpy import NumpyFramework
 
@@ -57,6 +58,10 @@ class Segment:
         data = {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
         self.__array_interface__: dict[str, Any] = data
         _segments[key] = self
+
+    def mark_free(self) -> None:
+        """Report to all processes that nothing uses the segment."""
+        self.lent.value = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _found, (platform.node(), os.getpid(), self.key)
@@ -160,7 +165,9 @@ class Exchange:
         if segment is None:
             return places
         memory = np.asarray(segment)
-        Finalize(memory, setattr, (segment.lent, "value", False))  # which a fork leaves alone
+        # NumPy >= 2.5 releases the base of an array before it calls the array's finalizers. The finalizer
+        # therefore holds the segment itself, so that its memory is still mapped. A fork drops the finalizer.
+        Finalize(memory, Segment.mark_free, (segment,))
         others = [one for one in self._borrowed if one is not segment]
         is_full = sum(one.lent.value for one in others) >= self.BORROWED
         self._borrowed = [*others, segment][-self.BORROWED - self.SPARE :]
@@ -211,9 +218,6 @@ class SharedArray(np.ndarray):
         segment = self.segment
         if segment is None or not self.size:
             return self.view(np.ndarray).__reduce_ex__(protocol)
-        if multiprocessing.parent_process() is not None:
-            sent, segment.lent.value = _sent(os.getpid()), True
-            sent[:] = [segment, *(one for one in sent if one.lent.value)]
         layout = address(self) - segment.address, self.shape, self.strides, self.dtype
         return _arrived, (segment, self.flags.writeable, *layout)
 
@@ -232,22 +236,49 @@ for _name in ("__array_function__", "__copy__", "__deepcopy__", "__getitem__", *
 NumpyFramework.classes.append(SharedArray)
 
 
+def keep_until_arrival(x: SharedArray) -> None:
+    """Keep the memory of an array that is sent from a worker until another process has mapped it.
+
+    Only picklers that send to other processes call this. `pickle.dumps` serves hashes and caches as well, and
+    nothing ever arrives from those.
+    """
+    segment = x.segment
+    if segment is None or not x.size or multiprocessing.parent_process() is None:
+        return
+    sent, segment.lent.value = _sent(os.getpid()), True
+    sent[:] = [segment, *(one for one in sent if one.lent.value and one is not segment)]
+
+
+def _reduce_to_send(x: SharedArray) -> Any:
+    keep_until_arrival(x)
+    return x.__reduce_ex__(4)  # protocol 5 has separate buffers, which these picklers do not take
+
+
+# Picklers of results and messages. A worker of joblib has loaded loky's before it loads this module.
+ForkingPickler.register(SharedArray, _reduce_to_send)
+for _name in ("joblib.externals.loky.backend.reduction", "loky.backend.reduction"):
+    if (_module := sys.modules.get(_name)) is not None:
+        _module.register(SharedArray, _reduce_to_send)
+
+
 def shared(x: Any, dtype: Any = None) -> np.ndarray:
     """An array in memory that other processes can map; pickled, it hands over its place and not its bytes.
 
     So do slices, views and transposes of it; what NumPy computes of it is an ordinary array. The memory goes
-    with the last array in the last process: keep the array until it has arrived. (A worker of a pool does so
-    with what it returns.)
+    with the last array in the last process: keep the array until it has arrived. Workers of pools do so with
+    the arrays that they return or send. `pickle.dumps`, as in a hash or a cache, keeps nothing.
 
     Args:
         x: an array, whose values are copied once; or a shape, for an array with values unset.
-        dtype: of an array with values unset; or one to cast to.
+        dtype: the dtype of an array with values unset, as in `aligned`; or one to cast to.
 
     Returns:
         a NumPy array, C-contiguous and aligned for every framework.
 
     Raises:
         ArrayNotSupportedError, DtypeNotSupportedError: it is masked, or its elements are no numbers.
+        TypeError: there is no such dtype, or an element of the shape is not a whole number.
+        ValueError: an element of the shape is negative, or the shape is too large.
         OSError: the system has no room for it; a note says what to do.
         as `convert_memory`: ``x`` is no array.
 
@@ -263,7 +294,8 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     if has_values:
         source = convert_memory(x, "numpy", dtype=dtype)
     else:
-        source = np.broadcast_to(np.empty((), dtype), tuple(np.atleast_1d(x).tolist()))
+        elements = np.dtype("float64") if dtype is None else hostmemory.dtype_of(dtype)
+        source = np.broadcast_to(np.empty((), elements), hostmemory.extents(x))
     registry.framework("numpy").check(source)
     try:
         segment = make_segment(Segment.HEAD + source.nbytes)

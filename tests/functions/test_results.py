@@ -107,7 +107,7 @@ def test_numpy_scalars_go_back_to_what_was_brought_or_stay() -> None:
     total, two = f(torch.ones(3))
     assert (type(total), total.shape, float(total), two.dtype) == (torch.Tensor, (), 3.0, torch.float32)
     assert [type(x) for x in f(np.ones(3))] == [np.float64, np.float32]
-    for scalar in (np.datetime64("2024-01-01"), np.str_("words"), np.timedelta64(3)):
+    for scalar in (np.datetime64("2024-01-01"), np.str_("words"), np.timedelta64(3, "D")):
         assert arraybridge.torch(lambda x, s=scalar: s)(IMAGE) is scalar
     require("pyclesperanto")  # which has no arrays without axes
     number = np.float64(2)

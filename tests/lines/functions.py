@@ -75,6 +75,16 @@ def scribbled(x: Any) -> Any:
     return x, before
 
 
+class Taking:
+    """`BufferPool.take` with a shape alone."""
+
+    def __init__(self, pool: arraybridge.BufferPool) -> None:
+        self.pool = pool
+
+    def __call__(self, shape: Any) -> Any:
+        return self.pool.take(shape, "float32", "numpy")
+
+
 def make_shared(value: int) -> Any:
     return arraybridge.shared(np.full(3, value))
 

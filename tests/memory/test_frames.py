@@ -86,6 +86,12 @@ def test_segments_are_used_again_and_results_that_are_kept_stay_as_they_are() ->
     assert descriptors() <= before + 1 + len(kept)
 
 
+def test_segments_that_their_last_array_unmaps() -> None:
+    """NumPy >= 2.5 releases the base of an array before it runs the finalizers of the array."""
+    done = run_python("-W", "ignore", "-m", "tests.memory.released")
+    assert done.stdout.split() == ["released"], (done.returncode, done.stderr)
+
+
 def test_many_arrays_in_an_item_take_one_segment_which_is_used_again() -> None:
     ours, theirs = Exchange(), Exchange()
     item = [np.full(LARGE, i, np.uint8) for i in range(12)]

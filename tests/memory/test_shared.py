@@ -70,6 +70,68 @@ def test_values_shape_dtype_and_alignment() -> None:
         shared(np.ma.masked_array([1, 2], [True, False]))
 
 
+BAD_SHAPES: list[tuple[Any, type[Exception]]] = [
+    *((shape, TypeError) for shape in (True, (True, 2), (2, 2.5), [[1, 2]], [1, "a"], (None,))),
+    *((shape, ValueError) for shape in (-1, (-1,), (2, -3), (2**62, 2**62), (1,) * 65)),
+]
+
+
+@pytest.mark.parametrize(("shape", "error"), BAD_SHAPES)
+def test_a_bad_shape_names_the_argument(shape: Any, error: type[Exception]) -> None:
+    """`shared`, `aligned` and `BufferPool.take` raise the same errors."""
+    pool = arraybridge.BufferPool()
+    for make in (shared, arraybridge.aligned, functions.Taking(pool)):
+        with pytest.raises(error, match=r"^shape=.* is not a shape.*whole number.*none negative\.$"):
+            make(shape)
+
+
+def test_text_is_not_a_shape() -> None:
+    for text in ("12", b"x", bytearray(b"x")):
+        with pytest.raises(TypeError, match="whole number"):
+            arraybridge.aligned(text)  # type: ignore[arg-type]
+
+
+def test_stack_slices_takes_several_arrays() -> None:
+    for slices in (3, None, object()):
+        with pytest.raises(TypeError, match="slices must be several arrays"):
+            arraybridge.stack_slices(slices, "numpy")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow"])
+def test_the_dtype_of_a_framework(framework: str, name: str) -> None:
+    module = require(framework)
+    dtype = getattr(module.numpy if framework == "jax" else module, name)
+    x = shared((2, 3), dtype)
+    assert (x.shape, x.dtype.name) == ((2, 3), name)
+    x = shared(np.ones((2, 3)), dtype)
+    assert (x.shape, x.dtype.name, float(x[1, 2])) == ((2, 3), name, 1.0)
+
+
+def test_dtypes_by_name_and_bad_ones() -> None:
+    assert shared(3).dtype == np.float64
+    assert shared(3, "torch.int16").dtype == np.int16
+    assert shared(3, ">i4").dtype == np.dtype(">i4")
+    for dtype in ("no dtype", 5, 3.5, (2,), "f4,,"):
+        for make in (shared, arraybridge.aligned):
+            with pytest.raises(TypeError, match=r"^dtype=.* is not understood\. Pass a NumPy dtype"):
+                make((2, 3), dtype)
+    for unsupported in (object, "U3", "M8[s]", [("a", "i4")]):
+        with pytest.raises(arraybridge.DtypeNotSupportedError):
+            shared((2, 3), np.dtype(unsupported))
+
+
+def test_a_converted_array_pickles_by_value() -> None:
+    torch = require("torch")
+    x = shared(np.zeros(3))
+    assert isinstance(x, np.ndarray)
+    tensor = arraybridge.to_torch(x)
+    arrived = pickle.loads(pickle.dumps(tensor))
+    x[:] = 1
+    assert tensor.tolist() == [1, 1, 1]
+    assert (type(arrived), arrived.tolist()) == (torch.Tensor, [0, 0, 0])
+
+
 @pytest.mark.parametrize("name", ["torch", "jax", "tensorflow"])
 def test_frameworks_share_it(name: str) -> None:
     require(name)
@@ -173,6 +235,18 @@ def test_joblib() -> None:
     x = shared(np.zeros((4, 200_000)))  # above the bytes from which joblib writes files
     joblib.Parallel(n_jobs=2)(joblib.delayed(functions.fill)(x[i], i) for i in range(4))
     assert x[:, ::1000].sum(1).tolist() == [0, 200, 400, 600]
+    made = joblib.Parallel(n_jobs=2)(joblib.delayed(functions.make_shared)(i) for i in range(4))
+    assert [one.tolist() for one in made] == [[i, i, i] for i in range(4)]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_pickles_that_never_arrive_keep_no_memory_in_a_worker(method: Any) -> None:
+    """Such as the pickles of a hash or of a cache."""
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system has no {method}")
+    done = run_python("-W", "ignore", "-m", "tests.memory.never_arrives", method)
+    words = ["Pool 0 0", "executor 0 0", "device_map 0 0", "returned [2.0, 2.0, 2.0]"]
+    assert done.stdout.splitlines() == words, done.stderr
 
 
 def test_dask() -> None:
