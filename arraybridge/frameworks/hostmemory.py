@@ -146,7 +146,7 @@ def extents(shape: Any) -> tuple[int, ...]:
         return np.broadcast_to(0, shape).shape
     except (TypeError, ValueError) as error:
         raise type(error)(
-            f"shape={shape!r} is not a shape of a NumPy array. Pass a whole number, or several, none negative."
+            f"shape={shape!r} is not a shape for NumPy. Pass a whole number, or several, none negative."
         ) from error
 
 

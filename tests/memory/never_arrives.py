@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 import gc
 import hashlib
 import io
@@ -24,7 +23,6 @@ def hashed(count: int) -> tuple[int, int]:
         x = shared(np.full(1000, i))
         hashlib.sha256(pickle.dumps(x[1:])).hexdigest()
         pickle._Pickler(io.BytesIO(), 5).dump([x, x.reshape(2, -1)])  # type: ignore[attr-defined]
-        copyreg.__reduce_ex__(x, 2)
         x.__reduce_ex__(4)
         del x
     gc.collect()
