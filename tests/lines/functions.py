@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -87,6 +88,18 @@ class Taking:
 
 def make_shared(value: int) -> Any:
     return arraybridge.shared(np.full(3, value))
+
+
+def kept_by_loky(value: int) -> int:
+    """Return how many segments a worker of joblib keeps of an array to send and one for a cache."""
+    from joblib.externals.loky.backend import reduction
+
+    from arraybridge.memory import shared as module
+
+    before = {*module._segments}
+    reduction.dumps(make_shared(value))
+    pickle.dumps(make_shared(value))
+    return len({*module._segments} - before)
 
 
 # -- what does not travel ----------------------------------------------------------------------------

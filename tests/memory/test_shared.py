@@ -235,6 +235,7 @@ def test_joblib() -> None:
     x = shared(np.zeros((4, 200_000)))  # above the bytes from which joblib writes files
     joblib.Parallel(n_jobs=2)(joblib.delayed(functions.fill)(x[i], i) for i in range(4))
     assert x[:, ::1000].sum(1).tolist() == [0, 200, 400, 600]
+    assert joblib.Parallel(n_jobs=2)(joblib.delayed(functions.kept_by_loky)(i) for i in [3]) == [1]
     made = joblib.Parallel(n_jobs=2)(joblib.delayed(functions.make_shared)(i) for i in range(4))
     assert [one.tolist() for one in made] == [[i, i, i] for i in range(4)]
 
