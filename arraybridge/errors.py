@@ -54,7 +54,7 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn_explicit(message, category, file, line, registry=_shown.setdefault(file, {}))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Advice:
     """A sentence that states what to do instead, with the expressions that it names.
 
@@ -118,6 +118,10 @@ class MemoryConversionError(Exception):
         """Set the advice, which the message ends with."""
         self._advice = advice
         self.args = (_with_advice(self._problem, str(advice)),)
+
+    def about(self, subject: str) -> Advice:
+        """Return the advice about another object, such as ``x.data``; the same if ``subject`` is empty."""
+        return self._advice.about(subject) if subject else self._advice
 
     @property
     def advice(self) -> str:

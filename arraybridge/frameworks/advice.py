@@ -1,4 +1,4 @@
-"""What to write instead of an object that is not an array; looks at its class and names, and imports nothing."""
+"""What to write instead of an object that is not an array, by its class and contents; imports nothing."""
 
 from __future__ import annotations
 
@@ -96,7 +96,9 @@ def _of_elements(x: Any, dtype: Any) -> Advice:
 def _of_frame(x: Any) -> Advice:
     if all(getattr(dtype, "kind", "O") in _NUMBERS for dtype in x.dtypes):
         wide = "complex128" if any(dtype.kind == "c" for dtype in x.dtypes) else "float64"
-        expression = f'x.to_numpy("{wide}", na_value=float("nan"))' if _has_nulls(x) else f'x.to_numpy("{wide}")'
+        expression = (
+            f'x.to_numpy("{wide}", na_value=float("nan"))' if _has_nulls(x) else f'x.to_numpy("{wide}")'
+        )
         what = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
         return Advice(what, (expression,))
     return _item(name for name, dtype in x.dtypes.items() if getattr(dtype, "kind", "O") in _NUMBERS)
@@ -133,7 +135,10 @@ def _of_h5py(x: Any) -> Advice:
             return _item(x.read_dtype.names, what="one of its fields").about("x[...]")
         return Advice("it reads when it is indexed; pass {}", ("x[...]",))
     if type(x).__name__ == "AsStrView":
-        return Advice("it holds text; pass the numbers of its distinct texts, {}", ("np.unique(x[...], return_inverse=True)[1]",))
+        return Advice(
+            "it holds text; pass the numbers of its distinct texts, {}",
+            ("np.unique(x[...], return_inverse=True)[1]",),
+        )
     if type(x).__name__ == "AsTypeView":
         return Advice("it reads when it is indexed; pass {}", ("x[...]",))
     names = [name for name, one in x.items() if getattr(getattr(one, "dtype", None), "kind", "O") in _NUMBERS]
@@ -171,10 +176,15 @@ def _of_pyarrow(x: Any) -> Advice:
     if hasattr(x, "schema") and hasattr(x, "column_names"):
         numbers = ("int", "uint", "float", "double", "halffloat", "bool")
         names = [field.name for field in x.schema if str(field.type).startswith(numbers)]
-        return _item(names, ".to_numpy(zero_copy_only=False)" if type(x).__name__ == "RecordBatch" else ".to_numpy()")
+        return _item(
+            names, ".to_numpy(zero_copy_only=False)" if type(x).__name__ == "RecordBatch" else ".to_numpy()"
+        )
     if _fits(x.to_numpy):
         return Advice("pass {}, in which integers with nulls are floats", ("x.to_numpy()",))
-    return Advice("pass the numbers of its distinct values, {}", ("x.dictionary_encode().combine_chunks().indices.to_numpy()",))
+    return Advice(
+        "pass the numbers of its distinct values, {}",
+        ("x.dictionary_encode().combine_chunks().indices.to_numpy()",),
+    )
 
 
 def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
@@ -205,9 +215,7 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
     "sparse": _always("pass {}", "x.todense()"),
     "pyopencl": _always("pass {}", "x.get()"),
     "numba": _always("pass {}", "x.copy_to_host()"),
-    "dask": _always(
-        "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x)", "x.compute()"
-    ),
+    "dask": _always("pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x)", "x.compute()"),
     "pint": _always("its unit would be lost; pass {}", "x.magnitude"),
 }
 
@@ -216,11 +224,10 @@ _BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
 
 
 def _of_container(x: Any) -> Advice:
-    inside = "convert the arrays inside it with {}"
-    tree = 'arraybridge.convert_tree(x, "numpy")'
+    inside = "convert the arrays inside it with convert_tree(x, target)"
     if not isinstance(x, dict) and _fits(lambda: np.asarray(x)):
-        return Advice("make one array of it with {}, or " + inside, ("np.asarray(x)", tree))
-    return Advice(inside.format("convert_tree(x, target)"))
+        return Advice(f"make one array of it with {{}}, or {inside}", ("np.asarray(x)",))
+    return Advice(inside)
 
 
 def _of_scalar(x: Any) -> Advice:
@@ -229,7 +236,9 @@ def _of_scalar(x: Any) -> Advice:
     if isinstance(x, (np.datetime64, np.timedelta64)):
         return Advice("pass {}, which counts units of time", ('np.asarray(x).astype("int64")',))
     if isinstance(x, np.generic) and not _fits(lambda: np.float64(x)):
-        return Advice("it holds no number; pass its bytes, {}", ("np.frombuffer(np.asarray(x).tobytes(), np.uint8)",))
+        return Advice(
+            "it holds no number; pass its bytes, {}", ("np.frombuffer(np.asarray(x).tobytes(), np.uint8)",)
+        )
     if isinstance(x, (np.str_, np.bytes_)):
         return Advice("its text stands for a number: pass {}", ("np.float64(x)",))
     if _fits(lambda: np.asarray(x)):
@@ -245,7 +254,7 @@ _BY_CLASS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Advice]], ...] =
 
 def _is_buffer(x: Any) -> bool:
     try:
-        memoryview(x).release() if not isinstance(x, memoryview) else None
+        memoryview(x)
     except (TypeError, ValueError, BufferError):
         return False
     return True

@@ -461,7 +461,12 @@ class Framework(ABC):
 # float6_e2m3fn and int1, say; in NumPy they take a whole byte each, elsewhere several share one.
 _SUB_BYTE = re.compile(r"(?:u?int[1-7]|float[1-7]_\w+)$")
 # Dtypes that only NumPy has, or that libraries pack differently → the cast that loses least, or nothing.
-_NEAREST = {"float128": "float64", "float96": "float64", "complex256": "complex128", "complex192": "complex128"}
+_NEAREST = {
+    "float128": "float64",
+    "float96": "float64",
+    "complex256": "complex128",
+    "complex192": "complex128",
+}
 
 
 def _no_dtype(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeNotSupportedError:

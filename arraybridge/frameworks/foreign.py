@@ -29,14 +29,19 @@ _SCALAR = NumpyFramework("a scalar of NumPy is a value, with no memory to share"
 
 def is_foreign_array(x: Any) -> bool:
     """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
-    if isinstance(x, (type, *_NO_NUMBERS)):
+    if issubclass(type(x), (type, *_NO_NUMBERS)):
         return False
     return any(offers(x, protocol) for protocol in _PROTOCOLS)
 
 
 def offers(x: Any, protocol: str) -> bool:
     """Whether the class of ``x`` has the attribute, or the object itself does; asks no ``__getattr__``."""
-    return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
+    try:
+        return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
+    except (RecursionError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001  # of the object's own attributes
+        return False
 
 
 def offers_alone(x: Any) -> bool:
@@ -91,6 +96,7 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
 
 
 # -- what is no array ------------------------------------------------------------------------------------
+
 
 def unknown_array(x: Any) -> UnknownArrayError:
     """Return the error for an object that is not an array, with what would help."""

@@ -129,13 +129,24 @@ def _instead_of(x: np.ndarray) -> tuple[str, ...]:
     """Return the advice for elements that are not numbers, and its expressions."""
     kind, names = x.dtype.kind, x.dtype.names
     if kind in "Mm":
-        return "pass {}, which counts units of time since 1970 or of its length", 'x.astype("int64")'
+        return "pass {}, which counts units of time, and has the least integer for NaT", 'x.astype("int64")'
     if names:
         return "convert its fields one at a time: {}", f"x[{names[0]!r}]"
     if kind == "V":
         instead = "it has no fields and no numbers; pass its bytes, {}"
         return instead, "np.frombuffer(x.tobytes(), np.uint8)"
+    if _are_numbers(x):
+        what = "numeric objects, in which None becomes NaN" if kind == "O" else "texts that stand for numbers"
+        return f"it holds {what}; pass {{}}", "x.astype(float)"
     if kind == "O":
-        return "if all of its elements are numbers, pass {}; else convert them one at a time", "x.astype(float)"
-    instead = "if its strings stand for numbers, pass {}; else number them, {}"
-    return instead, "x.astype(float)", "np.unique(x, return_inverse=True)[1]"
+        return ("not all of its elements are numbers; convert them with convert_tree(x.tolist(), target)",)
+    return "its strings are not numbers; number them, {}", "np.unique(x, return_inverse=True)[1]"
+
+
+def _are_numbers(x: np.ndarray) -> bool:
+    """Return whether strings or objects can be cast to numbers."""
+    try:
+        x.astype(float)
+    except Exception:  # noqa: BLE001  # the elements may be of any class
+        return False
+    return True

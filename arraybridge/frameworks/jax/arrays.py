@@ -17,8 +17,8 @@ import numpy as np
 from jax.extend import backend as jax_backend
 
 from arraybridge import machine
-from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.errors import DtypeNotSupportedError
+from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import (
     CPU,
     Framework,

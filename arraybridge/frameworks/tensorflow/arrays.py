@@ -70,7 +70,7 @@ class TensorflowFramework(Framework):
         if not isinstance(x, (_EAGER, tf.Variable)):
             raise refuse(self, "a symbolic tensor", "it has no values yet; convert outside tf.function")
         if x.dtype.name not in _DTYPES:
-            raise refuse_dtype(self, x.dtype.name, *_instead_of(x.dtype))
+            raise refuse_dtype(self, x.dtype.name, *_instead_of(x))
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype.name)
@@ -258,11 +258,15 @@ class TensorflowFramework(Framework):
     fast_adopt = staticmethod(tf.experimental.dlpack.from_dlpack)
 
 
-def _instead_of(dtype: Any) -> tuple[str, ...]:
+def _instead_of(x: Any) -> tuple[str, ...]:
     """Return the advice for a dtype that other frameworks lack, and its expressions."""
+    dtype = x.dtype
     if dtype == tf.string:
-        instead = "if its strings stand for numbers, pass {}; else number them, {}"
-        return instead, "tf.strings.to_number(x)", "tf.unique(tf.reshape(x, [-1])).idx"
+        try:
+            tf.strings.to_number(x)
+        except tf.errors.OpError:
+            return "its strings are not numbers; number them, {}", "tf.unique(tf.reshape(x, [-1])).idx"
+        return "its strings stand for numbers: pass {}", "tf.strings.to_number(x, tf.float64)"
     if dtype.is_quantized:
         return "pass its integers without the scale, {}", f'tf.bitcast(x, "{dtype.name[1:]}")'
     if dtype in (tf.resource, tf.variant):
