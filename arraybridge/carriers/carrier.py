@@ -399,9 +399,7 @@ def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
     if not _has_own(dtype, array):
         return array
     if hasattr(dtype, "pyarrow_dtype"):
-        import pyarrow
-
-        values = pyarrow.array(array, type=dtype.pyarrow_dtype, from_pandas=False)
+        values = sys.modules["pyarrow"].array(array, type=dtype.pyarrow_dtype, from_pandas=False)
         return pandas.arrays.ArrowExtensionArray(values)
     values = np.ascontiguousarray(array)
     return dtype.construct_array_type()(values, np.zeros(values.shape, np.bool_))

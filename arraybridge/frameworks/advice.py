@@ -28,8 +28,8 @@ def advice_for(x: Any) -> Advice:
                 return find(x)
             except Exception:  # noqa: BLE001  # an object that cannot answer about itself, such as a closed file
                 break
-    for cls, find in _BY_CLASS:
-        if issubclass(type(x), cls):
+    for classes, find in _BY_CLASS:
+        if issubclass(type(x), classes):
             return find(x)
     if _is_buffer(x):
         return _of_buffer(x)
