@@ -144,7 +144,15 @@ def _instead_of(x: np.ndarray) -> tuple[str, ...]:
 
 
 def _are_numbers(x: np.ndarray) -> bool:
-    """Return whether strings or objects can be cast to numbers."""
+    """Return whether strings or objects can be cast to numbers; False for objects in memory of others.
+
+    An exporter may declare any bytes to be objects, and reading such an object crashes the process.
+    """
+    base = x.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if x.dtype.kind == "O" and base is not None:
+        return False
     try:
         x.astype(float)
     except Exception:  # noqa: BLE001  # the elements may be of any class
