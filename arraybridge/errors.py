@@ -108,6 +108,7 @@ class MemoryConversionError(Exception):
         if not message and reason:
             message = f"Cannot convert from {source_type} to {target_type} using {method}. Reason: {reason}"
         self._problem = message
+        super().__init__(_with_advice(message, str(advice)))
         self.advise(Advice(advice) if isinstance(advice, str) else advice)
         self.source_type = source_type
         self.target_type = target_type

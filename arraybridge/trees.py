@@ -51,7 +51,7 @@ def kind_of(value: Any) -> int:
     """`LEAF`, `ARRAY` or `TREE`; `LEAF` for an object that raises when it is inspected."""
     try:
         return _kind_of(value)
-    except (RecursionError, MemoryError):
+    except (RecursionError, MemoryError, MemoryConversionError):  # the last: its framework is broken
         raise
     except Exception:  # noqa: BLE001  # of the object's own attributes: an unrelated object breaks no call
         return LEAF

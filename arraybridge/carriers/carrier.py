@@ -105,7 +105,7 @@ def carrier_of(x: Any) -> Carrier | None:
     if candidates is None:
         try:
             candidates = tuple(_candidates(x, cls))
-        except (RecursionError, MemoryError):
+        except (RecursionError, MemoryError, MemoryConversionError):  # the last: its framework is broken
             raise
         except Exception:  # noqa: BLE001  # of the object's own attributes, such as its __class__
             return None
