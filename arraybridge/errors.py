@@ -6,9 +6,11 @@ from the built-in exception that a user of NumPy would expect, so that existing 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from arraybridge.types import above
@@ -52,6 +54,30 @@ def warn(message: str, category: type[Warning]) -> None:
     warnings.warn_explicit(message, category, file, line, registry=_shown.setdefault(file, {}))
 
 
+@dataclass(frozen=True)
+class Advice:
+    """A sentence that states what to do instead, with the expressions that it names.
+
+    Attributes:
+        text: the sentence, with ``{}`` in the place of each expression.
+        expressions: Python expressions of ``x``, the rejected object. Each gives an object that converts.
+
+    >>> print(Advice("pass {} or {}", ("x.filled(0)", "x.data")))
+    pass x.filled(0) or x.data
+    """
+
+    text: str
+    expressions: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text.format(*self.expressions) if self.expressions else self.text
+
+    def about(self, subject: str) -> Advice:
+        """Return the same advice about another object, such as ``x.data`` instead of ``x``."""
+        expressions = tuple(re.sub(r"\bx\b", subject, one) for one in self.expressions)
+        return replace(self, expressions=expressions)
+
+
 class MemoryConversionError(Exception):
     """An array could not be converted.
 
@@ -60,6 +86,9 @@ class MemoryConversionError(Exception):
         target_type: framework that was asked for, or ``""``.
         method: the route that was tried: ``"view"``, ``"dlpack"``, ``"device"``, ``"host"`` or ``""``.
         reason: why it cannot be, without the advice.
+        advice: what to do instead, in words; ``""`` if there is nothing to advise.
+        expressions: the expressions in the advice. Each is Python code about ``x``, the rejected object, and
+            its value can be converted.
     """
 
     def __init__(
@@ -70,6 +99,7 @@ class MemoryConversionError(Exception):
         target_type: str = "",
         method: str = "",
         reason: str = "",
+        advice: Advice | str = "",
     ) -> None:
         # Built from its four parts, in a row or by keywords, as arraybridge 0.2 to 0.5 does it.
         if parts:
@@ -77,11 +107,36 @@ class MemoryConversionError(Exception):
             message = ""
         if not message and reason:
             message = f"Cannot convert from {source_type} to {target_type} using {method}. Reason: {reason}"
-        super().__init__(message)
+        self._problem = message
+        super().__init__(_with_advice(message, str(advice)))
+        self.advise(Advice(advice) if isinstance(advice, str) else advice)
         self.source_type = source_type
         self.target_type = target_type
         self.method = method
         self.reason = reason or message
+
+    def advise(self, advice: Advice) -> None:
+        """Set the advice, which the message ends with."""
+        self._advice = advice
+        self.args = (_with_advice(self._problem, str(advice)),)
+
+    def about(self, subject: str) -> Advice:
+        """Return the advice about another object, such as ``x.data``; the same if ``subject`` is empty."""
+        return self._advice.about(subject) if subject else self._advice
+
+    @property
+    def advice(self) -> str:
+        return str(self._advice)
+
+    @property
+    def expressions(self) -> tuple[str, ...]:
+        return self._advice.expressions
+
+
+def _with_advice(problem: str, advice: str) -> str:
+    if not advice:
+        return problem
+    return f"{problem} {advice}" if problem.endswith(".") else f"{problem}: {advice}"
 
 
 class FrameworkNotInstalledError(MemoryConversionError, ImportError):

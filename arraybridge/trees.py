@@ -48,7 +48,16 @@ kinds: dict[type, int] = new_cache()
 
 
 def kind_of(value: Any) -> int:
-    """`LEAF`, `ARRAY` or `TREE`."""
+    """`LEAF`, `ARRAY` or `TREE`; `LEAF` for an object that raises when it is inspected."""
+    try:
+        return _kind_of(value)
+    except (RecursionError, MemoryError, MemoryConversionError):  # the last: its framework is broken
+        raise
+    except Exception:  # noqa: BLE001  # of the object's own attributes: an unrelated object breaks no call
+        return LEAF
+
+
+def _kind_of(value: Any) -> int:
     cls = type(value)
     kind = kinds.get(cls)
     if kind is None:
@@ -254,7 +263,7 @@ def map_arrays(
     """
     kind = kinds.get(type(tree)) or kind_of(tree)
     if kind != TREE:
-        return change(tree) if kind == ARRAY or isinstance(tree, also) else tree
+        return change(tree) if kind == ARRAY or issubclass(type(tree), also) else tree
     places: list[str] = []
     try:
         return _mapped(tree, change, also, places, anew)
@@ -276,7 +285,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
     changed = list(children) if anew else None
     for i, child in enumerate(children):
         kind = kinds.get(type(child)) or kind_of(child)
-        if kind == LEAF and not isinstance(child, also):
+        if kind == LEAF and not issubclass(type(child), also):
             continue
         try:
             new = _mapped(child, change, also, places, anew) if kind == TREE else change(child)

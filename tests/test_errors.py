@@ -72,7 +72,7 @@ CL = "pyclesperanto"
 #: Words of a heading on the page on troubleshooting: what raises it, the error, and a part of what to do.
 EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "NumPy arrays live on the host": (lambda: arraybridge.to_gpu(X), DEVICE, '(x, "cupy", 0)'),
-    "an object of type list is no array": (to("torch", [1, 2]), UnknownArrayError, "np.asarray()"),
+    "an object of type list is no array": (to("torch", [1, 2]), UnknownArrayError, "np.asarray(x)"),
     "pyclesperanto has no dtype float64": (to(CL, X), DTYPE, "float32"),
     "dtype object": (to("torch", np.array([None])), DTYPE, "numeric"),
     "a masked array of numpy": (to("torch", np.ma.masked_equal(X, 0)), REFUSED, "filled"),
@@ -94,8 +94,8 @@ EXPLAINED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 MET = EXPLAINED | {
     "<U1": (to("torch", np.array(["a"])), DTYPE, "numbers"),
-    "datetime64": (to("torch", np.array(["2020"], "M8[D]")), DTYPE, 'x.view("int64")'),
-    "'a'": (to("torch", np.zeros(1, [("a", "i4")])), DTYPE, 'x["field"]'),
+    "datetime64": (to("torch", np.array(["2020"], "M8[D]")), DTYPE, 'x.astype("int64")'),
+    "'a'": (to("torch", np.zeros(1, [("a", "i4")])), DTYPE, "x['a']"),
     np.dtype("g").name: (to("torch", np.zeros(1, "g")), DTYPE, "dtype="),
     "bool": (to(CL, np.zeros(1, bool)), DTYPE, "uint8"),
     "gpu:99": (to("torch", X, gpu_id=99), DEVICE, "cpu"),

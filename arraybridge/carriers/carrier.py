@@ -10,11 +10,11 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError, told
+from arraybridge.errors import Advice, ArrayNotSupportedError, MemoryConversionError, told, warn
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, unknown_array
@@ -52,8 +52,14 @@ class Carrier:
     'Ada'
     """
 
+    #: Python code that gives the carried array of ``x``, for the advice in error messages.
+    expression: ClassVar[str] = ""
+
     def carries(self, x: Any) -> bool:
-        """Whether ``x`` is such an object. Asked of whatever no framework owns; False leaves it alone."""
+        """Whether ``x`` is such an object. Asked of whatever no framework owns; False leaves it alone.
+
+        An exception counts as False, so that an unrelated object in an argument never breaks a call.
+        """
         raise NotImplementedError
 
     def array(self, x: Any) -> Any:
@@ -97,24 +103,67 @@ def carrier_of(x: Any) -> Carrier | None:
     cls = type(x)
     candidates = _by_type.get(cls)
     if candidates is None:
-        candidates = remember(_by_type, cls, tuple(_candidates(x, cls)))
+        try:
+            candidates = tuple(_candidates(x, cls))
+        except (RecursionError, MemoryError, MemoryConversionError):  # the last: its framework is broken
+            raise
+        except Exception:  # noqa: BLE001  # of the object's own attributes, such as its __class__
+            return None
+        remember(_by_type, cls, candidates)
     for carrier in candidates:
-        if carrier.carries(x):
+        if _carries(carrier, x):
             return carrier
     return None
+
+
+def _carries(carrier: Carrier, x: Any) -> bool:
+    """Return whether ``x`` is of that kind; False for an object that cannot answer, which is left alone."""
+    try:
+        return carrier.carries(x)
+    except (RecursionError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001  # of the object's own attributes, or of a carrier of others
+        return False
 
 
 def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
     if isinstance(x, (type, np.generic)) or registry.find_owner(x) is not None:
         return
     yield from _registered
-    for root in dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__):
+    for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in cls.__mro__):
         if root in KINDS:
             yield KINDS[root]
         elif root != "builtins" and root in _entry_points():
-            yield _entry_points()[root].load()()
+            offered = _load_entry_point(root)
+            if offered is not None:
+                yield offered
     if not is_foreign_array(x) and _is_buffer(x):
         yield BUFFERS
+
+
+@cache
+def _load_entry_point(root: str) -> Carrier | None:
+    """Return the carrier that another package offers; None, with a warning, if it fails to load."""
+    point = _entry_points()[root]
+    try:
+        carrier: Carrier = point.load()()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the code of others may raise anything
+        warn(
+            f"The entry point {root} = {point.value} in the group {GROUP} fails to load: {told(error)}.",
+            RuntimeWarning,
+        )
+        return None
+    return carrier
+
+
+def _why_not_recognized(x: Any) -> Exception | None:
+    """Return the error that kept ``x`` from being recognized as a carrier."""
+    for carrier in _by_type.get(type(x), ()):
+        try:
+            carrier.carries(x)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it becomes the cause of another error
+            return error
+    return None
 
 
 def _is_buffer(x: Any) -> bool:
@@ -163,8 +212,15 @@ def source_of(x: Any) -> tuple[Framework, Any]:
     if carrier is not None:
         return _opened(carrier, x)
     if not is_foreign_array(x):
-        raise unknown_array(x)
+        raise unknown_array(x) from _why_not_recognized(x)
     return foreign_framework(x)
+
+
+def advise_about(error: MemoryConversionError, x: Any) -> None:
+    """Make the advice of an error about a carried array one about ``x``, the object that the user has."""
+    carrier = carrier_of(x)
+    if carrier is not None:
+        error.advise(error.about(carrier.expression))
 
 
 def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
@@ -173,12 +229,17 @@ def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
     except (MemoryConversionError, MemoryError):
         raise
     except Exception as error:  # the code of others may raise anything
-        raise refused(f"an object of type {type(x).__qualname__}", f"it says: {told(error)}") from error
+        instead = f"it cannot be read ({told(error)})"
+        raise refused(f"an object of type {type(x).__qualname__}", instead) from error
     if type(array) is tuple:
         return _ToRead(array[1]), array[0]
     if array is x:
         raise TypeError(f"{type(carrier).__name__}.array() gave back the object itself")
-    return source_of(array)
+    try:
+        return source_of(array)
+    except MemoryConversionError as error:
+        advise_about(error, x)
+        raise
 
 
 # -- those of the library ----------------------------------------------------------------------------
@@ -202,13 +263,19 @@ def is_of(x: Any, package: str, *names: str) -> bool:
     return module is not None and isinstance(x, tuple(getattr(module, name) for name in names))
 
 
-def refused(what: str, instead: str) -> ArrayNotSupportedError:
-    """The error for what carries no array that can be converted exactly."""
-    return ArrayNotSupportedError(f"{what} cannot be converted; {instead}", reason=what)
+def refused(what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
+    """Return the error for an object whose contents cannot be converted exactly.
+
+    ``instead`` has ``{}`` in the place of each of the expressions, which are about ``x``, the object.
+    """
+    advice = Advice(instead, expressions)
+    return ArrayNotSupportedError(f"{what} cannot be converted", reason=what, advice=advice)
 
 
 class Buffers(Carrier):
     """Whatever has the buffer protocol: memoryview, array.array, mmap, bytes."""
+
+    expression = "np.asarray(x)"
 
     _NUMBERS = frozenset("?bBhHiIlLqQnNefdg")
 
@@ -226,11 +293,19 @@ class Buffers(Carrier):
 class Xarray(Carrier):
     """Arrays with names for their axes. Datasets carry several arrays, and are none."""
 
+    expression = "x.data"
+
     def carries(self, x: Any) -> bool:
         return is_of(x, "xarray", "DataArray", "Variable")
 
     def array(self, x: Any) -> Any:
-        return x.data  # of any framework, which says what it has against Dask's and sparse ones
+        if x.chunks is not None:
+            instead = "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x.data)"
+            raise refused("an xarray object over Dask, which is lazy,", instead, "x.compute()")
+        variable = getattr(x, "variable", x)
+        if _is_unread(variable):
+            return _UnreadVariable(variable), "it is read from a file, which xarray has opened lazily"
+        return x.data  # of any framework, which says what it has against sparse ones
 
     def rebuild(self, x: Any, array: Any) -> Any:
         like = x.copy(deep=False, data=array)
@@ -238,13 +313,38 @@ class Xarray(Carrier):
         return like
 
 
+def _is_unread(variable: Any) -> bool:
+    """Return whether a variable of xarray reads its values only when somebody asks for them.
+
+    Its ``data`` would read the file, and no public attribute reports this (xarray 2026.9).
+    """
+    contents = getattr(variable, "_data", None)
+    is_of_xarray = type(contents).__module__.partition(".")[0] == "xarray"
+    return is_of_xarray and not getattr(variable, "_in_memory", True)
+
+
+class _UnreadVariable:
+    """The values of a variable of xarray, read in parts from its file."""
+
+    def __init__(self, variable: Any) -> None:
+        self.shape, self.dtype = tuple(variable.shape), np.dtype(variable.dtype)
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+        self._variable = variable
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        values = np.asarray(self._variable[key].values)
+        return values if values.flags.owndata else hostmemory.fresh(values)
+
+
 class Pandas(Carrier):
     """Series, indices, and tables of one numeric dtype."""
 
+    expression = "x.to_numpy()"
+
     def carries(self, x: Any) -> bool:
         if is_of(x, "pandas", "DataFrame"):
-            dtypes = set(x.dtypes)
-            return len(dtypes) == 1 and _is_number(dtypes.pop())
+            first, *others = x.dtypes
+            return _is_number(first) and all(dtype == first for dtype in others)
         return is_of(x, "pandas", "Series", "Index") and _is_number(x.dtype)
 
     def array(self, x: Any) -> Any:
@@ -255,7 +355,8 @@ class Pandas(Carrier):
             apart = is_table and not np.shares_memory(values, x.iloc[:, 0].to_numpy())
             return (values, "the columns of the table lie apart") if apart and values.size else values
         if np.any(x.isna()):
-            raise refused(f"values of pandas with nulls ({dtype})", "pass x.fillna(value) or x.dropna()")
+            what = f"values of pandas with nulls ({dtype})"
+            raise refused(what, "pass {}, with a value of your choice, or {}", "x.fillna(0)", "x.dropna()")
         return x.to_numpy(dtype=dtype.numpy_dtype), f"pandas keeps {dtype} with a mask"
 
     def rebuild(self, x: Any, array: Any) -> Any:
@@ -263,33 +364,57 @@ class Pandas(Carrier):
         if array.dtype.isbuiltin == 2:  # of ml_dtypes, in which pandas sees no numbers
             return array
         if is_of(x, "pandas", "DataFrame"):
-            table = pandas.DataFrame(array, index=x.index, columns=x.columns)
-            return _in_own_dtypes(table, x.dtypes.iloc[0]).__finalize__(x)
+            table = _table(pandas, array, x)
+            return table.__finalize__(x)
+        values = _in_own_dtype(pandas, array, x.dtype)
         if is_of(x, "pandas", "Index"):
             try:
-                return _in_own_dtypes(pandas.Index(array, name=x.name), x.dtype)
+                return pandas.Index(values, name=x.name)
             except NotImplementedError:  # no index of this dtype, as float16
                 return array
-        series = pandas.Series(array, index=x.index, name=x.name)
-        return _in_own_dtypes(series, x.dtype).__finalize__(x)
+        return pandas.Series(values, index=x.index, name=x.name).__finalize__(x)
 
 
-def _in_own_dtypes(values: Any, dtype: Any) -> Any:
-    """In pandas' own dtype (``Int64``), if it is that of the numbers."""
-    if isinstance(dtype, np.dtype):
-        return values
-    numbers = values.dtypes.iloc[0] if values.ndim == 2 else values.dtype
-    return values.astype(dtype) if dtype.numpy_dtype == numbers else values
+def _table(pandas: Any, array: np.ndarray, like: Any) -> Any:
+    """Return a table of these values, in pandas' own dtype if the columns of ``like`` have it."""
+    dtype = like.dtypes.iloc[0]
+    if not _has_own(dtype, array):
+        return pandas.DataFrame(array, index=like.index, columns=like.columns)
+    columns = {i: _in_own_dtype(pandas, array[:, i], dtype) for i in range(array.shape[1])}
+    table = pandas.DataFrame(columns, index=like.index)
+    table.columns = like.columns
+    return table
+
+
+def _has_own(dtype: Any, array: np.ndarray) -> bool:
+    """Return whether ``dtype`` is pandas' own (``Int64``), with numbers of the dtype of ``array``."""
+    return not isinstance(dtype, np.dtype) and bool(dtype.numpy_dtype == array.dtype)
+
+
+def _in_own_dtype(pandas: Any, array: np.ndarray, dtype: Any) -> Any:
+    """Return the values in pandas' own dtype, if it is that of the numbers; without nulls, NaN stays NaN.
+
+    ``astype`` and pandas' other constructors make a null of NaN.
+    """
+    if not _has_own(dtype, array):
+        return array
+    if hasattr(dtype, "pyarrow_dtype"):
+        values = sys.modules["pyarrow"].array(array, type=dtype.pyarrow_dtype, from_pandas=False)
+        return pandas.arrays.ArrowExtensionArray(values)
+    values = np.ascontiguousarray(array)
+    return dtype.construct_array_type()(values, np.zeros(values.shape, np.bool_))
 
 
 def _is_number(dtype: Any) -> bool:
     """Not of categories, dates, text; of pandas' own dtypes those that have one of NumPy's."""
     own = not isinstance(dtype, np.dtype)
-    return dtype.kind in "biufc" and (not own or hasattr(dtype, "numpy_dtype"))
+    return getattr(dtype, "kind", "O") in "biufc" and (not own or hasattr(dtype, "numpy_dtype"))
 
 
 class Polars(Carrier):
     """Series of numbers."""
+
+    expression = "x.to_numpy()"
 
     def carries(self, x: Any) -> bool:
         if not is_of(x, "polars", "Series"):
@@ -298,7 +423,8 @@ class Polars(Carrier):
 
     def array(self, x: Any) -> Any:
         if x.null_count():
-            raise refused("a series of polars with nulls", "pass x.fill_null(value) or x.drop_nulls()")
+            instead = "pass {}, with a value of your choice, or {}"
+            raise refused("a series of polars with nulls", instead, "x.fill_null(0)", "x.drop_nulls()")
         try:
             return x.to_numpy(allow_copy=False)
         except RuntimeError:
@@ -313,13 +439,16 @@ class Polars(Carrier):
 class SimpleItk(Carrier):
     """Images with a place in space."""
 
+    expression = "SimpleITK.GetArrayFromImage(x)"
+
     def carries(self, x: Any) -> bool:
         return is_of(x, "SimpleITK", "Image")
 
     def array(self, x: Any) -> Any:
         sitk = sys.modules["SimpleITK"]
         if "label" in x.GetPixelIDTypeAsString():  # SimpleITK ends the process where these are read
-            raise refused("a label map of SimpleITK", "it has no pixels; pass sitk.LabelMapToLabel(x)")
+            instead = "it has no pixels; pass {}"
+            raise refused("a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel(x)")
         ones = sitk.Image([1] * x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
         pixel = sitk.GetArrayFromImage(ones)
         shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]
@@ -349,17 +478,24 @@ class SimpleItk(Carrier):
 class Pillow(Carrier):
     """Pictures, whose mode says what their numbers mean."""
 
+    expression = "np.asarray(x)"
+
     def carries(self, x: Any) -> bool:
         return is_of(x, "PIL.Image", "Image")
 
     def array(self, x: Any) -> Any:
         if x.mode in ("P", "PA"):
-            instead = 'its numbers stand for colours; pass x.convert("RGB")'
-            raise refused(f"a picture of mode {x.mode}", instead)
+            instead = "its numbers stand for colors; pass {}, its colors, or {}, its numbers (such as labels)"
+            raise refused(f"an image of mode {x.mode}", instead, 'x.convert("RGB")', "np.asarray(x)")
+        if _is_closed(x):
+            raise _closed_image()
         pixel = np.asarray(sys.modules["PIL.Image"].new(x.mode, (1, 1)))
 
         def pixels() -> np.ndarray:
-            values = np.array(x)  # whose True is 255 in mode "1"
+            try:
+                values = np.array(x)  # whose True is 255 in mode "1"
+            except (ValueError, AttributeError) as error:  # its file was closed before it was read
+                raise _closed_image() from error
             return values.view(np.uint8) != 0 if values.dtype == bool else values
 
         unread = Unread((*x.size[::-1], *pixel.shape[2:]), pixel.dtype, pixels)
@@ -383,8 +519,41 @@ class Pillow(Carrier):
         return like
 
 
+def _is_closed(x: Any) -> bool:
+    """Return whether an image of Pillow has been closed, before or after it was read.
+
+    ``_im`` is private, since ``x.im`` raises of a closed image (Pillow 13).
+    """
+    is_unread = bool(getattr(x, "tile", None))
+    if is_unread and getattr(x, "fp", x) is None:
+        return True
+    return type(getattr(x, "_im", None)).__name__ == "DeferredError"
+
+
+def _closed_image() -> ArrayNotSupportedError:
+    instead = "open the file again, and convert the image before you close it"
+    return refused("an image of Pillow that is closed", instead)
+
+
+class Variables(Carrier):
+    """Variables of Keras and of Flax (``nnx.Param`` among them), which hold an array of some framework."""
+
+    expression = "x.value"
+
+    def carries(self, x: Any) -> bool:
+        if is_of(x, "keras", "Variable"):
+            return True
+        return is_of(x, "flax.nnx", "Variable") and registry.find_owner(self.array(x)) is not None
+
+    def array(self, x: Any) -> Any:
+        # Flax deprecates .value since 0.12; the attributes of the value are those of older variables.
+        return x.get_value() if hasattr(type(x), "get_value") else x.value
+
+
 class Files(Carrier):
     """Arrays of zarr and h5py."""
+
+    expression = "x[...]"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "zarr", "Array") or is_of(x, "h5py", "Dataset")
@@ -394,11 +563,11 @@ class Files(Carrier):
         if package == "h5py" and not x:
             raise refused("a dataset of h5py whose file is closed", "open the file again")
         if x.shape is None:
-            raise refused("an empty dataset of h5py", "it has no shape; pass an array with zero elements")
+            raise refused("an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, x.dtype)")
         return x, f"it is read from {'a zarr array' if package == 'zarr' else 'an h5py dataset'}"
 
 
-BUFFERS, FILES = Buffers(), Files()
+BUFFERS, FILES, VARIABLES = Buffers(), Files(), Variables()
 
 #: Root module of an object's class → the carrier to ask.
 KINDS: dict[str, Carrier] = {
@@ -409,6 +578,8 @@ KINDS: dict[str, Carrier] = {
     "h5py": FILES,
     "pandas": Pandas(),
     "polars": Polars(),
+    "keras": VARIABLES,
+    "flax": VARIABLES,
 }
 
 

@@ -294,7 +294,7 @@ def detect_memory_type(x: Any) -> str:
     if carrier_of(x) is not None:
         return source_of(x)[0].name
     if not foreign.is_foreign_array(x):
-        raise foreign.unknown_array(x)
+        source_of(x)  # raises the error
     return "cupy" if foreign.is_on_card(x) else "numpy"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.carrier import advise_about, source_of
 from arraybridge.conversion.destination import shares_cards, target_device
 from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack
@@ -94,6 +94,8 @@ def decide(data: Any, request: Request) -> Decision:
                 return choice.in_place()
         return choice.elsewhere()
     except MemoryConversionError as error:
+        if array is not data and error.expressions:
+            advise_about(error, data)
         error.source_type = error.source_type or source.name
         error.target_type = error.target_type or target.name
         raise

@@ -8,6 +8,7 @@ an answer here that works through the host. Queues of work stand in parts.py, de
 from __future__ import annotations
 
 import math
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from arraybridge.errors import (
+    Advice,
     ArrayNotSupportedError,
     DeviceNotFoundError,
     DtypeNotSupportedError,
@@ -267,12 +269,7 @@ class Framework(ABC):
             instead = f"it takes at most {self.max_rank} axes; reshape it first"
             raise cannot_hold(self, f"an array of rank {len(shape)}", instead)
         if self.dtypes is not None and dtype not in self.dtypes:
-            raise DtypeNotSupportedError(
-                f"{self.name} has no dtype {dtype}; nothing was converted, since any other dtype could lose"
-                f" values. {_cast_advice(dtype, self.dtypes)}",
-                target_type=self.name,
-                reason=f"{self.name} has no dtype {dtype}",
-            )
+            raise _no_dtype(self, dtype, self.dtypes)
 
     # -- memory -----------------------------------------------------------------------------------
 
@@ -461,12 +458,42 @@ class Framework(ABC):
         return above["decorator"](self.name)
 
 
-def _cast_advice(dtype: str, dtypes: Iterable[str]) -> str:
+# float6_e2m3fn and int1, say; in NumPy they take a whole byte each, elsewhere several share one.
+_SUB_BYTE = re.compile(r"(?:u?int[1-7]|float[1-7]_\w+)$")
+# Dtypes that only NumPy has, or that libraries pack differently → the cast that loses least, or nothing.
+_NEAREST = {
+    "float128": "float64",
+    "float96": "float64",
+    "complex256": "complex128",
+    "complex192": "complex128",
+}
+
+
+def _no_dtype(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeNotSupportedError:
+    """Return the error for a dtype that arrays of ``framework`` cannot have."""
+    if is_sub_byte(dtype):
+        reason = f"{framework.name} takes no {dtype} from others, since each library packs it in another way"
+        problem, lost = f"{reason}.", ", which keeps every value"
+    else:
+        reason = f"{framework.name} has no dtype {dtype}"
+        problem, lost = f"{reason}; nothing was converted, since any other dtype could lose values.", ""
+    return DtypeNotSupportedError(
+        problem,
+        target_type=framework.name,
+        reason=reason,
+        advice=_cast_advice(dtype, dtypes, lost),
+    )
+
+
+def _cast_advice(dtype: str, dtypes: Iterable[str], lost: str) -> str:
     """Which casts to ask for: to dtypes of the same kind, since no others keep what the values mean."""
     kind = _kind_of_dtype(dtype)
     same = [other for other in dtypes if _kind_of_dtype(other) == kind]
     if not same:
-        return f"It has no {kind} dtype: convert the real and the imaginary part by themselves."
+        return f"It has no {kind} dtype: convert x.real and x.imag separately."
+    exact = wider(dtype) if is_sub_byte(dtype) else _NEAREST.get(dtype)
+    if exact in same:
+        return f'Pass dtype="{exact}" to ask for a cast{lost}.'
     usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
     first, *others = sorted(same, key=lambda name: (name not in usual, name))
     more = f" (or one of {', '.join(others)})" if others else ""
@@ -512,23 +539,57 @@ def is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: 
     return all(a == b or n == 1 for a, b, n in zip(strides, expected, shape, strict=True))
 
 
-def refuse(framework: Framework, what: str, instead: str) -> ArrayNotSupportedError:
-    """The error for an array of ``framework`` that has no dense, concrete values."""
+def refuse(framework: Framework, what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
+    """Return the error for an array of ``framework`` that has no dense, concrete values.
+
+    ``instead`` has ``{}`` in the place of each of the expressions, which are about ``x``, the array.
+    """
     return ArrayNotSupportedError(
-        f"{what} of {framework.name} cannot be converted: {instead}", source_type=framework.name, reason=what
+        f"{what} of {framework.name} cannot be converted",
+        source_type=framework.name,
+        reason=what,
+        advice=Advice(instead, expressions),
     )
 
 
-def cannot_hold(framework: Framework, what: str, instead: str) -> ArrayNotSupportedError:
-    """The error for an array of another framework that has no place in ``framework``."""
+def cannot_hold(framework: Framework, what: str, instead: str, *expressions: str) -> ArrayNotSupportedError:
+    """Return the error for an array of another framework that has no place in ``framework``."""
     reason = f"{framework.name} cannot hold {what}"
-    return ArrayNotSupportedError(f"{reason}: {instead}", target_type=framework.name, reason=reason)
+    return ArrayNotSupportedError(
+        reason, target_type=framework.name, reason=reason, advice=Advice(instead, expressions)
+    )
 
 
-def refuse_dtype(framework: Framework, dtype: object, instead: str) -> DtypeNotSupportedError:
-    """The error for elements of ``framework`` that no other framework can hold."""
+def refuse_dtype(
+    framework: Framework, dtype: object, instead: str, *expressions: str
+) -> DtypeNotSupportedError:
+    """Return the error for elements of ``framework`` that no other framework can hold."""
     return DtypeNotSupportedError(
-        f"{framework.name} arrays of dtype {dtype} cannot be converted: {instead}",
+        f"{framework.name} arrays of dtype {dtype} cannot be converted",
         source_type=framework.name,
         reason=f"no other framework holds {dtype}",
+        advice=Advice(instead, expressions),
     )
+
+
+def refuse_sub_byte(framework: Framework, dtype: str) -> DtypeNotSupportedError:
+    """Return the error for an array whose elements are smaller than a byte, with the cast that is exact."""
+    return DtypeNotSupportedError(
+        f"{framework.name} arrays of dtype {dtype} cannot be converted, because each library packs elements"
+        " of less than a byte in another way",
+        source_type=framework.name,
+        reason=f"each library packs {dtype} in another way",
+        advice=Advice("pass {}, which holds every value", (f'x.astype("{wider(dtype)}")',)),
+    )
+
+
+def is_sub_byte(dtype: str) -> bool:
+    """Return whether the elements of a dtype of that name take less than a byte each."""
+    return _SUB_BYTE.match(dtype) is not None
+
+
+def wider(dtype: str) -> str:
+    """Return the dtype that holds every value of a dtype whose elements take less than a byte each."""
+    if dtype.startswith("float"):
+        return "float32"
+    return "uint8" if dtype.startswith("u") else "int8"

@@ -8,6 +8,7 @@ import numpy as np
 
 from arraybridge.errors import UnknownArrayError, told
 from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks.advice import advice_for
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
 
@@ -28,14 +29,19 @@ _SCALAR = NumpyFramework("a scalar of NumPy is a value, with no memory to share"
 
 def is_foreign_array(x: Any) -> bool:
     """Whether ``x`` offers one of the array protocols; of NumPy's scalars, those that are numbers do."""
-    if isinstance(x, (type, *_NO_NUMBERS)):
+    if issubclass(type(x), (type, *_NO_NUMBERS)):
         return False
     return any(offers(x, protocol) for protocol in _PROTOCOLS)
 
 
 def offers(x: Any, protocol: str) -> bool:
     """Whether the class of ``x`` has the attribute, or the object itself does; asks no ``__getattr__``."""
-    return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
+    try:
+        return hasattr(type(x), protocol) or protocol in getattr(x, "__dict__", ())
+    except (RecursionError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001  # of the object's own attributes
+        return False
 
 
 def offers_alone(x: Any) -> bool:
@@ -91,42 +97,10 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
 
 # -- what is no array ------------------------------------------------------------------------------------
 
-# Root module of a class, or of the first of its bases that is found here → the expression.
-_EXPRESSIONS = {
-    "pandas": "x.to_numpy(dtype), with a dtype of numbers for all of it (of categories, x.cat.codes)",
-    "polars": "x.to_numpy(), or x.to_physical().to_numpy() of categories",
-    "xarray": 'x["name"], one of its variables, or x.to_dataarray()',
-    "h5py": 'x["name"][...]',
-    "zarr": 'x["name"][...]',
-    "scipy": "x.toarray()",
-    "sparse": "x.todense()",
-    "pyopencl": "x.get()",
-    "numba": "x.copy_to_host()",
-    "dask": "x.compute(), or work on its blocks with arraybridge.dask.map_blocks(fn, x)",
-}
-
 
 def unknown_array(x: Any) -> UnknownArrayError:
-    """The error for an object that is no array, with what would help."""
+    """Return the error for an object that is not an array, with what would help."""
     cls = f"{type(x).__module__}.{type(x).__qualname__}".removeprefix("builtins.")
     return UnknownArrayError(
-        f"an object of type {cls} is no array: {_advice(x)}", reason=f"{cls} is no array"
-    )
-
-
-def _advice(x: Any) -> str:
-    """What to write instead of handing over an object that is no array."""
-    for cls in type(x).__mro__:
-        expression = _EXPRESSIONS.get(cls.__module__.partition(".")[0])
-        if expression is not None:
-            return f"pass {expression}"
-    if isinstance(x, (list, tuple, dict)):
-        return "convert the arrays inside it with convert_tree(), or make one array of it with np.asarray()"
-    if isinstance(x, (int, float, complex, range, memoryview, np.generic)):
-        return "make an array of it with np.asarray(x)"
-    if hasattr(type(x), "__array__"):
-        return "it offers __array__(): pass np.asarray(x)"
-    return (
-        "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
-        " __dlpack__, __array_interface__ or __cuda_array_interface__"
+        f"an object of type {cls} is no array", reason=f"{cls} is no array", advice=advice_for(x)
     )

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework, refuse, refuse_dtype
+from arraybridge.frameworks.base import Framework, is_sub_byte, refuse, refuse_dtype, refuse_sub_byte
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
@@ -31,23 +31,27 @@ class NumpyFramework(Framework):
         return isinstance(x, np.ndarray)
 
     def check(self, x: np.ndarray) -> None:
-        if isinstance(x, np.ma.MaskedArray):
-            raise refuse(
-                self,
-                "a masked array",
-                "its mask would be lost; pass x.filled(value), or x.data and x.mask apart",
-            )
+        if type(x) is not np.ndarray:
+            self._check_mask(x)
         dtype = x.dtype
         if dtype.kind in _NUMBERS or dtype.name in hostmemory.EXTENDED:
             return
-        instead = {
-            "O": "pass the elements as a numeric array",
-            **dict.fromkeys("UST", "pass the numbers that the strings stand for, x.astype(float)"),
-            **dict.fromkeys("Mm", 'view it as integers first, x.view("int64")'),
-        }
-        raise refuse_dtype(
-            self, dtype, instead.get(dtype.kind, 'convert its fields one at a time, x["field"]')
-        )
+        if is_sub_byte(dtype.name):
+            raise refuse_sub_byte(self, dtype.name)
+        raise refuse_dtype(self, dtype, *_instead_of(x))
+
+    def _check_mask(self, x: np.ndarray) -> None:
+        """Refuse an array of a subclass that has a mask, which a view of its values would drop."""
+        if isinstance(x, np.ma.MaskedArray):
+            instead = "its mask would be lost; pass {}, with a value of your choice, or {} and {} separately"
+            raise refuse(self, "a masked array", instead, "x.filled(0)", "x.data", "np.ma.getmaskarray(x)")
+        what = f"an array of type {type(x).__qualname__}, which has a mask,"
+        if x.dtype.names is None and has_attribute(x, "unmasked"):  # astropy's Masked
+            instead = "its mask would be lost; pass {}, or {} and {} separately"
+            raise refuse(self, what, instead, "x.filled(0)", "x.unmasked", "x.mask")
+        if x.dtype.names is None and has_attribute(x, "mask"):  # a record array has its fields as attributes
+            instead = "its mask would be lost; pass {}, all of its values, and its mask separately"
+            raise refuse(self, what, instead, "x.view(np.ndarray)")
 
     def must_copy(self, x: np.ndarray) -> str:
         return self._copied
@@ -111,3 +115,46 @@ class NumpyFramework(Framework):
         if ctypes.addressof(_first_byte(x)) % hostmemory.ALIGNMENT:  # type: ignore[arg-type]  # it is a buffer
             raise NotImplementedError
         return x.__dlpack__()
+
+
+def has_attribute(x: Any, name: str) -> bool:
+    """Return whether ``x`` has the attribute; true as well if reading it raises any other error."""
+    try:
+        return hasattr(x, name)
+    except Exception:  # noqa: BLE001  # a property of somebody's class may raise anything
+        return True
+
+
+def _instead_of(x: np.ndarray) -> tuple[str, ...]:
+    """Return the advice for elements that are not numbers, and its expressions."""
+    kind, names = x.dtype.kind, x.dtype.names
+    if kind in "Mm":
+        return "pass {}, which counts units of time, and has the least integer for NaT", 'x.astype("int64")'
+    if names:
+        return "convert its fields one at a time: {}", f"x[{names[0]!r}]"
+    if kind == "V":
+        instead = "it has no fields and no numbers; pass its bytes, {}"
+        return instead, "np.frombuffer(x.tobytes(), np.uint8)"
+    if _are_numbers(x):
+        what = "numeric objects, in which None becomes NaN" if kind == "O" else "texts that stand for numbers"
+        return f"it holds {what}; pass {{}}", "x.astype(float)"
+    if kind == "O":
+        return ("not all of its elements are numbers; convert them with convert_tree(x.tolist(), target)",)
+    return "its strings are not numbers; number them, {}", "np.unique(x, return_inverse=True)[1]"
+
+
+def _are_numbers(x: np.ndarray) -> bool:
+    """Return whether strings or objects can be cast to numbers; False for objects in memory of others.
+
+    An exporter may declare any bytes to be objects, and reading such an object crashes the process.
+    """
+    base = x.base
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if x.dtype.kind == "O" and base is not None:
+        return False
+    try:
+        x.astype(float)
+    except Exception:  # noqa: BLE001  # the elements may be of any class
+        return False
+    return True

@@ -371,15 +371,25 @@ def find_owner(x: Any) -> Framework | None:
     cls = type(x)
     owner = _owners.get(cls)
     if owner is None:
-        owner = next((one for one in _candidates(cls) if one.owns(x)), None)
+        owner = next((one for one in _candidates(cls) if _owns(one, x)), None)
         if owner is not None:
             remember(_owners, cls, owner)
     return owner
 
 
+def _owns(one: Framework, x: Any) -> bool:
+    """Return whether ``x`` is an array of the framework; False for an object that cannot answer."""
+    try:
+        return one.owns(x)
+    except (RecursionError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001  # of the object's own attributes, such as its __class__, or a plug-in
+        return False
+
+
 def _candidates(cls: type) -> Iterator[Framework]:
     """The frameworks whose array an object of that class may be."""
-    for root in dict.fromkeys(base.__module__.partition(".")[0] for base in cls.__mro__):
+    for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in cls.__mro__):
         if root not in roots() and root != "builtins":
             for name in _plugins():  # may it own arrays of this root? It has their name, or is imported
                 if name not in _instances and (name == root or is_imported(*facts(name).packages)):

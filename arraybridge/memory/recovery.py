@@ -253,9 +253,10 @@ _waits: dict[type, Callable[[Any], object] | None] = new_cache()
 
 
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
-    if isinstance(result, dict):
+    # Not isinstance, which asks the object for its __class__: that of a proxy may raise.
+    if issubclass(type(result), dict):
         return remember(_waits, type(result), lambda results: _wait_for_all(results.values()))
-    if isinstance(result, (tuple, list)):
+    if issubclass(type(result), (tuple, list)):
         return remember(_waits, type(result), _wait_for_all)
     try:
         owner = registry.find_owner(result)

@@ -35,7 +35,7 @@ class OnlyArrayMethod:
 
 NO_ARRAYS: tuple[tuple[Any, str], ...] = (
     *(([1, 2], "asarray"), ([np.zeros(2)], "convert_tree"), ({"a": np.zeros(2)}, "convert_tree")),
-    *((3, "asarray"), (np.datetime64("2020-01-01"), "asarray"), (np.zeros(1, [("a", "i4")])[0], "asarray")),
+    *((3, "asarray"), (np.datetime64("2020-01-01"), "asarray"), (np.zeros(1, [("a", "i4")])[0], "x['a']")),
     *((None, "NoneType"), ("torch", "str"), (range(3), "range"), (object(), "__dlpack__")),
     *((OnlyArrayMethod(), "np.asarray"), (MagicMock(), "MagicMock"), (np.ndarray, "type")),
     *((np.dtype("f4"), "Float32DType"), (type("Array", (), {"__module__": "pyopencl.array"})(), "x.get()")),

@@ -17,8 +17,17 @@ import numpy as np
 from jax.extend import backend as jax_backend
 
 from arraybridge import machine
+from arraybridge.errors import DtypeNotSupportedError
 from arraybridge.frameworks import cardmemory, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
+from arraybridge.frameworks.base import (
+    CPU,
+    Framework,
+    is_c_contiguous,
+    is_sub_byte,
+    refuse,
+    refuse_dtype,
+    refuse_sub_byte,
+)
 from arraybridge.frameworks.jax import gradients as jax_autodiff
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.registry import can_find
@@ -79,7 +88,7 @@ class JaxFramework(Framework):
             )
             raise refuse(self, "a deleted array", instead)
         if hostmemory.name_of(x.dtype) not in _DTYPES:
-            raise refuse_dtype(self, x.dtype, 'pass jax.random.key_data(x) of a key, or x.astype("int8")')
+            raise _refuse_dtype(self, x)
         if not x.is_fully_addressable:
             raise refuse(
                 self, "an array that spans processes", "gather it first, e.g. with process_allgather"
@@ -289,6 +298,15 @@ class JaxFramework(Framework):
         if _import_capsule is None or not _HONOURS_ORDER:
             raise NotImplementedError
         return _import_capsule(capsule, _cpu(), None)
+
+
+def _refuse_dtype(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
+    name = hostmemory.name_of(x.dtype)
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return refuse_dtype(framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data(x)")
+    if is_sub_byte(name):
+        return refuse_sub_byte(framework, name)
+    return refuse_dtype(framework, x.dtype, "pass {}, which may round its values", 'x.astype("float32")')
 
 
 def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:

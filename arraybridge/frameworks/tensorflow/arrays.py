@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from arraybridge.frameworks import cardmemory, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype, wider
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
@@ -61,17 +61,16 @@ class TensorflowFramework(Framework):
         if isinstance(x, _EAGER) and id(x.dtype) in _PLAIN_IDS:
             return
         if isinstance(x, tf.RaggedTensor):
-            raise refuse(self, "a ragged tensor", "pass x.to_tensor(), which pads, or its x.flat_values")
+            instead = "pass {}, which pads with zeros, or {} without the row lengths"
+            raise refuse(self, "a ragged tensor", instead, "x.to_tensor()", "x.flat_values")
         if isinstance(x, tf.SparseTensor):
-            raise refuse(self, "a sparse tensor", "pass tf.sparse.to_dense(x)")
+            raise refuse(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense(x)")
         if isinstance(x, tf.IndexedSlices):
-            raise refuse(self, "an IndexedSlices gradient", "pass tf.convert_to_tensor(x)")
+            raise refuse(self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor(x)")
         if not isinstance(x, (_EAGER, tf.Variable)):
             raise refuse(self, "a symbolic tensor", "it has no values yet; convert outside tf.function")
         if x.dtype.name not in _DTYPES:
-            raise refuse_dtype(
-                self, x.dtype.name, "pass a tensor of numbers, e.g. by tf.io.decode_raw or tf.cast"
-            )
+            raise refuse_dtype(self, x.dtype.name, *_instead_of(x))
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype.name)
@@ -257,6 +256,22 @@ class TensorflowFramework(Framework):
         return _to_dlpack(x)
 
     fast_adopt = staticmethod(tf.experimental.dlpack.from_dlpack)
+
+
+def _instead_of(x: Any) -> tuple[str, ...]:
+    """Return the advice for a dtype that other frameworks lack, and its expressions."""
+    dtype = x.dtype
+    if dtype == tf.string:
+        try:
+            tf.strings.to_number(x)
+        except tf.errors.OpError:
+            return "its strings are not numbers; number them, {}", "tf.unique(tf.reshape(x, [-1])).idx"
+        return "its strings stand for numbers: pass {}", "tf.strings.to_number(x, tf.float64)"
+    if dtype.is_quantized:
+        return "pass its integers without the scale, {}", f'tf.bitcast(x, "{dtype.name[1:]}")'
+    if dtype in (tf.resource, tf.variant):
+        return ("it holds a handle, not numbers; pass the tensors that it refers to",)
+    return "pass {}, which holds every value", f'tf.cast(x, "{wider(dtype.name)}")'
 
 
 def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:

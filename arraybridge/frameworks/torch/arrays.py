@@ -63,6 +63,25 @@ def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractCon
     )
 
 
+def _instead_of(dtype: torch.dtype) -> tuple[str, ...]:
+    """Return the advice for a dtype that other frameworks lack, and its expressions."""
+    if dtype is torch.complex32:
+        return "pass {}, which holds every value", "x.to(torch.complex64)"
+    # PyTorch casts none of its integers of less than a byte, its bits and its packed float4.
+    return "PyTorch does not cast it either; pass its bytes, packed as they are, {}", "x.view(torch.uint8)"
+
+
+def _refuse_wrapper(framework: Framework, x: torch.Tensor) -> None:
+    """Refuse a subclass that wraps another tensor, with the expression that unwraps it."""
+    methods = {
+        "MaskedTensor": ("its mask would be lost; pass {}, with a value of your choice", "x.to_tensor(0)"),
+        "AsyncCollectiveTensor": ("its values are on their way; wait for them with {}", "x.wait()"),
+    }
+    for cls in type(x).__mro__:
+        if cls.__name__ in methods and cls.__module__.startswith("torch."):
+            raise refuse(framework, f"a tensor of type {cls.__name__}", *methods[cls.__name__])
+
+
 class TorchFramework(Framework):
     name = "torch"
     errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
@@ -81,20 +100,23 @@ class TorchFramework(Framework):
 
     def check(self, x: torch.Tensor) -> None:
         if x.is_nested:
-            raise refuse(self, "a nested tensor", "pass x.to_padded_tensor(value), or its parts x.unbind()")
+            instead = "pass {}, which pads with a value of your choice, or its parts, {}"
+            raise refuse(self, "a nested tensor", instead, "x.to_padded_tensor(0)", "x.unbind()[0]")
         if x.layout is not torch.strided:
-            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass x.to_dense()")
+            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "x.to_dense()")
         if x.is_quantized:
-            raise refuse_dtype(self, x.dtype, "pass x.dequantize(), or x.int_repr() with its scale")
+            instead = "pass {}, or its integers {} with its scale"
+            raise refuse_dtype(self, x.dtype, instead, "x.dequantize()", "x.int_repr()")
         if x.device.type == "meta":
             raise refuse(self, "a meta tensor", "it has no values; pass one made on a device")
         if hasattr(type(x), "full_tensor"):
-            instead = "pass x.to_local(), the part of this process, or x.full_tensor()"
-            raise refuse(self, "a tensor that is spread over processes (DTensor)", instead)
+            instead = "pass {}, the part of this process, or {}"
+            what = "a tensor that is spread over processes (DTensor)"
+            raise refuse(self, what, instead, "x.to_local()", "x.full_tensor()")
         if x.dtype not in NAMES:
-            instead = "ask for a cast first, as x.to(torch.complex64), or pass its bytes, x.view(torch.uint8)"
-            raise refuse_dtype(self, x.dtype, instead)
+            raise refuse_dtype(self, x.dtype, *_instead_of(x.dtype))
         if not _has_memory(x):
+            _refuse_wrapper(self, x)
             raise refuse(
                 self,
                 "a traced, fake or batched tensor, or one whose storage was resized to nothing",

@@ -1,0 +1,273 @@
+"""What to write instead of an object that is not an array, by its class and contents; imports nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.errors import Advice
+
+__all__ = ["advice_for"]
+
+_NUMBERS = frozenset("biufc")
+_ANY_ARRAY = Advice(
+    "pass an array of numpy, cupy, torch, jax, tensorflow or pyclesperanto, or any object with"
+    " __dlpack__, __array_interface__ or __cuda_array_interface__"
+)
+_NUMBER_TEXT = Advice("its texts stand for numbers: pass {}", ('x.astype("float64")',))
+
+
+def advice_for(x: Any) -> Advice:
+    """Return what to write instead of passing ``x``, which is not an array, as the array to convert."""
+    for cls in type(x).__mro__:
+        find = _BY_PACKAGE.get(str(cls.__module__).partition(".")[0])
+        if find is not None:
+            try:
+                return find(x)
+            except Exception:  # noqa: BLE001  # an object that cannot answer about itself, such as a closed file
+                break
+    for classes, find in _BY_CLASS:
+        if issubclass(type(x), classes):
+            return find(x)
+    if _is_buffer(x):
+        return _of_buffer(x)
+    if hasattr(type(x), "__array__"):
+        return _of_array_like(x)
+    return _ANY_ARRAY
+
+
+def _fits(make: Callable[[], Any]) -> bool:
+    """Return whether an expression runs and gives numbers."""
+    try:
+        values = np.asarray(make())
+    except Exception:  # noqa: BLE001  # the methods of others may raise anything
+        return False
+    return values.dtype.kind in _NUMBERS
+
+
+def _item(names: Iterable[Any], after: str = "", what: str = "one of its columns") -> Advice:
+    """Return the advice to pass the first of these items, which hold numbers."""
+    for name in names:
+        return Advice(f"it holds several arrays; pass {what}, {{}}", (f"x[{name!r}]{after}",))
+    return Advice("it holds no numbers; pass an object that does")
+
+
+# -- by package ---------------------------------------------------------------------------------------
+
+
+def _of_pandas(x: Any) -> Advice:
+    kind = type(x).__name__
+    if kind == "MultiIndex":
+        return Advice("it has several levels; pass one, {}", ("x.get_level_values(0)",))
+    if hasattr(x, "dtypes") and hasattr(x, "columns"):
+        return _of_frame(x)
+    dtype = x.dtype
+    family = type(dtype).__name__
+    has_accessors = hasattr(x, "cat") or hasattr(x, "sparse") or hasattr(x, "iloc")
+    if family == "CategoricalDtype":
+        expression = "x.cat.codes" if has_accessors else "x.codes"
+        return Advice("pass the numbers of its categories, {}", (expression,))
+    if family == "SparseDtype":
+        expression = "x.sparse.to_dense()" if has_accessors else "np.asarray(x)"
+        return Advice("pass all of its values, {}", (expression,))
+    if family == "IntervalDtype":
+        side = "x.array.left" if has_accessors else "x.left"
+        return Advice("pass the two ends of its intervals, {} and {}", (side, side.replace("left", "right")))
+    if dtype.kind in "Mm" or family == "PeriodDtype":
+        return Advice("pass {}, which counts units of time", ('x.astype("int64")',))
+    return _of_elements(x, dtype)
+
+
+def _of_elements(x: Any, dtype: Any) -> Advice:
+    """Advice for a column or an extension array of pandas: numbers with nulls, objects or text."""
+    if hasattr(dtype, "numpy_dtype") and dtype.kind in _NUMBERS and not np.any(x.isna()):
+        return Advice("pass {}", ("x.to_numpy(x.dtype.numpy_dtype)",))
+    if _fits(lambda: x.to_numpy("float64", na_value=float("nan"))):
+        what = "pass {}, which makes NaN of nulls and rounds integers above 2**53"
+        return Advice(what, ('x.to_numpy("float64", na_value=float("nan"))',))
+    if _fits(lambda: x.astype("float64")):
+        return _NUMBER_TEXT
+    codes = 'x.astype("category").cat.codes' if hasattr(x, "iloc") else 'x.astype("category").codes'
+    return Advice("it holds text or objects; pass the numbers of its distinct values, {}", (codes,))
+
+
+def _of_frame(x: Any) -> Advice:
+    if all(getattr(dtype, "kind", "O") in _NUMBERS for dtype in x.dtypes):
+        wide = "complex128" if any(dtype.kind == "c" for dtype in x.dtypes) else "float64"
+        expression = (
+            f'x.to_numpy("{wide}", na_value=float("nan"))' if _has_nulls(x) else f'x.to_numpy("{wide}")'
+        )
+        what = "its columns have several dtypes; pass {}, or another dtype that holds all of them"
+        return Advice(what, (expression,))
+    return _item(name for name, dtype in x.dtypes.items() if getattr(dtype, "kind", "O") in _NUMBERS)
+
+
+def _has_nulls(x: Any) -> bool:
+    return bool(x.isna().to_numpy().any())
+
+
+def _of_polars(x: Any) -> Advice:
+    if hasattr(x, "columns"):
+        schema = dict(x.collect_schema())
+        names = [name for name, dtype in schema.items() if dtype.is_numeric()]
+        if len(names) == len(schema):
+            return Advice("pass {}", ("x.to_numpy()",))
+        return _item(names)
+    if x.dtype.is_nested():
+        return Advice("its rows are lists; pass their elements in one array, {}", ("x.explode()",))
+    if str(x.dtype) == "String":
+        return Advice("it holds text; pass the numbers of its distinct texts, {}", ('x.rank("dense")',))
+    if x.dtype.is_decimal():
+        return Advice("pass {}, which rounds its decimals", ("x.cast(float)",))
+    return Advice("pass the integers behind its values, {}", ("x.to_physical()",))
+
+
+def _of_xarray(x: Any) -> Advice:
+    names = [name for name, one in x.data_vars.items() if one.dtype.kind in _NUMBERS]
+    return _item(names, what="one of its variables")
+
+
+def _of_h5py(x: Any) -> Advice:
+    if type(x).__name__ == "FieldsView":
+        if x.read_dtype.names and not x.extract_field:
+            return _item(x.read_dtype.names, what="one of its fields").about("x[...]")
+        return Advice("it reads when it is indexed; pass {}", ("x[...]",))
+    if type(x).__name__ == "AsStrView":
+        return Advice(
+            "it holds text; pass the numbers of its distinct texts, {}",
+            ("np.unique(x[...], return_inverse=True)[1]",),
+        )
+    if type(x).__name__ == "AsTypeView":
+        return Advice("it reads when it is indexed; pass {}", ("x[...]",))
+    names = [name for name, one in x.items() if getattr(getattr(one, "dtype", None), "kind", "O") in _NUMBERS]
+    return _item(names, what="one of its datasets")
+
+
+def _of_zarr(x: Any) -> Advice:
+    names = [name for name, one in x.arrays() if one.dtype.kind in _NUMBERS]
+    return _item(names, what="one of its arrays")
+
+
+def _of_pydicom(x: Any) -> Advice:
+    if any(word in x for word in ("PixelData", "FloatPixelData", "DoubleFloatPixelData")):
+        return Advice("pass its pixels, {}", ("x.pixel_array",))
+    return Advice("it has no pixels; pass an object that has some")
+
+
+def _of_datasets(x: Any) -> Advice:
+    if isinstance(x, dict):
+        return _of_container(x)
+    if type(x).__name__ == "Column":
+        return _of_array_like(x)
+    columns = ((name, getattr(kind, "dtype", "")) for name, kind in x.features.items())
+    names = [name for name, dtype in columns if dtype.startswith(("int", "uint", "float", "bool"))]
+    return _wrapped(_item(names), "np.asarray({})")
+
+
+def _of_astropy(x: Any) -> Advice:
+    if hasattr(x, "colnames"):
+        return _item(name for name in x.colnames if x[name].dtype.kind in _NUMBERS)
+    return _of_array_like(x)
+
+
+def _of_pyarrow(x: Any) -> Advice:
+    if hasattr(x, "schema") and hasattr(x, "column_names"):
+        numbers = ("int", "uint", "float", "double", "halffloat", "bool")
+        names = [field.name for field in x.schema if str(field.type).startswith(numbers)]
+        return _item(
+            names, ".to_numpy(zero_copy_only=False)" if type(x).__name__ == "RecordBatch" else ".to_numpy()"
+        )
+    if _fits(x.to_numpy):
+        return Advice("pass {}, in which integers with nulls are floats", ("x.to_numpy()",))
+    return Advice(
+        "pass the numbers of its distinct values, {}",
+        ("x.dictionary_encode().combine_chunks().indices.to_numpy()",),
+    )
+
+
+def _always(text: str, *expressions: str) -> Callable[[Any], Advice]:
+    advice = Advice(text, expressions)
+
+    def find(_: Any) -> Advice:
+        return advice
+
+    return find
+
+
+def _wrapped(advice: Advice, form: str) -> Advice:
+    return Advice(advice.text, tuple(form.format(one) for one in advice.expressions))
+
+
+#: Root module of a class, or of the first of its bases that is in here → the advice for its objects.
+_BY_PACKAGE: dict[str, Callable[[Any], Advice]] = {
+    "pandas": _of_pandas,
+    "polars": _of_polars,
+    "xarray": _of_xarray,
+    "h5py": _of_h5py,
+    "zarr": _of_zarr,
+    "pydicom": _of_pydicom,
+    "datasets": _of_datasets,
+    "astropy": _of_astropy,
+    "pyarrow": _of_pyarrow,
+    "scipy": _always("pass {}", "x.toarray()"),
+    "sparse": _always("pass {}", "x.todense()"),
+    "pyopencl": _always("pass {}", "x.get()"),
+    "numba": _always("pass {}", "x.copy_to_host()"),
+    "dask": _always("pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x)", "x.compute()"),
+    "pint": _always("its unit would be lost; pass {}", "x.magnitude"),
+}
+
+
+# -- by class -----------------------------------------------------------------------------------------
+
+
+def _of_container(x: Any) -> Advice:
+    inside = "convert the arrays inside it with convert_tree(x, target)"
+    if not isinstance(x, dict) and _fits(lambda: np.asarray(x)):
+        return Advice(f"make one array of it with {{}}, or {inside}", ("np.asarray(x)",))
+    return Advice(inside)
+
+
+def _of_scalar(x: Any) -> Advice:
+    if isinstance(x, np.void) and x.dtype.names:
+        return Advice("convert its fields one at a time: {}", (f"x[{x.dtype.names[0]!r}]",))
+    if isinstance(x, (np.datetime64, np.timedelta64)):
+        return Advice("pass {}, which counts units of time", ('np.asarray(x).astype("int64")',))
+    if isinstance(x, np.generic) and not _fits(lambda: np.float64(x)):
+        return Advice(
+            "it holds no number; pass its bytes, {}", ("np.frombuffer(np.asarray(x).tobytes(), np.uint8)",)
+        )
+    if isinstance(x, (np.str_, np.bytes_)):
+        return Advice("its text stands for a number: pass {}", ("np.float64(x)",))
+    if _fits(lambda: np.asarray(x)):
+        return Advice("make an array of it with {}", ("np.asarray(x)",))
+    return Advice("make an array of it with {}, which rounds it", ("np.asarray(x, np.float64)",))
+
+
+_BY_CLASS: tuple[tuple[type | tuple[type, ...], Callable[[Any], Advice]], ...] = (
+    ((list, tuple, dict, range), _of_container),
+    ((int, float, complex, np.generic), _of_scalar),
+)
+
+
+def _is_buffer(x: Any) -> bool:
+    try:
+        memoryview(x)
+    except (TypeError, ValueError, BufferError):
+        return False
+    return True
+
+
+def _of_buffer(x: Any) -> Advice:
+    if _fits(lambda: np.asarray(memoryview(x))):
+        return Advice("make an array of it with {}", ("np.asarray(x)",))
+    return Advice("its elements are not numbers; pass its bytes, {}", ("np.frombuffer(x, np.uint8)",))
+
+
+def _of_array_like(x: Any) -> Advice:
+    """Advice for an object that offers nothing but ``__array__``, which may be slow or lose what it knows."""
+    if hasattr(type(x), "__array__") or isinstance(x, list) or hasattr(type(x), "__getitem__"):
+        return Advice("it offers no array protocol; pass {}", ("np.asarray(x)",))
+    return _ANY_ARRAY

@@ -1,0 +1,302 @@
+"""Advice that runs: each expression of an error's advice is executed, and its result converts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge as ab
+from arraybridge.errors import Advice, MemoryConversionError
+from tests.helpers import require
+
+NAMES = ("torch", "tensorflow", "jax", "SimpleITK", "pandas", "polars")
+TABLE = np.array([(1.5, 2), (2.5, 3)], [("a", "f4"), ("b", "i4")])
+
+
+def package(name: str) -> Any:
+    return pytest.importorskip(name, reason=f"{name} is not installed")
+
+
+def ml(name: str, values: Any = (0, 1, 1, 0)) -> np.ndarray:
+    return np.array(values).astype(getattr(package("ml_dtypes"), name))
+
+
+def in_torch(name: str) -> Any:
+    torch = require("torch")
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip(f"this torch has no dtype {name}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name == "complex32":
+            return torch.ones(3, dtype=torch.complex64).to(dtype)
+        return (
+            torch.arange(4, dtype=torch.uint8)
+            .view(torch.int16 if dtype.itemsize == 2 else torch.uint8)
+            .view(dtype)
+        )
+
+
+def in_jax(name: str) -> Any:
+    jnp = require("jax").numpy
+    return jnp.asarray(ml(name))
+
+
+def in_tensorflow(make: Callable[[Any], Any]) -> Any:
+    return make(require("tensorflow"))
+
+
+def xarray_over(values: Any) -> Any:
+    return package("xarray").DataArray(values, dims=("x",))
+
+
+def masked(values: Any = (0.0, 1.0, 2.0)) -> Any:
+    return package("astropy.utils.masked").Masked(np.array(values), mask=[False, True, False])
+
+
+def quantity() -> Any:
+    return package("pint").UnitRegistry().Quantity(np.arange(3.0), "m")
+
+
+def sparse_identity() -> Any:
+    return package("sparse").COO.from_numpy(np.array([0.0, 1.0, 0.0]))
+
+
+def image(mode: str) -> Any:
+    return package("PIL.Image").fromarray(np.arange(6, dtype=np.uint8).reshape(2, 3)).convert(mode)
+
+
+def pydicom_dataset() -> Any:
+    pydicom = package("pydicom")
+    meta = pydicom.dataset.FileMetaDataset()
+    meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    dataset = pydicom.dataset.Dataset()
+    dataset.file_meta = meta
+    dataset.Rows, dataset.Columns, dataset.BitsAllocated, dataset.BitsStored = 2, 3, 16, 16
+    dataset.SamplesPerPixel, dataset.PixelRepresentation = 1, 0
+    dataset.PhotometricInterpretation = "MONOCHROME2"
+    dataset.PixelData = np.arange(6, dtype=np.uint16).tobytes()
+    return dataset
+
+
+def h5py_file(tmp_path: Path) -> Any:
+    file = package("h5py").File(tmp_path / "a.h5", "w")
+    file["texts"] = ["a", "b"]
+    file["table"] = TABLE
+    file["numbers"] = np.arange(4.0)
+    return file
+
+
+def zarr_group() -> Any:
+    group = package("zarr").group()
+    group.create_array("numbers", data=np.arange(4.0))
+    return group
+
+
+def async_tensor() -> Any:
+    torch = require("torch")
+    module = package("torch.distributed._functional_collectives")
+    return module.AsyncCollectiveTensor(torch.ones(3))
+
+
+def masked_tensor() -> Any:
+    torch = require("torch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return package("torch.masked").masked_tensor(torch.arange(3.0), torch.tensor([True, False, True]))
+
+
+#: A rejected object → how to make it, and the number of expressions in its advice.
+CORPUS: dict[str, tuple[Callable[[Path], Any], int]] = {
+    "np.ma": (lambda _: np.ma.masked_equal([0.0, 1.0], 0), 3),
+    "astropy Masked": (lambda _: masked(), 3),
+    "xarray over Masked": (lambda _: xarray_over(masked()), 3),
+    "structured": (lambda _: TABLE, 1),
+    "record array": (lambda _: TABLE.view(np.recarray), 1),
+    "a scalar of a structured dtype": (lambda _: TABLE[0], 1),
+    "void": (lambda _: np.zeros(3, "V4"), 1),
+    "strings of numbers": (lambda _: np.array(["1.5", "2"]), 1),
+    "strings": (lambda _: np.array(["b", "a"]), 1),
+    "bytes": (lambda _: np.array([b"b", b"a"]), 1),
+    "numeric objects": (lambda _: np.array([1, 2.5, None], object), 1),
+    "objects": (lambda _: np.array([[1], [2, 3]], object), 0),
+    "dates": (lambda _: np.array(["2020-01-01"], "M8[D]"), 1),
+    "np.str_ of a number": (lambda _: np.str_("1.5"), 1),
+    "np.str_": (lambda _: np.str_("abc"), 1),
+    "np.bytes_": (lambda _: np.bytes_(b"abc"), 1),
+    "np.datetime64": (lambda _: np.datetime64("2020-01-01"), 1),
+    "list": (lambda _: [1, 2], 1),
+    "dict": (lambda _: {"a": 1}, 0),
+    "list of lists of other lengths": (lambda _: [[1], [2, 3]], 0),
+    "int": (lambda _: 3, 1),
+    "a large int": (lambda _: 2**70, 1),
+    "memoryview of characters": (lambda _: memoryview(b"abc").cast("c"), 1),
+    "memoryview without axes": (lambda _: memoryview(np.array(1.5)), 1),
+    **{f"NumPy {name}": (lambda _, name=name: ml(name), 1) for name in ("int1", "uint1", "float6_e2m3fn")},
+    **{f"JAX {name}": (lambda _, name=name: in_jax(name), 1) for name in ("int4", "uint4", "float4_e2m1fn")},
+    "JAX key": (lambda _: require("jax").random.key(0), 1),
+    **{
+        f"PyTorch {name}": (lambda _, name=name: in_torch(name), 1)
+        for name in ("int4", "uint1", "bits8", "bits16", "float4_e2m1fn_x2", "complex32")
+    },
+    "PyTorch quantized": (
+        lambda _: require("torch").quantize_per_tensor(
+            require("torch").ones(3), 0.1, 0, require("torch").qint8
+        ),
+        2,
+    ),
+    "PyTorch sparse": (lambda _: require("torch").eye(3).to_sparse(), 1),
+    "MaskedTensor": (lambda _: masked_tensor(), 1),
+    "AsyncCollectiveTensor": (lambda _: async_tensor(), 1),
+    "TensorFlow strings of numbers": (lambda _: in_tensorflow(lambda tf: tf.constant(["1.5"])), 1),
+    "TensorFlow strings": (lambda _: in_tensorflow(lambda tf: tf.constant(["a", "b"])), 1),
+    "TensorFlow int4": (lambda _: in_tensorflow(lambda tf: tf.cast(tf.constant([1, 2]), "int4")), 1),
+    "TensorFlow ragged": (lambda _: in_tensorflow(lambda tf: tf.ragged.constant([[1.0], [2.0, 3.0]])), 2),
+    "TensorFlow slices": (
+        lambda _: in_tensorflow(
+            lambda tf: tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0]), tf.constant([2, 2]))
+        ),
+        1,
+    ),
+    "an image of mode P": (lambda _: image("P"), 2),
+    "pydicom": (lambda _: pydicom_dataset(), 1),
+    "an empty pydicom dataset": (lambda _: package("pydicom").dataset.Dataset(), 0),
+    "h5py file": (h5py_file, 1),
+    "h5py table": (lambda tmp: h5py_file(tmp)["table"], 1),
+    "h5py astype": (lambda tmp: h5py_file(tmp)["numbers"].astype("f4"), 1),
+    "h5py field": (lambda tmp: h5py_file(tmp)["table"].fields("a"), 1),
+    "h5py fields": (lambda tmp: h5py_file(tmp)["table"].fields(["a", "b"]), 1),
+    "h5py asstr": (lambda tmp: h5py_file(tmp)["texts"].asstr(), 1),
+    "h5py empty": (lambda tmp: h5py_file(tmp).create_dataset("e", data=package("h5py").Empty("f4")), 1),
+    "zarr group": (lambda _: zarr_group(), 1),
+    "xarray dataset": (lambda _: package("xarray").Dataset({"t": ("x", ["a"]), "a": ("x", [1.0])}), 1),
+    "xarray over Int64": (lambda _: xarray_over(package("pandas").array([1, 2], dtype="Int64")), 1),
+    "xarray over categories": (lambda _: xarray_over(package("pandas").Categorical(["a", "b"])), 1),
+    "xarray over pint": (lambda _: xarray_over(quantity()), 1),
+    "xarray over sparse": (lambda _: xarray_over(sparse_identity()), 1),
+    "xarray over text": (lambda _: xarray_over(["a", "b"]), 1),
+    "xarray over dates": (lambda _: xarray_over(np.array(["2020"], "M8[ns]")), 1),
+    "xarray over Dask": (lambda _: xarray_over(package("dask.array").ones(3)), 1),
+    "pint": (lambda _: quantity(), 1),
+    "astropy table": (lambda _: package("astropy.table").Table({"t": ["a"], "a": [1.0]}), 1),
+    "datasets": (lambda _: package("datasets").Dataset.from_dict({"t": ["a"], "a": [1.0]}), 1),
+    "a column of datasets": (lambda _: package("datasets").Dataset.from_dict({"a": [1.0]})["a"], 1),
+    "Series with nulls": (lambda _: package("pandas").Series([1, None], dtype="Int64"), 2),
+    "Series of text": (lambda _: package("pandas").Series(["a", "b"]), 1),
+    "Series of texts of numbers": (lambda _: package("pandas").Series(["1", "2.5"]), 1),
+    "Series of categories": (lambda _: package("pandas").Series(["a", "b"], dtype="category"), 1),
+    "Index of categories": (lambda _: package("pandas").CategoricalIndex(["a", "b"]), 1),
+    "Series of dates": (lambda _: package("pandas").Series(np.array(["2020"], "M8[ns]")), 1),
+    "Index of dates": (lambda _: package("pandas").date_range("2020", periods=2, tz="UTC"), 1),
+    "Index of text": (lambda _: package("pandas").Index(["a", "b"]), 1),
+    "Index of levels": (lambda _: package("pandas").MultiIndex.from_product([[1, 2], [3]]), 1),
+    "sparse Series": (
+        lambda _: package("pandas").Series(package("pandas").arrays.SparseArray([0.0, 1.0])),
+        1,
+    ),
+    "Series of intervals": (lambda _: package("pandas").Series(package("pandas").interval_range(0, 2)), 2),
+    "array of pandas": (lambda _: package("pandas").array([1, 2], dtype="Int64"), 1),
+    "array of pandas with nulls": (lambda _: package("pandas").array([1, None], dtype="Int64"), 1),
+    "DataFrame of numbers": (lambda _: package("pandas").DataFrame({"a": [1], "b": [1.5]}), 1),
+    "DataFrame of nulls": (
+        lambda _: package("pandas").DataFrame({"a": package("pandas").array([1, None]), "b": [1.5, 2]}),
+        1,
+    ),
+    "DataFrame with text": (lambda _: package("pandas").DataFrame({"t": ["a"], "a": [1]}), 1),
+    "polars with nulls": (lambda _: package("polars").Series([1, None]), 2),
+    "polars text": (lambda _: package("polars").Series(["a"]), 1),
+    "polars dates": (lambda _: package("polars").Series([1]).cast(package("polars").Date), 1),
+    "polars categories": (lambda _: package("polars").Series(["a"]).cast(package("polars").Categorical), 1),
+    "polars lists": (lambda _: package("polars").Series([[1], [2, 3]]), 1),
+    "SciPy": (lambda _: package("scipy.sparse").eye_array(3).tocsr(), 1),
+    "sparse": (lambda _: sparse_identity(), 1),
+    "Dask": (lambda _: package("dask.array").ones(3), 1),
+}
+
+
+def run(expression: str, x: Any) -> Any:
+    """Execute an expression as a user would who has imported the packages that it names."""
+    space: dict[str, Any] = {"x": x, "np": np}
+    for name in NAMES:
+        if f"{name}." in expression or (name == "tensorflow" and "tf." in expression):
+            space["tf" if name == "tensorflow" else name] = package(name)
+    return eval(expression, space)  # noqa: S307  # the expressions of the library itself
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", CORPUS)
+def test_each_expression_of_an_advice_runs_and_its_result_converts(kind: str, tmp_path: Path) -> None:
+    make, count = CORPUS[kind]
+    x = make(tmp_path)
+    target = "numpy" if type(x).__module__.startswith("torch") else "torch"
+    require(target)
+    with pytest.raises(MemoryConversionError) as caught:
+        ab.convert_memory(x, target)
+    error = caught.value
+    assert error.advice
+    assert str(error).endswith(error.advice)
+    assert len(error.expressions) == count, str(error)
+    for expression in error.expressions:
+        assert expression in error.advice
+        ab.convert_memory(run(expression, x), target)
+
+
+@pytest.mark.parametrize(
+    ("name", "cast", "values"),
+    [
+        ("int4", "int8", [-8, 7, 0, 1]),
+        ("uint4", "uint8", [15, 7, 0, 1]),
+        ("int2", "int8", [-2, 1, 0, 1]),
+        ("float4_e2m1fn", "float32", [-6, 1.5, 0.5, 0]),
+    ],
+)
+def test_dtypes_of_less_than_a_byte_are_cast_exactly_if_asked(name: str, cast: str, values: Any) -> None:
+    require("torch")
+    x = ml(name, values)
+    with pytest.raises(ab.DtypeNotSupportedError, match=f'dtype="{cast}"') as caught:
+        ab.to_torch(x)
+    assert f"has no dtype {name}" not in str(caught.value)
+    assert ab.to_torch(x, dtype=cast).tolist() == values
+    if name in ("int4", "uint4", "float4_e2m1fn"):
+        y = require("jax").numpy.asarray(x)
+        with pytest.raises(ab.DtypeNotSupportedError) as caught:
+            ab.to_numpy(y)
+        assert caught.value.expressions == (f'x.astype("{cast}")',)
+        assert ab.to_numpy(run(caught.value.expressions[0], y)).tolist() == values
+
+
+def test_wide_floats_are_cast_to_the_widest() -> None:
+    require("torch")
+    for name, cast in (("longdouble", "float64"), ("clongdouble", "complex128")):
+        with pytest.raises(ab.DtypeNotSupportedError, match=f'dtype="{cast}"'):
+            ab.to_torch(np.ones(2, name))
+
+
+def test_a_closed_image_says_to_open_it_again(tmp_path: Path) -> None:
+    pillow, path = package("PIL.Image"), tmp_path / "a.png"
+    pillow.fromarray(np.zeros((2, 2), np.uint8)).save(path)
+    closed = pillow.open(path)
+    closed.close()
+    with pillow.open(path) as unread:
+        pass
+    loaded = pillow.open(path)
+    loaded.load()
+    loaded.close()
+    for image in (closed, unread, loaded):
+        with pytest.raises(ab.ArrayNotSupportedError, match="open the file again"):
+            ab.to_numpy(image)
+
+
+def test_advice_is_a_field_and_can_be_about_the_carrier() -> None:
+    advice = Advice("pass {} or {}", ("x.filled(0)", "np.exp(x)"))
+    assert str(advice) == "pass x.filled(0) or np.exp(x)"
+    assert str(advice.about("x.data")) == "pass x.data.filled(0) or np.exp(x.data)"
+    error = MemoryConversionError("it has a mask", advice=advice)
+    assert str(error) == "it has a mask: pass x.filled(0) or np.exp(x)"
+    assert (error.advice, error.expressions) == (str(advice), advice.expressions)
+    assert MemoryConversionError("text").advice == ""
