@@ -120,6 +120,13 @@ class Framework(ABC):
         """Why the values cannot be looked at where they lie, or ``""``; `to_host` and `copy` copy them."""
         return ""
 
+    def replica(self, x: Any, device: Device) -> Any | None:
+        """Return one of the equal arrays that make up ``x``, if possible the one on ``device``.
+
+        None for an array that is not replicated over several devices.
+        """
+        return None
+
     def requires_grad(self, x: Any) -> bool:
         return False
 
