@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.carrier import source_of
-from arraybridge.conversion.destination import shares_cards, target_device
+from arraybridge.conversion.destination import check_gpu_id, shares_cards, target_device
 from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
@@ -101,21 +101,24 @@ def decide(data: Any, request: Request) -> Decision:
 
 def _checked(request: Request) -> Request:
     copy = request.copy
-    if request.grad == "flow":
+    if isinstance(request.grad, str) and request.grad == "flow":
         raise ValueError(
             "a conversion has no gradient: grad='flow' is an option of the decorators @torch, @jax and"
             " @tensorflow, where there is a function to differentiate; pass grad='detach' to drop the graph"
         )
-    if request.grad not in ("error", "detach"):
+    if not isinstance(request.grad, str) or request.grad not in ("error", "detach"):
         raise ValueError(
             f"grad={request.grad!r} must be 'error' or 'detach'"
             f"{nearest(str(request.grad), ('error', 'detach'))}"
         )
-    if copy is None or copy is True or copy is False:
-        return request
-    if not isinstance(copy, np.bool_):
+    if copy is not None and not isinstance(copy, (bool, np.bool_)):
         raise ValueError(f"copy={copy!r} must be None, True or False")
-    return replace(request, copy=bool(copy))
+    if request.device is not None:
+        Device.parse(request.device)
+    check_gpu_id(request.gpu_id)
+    if request.dtype is not None:
+        dtype_name(request.dtype)
+    return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
 
 
 def find_source(data: Any, declared: FrameworkLike | None = None, target: str = "") -> tuple[Framework, Any]:

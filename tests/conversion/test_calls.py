@@ -122,10 +122,17 @@ def test_the_declared_source_is_checked(call: Call) -> None:
 
 @both_calls
 def test_options_that_make_no_sense_are_refused(call: Call) -> None:
-    for option, values in {"copy": ("yes", 2, 1), "grad": ("detached", None)}.items():
+    ambiguous = np.ones(3)
+    for option, values in {
+        "copy": ("yes", 2, 1, 0, 1.0, -0.0, float("nan"), np.int64(1), ambiguous),
+        "grad": ("detached", None, 0, True, ambiguous),
+        "device": (0, False, 0.0, b"cpu", ambiguous, "cpu:x"),
+        "gpu_id": (np.True_, np.float64(1), ambiguous),
+    }.items():
         for value in values:
-            with pytest.raises(ValueError, match=option):
-                call(image(), "numpy", **{option: value})
+            for thing in (image(), [1, 2], None):  # options come first, also for what is not an array
+                with pytest.raises(ValueError, match=f"{option}|not a device"):
+                    call(thing, "numpy", **{option: value})
     for dtype in ("object", "str", object, str, "V4", "datetime64[s]", 3):
         with pytest.raises(DtypeNotSupportedError, match="float32"):
             call(image(), "numpy", dtype=dtype)
