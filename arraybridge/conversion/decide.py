@@ -25,6 +25,7 @@ from arraybridge.errors import (
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
+from arraybridge.frameworks.foreign import refuse_to_fetch
 from arraybridge.frameworks.parts import itself
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
@@ -80,6 +81,8 @@ def decide(data: Any, request: Request) -> Decision:
     """
     request = _checked(request)
     target = registry.framework(request.target)
+    if request.copy is False and registry.find_owner(data) is None:
+        refuse_to_fetch(data, target.name)
     source, array = find_source(data, request.declared, target.name)
     try:
         source_device = source.device_of(array)
