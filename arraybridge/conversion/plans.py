@@ -50,7 +50,8 @@ def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision)
     cls = type(data)
     opened: FastFunction | None = None
     if data is not decision.data:  # an array of another library, which was opened first
-        opened = opener(data) if decision.source is FOREIGN_HOST and carrier_of(data) is None else None
+        if decision.source is FOREIGN_HOST and carrier_of(data) is None:
+            opened = opener(data, decision.data)
         if opened is None:
             return
     if request.gpu_id is not None:

@@ -299,6 +299,18 @@ def is_copied(exported: Any) -> bool:
     return flags & (_IS_COPIED | _IS_READ_ONLY) == _IS_COPIED
 
 
+def from_extended(exported: Any) -> np.ndarray:
+    """Return a NumPy view of a capsule of bfloat16 or float8 in host memory.
+
+    Raises:
+        NotImplementedError: If it holds another dtype.
+    """
+    name = _DLPACK_NAMES.get(_code_of(exported).value)
+    if name is None:
+        raise NotImplementedError
+    return from_capsule(exported, np_dtype(name))
+
+
 def from_any_capsule(exported: Any) -> np.ndarray:
     """Return a NumPy view of a capsule of host memory, of any dtype that NumPy or ``ml_dtypes`` has."""
     name = _DLPACK_NAMES.get(_code_of(exported).value)

@@ -147,6 +147,12 @@ class JaxFramework(Framework):
     def devices(self) -> tuple[Device, ...]:
         return tuple(sorted(map(_as_device, _local_devices()), key=lambda d: (d.kind != "cpu", d.index)))
 
+    def accelerators(self) -> tuple[str, ...]:
+        # The platform of CUDA and of ROCm is "gpu"; the version of the client tells them apart.
+        versions = [f"{one.platform} {one.client.platform_version}".lower() for one in _local_devices()]
+        kinds = {"cuda": "cuda", "rocm": "rocm", "tpu": "tpu", "metal": "mps", "oneapi": "xpu"}
+        return tuple(kind for word, kind in kinds.items() if any(word in version for version in versions))
+
     def missing_device_reason(self) -> str:
         return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -119,6 +120,11 @@ class TensorflowFramework(Framework):
 
     def devices(self) -> tuple[Device, ...]:
         return _devices()
+
+    def accelerators(self) -> tuple[str, ...]:
+        if tf.test.is_built_with_rocm():
+            return ("rocm",)
+        return ("mps",) if sys.platform == "darwin" else ("cuda",)
 
     def missing_device_reason(self) -> str:
         if not tf.test.is_built_with_cuda():

@@ -175,6 +175,11 @@ class TorchFramework(Framework):
             return (CPU,)
         return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))
 
+    def accelerators(self) -> tuple[str, ...]:
+        found = torch.accelerator.current_accelerator()
+        own = (found.type,) if found is not None else ()
+        return (*super().accelerators(), *own)
+
     def missing_device_reason(self) -> str:
         if torch.version.cuda is None and torch.version.hip is None:
             return f"torch {torch.__version__} is built for the CPU alone; install a CUDA or ROCm build."
