@@ -19,6 +19,7 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
     SourceMismatchError,
+    UnknownArrayError,
     nearest,
     told,
 )
@@ -83,7 +84,12 @@ def decide(data: Any, request: Request) -> Decision:
     target = registry.framework(request.target)
     if request.copy is False and registry.find_owner(data) is None:
         refuse_to_fetch(data, target.name)
-    source, array = find_source(data, request.declared, target.name)
+    try:
+        source, array = find_source(data, request.declared, target.name)
+    except UnknownArrayError:
+        if request.dtype is not None:
+            dtype_name(request.dtype)  # an invalid option comes first
+        raise
     try:
         source_device = source.device_of(array)
         device = target_device(source, target, source_device, request.gpu_id, request.device)
@@ -119,8 +125,6 @@ def _checked(request: Request) -> Request:
     if request.device is not None:
         Device.parse(request.device)
     check_gpu_id(request.gpu_id)
-    if request.dtype is not None:
-        dtype_name(request.dtype)
     return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
 
 
