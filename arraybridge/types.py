@@ -41,8 +41,7 @@ class MemoryType(StrEnum):
     __hash__ = str.__hash__
 
 
-_WORDS = r"(cpu|gpu|cuda|opencl)(?::(\d+))?"
-_OTHER_WORDS = r"(?:mps|xpu|hip|rocm|tpu)((?::\d+)?)"
+_WORDS = r"(cpu|gpu|opencl|cuda|rocm|hip|mps|xpu|tpu)(?::(\d+))?"
 _TENSORFLOW_NAME = r"(?:/job:\w+/replica:\d+/task:\d+)?/(?:device:)?(CPU|GPU):(\d+)"
 
 
@@ -63,13 +62,16 @@ class Device:
     index: int = 0
     #: What the device is called, e.g. ``"NVIDIA H200"``; empty where nobody asked.
     name: str = field(default="", repr=False)
+    #: The kind of accelerator that a device string names, such as ``"cuda"``; empty for any kind.
+    accelerator: str = field(default="", repr=False, kw_only=True)
 
     @classmethod
     def parse(cls, words: DeviceLike) -> Device:
         """The device that ``words`` name, or that a framework's own device object is.
 
-        Words are ``"cpu"``, ``"cpu:1"``, ``"gpu"``, ``"gpu:0"`` (or ``"cuda:0"``), ``"opencl:0"``, and
-        TensorFlow's names, as ``"/device:GPU:0"``.
+        Words are ``"cpu"``, ``"cpu:1"``, ``"gpu"``, ``"gpu:0"``, ``"opencl:0"``, and TensorFlow's names, as
+        ``"/device:GPU:0"``. ``"cuda"``, ``"rocm"``, ``"mps"``, ``"xpu"`` and ``"tpu"``, with or without a
+        number, name an accelerator of that kind.
 
         Raises:
             ValueError: ``words`` is no device.
@@ -80,17 +82,18 @@ class Device:
             match = re.fullmatch(_WORDS, words) or re.fullmatch(_TENSORFLOW_NAME, words)
             if match is not None:
                 kind, index = match.groups()
-                return cls("gpu" if kind == "cuda" else kind.lower(), int(index or 0))
+                kind = kind.lower()
+                if kind in ("cpu", "gpu", "opencl"):
+                    return cls(kind, int(index or 0))
+                return cls("gpu", int(index or 0), accelerator="rocm" if kind == "hip" else kind)
         else:
             device: Device | None = above["read device"](words)
             if device is not None:
                 return device
-        advice = (
-            "it as 'cpu', 'cpu:1', 'gpu', 'gpu:0' or 'opencl:0', or pass the device object of a framework"
+        raise ValueError(
+            f"{words!r} is not a device; write it as 'cpu', 'cpu:1', 'gpu', 'gpu:0', 'cuda:0', 'rocm', 'mps',"
+            " 'xpu', 'tpu' or 'opencl:0', or pass the device object of a framework"
         )
-        if accelerator := re.fullmatch(_OTHER_WORDS, str(words)):
-            advice = f"'gpu{accelerator.group(1)}', which is the accelerator of any framework"
-        raise ValueError(f"{words!r} is not a device; write {advice}")
 
     def native(self, framework: FrameworkLike) -> Any:
         """This device as the framework itself has it: ``model.to(get_device().native("torch"))``.

@@ -166,4 +166,4 @@ def registry_kept() -> Iterator[None]:
             if name not in before:
                 registry.unregister(name)
             elif before[name] is not one:
-                registry.register(before[name])
+                registry.register(before[name], replace=True)

@@ -49,6 +49,64 @@ class SharesInSecret(Boxes):
     alignment = 0
 
 
+class SharesItsCopies(Boxes):
+    def copy(self, x: Any) -> Any:
+        return Box(x.memory)
+
+
+class SharesItsHostMemory(Boxes):
+    def to_host(self, x: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(x.memory)
+
+
+class CachesItsHostMemory(Boxes):
+    def to_host(self, x: Any) -> np.ndarray[Any, Any]:
+        if not hasattr(x, "cached"):
+            x.cached = x.memory.copy()
+        cached: np.ndarray[Any, Any] = x.cached
+        return cached
+
+
+class Frozen(Boxes):
+    """A plug-in with immutable arrays."""
+
+    mutable = False
+
+    def host_view(self, x: Any) -> np.ndarray[Any, Any]:
+        view: np.ndarray[Any, Any] = x.memory.view()
+        view.flags.writeable = False
+        return view
+
+
+class FrozenSharesItsCopies(Frozen):
+    def copy(self, x: Any) -> Any:
+        return Box(x.memory)
+
+
+class SharesItsCasts(Boxes):
+    def cast(self, x: Any, dtype: str) -> Any:
+        element = np.dtype(dtype)
+        cast = x.memory.astype(element)
+        if element.itemsize == x.memory.itemsize:  # in place, as if the array were not needed any more
+            memory = x.memory.view(element)
+            memory[...] = cast
+            return Box(memory)
+        return Box(cast)
+
+
+class SharesItsEmptyMemory(Boxes):
+    def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
+        if not hasattr(self, "memory"):
+            self.memory = np.empty(1 << 12, np.uint8)
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        return Box(self.memory[:size].view(dtype).reshape(shape))
+
+
+class JoinsOneToItself(Boxes):
+    def concatenate(self, parts: list[Any], axis: int) -> Any:
+        return parts[0] if len(parts) == 1 else super().concatenate(parts, axis)
+
+
 class Pooled(Box):
     """Its memory goes back to a pool with it, and the next array writes there."""
 
@@ -85,6 +143,7 @@ def test_a_right_plugin_passes() -> None:
         made.append(values)
         return Box(values.copy())
 
+    check_framework(Frozen()).raise_if_broken()
     for report in (check_framework(Boxes()), check_framework(Boxes(), make)):
         report.raise_if_broken()
         assert report
@@ -101,6 +160,13 @@ def test_a_right_plugin_passes() -> None:
         (DropsARow, "splitting", set()),
         (CopiesInSecret, "sharing", set()),
         (SharesInSecret, "copies", {"sharing", "read_only"}),
+        (SharesItsCopies, "copies", set()),
+        (SharesItsHostMemory, "copies", set()),
+        (CachesItsHostMemory, "copies", set()),
+        (FrozenSharesItsCopies, "copies", set()),
+        (SharesItsCasts, "casts", set()),
+        (SharesItsEmptyMemory, "copies", set()),
+        (JoinsOneToItself, "splitting", set()),
         (LetsMemoryDie, "lifetime", {"casts"}),
         (IsNowhere, "devices", set()),
         (ClaimsTooMuch, "dtypes", {"names", "layouts", "casts", "splitting"}),

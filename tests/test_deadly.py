@@ -38,7 +38,7 @@ SCRIPTS = (
     # before and after each other one, and no single order can: two are the fewest.
     "import_order",
     *("misaligned_tensorflow", "strange_tensors", "high_rank", "resized_source", "read_only_pages"),
-    *("poisoned_scalar", "unaligned_complex"),
+    *("poisoned_scalar", "unaligned_complex", "freed_storage"),
 )
 
 

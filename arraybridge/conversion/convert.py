@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+# Compared by identity: an array as `grad` has no truth value.
+_ERROR = "error"
 Grad = Literal["error", "detach"]
 _Numpy = Literal["numpy", MemoryType.NUMPY]
 _Cupy = Literal["cupy", MemoryType.CUPY]
@@ -175,7 +177,7 @@ def convert_memory(  # type: ignore[misc]
         and target is None
         and copy is None
         and dtype is None
-        and grad == "error"
+        and grad is _ERROR
         and device is None
         and not open_logs
     ):

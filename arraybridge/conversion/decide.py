@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.carrier import advise_about, source_of
-from arraybridge.conversion.destination import shares_cards, target_device
+from arraybridge.conversion.destination import check_gpu_id, shares_cards, target_device
 from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
@@ -19,12 +19,14 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
     SourceMismatchError,
+    UnknownArrayError,
     nearest,
     told,
 )
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
+from arraybridge.frameworks.foreign import refuse_to_fetch
 from arraybridge.frameworks.parts import itself
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
@@ -80,7 +82,14 @@ def decide(data: Any, request: Request) -> Decision:
     """
     request = _checked(request)
     target = registry.framework(request.target)
-    source, array = find_source(data, request.declared, target.name)
+    if request.copy is False and registry.find_owner(data) is None:
+        refuse_to_fetch(data, target.name)
+    try:
+        source, array = find_source(data, request.declared, target.name)
+    except UnknownArrayError:
+        if request.dtype is not None:
+            dtype_name(request.dtype)  # an invalid option comes first
+        raise
     try:
         source_device = source.device_of(array)
         device = target_device(source, target, source_device, request.gpu_id, request.device)
@@ -103,21 +112,22 @@ def decide(data: Any, request: Request) -> Decision:
 
 def _checked(request: Request) -> Request:
     copy = request.copy
-    if request.grad == "flow":
+    if isinstance(request.grad, str) and request.grad == "flow":
         raise ValueError(
             "a conversion has no gradient: grad='flow' is an option of the decorators @torch, @jax and"
             " @tensorflow, where there is a function to differentiate; pass grad='detach' to drop the graph"
         )
-    if request.grad not in ("error", "detach"):
+    if not isinstance(request.grad, str) or request.grad not in ("error", "detach"):
         raise ValueError(
             f"grad={request.grad!r} must be 'error' or 'detach'"
             f"{nearest(str(request.grad), ('error', 'detach'))}"
         )
-    if copy is None or copy is True or copy is False:
-        return request
-    if not isinstance(copy, np.bool_):
+    if copy is not None and not isinstance(copy, (bool, np.bool_)):
         raise ValueError(f"copy={copy!r} must be None, True or False")
-    return replace(request, copy=bool(copy))
+    if request.device is not None:
+        Device.parse(request.device)
+    check_gpu_id(request.gpu_id)
+    return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
 
 
 def find_source(data: Any, declared: FrameworkLike | None = None, target: str = "") -> tuple[Framework, Any]:
@@ -184,8 +194,12 @@ class _Choice:
     device: Device
     #: The dtype to cast to, or None.
     cast: str | None
-    #: The tensor as it was handed over, where ``array`` is what is left of it without its graph.
-    with_graph: Any = None
+    #: The array as it was passed, if ``array`` is a part of it: the tensor without its graph, or one replica.
+    original: Any = None
+    #: The function that makes ``array`` of ``original``.
+    prepare: Callable[[Any], Any] = itself
+    #: Whether ``array`` is one of several replicas, which have to stay equal.
+    is_replica: bool = False
     nbytes: int = 0
     #: Why its values cannot be looked at where they lie, or "".
     must_copy: str = ""
@@ -209,6 +223,7 @@ class _Choice:
         source, target = self.source, self.target
         try:
             source.check(self.array)
+            self._choose_replica()
             shape, self.nbytes = source.shape(self.array), source.nbytes(self.array)
             self.must_copy = source.must_copy(self.array)
             if source is not target and source.requires_grad(self.array):
@@ -219,6 +234,8 @@ class _Choice:
                 return self._cast_on_the_way(self.cast)
             if self.source_device.kind == "cpu" and self.device.kind == "cpu":
                 return self._on_the_host()
+            if source is target and self.source_device == self.device:
+                return self._replica_on_its_device()
             if source is target:
                 return self._to_other_device()
             on_cards = self.source_device.kind != "cpu" and self.device.kind != "cpu"
@@ -231,6 +248,23 @@ class _Choice:
             if source.is_oom(error) or target.is_oom(error):
                 raise
             raise _refused(source, target, "", error) from error
+
+    def _choose_replica(self) -> None:
+        """Convert one replica of a replicated array, if possible the one on the device of the result."""
+        source, device = self.source, self.device
+        replica = source.replica(self.array, device)
+        if replica is None:
+            return
+        self.is_replica = True
+        self.original, self.array = self.array, replica
+        self.source_device = source.device_of(replica)
+        self.prepare = lambda x: source.replica(x, device)
+
+    def _replica_on_its_device(self) -> Decision:
+        """One replica as an array of its own framework, on an accelerator that has it."""
+        if self.request.copy:
+            return self._decision(self._copying, 1, "copy=True was asked for", self.source.copy)
+        return self._decision("view", 0, f"one of its replicas is on {self.device}", itself)
 
     def _leave_the_graph(self) -> None:
         source, target = self.source, self.target
@@ -245,7 +279,8 @@ class _Choice:
                 f" {target.name}; pass grad='detach' to convert its values alone{through}",
                 reason="it requires grad",
             )
-        self.array, self.with_graph = source.detach(self.array), self.array
+        self.original, self.prepare = self.array, source.detach
+        self.array = source.detach(self.array)
 
     @property
     def _copying(self) -> Method:
@@ -268,7 +303,7 @@ class _Choice:
             return self._decision("host", 1, objection, lambda x: target.from_host(copy(view(x)), device))
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         reason = "both see the same host memory"
-        if source.mutable and not target.mutable:
+        if (source.mutable or self.is_replica) and not target.mutable:
             view = _then(view, hostmemory.lend)  # which remembers what is read-only
         return self._decision(method, 0, reason, lambda x: target.from_host(view(x), device))
 
@@ -277,7 +312,7 @@ class _Choice:
         if self.request.copy:
             return "copy=True was asked for"
         source, target = self.source, self.target
-        objection = target.cannot_view(memory)
+        objection = target.cannot_view(memory) or self._replica_objection()
         if objection or self.request.copy is False or not target.mutable or target.honours_readonly:
             return objection
         if not source.mutable and memory.ndim == 0:
@@ -289,6 +324,12 @@ class _Choice:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
             return f"it is read-only, and {target.name} could write to it"
         return ""
+
+    def _replica_objection(self) -> str:
+        """Why the target must not share one of several replicas, or ``""``."""
+        if not self.is_replica or not self.target.mutable or self.target.honours_readonly:
+            return ""
+        return f"it is replicated over several devices, and {self.target.name} could write to one replica"
 
     def _scalar_objection(self) -> str:
         # tf.constant(2.0) is cached: a write through torch would change every later constant.
@@ -354,6 +395,8 @@ class _Choice:
             return "copy=True was asked for"
         if self.must_copy:
             return self.must_copy
+        if objection := self._replica_objection():
+            return objection
         if not shape and target.mutable and not source.mutable and self.request.copy is None:
             return self._scalar_objection()
         if target.alignment and source.address(array) % target.alignment:
@@ -387,9 +430,9 @@ class _Choice:
             )
         shares = copies == 0
         route = Route(source.name, target.name, method, self.device, shares, copies, self.nbytes, reason)
-        if self.with_graph is None:
+        if self.original is None:
             return Decision(route, source, target, self.array, run)
-        return Decision(route, source, target, self.with_graph, _then(source.detach, run))
+        return Decision(route, source, target, self.original, _then(self.prepare, run))
 
 
 def _then(first: Callable[[Any], Any], second: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -47,7 +47,8 @@ def check_gpu_id(gpu_id: Any) -> GpuId:
         return None
     with suppress(TypeError):
         index = operator.index(gpu_id)
-        if index >= 0 and not isinstance(gpu_id, bool):
+        is_bool = isinstance(gpu_id, bool) or "bool" in str(getattr(gpu_id, "dtype", ""))
+        if index >= 0 and not is_bool:
             return index
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"

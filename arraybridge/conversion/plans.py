@@ -16,10 +16,12 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import Any
 
+from arraybridge.carriers.carrier import carrier_of
 from arraybridge.conversion.decide import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks.base import CPU, refusals
+from arraybridge.frameworks.foreign import FOREIGN_HOST, opener
 from arraybridge.types import MOST_ENTRIES, Device, new_cache, remember
 
 __all__ = ["by_form", "declined", "form_of"]
@@ -46,8 +48,14 @@ def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision)
     """Remember what was decided for this form, and for an array with these facts, if that can be."""
     global declined
     cls = type(data)
-    if data is not decision.data or request.gpu_id is not None:
-        return  # an array of another library, which was opened first; or a card
+    opened: FastFunction | None = None
+    if data is not decision.data:  # an array of another library, which was opened first
+        if decision.source is FOREIGN_HOST and carrier_of(data) is None:
+            opened = opener(data, decision.data)
+        if opened is None:
+            return
+    if request.gpu_id is not None:
+        return
     with _declining:
         declined = tuple(dict.fromkeys((*declined, *decision.refusals)))
     fast = _fast(request, decision)
@@ -55,12 +63,20 @@ def keep(form: tuple[Any, ...], request: Request, data: Any, decision: Decision)
     try:
         is_bare = plain and request.declared is None and request.copy is None
         # A call of a target alone, which stands first, has tried the fast converter by then.
-        has_tried = is_bare and form[0] is not None
-        _add(form, cls, _planned(form, request, decision, None if has_tried else fast))
+        has_tried = is_bare and form[0] is not None and opened is None
+        plan = _planned(form, request, decision, None if has_tried else fast)
+        _add(form, cls, _after(opened, plan))
         if is_bare:  # however it was written
-            _add(request.target, cls, fast)
+            _add(request.target, cls, fast if opened is None else _after(opened, plan))
     except TypeError:
         pass  # an option that cannot be a key
+
+
+def _after(opened: FastFunction | None, plan: FastFunction | None) -> FastFunction | None:
+    """Return a plan for arrays of another library, which are opened first."""
+    if opened is None or plan is None:
+        return plan
+    return lambda x: plan(opened(x))
 
 
 def _add(form: Hashable, cls: type, plan: FastFunction | None) -> None:

@@ -107,16 +107,19 @@ def find_device(device: Device) -> Device:
     Raises:
         DeviceNotFoundError: none has it; the message lists the devices that are there.
     """
-    if device == CPU or any(device in one.visible_devices() for one in loaded()):
+    of_kind = [one for one in loaded() if one.has_accelerator(device.accelerator)]
+    if device == CPU or any(device in one.visible_devices() for one in of_kind):
         return device
     usable = devices("all")
-    if device in usable:
+    of_kind = [one for one in loaded() if one.has_accelerator(device.accelerator)]
+    if device in usable and (not device.accelerator or any(device in one.devices() for one in of_kind)):
         return device
     if device.kind != "cpu" and missing_gpu() == "host":
         warn(f"{device} is missing, so the CPU is used", MissingGpuWarning)
         return CPU
+    asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
     raise DeviceNotFoundError(
-        f"no installed framework has a device {device} here; there are {', '.join(map(str, usable))}.",
+        f"no installed framework has a device {asked} here; there are {', '.join(map(str, usable))}.",
         reason=f"there is no device {device}",
     )
 

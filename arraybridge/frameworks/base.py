@@ -122,6 +122,13 @@ class Framework(ABC):
         """Why the values cannot be looked at where they lie, or ``""``; `to_host` and `copy` copy them."""
         return ""
 
+    def replica(self, x: Any, device: Device) -> Any | None:
+        """Return one of the equal arrays that make up ``x``, if possible the one on ``device``.
+
+        None for an array that is not replicated over several devices.
+        """
+        return None
+
     def requires_grad(self, x: Any) -> bool:
         return False
 
@@ -203,18 +210,28 @@ class Framework(ABC):
         """
         devices = self.devices()
         for own in devices:
-            if own == device:
+            if own == device and self.has_accelerator(device.accelerator):
                 return own
+        asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
         have = ", ".join(str(d) for d in devices) or "no device at all"
         advice = " Pass one of these." if devices else ""
         if self.has_host and device.kind != "cpu":
             advice = ' Pass one of these, or opt in to the host with settings(missing_gpu="host").'
         why = self.missing_device_reason() if device.kind != "cpu" else ""
         raise DeviceNotFoundError(
-            f"{self.name} has no device {device} here; it has {have}." + (f" {why}" if why else "") + advice,
+            f"{self.name} has no device {asked} here; it has {have}." + (f" {why}" if why else "") + advice,
             target_type=self.name,
-            reason=why or f"{self.name} has no device {device}",
+            reason=why or f"{self.name} has no device {asked}",
         )
+
+    def accelerators(self) -> tuple[str, ...]:
+        """Return the kinds of its accelerators, as device strings name them: ``("cuda",)``."""
+        kinds = {2: ("cuda",), 8: ("mps",), 10: ("rocm", "cuda"), 14: ("xpu",)}  # PyTorch calls ROCm cuda too
+        return kinds.get(self.dlpack_device or 0, ())
+
+    def has_accelerator(self, kind: str) -> bool:
+        """Return whether its accelerators are of this kind; true for ``""``, and if it does not know."""
+        return not kind or kind in (self.accelerators() or (kind,))
 
     def missing_device_reason(self) -> str:
         """Why there is no accelerator, and what would bring one, in a sentence; or ``""``."""

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from arraybridge.errors import UnknownArrayError, told
+from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, told
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.advice import advice_for
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
 
-__all__ = ["foreign_framework", "is_foreign_array", "is_on_card", "offers_alone", "unknown_array"]
+__all__ = [
+    "FOREIGN_HOST",
+    "foreign_framework",
+    "is_foreign_array",
+    "is_on_card",
+    "offers_alone",
+    "opener",
+    "refuse_to_fetch",
+    "unknown_array",
+]
 
 _PROTOCOLS = ("__dlpack__", "__array_interface__", "__cuda_array_interface__")
 _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
@@ -24,6 +34,17 @@ _CUDA_TYPES = (2, 13)
 
 #: Host memory of other libraries, once it was opened as a NumPy array.
 FOREIGN_HOST = NumpyFramework()
+
+
+class _Fetched(NumpyFramework):
+    """NumPy arrays that a producer's library copied to the host on request; nothing else refers to them."""
+
+    def to_host(self, x: np.ndarray) -> np.ndarray:
+        return x
+
+    host_view = copy = to_host
+
+
 _SCALAR = NumpyFramework("a scalar of NumPy is a value, with no memory to share")
 
 
@@ -51,7 +72,7 @@ def offers_alone(x: Any) -> bool:
 
 def is_on_card(x: Any) -> bool:
     """Whether the memory of a foreign array is CUDA's."""
-    kind = _dlpack_kind(x)
+    kind = None if isinstance(x, np.generic) else _dlpack_kind(x)
     if kind is not None:
         return kind in _CUDA_TYPES
     return offers(x, "__cuda_array_interface__") and not offers(x, "__array_interface__")
@@ -59,7 +80,15 @@ def is_on_card(x: Any) -> bool:
 
 def _dlpack_kind(x: Any) -> int | None:
     """DLPack's number for the kind of memory; None where the array does not tell."""
-    return int(x.__dlpack_device__()[0]) if offers(x, "__dlpack_device__") else None
+    if not offers(x, "__dlpack_device__"):
+        return None
+    try:
+        return int(x.__dlpack_device__()[0])
+    except MemoryError:
+        raise
+    except Exception as error:  # third-party code may raise anything
+        what = f"an array of type {type(x).__qualname__}"
+        raise refuse(FOREIGN_HOST, what, f"its __dlpack_device__() fails: {told(error)}") from error
 
 
 def foreign_framework(x: Any) -> tuple[Framework, Any]:
@@ -70,10 +99,17 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
     """
     if isinstance(x, np.generic):
         return _SCALAR, np.asarray(x)
+    kind = _dlpack_kind(x)
     if is_on_card(x):
-        return _import_cuda(x)
-    if (kind := _dlpack_kind(x)) not in (None, *_HOST_TYPES):
-        raise refuse(FOREIGN_HOST, f"an array on DLPack device type {kind}", "copy it to the host first")
+        try:
+            return _import_cuda(x)
+        except ArrayNotSupportedError:
+            if kind is None:
+                raise
+            return _fetched(x, kind)
+    if kind is not None and kind not in _HOST_TYPES:
+        reader = _reader_of(kind)
+        return _fetched(x, kind) if reader is None else (reader, reader.adopt(x, FOREIGN_HOST, CPU))
     try:
         of_numpy = offers(x, "__array_interface__")
         return FOREIGN_HOST, np.asarray(x) if of_numpy else hostmemory.from_dlpack(x)
@@ -84,15 +120,137 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
 
 def _import_cuda(x: Any) -> tuple[Framework, Any]:
     """``x`` as an array of the first installed framework that reads CUDA memory, without a copy."""
+    failed: Exception | None = None
+    instead = "install cupy or torch, which can read it"
     for name in ("cupy", "torch"):
         target = registry.usable(name)
-        if target is not None:
-            try:
-                return target, target.adopt(x, FOREIGN_HOST, CPU)
-            except refusals(target) as error:
+        if target is None:
+            continue
+        try:
+            return target, target.adopt(x, FOREIGN_HOST, CPU)
+        except refusals(target) as error:
+            if failed is None:
                 instead = f"{name} cannot read it here ({told(error)}); copy it to the host first"
-                raise refuse(FOREIGN_HOST, "a CUDA array", instead) from error
-    raise refuse(FOREIGN_HOST, "a CUDA array", "install cupy or torch, which can read it")
+                failed = error
+    raise refuse(FOREIGN_HOST, "a CUDA array", instead) from failed
+
+
+def _reader_of(kind: int) -> Framework | None:
+    """Return the loaded framework whose accelerator has this DLPack device type, such as PyTorch on ROCm."""
+    return next((one for one in registry.loaded() if one.dlpack_device == kind), None)
+
+
+# -- producers on devices that no framework here reads ---------------------------------------------------
+
+_HOST = (1, 0)
+# Keyword arguments of `__dlpack__`, the newest form first: array API 2024, 2023, and producers that
+# cannot copy on request.
+_WISHES: tuple[dict[str, Any], ...] = (
+    {"dl_device": _HOST, "copy": True, "max_version": (1, 0)},
+    {"dl_device": _HOST, "copy": True},
+    {"dl_device": _HOST, "max_version": (1, 0)},
+    {"dl_device": _HOST},
+)
+
+
+def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
+    """Return a copy of ``x`` in host memory, made by the producer's own library.
+
+    The request says ``copy=True``, because a producer with unified memory may otherwise share it. If the
+    capsule does not state that it holds a copy, its values are copied here.
+    """
+    failed: Exception | None = None
+    for wish in _WISHES if offers(x, "__dlpack__") else ():
+        try:
+            capsule = x.__dlpack__(**wish)
+            if hostmemory.device_type_of(capsule) not in _HOST_TYPES:
+                failed = failed or BufferError("it returned memory that is not on the host")
+                continue
+            is_copy = hostmemory.is_copied(capsule)
+            view = hostmemory.from_any_capsule(capsule)
+            memory = hostmemory.writable_alias(view) if is_copy else hostmemory.compact(view)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001  # third-party code may raise anything
+            if failed is None or not isinstance(error, TypeError):
+                failed = error
+            continue
+        return _Fetched(f"its library copies it to the host from {_named(kind)}"), memory
+    why = f": {told(failed)}" if failed is not None else ""
+    instead = (
+        f"no framework here reads this memory, and __dlpack__(dl_device=(1, 0)) does not copy it to the"
+        f" host{why}; copy it to the host with its own library first"
+    )
+    raise refuse(FOREIGN_HOST, f"an array on {_named(kind)}", instead) from failed
+
+
+def _named(kind: int) -> str:
+    return f"DLPack device type {kind}"
+
+
+def refuse_to_fetch(x: Any, target: str) -> None:
+    """Raise `CopyRequiredError` if ``x`` could only be read by a copy that its own library makes."""
+    if isinstance(x, np.generic) or not is_foreign_array(x):
+        return
+    kind = _dlpack_kind(x)
+    if kind is None or kind in _HOST_TYPES or _is_readable(kind):
+        return
+    reason = f"no framework here reads memory on {_named(kind)}"
+    raise CopyRequiredError(
+        f"copy=False cannot convert this {type(x).__qualname__} to {target}, because {reason}."
+        " Pass copy=None, so that its library copies it to the host.",
+        source_type="numpy",
+        target_type=target,
+        method="host",
+        reason=reason,
+    )
+
+
+def _is_readable(kind: int) -> bool:
+    """Whether a framework here reads memory of this DLPack device type."""
+    if kind not in _CUDA_TYPES:
+        return _reader_of(kind) is not None
+    readers = (registry.usable(name) for name in ("cupy", "torch"))
+    return any(one is not None and any(d.kind == "gpu" for d in one.devices()) for one in readers)
+
+
+def opener(x: Any, opened: np.ndarray) -> Callable[[Any], np.ndarray] | None:
+    """Return a function that opens host arrays of the class of ``x`` as NumPy arrays; None without one.
+
+    The function raises `NotImplementedError` for an array that it does not open.
+    """
+    cls = type(x)
+    if isinstance(x, np.generic) or offers_alone(x):
+        return None
+    if hasattr(cls, "__array_interface__"):
+        return None if hasattr(cls, "__dlpack_device__") else np.asarray
+    if not hasattr(cls, "__dlpack_device__"):
+        return None
+    # NumPy imports neither bfloat16 nor float8, and its error costs more than the import of the capsule.
+    return _open_extended if opened.dtype.isbuiltin == 2 else _open_host_memory
+
+
+def _open_host_memory(x: Any) -> np.ndarray:
+    return _open(x, np.from_dlpack)
+
+
+def _open_extended(x: Any) -> np.ndarray:
+    return _open(x, _import_extended)
+
+
+def _import_extended(x: Any) -> np.ndarray:
+    return hostmemory.from_extended(x.__dlpack__())
+
+
+def _open(x: Any, read: Callable[[Any], np.ndarray]) -> np.ndarray:
+    try:
+        if x.__dlpack_device__()[0] == 1:
+            return read(x)
+    except MemoryError:
+        raise
+    except Exception as error:  # third-party code may raise anything; the slow path reports it
+        raise NotImplementedError from error
+    raise NotImplementedError
 
 
 # -- what is no array ------------------------------------------------------------------------------------

@@ -270,6 +270,11 @@ _BYTES_OFFSET = 40
 # DLManagedTensorVersioned has version, manager_ctx, deleter and flags, of 8 bytes each, before the tensor.
 _VERSIONED_OFFSET = 32
 
+# Offset of DLTensor.device.device_type, after the data pointer.
+_DEVICE_OFFSET = 8
+# The flags are the last 8 bytes before the tensor.
+_FLAGS_BEFORE, _IS_READ_ONLY, _IS_COPIED = 8, 1, 2
+
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.restype = ctypes.c_void_p
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -296,6 +301,45 @@ def lent_at(exported: Any) -> int:
 
 def _code_of(exported: Any) -> ctypes.c_uint8:
     return ctypes.c_uint8.from_address(_tensor_of(exported) + _CODE_OFFSET)
+
+
+def device_type_of(exported: Any) -> int:
+    """Return the DLPack device type of the memory in a capsule that was not consumed yet.
+
+    Raises:
+        TypeError: If it is not such a capsule.
+    """
+    if type(exported).__name__ != "PyCapsule":
+        raise TypeError(f"__dlpack__ returned {type(exported).__name__}, not a DLPack capsule")
+    if not (_capsule_name(exported) or b"").startswith(b"dltensor"):
+        raise TypeError("__dlpack__ returned a capsule that was consumed already")
+    return ctypes.c_int32.from_address(_tensor_of(exported) + _DEVICE_OFFSET).value
+
+
+def is_copied(exported: Any) -> bool:
+    """Return whether a capsule states that it holds a copy, to which nothing else refers."""
+    if b"versioned" not in (_capsule_name(exported) or b""):
+        return False
+    flags = ctypes.c_uint64.from_address(_tensor_of(exported) - _FLAGS_BEFORE).value
+    return flags & (_IS_COPIED | _IS_READ_ONLY) == _IS_COPIED
+
+
+def from_extended(exported: Any) -> np.ndarray:
+    """Return a NumPy view of a capsule of bfloat16 or float8 in host memory.
+
+    Raises:
+        NotImplementedError: If it holds another dtype.
+    """
+    name = _DLPACK_NAMES.get(_code_of(exported).value)
+    if name is None:
+        raise NotImplementedError
+    return from_capsule(exported, np_dtype(name))
+
+
+def from_any_capsule(exported: Any) -> np.ndarray:
+    """Return a NumPy view of a capsule of host memory, of any dtype that NumPy or ``ml_dtypes`` has."""
+    name = _DLPACK_NAMES.get(_code_of(exported).value)
+    return np.from_dlpack(Importable(exported)) if name is None else from_capsule(exported, np_dtype(name))
 
 
 def capsule(view: np.ndarray) -> Any:

@@ -205,23 +205,59 @@ def roots() -> dict[str, tuple[str, ...]]:
 # -- adding frameworks ---------------------------------------------------------------------------------
 
 
-def register(framework: Framework) -> Framework:
-    """Add a framework, or replace the one of the same name; returns it.
+def register(framework: Framework, *, replace: bool = False) -> Framework:
+    """Add a framework and return it.
 
     Args:
-        framework: an instance of a subclass of `Framework`.
+        framework: An instance of a subclass of `Framework`.
+        replace: Whether to replace a framework of the same name. Defaults to False.
 
     Raises:
-        TypeError: it is no such instance, or has no name.
+        TypeError: If it is not such an instance, or has no name.
+        ValueError: If the name exists and ``replace`` is false, or if the class lacks required methods
+            or ``modules``.
     """
     if not isinstance(framework, Framework):
         raise TypeError(f"register() takes an instance of a Framework subclass, not {framework!r}")
     name: object = getattr(framework, "name", None)
     if not isinstance(name, str) or not name:
         raise TypeError(f"{type(framework).__name__} needs a class attribute 'name', a string")
-    _instances[name] = framework
+    missing = _missing_parts(framework)
+    if missing:
+        raise ValueError(
+            f"Cannot register {type(framework).__name__}: it lacks {' and '.join(missing)}."
+            " Define these in the class; see arraybridge.Framework."
+        )
+    if not replace and name in framework_names():
+        raise ValueError(
+            f"Cannot register {type(framework).__name__}: a framework named {name!r} exists."
+            " Choose another name, or pass replace=True."
+        )
+    return _install(framework)
+
+
+def _install(framework: Framework) -> Framework:
+    _instances[framework.name] = framework
     _forget()
     return framework
+
+
+def _missing_parts(framework: Framework) -> list[str]:
+    """Return the required attributes that a framework lacks, in words.
+
+    A module with ``from_dlpack`` is enough for the methods: their defaults use DLPack.
+    """
+    cls, modules = type(framework), _facts_of(framework).modules if framework.facts else framework.modules
+    missing = []
+    if isinstance(modules, str) or not modules or not all(isinstance(one, str) for one in modules):
+        return ["modules (a tuple of package names)"]
+    has_dlpack = hasattr(sys.modules.get(modules[0]), "from_dlpack")
+    if cls.from_host is Framework.from_host and not has_dlpack:
+        missing.append(f"from_host (the module {modules[0]} has no from_dlpack)")
+    reads = (cls.host_view, cls.to_host) != (Framework.host_view, Framework.to_host)
+    if not reads and not has_dlpack:
+        missing.append("host_view or to_host")
+    return missing
 
 
 def unregister(name: str) -> None:
@@ -305,7 +341,7 @@ def _load(name: str) -> Framework:
             _why_not_loaded(facts(name), error), target_type=name, reason=told(error)
         ) from error
     if name not in BUILT_IN and name not in _instances:
-        return register(instance)
+        return register(instance, replace=True)  # its entry point has the name already
     return _instances.setdefault(name, instance)
 
 

@@ -123,7 +123,7 @@ def check_framework(
     one = registry.framework(framework) if isinstance(framework, str) else framework
     before = registry.instances().get(one.name)
     if before is not one:
-        registry.register(one)
+        registry.register(one, replace=True)
     try:
         subject = Subject(one, make)
         verdicts = [_judge(name, subject) for name in names]
@@ -131,7 +131,7 @@ def check_framework(
         if before is None:
             registry.unregister(one.name)
         elif before is not one:
-            registry.register(before)
+            registry.register(before, replace=True)
     return Report(one.name, verdicts)
 
 
@@ -263,7 +263,31 @@ class Subject:
 
     def read(self, x: Any) -> np.ndarray:
         values: np.ndarray = convert_memory(x, "numpy", copy=True, grad="detach")
-        return values
+        return values.copy()  # whatever the framework's own copies share
+
+    def view(self, x: Any) -> np.ndarray | None:
+        """Return the host memory of an array; None if the framework does not show it."""
+        if self.framework.device_of(x).kind != "cpu":
+            return None
+        try:
+            return self.framework.host_view(x)
+        except NotImplementedError:
+            return None
+
+    def shares(self, x: Any, other: Any) -> bool:
+        """Return whether a write to one array changes the other, as far as the framework reveals it."""
+        own, memory, others = self.framework, self.view(x), self.view(other)
+        if memory is None or others is None:
+            return own.address(x) == own.address(other) != 0
+        if np.shares_memory(memory, others):
+            return True
+        if not memory.size or not memory.flags.writeable:
+            return False
+        before, kept = self.read(other), memory.copy()
+        memory.reshape(-1).view(np.uint8)[...] ^= 1
+        changed = _bits(self.read(other)) != _bits(before)
+        memory[...] = kept
+        return changed
 
 
 # -- what the checks are made of ----------------------------------------------------------------------
@@ -408,6 +432,7 @@ def copies(s: Subject, layout: str) -> None:
     other = s.to(x, copy=True)
     _hold(other is not x, "copy=True gives the very object back")
     _same(s.read(other), expected)
+    _own_copies(s, x)
     try:
         route = explain(source, s.name, copy=False)
         s.to(source, copy=False)
@@ -416,6 +441,24 @@ def copies(s: Subject, layout: str) -> None:
         _says_what_to_do(error)
         return
     _hold(route.shares_memory, "copy=False passes, and explain() says that nothing is shared")
+
+
+def _own_copies(s: Subject, x: Any) -> None:
+    """The framework's own functions that copy do copy."""
+    own, expected = s.framework, s.read(x)
+    _hold(not s.shares(x, own.copy(x)), "copy() shares memory with its argument")
+    first, second = own.to_host(x), own.to_host(x)
+    memory = s.view(x)
+    shown = memory is not None and np.shares_memory(first, memory)
+    _hold(not shown, "to_host() shares memory with its argument")
+    _hold(not np.shares_memory(first, second), "to_host() returns the same memory twice")
+    if first.flags.writeable:
+        first[...] = 0
+        _hold(_bits(s.read(x)) == _bits(expected), "a write to the result of to_host() changes its argument")
+        _same(second, expected)
+    shape, device = own.shape(x), own.device_of(x)
+    empties = [own.empty(shape, s.dtype, device) for _ in range(2)]
+    _hold(not s.shares(*empties), "empty() returns the same memory twice")
 
 
 @_promise(layout=LAYOUTS)
@@ -446,6 +489,11 @@ def casts(s: Subject, dtype: str) -> None:
     """``dtype=`` casts, and nothing else does."""
     values = np.array([0, 1, 2, 3], "float64").reshape(s.shape(4))
     _same(s.read(s.to(values, dtype=dtype)), values.astype(hostmemory.np_dtype(dtype)))
+    if dtype != s.dtype:
+        x = s.make(values.astype(hostmemory.np_dtype(s.dtype)))
+        cast = s.to(x, dtype=dtype)
+        _same(s.read(cast), values.astype(hostmemory.np_dtype(dtype)))
+        _hold(not s.shares(x, cast), "cast() shares memory with its argument")
 
 
 #: What no framework but NumPy itself holds.
@@ -475,9 +523,18 @@ def devices(s: Subject, device: Any) -> None:
     """Arrays land on the device that is asked for, and one that is not there is refused."""
     own = s.framework.device_of(s.make(s.sample()))
     _hold(own in s.framework.devices(), f"an array is on {own}, which devices() does not list")
-    x = s.to(s.sample(), device=str(device))
+    source = s.sample()
+    x = s.to(source, device=str(device))
+    if device.kind != "cpu":
+        source[...] = 0  # a copy is complete when from_host() returns
     _same(s.read(x), s.sample())
     _hold(s.framework.device_of(x) == device, f"it is on {s.framework.device_of(x)}")
+    on_hosts = own.kind == device.kind == "cpu"  # between which conversions do not use to_device()
+    if own != device and not on_hosts:
+        first = s.make(s.sample())
+        moved = s.framework.to_device(first, device)
+        _same(s.read(moved), s.sample())
+        _hold(not s.shares(first, moved), "to_device() shares memory with its argument")
     if s.name != "numpy":
         _refused(s, s.sample(), gpu_id=99)
 
@@ -493,3 +550,8 @@ def splitting(s: Subject, axis: int) -> None:
             joined = split_and_retry(lambda parts: parts, arrays, axis=axis)
         for result, values in zip(joined, expected, strict=True):
             _same(s.read(result), values)
+        if s.framework.mutable:
+            for x in arrays[:1]:
+                _hold(
+                    not s.shares(x, s.framework.concatenate([x], axis)), "concatenate() returns its argument"
+                )

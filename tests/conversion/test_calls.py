@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import os
 import random
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,8 @@ from arraybridge import (
     explain,
 )
 from tests import matrix_data as data
-from tests.helpers import jax_with, require
+from tests.cards import CardFramework
+from tests.helpers import jax_with, registry_kept, require
 
 HOST = ("numpy", "torch", "jax", "tensorflow")
 # A number that no machine has.
@@ -122,10 +124,17 @@ def test_the_declared_source_is_checked(call: Call) -> None:
 
 @both_calls
 def test_options_that_make_no_sense_are_refused(call: Call) -> None:
-    for option, values in {"copy": ("yes", 2, 1), "grad": ("detached", None)}.items():
+    ambiguous = np.ones(3)
+    for option, values in {
+        "copy": ("yes", 2, 1, 0, 1.0, -0.0, float("nan"), np.int64(1), ambiguous),
+        "grad": ("detached", None, 0, True, ambiguous),
+        "device": (0, False, 0.0, b"cpu", ambiguous, "cpu:x"),
+        "gpu_id": (np.True_, np.float64(1), ambiguous),
+    }.items():
         for value in values:
-            with pytest.raises(ValueError, match=option):
-                call(image(), "numpy", **{option: value})
+            for thing in (image(), [1, 2], None):  # options come first, also for what is not an array
+                with pytest.raises(ValueError, match=f"{option}|not a device"):
+                    call(thing, "numpy", **{option: value})
     for dtype in ("object", "str", object, str, "V4", "datetime64[s]", 3):
         with pytest.raises(DtypeNotSupportedError, match="float32"):
             call(image(), "numpy", dtype=dtype)
@@ -168,9 +177,39 @@ def test_nonsense_for_a_device_is_refused_with_what_to_write(target: str) -> Non
         for words in nonsense:
             with pytest.raises(ValueError, match="gpu:0"):
                 call(words)
-        for words, advice in (("mps", "'gpu'"), ("xpu:1", "'gpu:1'")):
-            with pytest.raises(ValueError, match=f"write {advice}"):
-                call(words)
+
+
+def test_words_for_one_kind_of_accelerator() -> None:
+    for words in ("cuda", "mps", "xpu", "tpu", "rocm"):
+        assert Device.parse(words) == Device("gpu", 0)
+        assert Device.parse(f"{words}:1") == Device("gpu", 1)
+
+    class Metal(CardFramework):
+        name, modules = "metal", ("tests",)
+
+        def accelerators(self) -> tuple[str, ...]:
+            return ("mps",)
+
+    with registry_kept():
+        metal = arraybridge.register(Metal())
+        for call in (convert_memory, explain):
+            for words in ("mps", "mps:1", "gpu:1", "mps:0"):
+                call(image(), "metal", device=words)
+            for words in ("cuda", "cuda:1", "xpu", "tpu:0", "rocm"):
+                with pytest.raises(arraybridge.DeviceNotFoundError, match=r"it has .*gpu:1"):
+                    call(image(), "metal", device=words)
+        placed = convert_memory(image(), "metal", device="mps:1")
+        assert arraybridge.device_of(placed) == "gpu:1"
+        double = metal.decorator(device="cuda:1")(lambda x: x)
+        with pytest.raises(arraybridge.DeviceNotFoundError, match="cuda"):
+            double(image())
+    for target in ("numpy", "torch", "jax", "tensorflow"):
+        require(target)
+        missing = "mps" if sys.platform != "darwin" else "xpu"
+        with pytest.raises(
+            arraybridge.DeviceNotFoundError, match=f"{target} has no device gpu:0 .*it has cpu"
+        ):
+            convert_memory(image(), target, device=missing)
 
 
 def test_native_devices_are_read_and_place_an_array() -> None:

@@ -168,6 +168,9 @@ def test_a_sharded_array_stays_unless_it_is_asked_for_elsewhere(device: str, rep
         assert (str(arraybridge.device_of(result)), len(result.devices())) == (place.removesuffix(":0"), 1)
         assert np.asarray(result).tolist() == list(range(8))
     route = explain(x, "jax", device=device)
+    if replicated:
+        assert (route.method, route.copies) == ("view", 0)
+        return
     assert (route.method, route.copies) == ("host", 1)
     with pytest.raises(CopyRequiredError):
         convert_memory(x, "jax", device=device, copy=False)
@@ -182,3 +185,35 @@ def test_rare_float8_types_travel_wherever_both_ends_have_them(target: str) -> N
         for x in (source, require("tensorflow").constant(source)):
             result = convert_memory(x, target, copy=True)
             assert (data.dtype_name(result), data.bits(result)) == (dtype, source.tobytes())
+
+
+@targets
+@pytest.mark.parametrize("shape", [[None, 4], [3, None], None])
+def test_variables_of_unknown_shape_have_the_shape_of_their_value(target: str, shape: Any) -> None:
+    require(target)
+    tf = require("tensorflow")
+    for values in (np.arange(12, dtype="float32").reshape(3, 4), np.array([[True] * 4] * 3)):
+        x = tf.Variable(values, shape=tf.TensorShape(shape))
+        for options in ({}, {"copy": True}, {"dtype": "float32"}):
+            route = explain(x, target, **options)
+            assert route.nbytes == values.nbytes
+            with arraybridge.trace() as log:
+                result = convert_memory(x, target, **options)
+            assert log.records == [route]
+            assert log.total_bytes_copied == route.copies * values.nbytes
+            result = convert_memory(x, target, **options)
+            assert (
+                arraybridge.to_numpy(result).astype("float32").tolist() == values.astype("float32").tolist()
+            )
+
+
+def test_copies_of_variables_of_unknown_shape_take_other_shapes() -> None:
+    tf = require("tensorflow")
+    x = tf.Variable(tf.ones((2, 3)), shape=tf.TensorShape([None, 3]), trainable=False)
+    copied = convert_memory(x, "tensorflow", copy=True)
+    assert not copied.trainable
+    copied.assign(tf.zeros((5, 3)))
+    assert x.numpy().tolist() == [[1.0] * 3] * 2
+    scalar = tf.Variable(3.0, shape=tf.TensorShape(None))
+    assert explain(scalar, "numpy").nbytes == 4
+    assert convert_memory(scalar, "numpy").shape == ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -149,7 +151,7 @@ def test_what_is_registered_is_found_replaced_and_forgotten() -> None:
     assert detect_memory_type(x) == "cards"
     assert convert_memory(x, "cards") is x
     assert convert_memory(x, "numpy").tolist() == [1, 2]
-    register(Doubling())
+    register(Doubling(), replace=True)
     assert convert_memory(x, "numpy").tolist() == [2, 4]
     registry.unregister("cards")
     assert "cards" not in registry.framework_names()
@@ -158,6 +160,67 @@ def test_what_is_registered_is_found_replaced_and_forgotten() -> None:
         detect_memory_type(x)
     with pytest.raises(arraybridge.UnknownFrameworkError):
         registry.unregister("cards")
+
+
+def test_an_existing_name_is_replaced_on_request_only() -> None:
+    for name in ("numpy", "torch", "mlx"):
+        taken = type("Taken", (CardFramework,), {"name": name})()
+        with pytest.raises(ValueError, match="replace=True"):
+            register(taken)
+        assert registry.instances().get(name) is not taken
+    first, second = register(CardFramework()), CardFramework()
+    for again in (first, second):
+        with pytest.raises(ValueError, match="replace=True"):
+            register(again)
+    assert arraybridge.framework("cards") is first
+    assert register(second, replace=True) is second
+    assert arraybridge.framework("cards") is second
+    registry.unregister("cards")
+    assert register(first) is first  # the name is free again
+
+
+def test_incomplete_classes_are_refused() -> None:
+    def owns(self: Any, x: Any) -> bool:
+        return False
+
+    def read(self: Any, x: Any) -> Any:
+        return x
+
+    def make(self: Any, view: Any, device: Any) -> Any:
+        return view
+
+    complete = {"name": "partial", "modules": ("partial",), "owns": owns, "from_host": make, "to_host": read}
+    for left_out, words in {
+        "modules": "modules",
+        "from_host": "from_host",
+        "to_host": "host_view or to_host",
+    }.items():
+        some = {key: value for key, value in complete.items() if key != left_out}
+        with pytest.raises(ValueError, match=words):
+            register(type("Partial", (arraybridge.Framework,), some)())
+    for modules in ("partial", (), (3,)):
+        with pytest.raises(ValueError, match="modules"):
+            register(type("Partial", (arraybridge.Framework,), {**complete, "modules": modules})())
+    assert "partial" not in registry.framework_names()
+    for reader in ("to_host", "host_view"):
+        some = {key: value for key, value in complete.items() if key != "to_host"}
+        register(type("Partial", (arraybridge.Framework,), {**some, reader: read})())
+        registry.unregister("partial")
+
+
+def test_a_module_with_from_dlpack_needs_no_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("partial")
+    module.from_dlpack = np.from_dlpack
+    monkeypatch.setitem(sys.modules, "partial", module)
+
+    class Partial(arraybridge.Framework):
+        name, modules = "partial", ("partial",)
+
+        def owns(self, x: Any) -> bool:
+            return False
+
+    register(Partial())
+    registry.unregister("partial")
 
 
 def test_registering_nonsense_is_a_type_error() -> None:

@@ -107,9 +107,20 @@ class JaxFramework(Framework):
         return _as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
 
     def must_copy(self, x: jax.Array) -> str:
-        return "several devices hold a part of it each" if self.is_scattered(x) else ""
+        if self.is_scattered(x) and not x.is_fully_replicated:
+            return "several devices hold a part of it each"
+        return ""
+
+    def replica(self, x: jax.Array, device: Device) -> jax.Array | None:
+        if isinstance(x, jax.core.Tracer) or not self.is_scattered(x) or not x.is_fully_replicated:
+            return None
+        replicas = sorted((shard.data for shard in x.addressable_shards), key=lambda one: one.device.id)
+        return next((one for one in replicas if _as_device(one.device) == device), replicas[0])
 
     def host_view(self, x: jax.Array) -> np.ndarray:
+        replica = self.replica(x, CPU)
+        if replica is not None:
+            x = replica
         try:
             return np.asarray(memoryview(x))  # a seventh of the time that a capsule takes
         except (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError):
@@ -118,7 +129,7 @@ class JaxFramework(Framework):
             return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
-        if self.device_of(x).kind == "cpu" and not self.is_scattered(x):
+        if self.device_of(x).kind == "cpu" and not self.must_copy(x):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
         return hostmemory.writable_alias(np.asarray(self.to_device(x, CPU)))
@@ -145,12 +156,23 @@ class JaxFramework(Framework):
     def devices(self) -> tuple[Device, ...]:
         return tuple(sorted(map(_as_device, _local_devices()), key=lambda d: (d.kind != "cpu", d.index)))
 
+    def accelerators(self) -> tuple[str, ...]:
+        # The platform of CUDA and of ROCm is "gpu"; the version of the client tells them apart.
+        versions = [f"{one.platform} {one.client.platform_version}".lower() for one in _local_devices()]
+        kinds = {"cuda": "cuda", "rocm": "rocm", "tpu": "tpu", "metal": "mps", "oneapi": "xpu"}
+        return tuple(kind for word, kind in kinds.items() if any(word in version for version in versions))
+
     def missing_device_reason(self) -> str:
         return "JAX finds no accelerator: install jax[cuda12] or jax[cuda13], and the card's driver."
 
     def to_device(self, x: jax.Array, device: Device) -> jax.Array:
         with _x64(True):  # what it copies is read late, and would show later changes of the source
-            return jax.device_put(x, self.native_device(device)).block_until_ready()
+            placed = jax.device_put(x, self.native_device(device)).block_until_ready()
+        # device_put returns the replica that is on the device, without a copy.
+        return self.copy(placed) if device in self._devices_of(x) else placed
+
+    def _devices_of(self, x: jax.Array) -> list[Device]:
+        return [_as_device(native) for native in x.sharding.device_set]
 
     def adopt(self, x: Any, source: Framework, device: Device) -> jax.Array:
         cardmemory.release()
@@ -161,6 +183,10 @@ class JaxFramework(Framework):
         if device.kind != "cpu" and lent.size:
             _lend_to_jax(x, lent, self.native_device(device))
         return lent
+
+    def exported(self, x: jax.Array, device: Device) -> Any:
+        replica = self.replica(x, device)  # JAX exports no array that is on several devices
+        return x if replica is None else replica
 
     def settle(self, x: jax.Array) -> None:
         x.block_until_ready()
@@ -177,12 +203,26 @@ class JaxFramework(Framework):
         # XlaRuntimeError, its older name, is the same class in every release that is supported.
         return isinstance(error, jax.errors.JaxRuntimeError) and _OOM.match(str(error)) is not None
 
+    def part(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
+        if not _loses_nans(x):
+            return super().part(x, axis, start, stop)
+        size = len(range(*slice(start, stop).indices(x.shape[axis])))
+        return _part_of_bits(x, start, axis=axis % x.ndim, size=size)
+
+    def unstack(self, x: jax.Array) -> list[jax.Array]:
+        if not _loses_nans(x):
+            return super().unstack(x)
+        return [self.part(x, 0, i, i + 1).reshape(x.shape[1:]) for i in range(x.shape[0])]
+
     def concatenate(self, parts: list[jax.Array], axis: int) -> jax.Array:
-        dtype = parts[0].dtype
-        if dtype.name.startswith("float8"):  # of which XLA joins the numbers, and makes one NaN of all NaNs
-            bits = [jax.lax.bitcast_convert_type(part, jnp.uint8) for part in parts]
-            return jax.lax.bitcast_convert_type(jnp.concatenate(bits, axis), dtype)
-        return super().concatenate(parts, axis)
+        if not _loses_nans(parts[0]):
+            return super().concatenate(parts, axis)
+        return _from_bits(super().concatenate([_bits(part) for part in parts], axis), parts[0].dtype)
+
+    def stack(self, planes: list[jax.Array]) -> jax.Array:
+        if not _loses_nans(planes[0]):
+            return super().stack(planes)
+        return _from_bits(super().stack([_bits(plane) for plane in planes]), planes[0].dtype)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         # Opening JAX takes most of the memory of every card: what nobody has used is left alone.
@@ -307,6 +347,30 @@ def _refuse_dtype(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
     if is_sub_byte(name):
         return refuse_sub_byte(framework, name)
     return refuse_dtype(framework, x.dtype, "pass {}, which may round its values", 'x.astype("float32")')
+
+
+def _loses_nans(x: jax.Array) -> bool:
+    """Whether XLA changes the bits of NaNs in slices and joins of this dtype.
+
+    XLA computes float8 in a wider float: joins do so in JAX 0.10, slices of float8_e5m2 too in JAX 0.12.
+    Joins of bfloat16 turn signaling NaNs into quiet ones in JAX 0.10.
+    """
+    return hostmemory.name_of(x.dtype) in hostmemory.DLPACK
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """The elements of an array as unsigned integers."""
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+
+
+def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+    return jax.lax.bitcast_convert_type(bits, dtype)
+
+
+@functools.partial(jax.jit, static_argnames=("axis", "size"))
+def _part_of_bits(x: jax.Array, start: Any, *, axis: int, size: int) -> jax.Array:
+    """Elements ``start`` to ``start + size`` along ``axis``, compiled so that only these are copied."""
+    return _from_bits(jax.lax.dynamic_slice_in_dim(_bits(x), start, size, axis), x.dtype)
 
 
 def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:

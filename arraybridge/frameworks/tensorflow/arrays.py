@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import sys
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -75,8 +76,11 @@ class TensorflowFramework(Framework):
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype.name)
 
+    def shape(self, x: Any) -> tuple[int, ...]:
+        return tuple(_known_shape(x))
+
     def nbytes(self, x: Any) -> int:
-        return x.dtype.size * (x.shape.num_elements() or 0)  # None: ragged, or not known yet
+        return x.dtype.size * (_known_shape(x).num_elements() or 0)  # None: ragged, or not known yet
 
     def device_of(self, x: Any) -> Device:
         name = x.device if isinstance(x, tf.Variable) else getattr(x, "backing_device", "")
@@ -116,6 +120,11 @@ class TensorflowFramework(Framework):
     def devices(self) -> tuple[Device, ...]:
         return _devices()
 
+    def accelerators(self) -> tuple[str, ...]:
+        if tf.test.is_built_with_rocm():
+            return ("rocm",)
+        return ("mps",) if sys.platform == "darwin" else ("cuda",)
+
     def missing_device_reason(self) -> str:
         if not tf.test.is_built_with_cuda():
             return "This TensorFlow is built for the CPU alone; install tensorflow[and-cuda]."
@@ -149,7 +158,8 @@ class TensorflowFramework(Framework):
     def copy(self, x: Any) -> Any:
         self.check(x)
         if isinstance(x, tf.Variable):
-            return tf.Variable(self.copy(x.value()))  # that of a variable itself shares until one is written
+            value = self.copy(x.value())  # a copy of the variable itself shares until one is assigned
+            return tf.Variable(value, shape=x.shape, trainable=x.trainable)
         if self.device_of(x).kind == "cpu":
             return super().copy(x)
         return tf.raw_ops.DeepCopy(x=x)  # tf.identity may hand back the same buffer
@@ -282,6 +292,14 @@ def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:
             return tf.zeros(()) + 1
 
     cardmemory.keep_after(lent, x, begin, lambda y: y.numpy())
+
+
+def _known_shape(x: Any) -> tf.TensorShape:
+    """Return the shape of a tensor; of a variable that was declared with unknown extents, its value's."""
+    shape = x.shape
+    if isinstance(x, tf.Variable) and not shape.is_fully_defined():
+        return x.value().shape
+    return shape
 
 
 @functools.cache

@@ -46,6 +46,10 @@ CARRIERS = {
     if name in hostmemory.EXTENDED
 }
 
+# No system places memory of a process below this address. A view into a freed storage has the offset of the
+# view as its address, so that a comparison, which costs nothing, finds it (FSDP frees storages this way).
+_LOWEST = 1 << 32
+
 # How messages of memory that ran out begin where torch raises a plain RuntimeError (or AcceleratorError).
 _OOM = re.compile(
     r"\[enforce fail at .*DefaultCPUAllocator: (?:can't allocate|not enough) memory"
@@ -115,11 +119,13 @@ class TorchFramework(Framework):
             raise refuse(self, what, instead, "x.to_local()", "x.full_tensor()")
         if x.dtype not in NAMES:
             raise refuse_dtype(self, x.dtype, *_instead_of(x.dtype))
+        if _storage_is_too_small(x):
+            raise _refuse_storage(self)
         if not _has_memory(x):
             _refuse_wrapper(self, x)
             raise refuse(
                 self,
-                "a traced, fake or batched tensor, or one whose storage was resized to nothing",
+                "a traced, fake or batched tensor",
                 "it has no memory of its own; convert outside torch.compile, torch.export, FakeTensorMode and"
                 " torch.func transforms, and loop in place of vmap (is_grads_batched=True, vectorize=True)",
             )
@@ -191,6 +197,11 @@ class TorchFramework(Framework):
             return (CPU,)
         return (CPU, *(Device("gpu", i) for i in range(torch.accelerator.device_count())))
 
+    def accelerators(self) -> tuple[str, ...]:
+        found = torch.accelerator.current_accelerator()
+        own = (found.type,) if found is not None else ()
+        return (*super().accelerators(), *own)
+
     def missing_device_reason(self) -> str:
         if torch.version.cuda is None and torch.version.hip is None:
             return f"torch {torch.__version__} is built for the CPU alone; install a CUDA or ROCm build."
@@ -216,19 +227,20 @@ class TorchFramework(Framework):
             torch.accelerator.current_stream(x.device).synchronize()
 
     def copy(self, x: torch.Tensor) -> torch.Tensor:
+        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
+            raise _refuse_storage(self)
         if x.is_conj() or x.is_neg():
             return x.resolve_conj().resolve_neg().contiguous()
         if x.layout is not torch.strided or x.is_nested:
             return x.clone()
-        if x.is_cpu and not _has_memory(x) and not x.untyped_storage().nbytes():
-            # torch ends the process
-            raise refuse(self, "a tensor whose storage was resized to nothing", "make a new tensor")
         if x.itemsize == 1 and x.dtype not in NAMES and not x.is_quantized:
             # uint1 to uint7, and the like, have no kernel that copies.
             return x.view(torch.uint8).clone(memory_format=torch.contiguous_format).view(x.dtype)
         return x.clone(memory_format=torch.contiguous_format)
 
     def cast(self, x: torch.Tensor, dtype: str) -> torch.Tensor:
+        if x.layout is torch.strided and _storage_is_too_small(x):  # PyTorch crashes the process
+            raise _refuse_storage(self)
         if x.dtype is torch.complex128 and x.is_cpu and x.data_ptr() % 16:
             x = x.clone()  # see cannot_view: a cast of it ends the process
         return x.to(DTYPES[dtype])
@@ -363,7 +375,7 @@ class TorchFramework(Framework):
         if not x.is_cpu or x.is_nested:
             raise NotImplementedError
         address = x.data_ptr()  # raises where there is no memory, as in sparse tensors
-        if not address:
+        if address < _LOWEST:
             raise NotImplementedError
         layout = x.ndim if x.is_contiguous() else (x.shape, x.stride())
         place = address % hostmemory.ALIGNMENT if alignment > 1 else 0
@@ -374,7 +386,7 @@ class TorchFramework(Framework):
         # errors cost as much as twenty calls, so complex and extended dtypes are sent away first. A tensor
         # that requires grad it refuses only while gradients are recorded; where there is no memory
         # (torch.func.functionalize) it reads whatever lies there.
-        if x.dtype not in REAL or x.requires_grad or not x.data_ptr():
+        if x.dtype not in REAL or x.requires_grad or x.data_ptr() < _LOWEST:
             raise NotImplementedError
         return x.numpy()
 
@@ -390,7 +402,7 @@ class TorchFramework(Framework):
 
     def fast_export(self, x: torch.Tensor) -> Any:
         address = x.data_ptr()
-        if address % hostmemory.ALIGNMENT or not address or x.dtype not in REAL or x.requires_grad:
+        if address % hostmemory.ALIGNMENT or address < _LOWEST or x.dtype not in REAL or x.requires_grad:
             raise NotImplementedError
         return x.numpy().__dlpack__()
 
@@ -415,6 +427,26 @@ def _has_memory(x: torch.Tensor) -> bool:
         return x.data_ptr() != 0 or x.numel() == 0
     except RuntimeError:
         return False
+
+
+def _storage_is_too_small(x: torch.Tensor) -> bool:
+    """Whether the storage of a strided tensor was resized to fewer bytes than its elements need."""
+    if not x.numel() or hasattr(x, "fake_mode"):
+        return False
+    try:
+        held = x.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):  # a tensor without a storage, such as a functional one
+        return False
+    last = sum((extent - 1) * step for extent, step in zip(x.shape, x.stride(), strict=True))
+    return held < (x.storage_offset() + last + 1) * x.element_size()
+
+
+def _refuse_storage(framework: Framework) -> Exception:
+    return refuse(
+        framework,
+        "a tensor whose storage was freed, or resized to fewer bytes than its elements need,",
+        "restore the storage first (with FSDP, inside summon_full_params()), or make a new tensor",
+    )
 
 
 def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Device) -> torch.Tensor:

@@ -1,0 +1,236 @@
+"""DLPack producers on devices that no framework here reads: they are queried for host memory."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import ArrayNotSupportedError, CopyRequiredError, convert_memory, explain, trace
+from arraybridge.frameworks import hostmemory
+from tests import matrix_data as data
+from tests.helpers import require
+
+TARGETS = ("numpy", "torch", "jax", "tensorflow")
+# OpenCL, Vulkan, Metal, VPI, ROCm, an extension, oneAPI, WebGPU, Hexagon, MAIA, and one from the future.
+DEVICES = (4, 7, 8, 9, 10, 12, 14, 15, 16, 17, 99)
+
+
+class Producer:
+    """An array whose memory is unified: without ``copy=True`` it would be shared."""
+
+    device = 8
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        self.asked: list[dict[str, Any]] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (self.device, 0)
+
+    def _export(self, copy: Any, max_version: Any = None, **wish: Any) -> Any:
+        self.asked.append({"copy": copy, "max_version": max_version, **wish})
+        return self.array.__dlpack__(copy=copy, max_version=max_version)
+
+
+class Newest(Producer):
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
+        if dl_device is None:
+            raise BufferError("this memory is on a device")
+        return self._export(copy, max_version, dl_device=dl_device)
+
+
+class WithoutVersions(Producer):
+    def __dlpack__(self, *, stream: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+        if dl_device is None:
+            raise BufferError("this memory is on a device")
+        return self._export(copy, dl_device=dl_device)
+
+
+class WithoutCopy(Producer):
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None) -> Any:
+        if dl_device is None:
+            raise BufferError("this memory is on a device")
+        return self._export(None, max_version, dl_device=dl_device)
+
+
+class CannotCopy(Producer):
+    def __dlpack__(self, *, dl_device: Any = None, copy: Any = None, **_: Any) -> Any:
+        if copy:
+            raise NotImplementedError("copy=True")
+        return self._export(None, dl_device=dl_device)
+
+
+class TakesAnything(Producer):
+    """It ignores what it does not know, ``copy`` among it."""
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._export(None)
+
+
+class Old(Producer):
+    def __dlpack__(self, stream: Any = None) -> Any:
+        return self._export(None)
+
+
+class StaysOnDevice(Producer):
+    """It ignores ``dl_device``, and returns memory of its device."""
+
+    def __dlpack__(self, **_: Any) -> Any:
+        capsule = self._export(None)
+        ctypes.c_int32.from_address(hostmemory._tensor_of(capsule) + 8).value = self.device
+        return capsule
+
+
+class Fails(Producer):
+    def __dlpack__(self, **_: Any) -> Any:
+        raise KeyError("the device is gone")
+
+
+class NoCapsule(Producer):
+    def __dlpack__(self, **_: Any) -> Any:
+        return 3
+
+
+READABLE = (Newest, WithoutVersions, WithoutCopy, CannotCopy, TakesAnything)
+
+
+def values(dtype: str, layout: str) -> Any:
+    array = np.arange(24).reshape(4, 6).astype(hostmemory.np_dtype(dtype))
+    layouts: dict[str, Callable[[Any], Any]] = {
+        "plain": np.ascontiguousarray,
+        "transposed": np.transpose,
+        "strided": lambda x: x[::2, ::3],
+        "empty": lambda x: x[:0],
+        "scalar": lambda x: np.array(x[1, 1]),
+    }
+    return layouts[layout](array)
+
+
+@pytest.mark.parametrize("cls", READABLE)
+@pytest.mark.parametrize("target", TARGETS)
+def test_any_device_is_read_through_the_host(target: str, cls: type[Producer]) -> None:
+    require(target)
+    dtypes = ("float32", "int64", "bool", "complex128", "uint8", "float16")
+    layouts = ("plain", "transposed", "strided", "empty", "scalar")
+    for (dtype, layout), device in zip(itertools.product(dtypes, layouts), itertools.cycle(DEVICES)):
+        for copy in (None, True):
+            array = values(dtype, layout)
+            before = array.tobytes()
+            x = cls(array)
+            x.device = device
+            route = explain(x, target, copy=copy)
+            with trace() as log:
+                result = convert_memory(x, target, copy=copy)
+            assert log.records == [route]
+            assert not route.shares_memory
+            assert str(device) in route.reason or copy
+            array[...] = 0
+            assert (data.bits(result), data.dtype_name(result)) == (before, dtype), (layout, device)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2"])
+def test_extended_dtypes_are_read_through_the_host(dtype: str) -> None:
+    torch = require("torch")
+
+    class Torch(Newest):
+        def _export(self, copy: Any, max_version: Any = None, **wish: Any) -> Any:
+            return self.array.clone().__dlpack__(max_version=max_version)
+
+    tensor = torch.arange(6).to(getattr(torch, dtype))
+    for target in ("numpy", "torch", "jax"):
+        require(target)
+        result = convert_memory(Torch(tensor), target)
+        assert (data.bits(result), data.dtype_name(result)) == (data.bits(tensor), dtype)
+
+
+def test_a_copy_is_requested_and_made_once() -> None:
+    x = Newest(np.arange(64.0))
+    for _ in range(2):
+        x.asked.clear()
+        result = convert_memory(x, "numpy")
+        assert [(wish["copy"], wish["dl_device"]) for wish in x.asked] == [(True, (1, 0))]
+        assert result.flags.writeable
+        result[...] = 5
+        assert x.array.tolist() == list(range(64))
+    assert explain(x, "numpy").copies == 1
+
+
+@pytest.mark.parametrize("cls", [*READABLE, Old, Fails])
+def test_copy_false_raises_without_a_request(cls: type[Producer]) -> None:
+    x = cls(np.arange(3.0))
+    for call in (convert_memory, explain):
+        with pytest.raises(CopyRequiredError, match="copy=None"):
+            call(x, "numpy", copy=False)
+    assert x.asked == []
+
+
+@pytest.mark.parametrize("cls", [Old, StaysOnDevice, Fails, NoCapsule])
+@pytest.mark.parametrize("target", TARGETS)
+def test_producers_that_cannot_export_to_the_host(target: str, cls: type[Producer]) -> None:
+    require(target)
+    x = cls(np.arange(3.0))
+    for call, copy in itertools.product((convert_memory, explain), (None, True)):
+        with pytest.raises(ArrayNotSupportedError, match=r"device type 8.*copy it to the host"):
+            call(x, target, copy=copy)
+
+
+def test_cuda_memory_without_a_driver_is_read_through_the_host() -> None:
+    cupy = require("cupy")
+    if arraybridge.framework("cupy").devices() or cupy is None:
+        pytest.skip("it is about a machine without a GPU")
+    x = Newest(np.arange(3.0))
+    x.device = 2
+    assert convert_memory(x, "torch").tolist() == [0, 1, 2]
+    x.asked.clear()
+    with pytest.raises(CopyRequiredError, match="copy=None"):
+        convert_memory(x, "torch", copy=False)
+    assert x.asked == []
+
+
+@pytest.mark.parametrize("answer", [None, (), ("a", 0), KeyError("gone")])
+def test_an_unknown_device_ends_in_a_typed_error(answer: Any) -> None:
+    class Confused(Newest):
+        def __dlpack_device__(self) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    with pytest.raises(ArrayNotSupportedError, match="__dlpack_device__"):
+        convert_memory(Confused(np.arange(3.0)), "numpy")
+
+
+def test_plans_of_unknown_producers_look_at_each_array() -> None:
+    torch = require("torch")
+
+    class Mixed(Newest):
+        def __dlpack__(self, **wish: Any) -> Any:
+            if self.device == 1:
+                return self.array.__dlpack__(**wish)
+            return super().__dlpack__(**wish)
+
+    def made(array: Any, device: int = 1) -> Mixed:
+        x = Mixed(array)
+        x.device = device
+        return x
+
+    frozen = np.arange(4.0)
+    frozen.flags.writeable = False
+    for _ in range(3):
+        shared = np.arange(4.0)
+        assert convert_memory(made(shared), "torch").data_ptr() == shared.ctypes.data
+        assert convert_memory(made(shared, 8), "torch").data_ptr() != shared.ctypes.data
+        assert convert_memory(made(frozen), "torch").data_ptr() != frozen.ctypes.data
+        assert convert_memory(made(shared[::-1]), "torch").tolist() == [3, 2, 1, 0]
+        assert convert_memory(made(shared), "torch", dtype="float32").dtype is torch.float32
+        assert convert_memory(made(shared), "torch", copy=True).data_ptr() != shared.ctypes.data
+        assert convert_memory(made(torch.ones(2).to(torch.bfloat16)), "torch").dtype is torch.bfloat16
+        with pytest.raises(arraybridge.SourceMismatchError):
+            convert_memory(made(shared), "jax", "torch")
