@@ -80,8 +80,11 @@ class Block:
         # A block without axes is a scalar to NumPy, and no array.
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
+            function = (
+                self.__wrapped__
+            )  # opened first, so that an error of its own imports is raised as it is
             with nullcontext() if self.wide is None else registry.framework(self.wide).wide():
-                result = self.__wrapped__(*blocks, **kwargs)
+                result = function(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
             prefix(error, f"{self.__name__}(){on_this_worker()}")
             raise
