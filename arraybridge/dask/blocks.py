@@ -82,7 +82,7 @@ class Block:
         try:
             function = (
                 self.__wrapped__
-            )  # opened first, so that an error of its own imports is raised as it is
+            )  # opened first: an error of its own imports comes first
             with nullcontext() if self.wide is None else registry.framework(self.wide).wide():
                 result = function(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
