@@ -80,9 +80,7 @@ class Block:
         # A block without axes is a scalar to NumPy, and no array.
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
-            function = (
-                self.__wrapped__
-            )  # opened first: an error of its own imports comes first
+            function = self.__wrapped__  # opened first: an error of its own imports comes first
             with nullcontext() if self.wide is None else registry.framework(self.wide).wide():
                 result = function(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
