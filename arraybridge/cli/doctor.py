@@ -28,9 +28,10 @@ from rich.markup import escape
 import arraybridge
 from arraybridge import machine
 from arraybridge.cli import output
+from arraybridge.cli.look import COMPANIONS
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel
-from arraybridge.frameworks.registry import install_command
+from arraybridge.frameworks.registry import can_find, install_command
 from arraybridge.show import format_bytes
 
 Json = dict[str, Any]
@@ -208,11 +209,13 @@ def import_order(facts: Findings) -> Iterator[Json]:
         order, crash, at = trial["order"], trial["crash"], trial["at"]
         last = at or order[-1]
         before = " and ".join(order[: order.index(last)])
-        if not crash or not before or facts.looks[last]["state"] in _ENDED:
+        if not crash or not before or facts.looks.get(last, {}).get("state") in _ENDED:
             continue
         when = "is imported and used" if at else "was used and the program ends"
         message = f"After {before} the process is ended when {last} {when}: {crash}."
         fix = [f"# import {last} before {before}" if at else f"# use {last} and {before} in two processes"]
+        if last in COMPANIONS:
+            message += " (torch.compile, torch.profiler and FakeTensorMode import it.)"
         if last == "pyclesperanto":
             fix.append(
                 '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS an empty folder'
@@ -310,6 +313,7 @@ def gather(seconds: float) -> Findings:
         suspects = () if not at or looks[at]["state"] in _ENDED else order[: order.index(at)]
         pairs = _in_parallel([(name, at) for name in suspects], seconds)
         narrowed += [pair for pair in pairs if pair["crash"]] or [trial]
+    narrowed += _with_companions(installed, seconds)
     if looks.get("pyclesperanto", {}).get("state") in _SOUND:
         looks["pyclesperanto"]["plain_import"] = _plain_import()
     versions = _versions()
@@ -317,6 +321,20 @@ def gather(seconds: float) -> Findings:
         look["version"] = look.get("version") or registry.version_of(name) or None
     every = {name: looks.get(name, {"state": "missing", "devices": []}) for name in names}
     return Findings(machine.driver(), machine.cards(), every, narrowed, versions, os.environ, Path.cwd())
+
+
+def _with_companions(installed: Sequence[str], seconds: float) -> list[Json]:
+    """Try to import each installed companion after each framework; return the trials that crash.
+
+    A companion that crashes alone is not reported: no order of imports is to blame.
+    """
+    crashes: list[Json] = []
+    for companion in filter(can_find, COMPANIONS):
+        (every, alone) = _in_parallel([(*installed, companion), (companion,)], seconds)
+        if every["at"] == companion and not alone["crash"]:
+            pairs = _in_parallel([(name, companion) for name in installed], seconds)
+            crashes += [pair for pair in pairs if pair["crash"]] or [every]
+    return crashes
 
 
 def _in_parallel(orders: Sequence[tuple[str, ...]], seconds: float) -> list[Json]:

@@ -29,8 +29,13 @@ from arraybridge.frameworks.registry import can_find
 Json = dict[str, Any]
 
 
+#: Packages that are no frameworks, and crash the process in some orders of imports. They are only imported.
+#: PyTorch's CUDA build brings Triton and imports it late.
+COMPANIONS = ("triton",)
+
+
 def _imported(name: str) -> ModuleType:
-    packages = registry.facts(name).packages
+    packages = (name,) if name in COMPANIONS else registry.facts(name).packages
     return importlib.import_module(next(filter(can_find, packages), packages[0]))
 
 
@@ -62,6 +67,8 @@ def _look(name: str, seen: Json) -> None:
     seen["seconds"] = time.perf_counter() - started
     seen["version"] = str(getattr(module, "__version__", "")) or None
     seen["origin"] = str(Path(module.__file__).resolve()) if module.__file__ else None
+    if name in COMPANIONS:
+        return
     seen["built_for"] = _built_for(name, module)
     devices = arraybridge.framework(name).devices()
     seen["devices"] = [{"device": str(device), "name": device.name} for device in devices]

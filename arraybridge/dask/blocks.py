@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -26,13 +27,17 @@ from arraybridge.errors import (
 from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.device_map import decorated
+from arraybridge.lines.device_map import decorated, placement
 from arraybridge.trees import prefix
 from arraybridge.types import FrameworkLike, GpuId
 
 
 class BlockError(MemoryConversionError, ValueError):
     """A function did not give the block that was declared: another shape, another dtype, or no array."""
+
+
+#: Dtypes that JAX narrows by default.
+_WIDE = ("float64", "int64", "uint64", "complex128")
 
 
 class Block:
@@ -53,6 +58,9 @@ class Block:
         #: Where the dtype comes from, in words.
         self.expected = expected
         self.target = target
+        placed = placement(fn)
+        #: The framework that runs the function and must keep its 64-bit dtypes; None if none is known.
+        self.wide = placed.framework if placed is not None and dtype.name in _WIDE else None
         #: Whether a result has the shape of its block, which is compared at once.
         self.keeps_shape = False
 
@@ -72,7 +80,9 @@ class Block:
         # A block without axes is a scalar to NumPy, and no array.
         blocks = tuple([np.asarray(x) if isinstance(x, np.generic) else x for x in blocks])
         try:
-            result = self.__wrapped__(*blocks, **kwargs)
+            function = self.__wrapped__  # opened first: an error of its own imports comes first
+            with nullcontext() if self.wide is None else registry.framework(self.wide).wide():
+                result = function(*blocks, **kwargs)
         except FrameworkNotInstalledError as error:
             prefix(error, f"{self.__name__}(){on_this_worker()}")
             raise
@@ -147,7 +157,8 @@ def map_blocks(
             One that has a single chunk along an axis is handed over whole along it. Anything else is handed
             whole to every call.
         dtype: the dtype of the results. Left out: that of ``meta``, what the decorator's ``dtype_conversion``
-            says, or else the dtype of ``array``.
+            says, or else the dtype of ``array``. If it is a 64-bit dtype, a function decorated with `jax`
+            runs with x64 on, so that it keeps 64-bit values.
         meta: an empty array of the type of the results' chunks. Left out: the chunk type of ``array``.
         **kwargs: ``chunks``, ``drop_axis``, ``new_axis``, ``name``, ``token`` and ``enforce_ndim`` mean what
             they do in ``dask.array.map_blocks``: with the first three a function says that it changes the

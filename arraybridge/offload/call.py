@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 import sys
@@ -13,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,14 @@ from arraybridge.lines.device_map import place_in_words, placement
 from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, recovered
 from arraybridge.offload.comparison import difference, widened
+from arraybridge.offload.signature import (
+    NoSignatureError,
+    Proof,
+    Proofs,
+    names_in,
+    signature_of,
+    signature_of_self,
+)
 from arraybridge.offload.timings import CARD, CPU, History, Timings
 from arraybridge.options import chosen_device, worker_device
 from arraybridge.show import format_bytes, format_seconds
@@ -43,6 +52,7 @@ LOOK_BYTES, LOOK_SECONDS = 1 << 20, 1e-3
 _TOO_LITTLE = "it takes in too little to look for a card"
 #: What takes less on the CPU is done there before a card has begun.
 QUICK = 50e-6
+_DONE_BEFORE = "it is done on the CPU before a card has begun"
 #: The free memory of a card is asked for again after so many seconds.
 ASK_AGAIN = 0.5
 
@@ -172,6 +182,7 @@ class Arguments:
         self.arrays: list[Any] = []
         kinds: list[Any] = [tuple(self.named)]
         self.nbytes, self.in_numpy = 0, True
+        self._exact: Any = None
         values = (*self.batch, *self.named.values())
         is_flat = all(type(x) is np.ndarray for x in values)
         for x in values if is_flat else leaves_of(values):
@@ -190,6 +201,17 @@ class Arguments:
         self.footprint = (self.nbytes.bit_length(), *kinds)
         return self
 
+    def exact(self) -> Any:
+        """Return what tells it from calls that a verified run says nothing about.
+
+        Raises:
+            NoSignatureError: the arguments cannot be told apart.
+        """
+        if self._exact is None:
+            exact = signature_of((self.batch, self.named))
+            self._exact = self.nbytes.bit_length(), exact
+        return self._exact
+
     def mapped(self, convert: Callable[[Any], Any]) -> Arguments:
         """The same with other arrays."""
         batch = tuple([map_arrays(x, convert) for x in self.batch])
@@ -207,10 +229,23 @@ class Arguments:
 
 
 def _kind_of_leaf(x: Any) -> Any:
-    """Numbers that are not whole by their type alone; of functions their code: a lambda is new each time."""
-    if type(x) in (int, bool, str, bytes, np.dtype):
+    """Numbers that are not whole by their type alone; of functions their code: a lambda is new each time.
+
+    Timings need no more. Whether a result is right depends on `Arguments.exact`.
+    """
+    if type(x) in (int, bool, str, bytes) or isinstance(x, np.dtype):
         return type(x), x
+    if isinstance(x, (np.integer, np.bool_)):
+        return type(x), x.item()
     return x.__code__ if type(x) is FunctionType else x if isinstance(x, type) else type(x)
+
+
+class _Choice(NamedTuple):
+    """Where a call runs: on a GPU, with the proof of its signature, or on the CPU (None); and the reason."""
+
+    card: BackendCard | None
+    why: str
+    proof: Proof | None = None
 
 
 class Offload:
@@ -229,6 +264,8 @@ class Offload:
         self.label = label_of(fn)
         self.skip = 1 if takes_self(fn) else 0  # self stays as it is, also where it is an array
         self.history = History()
+        self.proofs = Proofs()
+        self._named = names_in(fn) if self.skip else ()
         placed = placement(fn)
         #: Why the function stays on the CPU, or "".
         self.refused = "" if placed is None else f"its own decorator says where it runs: {place_in_words(fn)}"
@@ -242,44 +279,75 @@ class Offload:
         if _decided.get() or not call.look().arrays:
             return call.run(self.fn)
         timings = self.history[call.footprint]
-        card, why = self._decide(call, timings)
+        choice = self._decide(call, timings, self.proofs.get)
         span = trace.span("decision", self.label) if open_logs else None
         with nullcontext() if span is None else span:
             if span is not None:
-                span.device, span.reason = "cpu" if card is None else str(card.device), why
-            result, complaint = self._run(card, call, timings)
+                span.device = "cpu" if choice.card is None else str(choice.card.device)
+                span.reason = choice.why
+            result, complaint = self._run(choice, call, timings)
         if complaint:
             warnings.warn(f"{self.label}() {complaint}", RuntimeWarning, stacklevel=3)
         return result
 
     # -- where ------------------------------------------------------------------------------------
 
-    def _decide(self, call: Arguments, timings: Timings) -> tuple[BackendCard | None, str]:
+    def _decide(self, call: Arguments, timings: Timings, proof_of: Callable[[Any], Proof]) -> _Choice:
+        """Decide where a call runs.
+
+        ``proof_of`` returns the proof of an exact signature. A call that stays on the CPU for want of one is
+        noted in it, so that the next such call is the trial.
+        """
         cpu = timings.estimate(CPU)
         if call.in_numpy and not _found and call.nbytes < LOOK_BYTES and (cpu or 0.0) < LOOK_SECONDS:
-            return None, _TOO_LITTLE
+            return _Choice(None, _TOO_LITTLE)
         card = self._card()
         if isinstance(card, str):
-            return None, card
+            return _Choice(None, card)
         if self.refused:
-            return None, self.refused
+            return _Choice(None, self.refused)
+        is_quick = cpu is not None and cpu < QUICK
+        if is_quick and call.in_numpy:  # before the exact signature is made, which takes time
+            return _Choice(None, _DONE_BEFORE)
+        try:
+            proof = proof_of(self._key(call, card))
+        except NoSignatureError as error:
+            return _Choice(None, f"{error}, so that one run on the card says nothing about the next")
         if not call.in_numpy and all(card.holds(x) for x in call.arrays):
-            return card, "the arrays are on the card already"
+            return _Choice(card, "the arrays are on the card already", proof)
         if timings.refused:
-            return None, timings.refused
+            return _Choice(None, timings.refused)
         if cpu is None:
-            return None, "it has not run with such arrays yet"
-        if cpu < QUICK:
-            return None, "it is done on the CPU before a card has begun"
+            proof.seen = True
+            return _Choice(None, "it has not run with such arrays yet")
+        if is_quick:
+            return _Choice(None, _DONE_BEFORE)
         needed, free = 3 * call.nbytes, card.free()  # as much again for the result, and on the way to it
         if free and needed > free:
-            return None, (
-                f"the call needs about {format_bytes(needed)}, and {card.name} has {format_bytes(free)} free"
+            return _Choice(
+                None,
+                f"the call needs about {format_bytes(needed)}, and {card.name} has {format_bytes(free)} free",
             )
-        if not timings.proven:
-            return card, "the card has not been tried with such arrays yet"
-        place, why = timings.choose()
-        return (card if place == CARD else None), why
+        return self._by_time(card, timings, proof)
+
+    def _by_time(self, card: BackendCard, timings: Timings, proof: Proof) -> _Choice:
+        """Choose the faster place, but the GPU only for a signature that has run on the CPU before."""
+        if timings.counts[CARD] or (proof.holds and staying.get()):
+            place, why = timings.choose()
+        else:
+            place, why = CARD, "the card has not been tried with such arrays yet"
+        if place == CPU:
+            return _Choice(None, why)
+        if proof.holds or proof.seen:
+            return _Choice(card, why, proof)
+        proof.seen = True
+        return _Choice(
+            None, "it has not run with exactly these arguments before; the next such call is a trial"
+        )
+
+    def _key(self, call: Arguments, card: BackendCard) -> Any:
+        """Return what a proof is kept under: the exact call, and the GPU and framework that it ran in."""
+        return signature_of_self(call.own, self._named) if call.own else (), call.exact(), card.name
 
     def _card(self) -> BackendCard | str:
         """The card to run on, or why there is none."""
@@ -296,37 +364,47 @@ class Offload:
 
     def explain(self, *args: Any, **kwargs: Any) -> OffloadDecision:
         """Where the call would run, and why; the function is not called."""
-        # Whether self comes along does not matter: it is no array, and what is none is not looked at.
-        call = Arguments((), args, kwargs).look()
+        # A bound method's explain() gets no self: it belongs to the function.
+        skip = self.skip if args and kind_of(args[0]) != ARRAY else 0
+        call = Arguments(args[:skip], args[skip:], kwargs).look()
         if not call.arrays:
             return OffloadDecision(False, Device("cpu"), "numpy", ("It takes no arrays.",))
         timings = self.history.get(call.footprint) or Timings()
-        card, why = self._decide(call, timings)
+        card, why, proof = self._decide(call, timings, self._known_proof)
         reasons = [f"{why}: {format_bytes(call.nbytes)}" if why is _TOO_LITTLE else why]
         for place, words in ((CPU, "On the CPU"), (CARD, "On the card, with transfers,")):
             seconds = timings.estimate(place)
             if seconds is not None:
                 took = format_seconds(seconds)
                 reasons.append(f"{words} it takes {took} (runs so far: {timings.counts[place]})")
-        if card is not None and not timings.proven:
+        if proof is not None and not proof.holds:
             reasons.append(
-                "The first run with such arrays on the card is a trial: it is computed on the CPU as well,"
-                " and the results are compared"
+                "The first run with these arguments on the card is a trial: it is computed on the CPU as"
+                " well, and the results are compared"
             )
         device, backend = (Device("cpu"), "numpy") if card is None else (card.device, card.backend)
         estimates = timings.estimate(CPU), timings.estimate(CARD)
         return OffloadDecision(card is not None, device, backend, tuple(reasons), *estimates)
 
+    def _known_proof(self, key: Any) -> Proof:
+        """Return a copy of the proof of a signature; of any ``self`` if the call has none."""
+        own, *rest = key
+        found = self.proofs.peek(key)
+        if self.skip and not own:
+            found = next((proof for (_, *others), proof in self.proofs.items() if others == rest), None)
+        return Proof() if found is None else copy.copy(found)
+
     # -- running ----------------------------------------------------------------------------------
 
-    def _run(self, card: BackendCard | None, call: Arguments, timings: Timings) -> tuple[Any, str]:
+    def _run(self, choice: _Choice, call: Arguments, timings: Timings) -> tuple[Any, str]:
         """The result, and what there is to complain about, or ``""``."""
-        if card is None:
+        card, _, proof = choice
+        if card is None or proof is None:
             return self._on_cpu(call, timings), ""
-        if not timings.proven:
-            return self._trial(card, call, timings)
+        if not proof.holds:
+            return self._trial(card, call, timings, proof)
         try:
-            return self._on_card(card, call, timings), ""
+            return self._on_card(card, call, timings, proof), ""
         except Exception as error:  # noqa: BLE001  # an unknown function's: the CPU tells whether it is its own
             result = self._on_cpu(call, timings)
             return result, self._refuse(card, timings, error)
@@ -337,13 +415,13 @@ class Offload:
         timings.add(CPU, clock() - started)
         return result
 
-    def _on_card(self, card: BackendCard, call: Arguments, timings: Timings) -> Any:
+    def _on_card(self, card: BackendCard, call: Arguments, timings: Timings, proof: Proof) -> Any:
         stays = staying.get() or card.holds(call.arrays[0])
 
         def attempt(*batch: Any, **named: Any) -> Any:
             on_card = Arguments(call.own, batch, named).mapped(card.put)
             result = card.run(lambda: _inside(on_card, self.fn))
-            return result if stays else _home(result, call.arrays[0], timings.scalars)
+            return result if stays else _home(result, call.arrays[0], proof.scalars)
 
         started = clock()
         index, axis = card.device.index, self.split_axis
@@ -364,23 +442,23 @@ class Offload:
 
     # -- the trial --------------------------------------------------------------------------------
 
-    def _trial(self, card: BackendCard, call: Arguments, timings: Timings) -> tuple[Any, str]:
-        """The first run of a footprint on a card: in NumPy as well, which tells what is right."""
+    def _trial(self, card: BackendCard, call: Arguments, timings: Timings, proof: Proof) -> tuple[Any, str]:
+        """The first run of an exact signature on a card: in NumPy as well, which tells what is right."""
         on_host = call.on_host()
         started = clock()
         expected = _inside(on_host, self.fn)
         timings.add(CPU, clock() - started)
-        timings.scalars = [isinstance(x, np.generic) for x in arrays_of(expected, also=np.generic)]
+        proof.scalars = [isinstance(x, np.generic) for x in arrays_of(expected, also=np.generic)]
         if expected is None:
             self.refused = "it returns nothing, so that there is nothing to compare"
             return expected, ""
         try:
-            actual = self._on_card(card, call, timings)
+            actual = self._on_card(card, call, timings, proof)
         except Exception as error:  # noqa: BLE001  # an unknown function's; NumPy has shown that it is no error of its own
             return call.home(expected), self._refuse(card, timings, error)
         why = self._difference(card, on_host, expected, actual)
         if not why:
-            timings.proven = True
+            proof.holds = True
             return actual, ""
         self.refused = f"its trial failed: in {card.backend} {why}"
         complaint = f"is not the same on the card: in {card.backend} {why}; it runs on the CPU from now on"

@@ -38,12 +38,15 @@ def gpu(
 
     The function is pure in its array arguments, and draws no random numbers.
 
-    For each footprint (dtypes, ranks, power of two of the bytes, numbers and words among the arguments) the
-    first call runs on the CPU. The next one is a trial: it runs on the card as well, and structure, shapes,
-    dtypes and values are compared, to half of the dtype's digits. From then on the place that takes less
-    time, transfers included, is taken; the other one is measured again now and then. Arrays that are on the
-    card stay there. Quick calls, what has no room on the card, and all calls where there is no GPU, or inside
-    ``use_device("cpu")``, stay on the CPU.
+    Timings are kept per call signature: dtypes, ranks, the byte count rounded to a power of two, and number
+    and string arguments. The faster place is used, transfers included, and the other one is measured again
+    now and then. Arrays that are on the GPU stay there. Quick calls, calls that do not fit into the GPU's
+    memory, and all calls without a GPU or inside ``use_device("cpu")`` run on the CPU.
+
+    Results are verified per exact call: every argument that is not an array counts by type and value, and
+    so does the structure of containers. The first such call runs on the CPU. The second one is a trial,
+    which also runs on the GPU, and structure, shapes, dtypes and values are compared, to half of the dtype's
+    digits. A call with a number that was not used before therefore runs on the CPU.
 
     A function that differs (in PyTorch, ``x.std()`` divides by N-1) or fails on the card stays on the CPU
     from then on, with one warning that shows the difference. A call that runs out of memory is computed on

@@ -30,12 +30,8 @@ class Timings:
     def __init__(self) -> None:
         self.runs: dict[str, list[float]] = {CPU: [], CARD: []}
         self.counts = {CPU: 0, CARD: 0}
-        #: Whether a trial has shown that the card gives what NumPy gives.
-        self.proven = False
         #: Why the footprint stays on the CPU, or "".
         self.refused = ""
-        #: Of each array of the result in NumPy, whether it is a scalar.
-        self.scalars: list[bool] = []
         self._chosen = CPU
         self._since_look = 0.0
 

@@ -36,6 +36,7 @@ __all__ = [
     "same_array",
     "site",
     "steps",
+    "wait_for",
 ]
 
 #: The kinds of events that move an array: ours, and those of the frameworks' own calls.
@@ -55,8 +56,9 @@ class Event(NamedTuple):
             may go on after that.
         thread: name of the thread.
         device: where, in words; ``""`` where it is not known.
-        file, line: of the user's own code. In a worker thread, where the work was handed out; in a notebook,
-            ``"In[3]"`` stands for the file.
+        file, line: of the user's own code. In a worker thread, where the work was handed out; in a library's
+            thread without the user's code, the innermost line of a library; in a notebook, ``"In[3]"`` stands
+            for the file.
         nbytes: bytes that a conversion copied, each copy counted, or that a clean-up freed; else 0.
         reason: why, in words: of a conversion, of a decision, of a step of a recovery; or the error that
             ended a call.
@@ -90,6 +92,11 @@ class Event(NamedTuple):
     array: int | None = None
     source: str = ""
     target: str = ""
+
+    @property
+    def in_library(self) -> bool:
+        """Whether the line is a library's own, in one of its threads that runs none of the user's code."""
+        return bool(self.library) and _owners.get(self.file, _USERS) != _USERS
 
     @property
     def where(self) -> str:
@@ -135,6 +142,8 @@ def line_of(site: Site) -> int:
 handed_out: ContextVar[Site | None] = ContextVar("arraybridge_handed_out", default=None)
 
 _OURS, _USERS, _PYTHON = "arraybridge", "the user", "Python"
+#: What the threads of Python's own library are listed under.
+_STANDARD = "Python"
 _PACKAGE = dirname(dirname(__file__)) + sep  # noqa: PTH120  # pathlib costs 3 ms
 # File of a function → whose it is: one of the three, or the name of another library.
 _owners: dict[str, str] = new_cache()
@@ -149,8 +158,9 @@ _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-inpu
 def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | None:
     """The line of the user's own code in which this thread is: the innermost one that is no library's.
 
-    Frameworks and Python's own library are looked through. Where none of the user's code is on the stack, it
-    is where the work was handed out to this thread, and where that is not known the outermost line.
+    Frameworks and Python's own library are looked through. If none of the user's code is on the stack, it is
+    where the work was handed out to this thread. A thread of a library has neither: it is the innermost line
+    of a library there, of a framework if there is no other, and of Python's own library if there is none.
 
     Args:
         frame: where to begin; None: here.
@@ -158,11 +168,11 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
             step of ours, and there is no line.
     """
     frame = frame or currentframe()
-    outermost: Any = frame
+    first = frame
     library = ""
     while frame is not None:
         file = frame.f_code.co_filename
-        owner = _owners.get(file) or remember(_owners, file, _owner_of(file))
+        owner = _owners.get(file) or _owner_of_new(file)
         if owner == _OURS:
             if foreign:
                 return None
@@ -171,8 +181,24 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
             return _cell(file), frame.f_code, frame.f_lasti, library
         elif owner != _PYTHON:
             library = library or owner
-        outermost, frame = frame, frame.f_back
-    return handed_out.get() or (outermost.f_code.co_filename, outermost.f_code, outermost.f_lasti, library)
+        frame = frame.f_back
+    return handed_out.get() or _site_in_library(first)
+
+
+def _site_in_library(frame: FrameType | None) -> Site:
+    """Return the innermost line of a library on a stack without code of the user."""
+    ranked: dict[int, tuple[FrameType, str]] = {}
+    while frame is not None:
+        file = frame.f_code.co_filename
+        owner = _owners.get(file) or _owner_of_new(file)
+        if owner not in (_OURS, _PYTHON):
+            return file, frame.f_code, frame.f_lasti, owner
+        installed = "" if owner == _OURS else _installed_as(file)
+        rank = 2 if owner == _OURS else 0 if installed else 1
+        ranked.setdefault(rank, (frame, installed or _STANDARD))
+        frame = frame.f_back
+    found, library = ranked[min(ranked)]
+    return found.f_code.co_filename, found.f_code, found.f_lasti, library
 
 
 def _place() -> tuple[str, int]:
@@ -190,6 +216,10 @@ def as_own(folder: str) -> None:
     _owners.clear()
 
 
+def _owner_of_new(file: str) -> str:
+    return remember(_owners, file, _owner_of(file))
+
+
 def _owner_of(file: str) -> str:
     if file.startswith(_PACKAGE):
         return _OURS
@@ -197,9 +227,8 @@ def _owner_of(file: str) -> str:
         return _USERS if file.startswith(_TYPED_IN) else _PYTHON
     if file.startswith(tuple(_own_folders)):
         return _USERS
-    *folders, last = file.replace("\\", "/").split("/")
-    for installed in {"site-packages", "dist-packages"}.intersection(folders):
-        library = [*folders, last][folders.index(installed) + 1].removesuffix(".py")
+    library = _installed_as(file)
+    if library:
         of_frameworks = (registry.facts(name).packages for name in registry.framework_names())
         looked_through = {"numpy", "optree", "IPython", "ipykernel"}.union(*of_frameworks)
         return _PYTHON if library in looked_through else library
@@ -207,6 +236,14 @@ def _owner_of(file: str) -> str:
 
     python = (sysconfig.get_path(name) + sep for name in ("stdlib", "platstdlib"))
     return _PYTHON if file.startswith(tuple(python)) else _USERS
+
+
+def _installed_as(file: str) -> str:
+    """Return the name of the installed package that a file belongs to; ``""`` if it belongs to none."""
+    *folders, last = file.replace("\\", "/").split("/")
+    for installed in {"site-packages", "dist-packages"}.intersection(folders):
+        return [*folders, last][folders.index(installed) + 1].removesuffix(".py")
+    return ""
 
 
 def _cell(file: str) -> str:
@@ -245,6 +282,15 @@ def same_array(x: Any) -> int | None:
             return None
         _seen[key] = seen
     return seen[1]
+
+
+def wait_for(source: Framework, x: Any) -> None:
+    """Wait for the pending computation of an array that is about to be read."""
+    with suppress(Exception):  # of the computation, or x is traced: reading it raises the same
+        if source.name == "tensorflow" and "CPU" in x.device:
+            memoryview(x)  # in asynchronous mode, only reading waits for one tensor
+        else:
+            source.settle(x)
 
 
 def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:

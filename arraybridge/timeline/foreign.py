@@ -38,6 +38,10 @@ _CALLS = {
 }
 _WIDE = ("float64", "int64", "uint64", "complex128")
 _STRIDED = ("numpy", "torch", "cupy")
+#: Frameworks whose arrays on the host may still be computed.
+_PENDING = ("jax", "tensorflow")
+#: Calls that read an array of their own library on the host, and so wait for it.
+_READERS = ("numpy", "cpu", "__array__", "asnumpy", "get", "pull")
 _COMPILERS = ("jit.script", "compile", "export.export")
 #: How programs write where a call is found.
 _SHORT = {
@@ -109,12 +113,14 @@ _listening: Callable[[], Iterable[Any]] = tuple  # the logs that hear of foreign
 class _Call:
     """Stands for a function of a framework, and is equal to it, since torch looks functions up in tables."""
 
-    def __init__(self, original: Any, name: str) -> None:
+    def __init__(self, original: Any, name: str, library: str = "") -> None:
         update_wrapper(self, original)
         self._original = original
         self._name = name
         self._takes_trees = name == "jax.device_put"
         self._takes_dtype = name in ("jnp.asarray", "jnp.array")
+        self._library = library
+        self._reads_on_host = name.rpartition(".")[2] in _READERS
         passed_by = {np.ndarray} if name.startswith("np.") else set()
         self._plain = _PLAIN - {list, tuple} if self._takes_trees else _PLAIN | passed_by
 
@@ -130,6 +136,7 @@ class _Call:
             # A capsule is looked at before the call takes it.
             lent = hostmemory.lent_at(x) if type(x) is _CAPSULE else None
             seen = lent, kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
+            self._wait_for(x)
             began = time.perf_counter()
             result = self._original(*args, **kwargs)
             if result is not x:
@@ -137,6 +144,19 @@ class _Call:
         finally:
             _thread.busy = False
         return result
+
+    def _wait_for(self, x: Any) -> None:
+        """Wait for the computation of the source if the call waits for it, so that this is not timed."""
+        owner = registry.find_owner(x)
+        if owner is None or owner.name == "numpy":
+            return
+        if owner.name == "torch" and not sys.modules["torch"].cuda.is_initialized():
+            return  # nothing is pending on the CPU, and looking at the tensor takes 3 µs
+        # Between GPUs, other calls are ordered by streams and do not wait.
+        is_read = self._library == "numpy" or (owner.name != self._library and owner.name in _PENDING)
+        if is_read or self._reads_on_host:
+            with _unseen() if owner.name == "torch" else nullcontext():
+                events.wait_for(owner, x)
 
     def _tell(self, logs: Iterable[Any], x: Any, y: Any, seen: Any, began: float, seconds: float) -> None:
         frame: Any = currentframe()
@@ -315,7 +335,8 @@ def _attach(package: str) -> None:
         for holder in _holders(owner, name):
             own = name in vars(holder)
             original = vars(holder)[name] if own else getattr(holder, name)
-            call = (_Compiler if path in _COMPILERS else _Call)(original, f"{_SHORT.get(full, full)}.{name}")
+            kind = _Compiler if path in _COMPILERS else _Call
+            call = kind(original, f"{_SHORT.get(full, full)}.{name}", package)
             setattr(holder, name, call)
             _patches.setdefault(package, []).append((holder, name, call, own))
     if package == "torch":

@@ -37,6 +37,7 @@ class HotSpot:
         retries, splits: how often memory ran out and the call was made again, or went on in halves.
         threads: the threads that it ran in.
         libraries: the other libraries that called arraybridge from there; ``""`` stands for the line itself.
+        in_library: whether the line is a library's own, in a thread without the user's code.
     """
 
     where: str
@@ -53,18 +54,23 @@ class HotSpot:
     splits: int
     threads: tuple[str, ...]
     libraries: tuple[str, ...]
+    in_library: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class HotSpots(Table, Sequence[HotSpot]):
     """The hot spots of a trace, the hottest first; prints as a table, also in a notebook.
 
+    Lines of libraries' own threads, which run none of the user's code, come after all lines of the user. A
+    line that only shares memory is no hot spot.
+
     Attributes:
         hotspots: one `HotSpot` a line.
         nbytes: bytes copied by all lines, also by those that ``top`` leaves out.
         seconds: of all conversions and clean-ups.
-        lines: how many lines there are in all.
+        lines: how many hot spots there are in all.
         dropped: events that are missing because of ``trace(limit=…)``.
+        shared: how many other lines only shared memory.
     """
 
     hotspots: tuple[HotSpot, ...]
@@ -72,6 +78,7 @@ class HotSpots(Table, Sequence[HotSpot]):
     seconds: float
     lines: int
     dropped: int
+    shared: int = 0
 
     def __getitem__(self, index: Any) -> Any:
         return self.hotspots[index]
@@ -86,7 +93,10 @@ class HotSpots(Table, Sequence[HotSpot]):
     def _table(self) -> Contents:
         width = min(110, shutil.get_terminal_size((100, 24)).columns)
         rows: list[tuple[str, ...]] = []
-        for spot in self:
+        has_users_lines = any(not spot.in_library for spot in self)
+        for number, spot in enumerate(self):
+            if spot.in_library and not (number and self[number - 1].in_library):
+                rows += [("",)] * has_users_lines + [("in threads of libraries, without a line of yours:",)]
             where, what = spot.where, spot.what
             if len(where) > width // 3:  # the end of a path says most
                 where = f"…{where[1 - width // 3 :]}"
@@ -104,12 +114,14 @@ class HotSpots(Table, Sequence[HotSpot]):
         parts = [f"{self.lines} line{plural}, {copied} copied, {seconds}"]
         if len(self) < self.lines:
             parts.append(f"the first {len(self)} are shown")
+        if self.shared:
+            parts.append(f"{self.shared} more share memory")
         if self.dropped:
             parts.append(f"without the oldest {self.dropped} events, which limit= has dropped")
         return _HEAD, rows, _HEAD[1:4], "; ".join(parts)
 
     def __repr__(self) -> str:
-        return str(self) if self else "no conversions"
+        return str(self) if self else "no copies" if self.shared else "no conversions"
 
 
 def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
@@ -118,9 +130,16 @@ def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) 
         raise ValueError(f"top={top!r} must be a positive whole number of lines, or None")
     counted = [event for event in events if event.kind in (*CONVERSIONS, *_STEPS)]
     lines = _grouped(counted, lambda event: (event.file, event.line))
-    spots = sorted(map(_spot, lines), key=lambda spot: (-spot.nbytes, -spot.seconds))
-    nbytes, seconds = sum(spot.nbytes for spot in spots), sum(spot.seconds for spot in spots)
-    return HotSpots(tuple(spots[:top]), nbytes, seconds, len(spots), dropped)
+    every = [_spot(line) for line in lines]
+    nbytes, seconds = sum(spot.nbytes for spot in every), sum(spot.seconds for spot in every)
+    hot = [spot for spot, line in zip(every, lines, strict=True) if spot.nbytes or _recovered(line)]
+    hot.sort(key=lambda spot: (spot.in_library, -spot.nbytes, -spot.seconds))
+    return HotSpots(tuple(hot[:top]), nbytes, seconds, len(hot), dropped, len(every) - len(hot))
+
+
+def _recovered(events: list[Event]) -> bool:
+    """Whether memory ran out at a line, or was freed there."""
+    return any(event.kind in _STEPS for event in events)
 
 
 def _spot(events: list[Event]) -> HotSpot:
@@ -149,6 +168,7 @@ def _spot(events: list[Event]) -> HotSpot:
         splits=kinds["split"],
         threads=tuple(sorted({event.thread for event in events})),
         libraries=tuple(sorted({event.library for event in events})),
+        in_library=first.in_library,
     )
 
 

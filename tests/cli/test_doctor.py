@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,43 @@ def test_the_order_that_crashes_is_narrowed_down_to_a_pair(tmp_path: Path) -> No
         "After tensorflow the process is ended when torch is imported and used: SIGABRT" in problem["message"]
     )
     assert problem["fix"] == ["# import torch before tensorflow"]
+
+
+def test_triton_after_tensorflow_is_predicted(tmp_path: Path) -> None:
+    """PyTorch imports it late, so that no order of frameworks shows it."""
+    site = Site(tmp_path)
+    site.package("triton", "triton_after_tensorflow.py")
+    site.package("tensorflow", "tensorflow_for_cuda.py")
+    answer = report(site.run("doctor", "--json", "--timeout", "20"))
+    crashed = [trial["order"] for trial in answer["import_orders"] if trial["crash"]]
+    assert crashed == [["tensorflow", "triton"]]
+    assert "triton" not in answer["frameworks"]
+    problem = answer["by_id"]["import-order"]
+    assert "After tensorflow the process is ended when triton is imported" in problem["message"]
+    assert "torch.compile, torch.profiler and FakeTensorMode import it" in problem["message"]
+    assert problem["fix"] == ["# import triton before tensorflow"]
+    assert answer["code"] == 1
+
+
+def test_a_triton_that_crashes_alone_is_no_matter_of_order(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.package("triton", "import os\nos.abort()\n")
+    site.package("tensorflow", "tensorflow_for_cuda.py")
+    answer = report(site.run("doctor", "--json", "--timeout", "20"))
+    assert "import-order" not in answer["by_id"]
+
+
+def test_the_real_triton_and_tensorflow(tmp_path: Path) -> None:
+    """The doctor says of this environment what really happens in it."""
+    if find_spec("triton") is None:  # importing it here could crash this process
+        pytest.skip("needs Triton, which PyTorch's CUDA build brings, and which is not installed")
+    require("tensorflow")
+    done = subprocess.run(
+        [sys.executable, "-c", "import tensorflow, triton"], capture_output=True, check=False
+    )
+    answer = report(Site(tmp_path).run("doctor", "--json", SHOWN="tensorflow triton"))
+    crashed = [trial["order"] for trial in answer["import_orders"] if trial["crash"]]
+    assert crashed == ([["tensorflow", "triton"]] if done.returncode else [])
 
 
 def test_the_report_for_people_and_a_sound_environment(tmp_path: Path) -> None:

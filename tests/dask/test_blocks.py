@@ -57,6 +57,52 @@ def test_the_bits_of_the_plain_call(name: str, scheduler: Any, request: pytest.F
     check_equal(computed(both, scheduler), functions.blockwise(functions.normalise, filtered, CHUNKS))
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "int64", "uint64"])
+def test_a_jax_function_keeps_64_bit_blocks(dtype: str) -> None:
+    """JAX narrows them by default; map_blocks declares the dtype of the array."""
+    require("jax")
+
+    def shifted(x: Any) -> Any:
+        return x + x[:1] - 1
+
+    values = np.arange(12).reshape(6, 2).astype(dtype) + 2**40  # which 32 bits do not hold
+    expected = functions.blockwise(shifted, values, ((3, 3), (2,)))
+    for fn in (arraybridge.jax(shifted), functools.partial(arraybridge.jax(shifted))):
+        result = map_blocks(fn, to_dask(values, (3, 2))).compute()
+        assert result.dtype == dtype
+        assert np.array_equal(result, expected)
+    overlapping = map_overlap(arraybridge.jax(np.negative), to_dask(values, (3, 2)), depth=1).compute()
+    assert np.array_equal(overlapping, np.negative(values))
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
+def test_a_jax_function_with_a_declared_dtype() -> None:
+    """A declared 32-bit dtype is computed as JAX is set, and a declared 64-bit one as NumPy has it."""
+    jax = require("jax")
+    seen: list[bool] = []
+
+    @arraybridge.jax
+    def halved(x: Any) -> Any:
+        seen.append(jax.numpy.zeros(1).dtype == "float64")
+        return x / 2
+
+    @arraybridge.jax
+    def positive(x: Any) -> Any:
+        return (x > 0).sum(axis=1)
+
+    doubles = to_dask(np.array([[1.0, -2.0], [3.0, 4.0]]), (1, 2))
+    assert map_blocks(halved, doubles, dtype="float32").compute().tolist() == [[0.5, -1.0], [1.5, 2.0]]
+    assert map_blocks(halved, doubles.astype("float32")).compute().dtype == "float32"
+    assert set(seen) == {False}
+    assert map_blocks(halved, doubles).compute().dtype == "float64"
+    assert seen[-1]
+    for one in (doubles, doubles.astype("float32")):
+        counts = map_blocks(positive, one, dtype="int64", drop_axis=1).compute()
+        assert counts.dtype == "int64"
+        assert counts.tolist() == [1, 2]
+    assert jax.numpy.zeros(1).dtype == "float32"  # outside nothing has changed
+
+
 def test_kinds_of_functions_on_workers(two_workers: Client) -> None:
     torch = require("torch")
     weights = np.array([1, 2], np.float32)

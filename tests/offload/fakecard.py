@@ -87,7 +87,7 @@ def offload(fn: Any, machine: Machine, backend: str = "fakecard", **options: Any
     def call(*args: Any, **kwargs: Any) -> Any:
         return run(args, kwargs)
 
-    call.explain, call.history = run.explain, run.history  # type: ignore[attr-defined]
+    call.explain, call.history, call.proofs = run.explain, run.history, run.proofs  # type: ignore[attr-defined]
     return call
 
 

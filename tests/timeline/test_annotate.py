@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import arraybridge
 from arraybridge import FrameworkNotInstalledError, settings
 from arraybridge.conversion import trace as trace_module
-from tests.helpers import require
+from tests.helpers import require, run_python
 
 
 @arraybridge.numpy
@@ -67,3 +68,33 @@ def test_a_missing_package_and_an_unknown_profiler_are_refused(monkeypatch: pyte
     with pytest.raises(ValueError, match="annotate"), settings(annotate="vtune"):  # type: ignore[arg-type]
         pass
     assert not trace_module.open_logs
+
+
+NEEDS_NO_TRITON = """
+import sys
+import tensorflow as tf
+import numpy as np
+import torch
+import arraybridge as ab
+
+with ab.settings(annotate="torch"), ab.trace(foreign=True) as log:
+    x = ab.to_torch(tf.ones(3))
+    torch.tensor(np.ones(3)).numpy()
+    ab.torch(oom_recovery="split")(abs)(np.ones((4, 3)))
+    ab.free_memory()
+assert log.hotspots()
+assert "triton" not in sys.modules
+print("done")
+"""
+
+
+def test_traces_and_annotations_do_not_import_triton(tmp_path: Path) -> None:
+    """After TensorFlow, that crashes the process; a planted Triton does the same."""
+    require("torch")
+    require("tensorflow")
+    planted = tmp_path / "triton"
+    planted.mkdir()
+    (planted / "__init__.py").write_text("import os\nos.abort()\n", encoding="utf-8")
+    done = run_python("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{NEEDS_NO_TRITON}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("done\n")

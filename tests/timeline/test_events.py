@@ -278,6 +278,8 @@ def test_nothing_is_measured_when_no_trace_is_open(monkeypatch: pytest.MonkeyPat
             pass
 
 
+# PyTorch 2.14 warns so on Python 3.13.0.
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python")
 def test_torch_compile_is_left_alone() -> None:
     torch = require("torch")
     trees.kinds.clear()  # what is learnt at first sight of a type is learnt while torch traces

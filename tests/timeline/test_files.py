@@ -158,6 +158,17 @@ def test_a_picture(log: TraceLog, tmp_path: Path) -> None:
 # ---- hot spots -------------------------------------------------------------------------------------------
 
 
+def test_lines_that_only_share_are_no_hot_spots() -> None:
+    require("torch")
+    with trace() as log:
+        convert_memory(np.ones(4), "torch")
+        convert_memory(np.ones((0, 4))[::-1], "torch")  # nothing to copy
+    assert list(log.hotspots()) == []
+    assert log.hotspots().shared == 2
+    assert repr(log.hotspots()) == "no copies"
+    assert len(log.records) == 2
+
+
 def test_hot_spots_in_numbers() -> None:
     require("torch")
     small, large = np.ones(4)[::-1], np.ones(400)[::-1]
@@ -169,7 +180,8 @@ def test_hot_spots_in_numbers() -> None:
         for image in np.ones((2, 1, 1))[:, ::-1]:
             convert_memory(image, "numpy", copy=True)
     spots = log.hotspots()
-    assert [(s.nbytes, s.count) for s in spots] == [(3200, 1), (96, 3), (16, 2), (0, 1)]
+    assert [(s.nbytes, s.count) for s in spots] == [(3200, 1), (96, 3), (16, 2)]
+    assert spots.shared == 1
     assert spots.nbytes == 3312 == log.total_bytes_copied
     assert spots[0].source == 'convert_memory(large, "torch")'
     assert spots[0].what == "numpy → torch"
@@ -178,10 +190,9 @@ def test_hot_spots_in_numbers() -> None:
     assert "these 3 conversions convert the same array" in spots[1].advice
     assert "make it C-contiguous once, before the loop" in spots[1].advice
     assert not any("the same array" in spot.advice or "loop" in spot.advice for spot in (spots[0], spots[2]))
-    assert spots[3].advice == ""
     assert [s.line for s in log.hotspots(top=1)] == [spots[0].line]
-    assert log.hotspots(top=1).lines == 4
-    assert "4 lines, 3.2 KiB copied" in repr(log.hotspots(top=1))
+    assert log.hotspots(top=1).lines == 3
+    assert "3 lines, 3.2 KiB copied" in repr(log.hotspots(top=1))
     assert "the first 1 are shown" in repr(log.hotspots(top=1))
     for top in (0, -1, 1.5, True):
         with pytest.raises(ValueError, match="top"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import itertools
 import pickle
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,7 +18,8 @@ import pytest
 
 import arraybridge
 from arraybridge import trace
-from arraybridge.timeline import foreign
+from arraybridge.conversion.trace import everywhere as trace_everywhere
+from arraybridge.timeline import events, foreign
 from arraybridge.timeline.events import Event
 from tests.helpers import require, run_python
 
@@ -124,6 +127,9 @@ def test_each_call_is_seen(name: str, pair: str, make: Any, call: Any, words: tu
     assert event.file == __file__
     assert event.line in {line for _, _, line in call.__code__.co_lines()}
     assert event.seconds > 0
+    if words == SAME:
+        assert list(log.hotspots()) == []
+        return
     (spot,) = log.hotspots()
     assert spot.nbytes == nbytes
     assert advice in spot.advice
@@ -353,3 +359,194 @@ print([event.name for event in log.events])
 def test_a_framework_that_is_imported_later_and_its_compilers() -> None:
     done = run_python("-W", "ignore", "-c", COMPILED, env={"PYTHONWARNINGS": "ignore"})
     assert done.stdout.strip() == "['np.asarray', 'torch.from_numpy']", done.stderr
+
+
+# -- threads of libraries -------------------------------------------------------------------------------
+
+# A library whose own thread converts what it is handed through a queue; its helper is another library.
+FEEDER = """
+import queue, threading
+import {helper}
+
+class Feeder:
+    def __init__(self):
+        self.jobs, self.results = queue.Queue(), queue.Queue()
+        threading.Thread(target=self._loop, daemon=True).start()
+
+    def _loop(self):
+        while True:
+            job = self.jobs.get()
+            if job is None:
+                return
+            self.results.put({helper}.convert(job))
+
+    def __call__(self, x):
+        self.jobs.put(x)
+        return self.results.get()
+"""
+HELPER = """
+import numpy as np
+import torch
+import arraybridge
+
+def convert(x):
+    torch.tensor(x)
+    return arraybridge.convert_memory(x[::-1], "torch")
+"""
+
+
+@pytest.fixture
+def feeder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the library, and the folder of both."""
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "feeder_lib.py").write_text(FEEDER.format(helper="helper_lib"), encoding="utf-8")
+    (site / "helper_lib.py").write_text(HELPER, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(site))
+    yield importlib.import_module("feeder_lib"), site
+    for name in ("feeder_lib", "helper_lib"):
+        sys.modules.pop(name, None)
+
+
+def test_threads_of_libraries_show_their_innermost_line(feeder: Any) -> None:
+    module, site = feeder
+    source = unaligned()
+    with trace_everywhere(foreign=True) as log:
+        feed = module.Feeder()
+        feed(source)
+        feed.jobs.put(None)
+        torch.tensor(source)
+    theirs = [event for event in log.events if event.in_library]
+    helper = str(site / "helper_lib.py")
+    assert [(event.file, event.line, event.library) for event in theirs] == [
+        (helper, 7, "helper_lib"),
+        (helper, 8, "helper_lib"),
+    ]
+    spots = log.hotspots()
+    assert [(spot.file, spot.in_library) for spot in spots] == [
+        (__file__, False),
+        (helper, True),
+        (helper, True),
+    ]
+    assert spots[0].advice
+    assert spots[1].source == "torch.tensor(x)" or spots[2].source == "torch.tensor(x)"
+    lines = repr(spots).splitlines()
+    heading = lines.index(next(line for line in lines if line.startswith("in threads of libraries")))
+    assert all("helper_lib.py" not in line for line in lines[:heading])
+    assert [spot.file for spot in log.hotspots(libraries=False)] == [__file__]
+
+
+def test_a_thread_of_pythons_own_library_shows_its_innermost_line() -> None:
+    with trace_everywhere(foreign=True) as log, ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.tensor, unaligned()).result()
+    (event,) = log.events
+    assert event.file.endswith("thread.py")
+    assert "threading.py" not in event.file
+    assert event.in_library
+    (spot,) = log.hotspots()
+    assert spot.libraries == ("Python",)
+
+
+# -- pending computation --------------------------------------------------------------------------------
+
+
+class Pending:
+    """A clock that only a pending computation moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: str) -> None:
+        self.now = 0.0
+        wait = events.wait_for
+
+        def waiting(source: Any, x: Any) -> None:
+            wait(source, x)
+            if source.name == owner:
+                self.now += 100.0
+
+        monkeypatch.setattr(events, "wait_for", waiting)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+
+READS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "np.asarray": ("jax", lambda x: np.asarray(x)),
+    "np.array": ("jax", lambda x: np.array(x)),
+    "__array__": ("jax", lambda x: x.__array__()),
+    "torch.from_dlpack": ("jax", lambda x: torch.from_dlpack(x)),
+    "tf.constant": ("jax", lambda x: tf.constant(x)),
+    "np.asarray of TensorFlow": ("tensorflow", lambda x: np.asarray(x)),
+    "numpy()": ("tensorflow", lambda x: x.numpy()),
+    "jnp.asarray": ("tensorflow", lambda x: jnp.asarray(x)),
+    "to_numpy": ("jax", lambda x: arraybridge.to_numpy(x)),
+    "to_torch": ("jax", lambda x: arraybridge.to_torch(x)),
+    "to_numpy of TensorFlow": ("tensorflow", lambda x: arraybridge.to_numpy(x)),
+}
+
+
+@pytest.mark.parametrize("what", READS)
+def test_waiting_for_a_pending_computation_is_not_counted(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, read = READS[what]
+    x = of_jax() if owner == "jax" else of_tensorflow()
+    pending = Pending(monkeypatch, owner)
+    with trace(foreign=True) as log:
+        read(x)
+    assert pending.now >= 100.0  # it was waited for
+    assert [event.seconds for event in log.events] == [0.0] * len(log.events)
+    assert log.events
+
+
+def test_calls_that_do_not_wait_are_not_made_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a traced program would no longer overlap its work."""
+    x = of_jax()
+    pending = Pending(monkeypatch, "jax")
+    with trace(foreign=True):
+        jax.device_put(x, jax.devices()[-1])
+        jnp.asarray(x, "int32")
+    assert pending.now == 0.0
+
+
+FAILS = """
+import jax, numpy as np, tensorflow as tf, arraybridge
+
+def failing(x):
+    raise KeyError("no such cell")
+
+def error(read):
+    shape = jax.ShapeDtypeStruct((4,), "float32")
+    try:
+        read(jax.jit(lambda x: jax.pure_callback(failing, shape, x))(np.ones(4, "f4")))
+    except Exception as error:
+        return type(error).__name__, "no such cell" in str(error)
+
+for read in (lambda x: np.asarray(x), lambda x: tf.constant(x), lambda x: arraybridge.to_numpy(x)):
+    plain = error(read)
+    with arraybridge.trace(foreign=True):
+        assert error(read) == plain, (error(read), plain)
+    assert plain and plain[1], plain
+"""
+
+
+ASYNCHRONOUS = """
+import arraybridge, tensorflow as tf, time
+
+tf.config.experimental.set_synchronous_execution(False)
+x = tf.ones((1500, 1500))
+for read in (lambda x: x.numpy(), lambda x: arraybridge.to_numpy(x)):
+    pending = x @ x @ x @ x
+    with arraybridge.trace(foreign=True) as log:
+        began = time.perf_counter()
+        read(pending)
+        took = time.perf_counter() - began
+    (event,) = log.events
+    assert event.seconds < took / 2, (event.seconds, took)
+tf.config.experimental.set_synchronous_execution(True)
+"""
+
+
+def test_tensorflow_in_asynchronous_mode() -> None:
+    """Its computation takes a hundred times as long as the copy, on any machine."""
+    done = run_python("-c", ASYNCHRONOUS)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_failed_computation_raises_as_without_a_trace() -> None:
+    done = run_python("-c", FAILS)
+    assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FRAMEWORKS = {"cupy", "jax", "jaxlib", "pyclesperanto", "pyclesperanto_prototype", "tensorflow", "torch"}
+FRAMEWORKS |= {"triton"}  # which PyTorch brings
 SHOWN = os.environ.get("SHOWN", "").split()
 HIDDEN = {name for name in FRAMEWORKS if name not in SHOWN and not (HERE / name).exists()}
 

@@ -1,0 +1,295 @@
+"""The exact signature of a call: what a run on a GPU must have in common with a verified run."""
+
+from __future__ import annotations
+
+import inspect
+import struct
+import threading
+import weakref
+from collections import deque
+from collections.abc import Hashable, Iterable
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from hashlib import blake2b
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    EllipsisType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
+from typing import Any
+
+import numpy as np
+
+from arraybridge.carriers.carrier import source_of
+from arraybridge.trees import ARRAY, TREE, kind_of, leaves_of
+
+#: Values that a signature may consist of. Each call walks through all of them.
+MOST_VALUES = 1000
+#: Signatures that are remembered per function. The least recently used one is forgotten first.
+MOST_PROOFS = 256
+#: Longer strings are represented by a digest, so that a signature stays small.
+_LONG = 256
+
+_SINGLE = (int, bool, NoneType, EllipsisType)
+#: Classes that are not written in Python lack this flag (Py_TPFLAGS_HEAPTYPE).
+_HEAP_TYPE = 1 << 9
+_BUILT_IN = (dict, list, tuple, set, frozenset, deque)
+
+
+class NoSignatureError(Exception):
+    """The arguments have no exact signature. The message is the reason."""
+
+
+class _Same:
+    """An object as a dictionary key, compared by identity and not kept alive."""
+
+    __slots__ = ("_number", "_reference")
+
+    def __init__(self, x: Any) -> None:
+        try:
+            self._reference = weakref.ref(x)
+        except TypeError:
+            raise NoSignatureError(
+                f"a {type(x).__qualname__} among its arguments cannot be compared"
+            ) from None
+        self._number = id(x)
+
+    def __hash__(self) -> int:
+        return self._number
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        # A dead reference equals no other: its address may belong to a new object.
+        mine = self._reference()
+        return isinstance(other, _Same) and mine is not None and mine is other._reference()
+
+
+class _Walk:
+    """One pass over the arguments of a call."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        # Objects that are being described, by id → their depth, so that cycles end.
+        self._open: dict[int, int] = {}
+
+    def value(self, x: Any) -> Hashable:
+        """Return a key that equals that of ``y`` only if a function cannot tell ``x`` and ``y`` apart.
+
+        Arrays are the exception: their dtype and rank count, and their values do not.
+        """
+        self._count += 1
+        if self._count > MOST_VALUES:
+            raise NoSignatureError(f"it takes more than {MOST_VALUES} values that are not in arrays")
+        cls = type(x)
+        if cls is np.ndarray:
+            return _array(x)
+        if cls is list or cls is tuple:
+            return self._nested(x)
+        if cls in _SINGLE or isinstance(x, np.dtype):
+            return cls, x
+        if cls in (str, bytes):
+            return cls, _text(x)
+        if cls in (float, complex):  # by their bits: 0.0 equals -0.0, and nan does not equal itself
+            return cls, struct.pack("2d", x.real, x.imag)
+        if isinstance(x, np.generic):
+            return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Same(x)
+        if kind_of(x) == ARRAY:
+            return _array(x)
+        if isinstance(x, Enum):
+            return cls, self.value(x._value_)
+        if isinstance(x, (type, ModuleType, BuiltinFunctionType)):
+            return _Same(x)
+        return self._nested(x)
+
+    def values(self, xs: Iterable[Any]) -> tuple[Hashable, ...]:
+        return tuple([self.value(x) for x in xs])
+
+    def _nested(self, x: Any) -> Hashable:
+        """Describe an object that consists of other objects."""
+        depth = self._open.get(id(x))
+        if depth is not None:
+            return "cycle", depth
+        self._open[id(x)] = len(self._open)
+        try:
+            return type(x), *self._parts(x)
+        except RecursionError:
+            raise NoSignatureError("its arguments are nested too deeply") from None
+        finally:
+            del self._open[id(x)]
+
+    def _parts(self, x: Any) -> tuple[Hashable, ...]:
+        if type(x) in _BUILT_IN:
+            return self._items(x)
+        if isinstance(x, FunctionType):
+            # A lambda is a new object each time, with the same code.
+            return x.__code__, self.values((x.__defaults__, x.__kwdefaults__)), self.values(_captured(x))
+        if isinstance(x, MethodType):
+            return self.values((x.__func__, x.__self__))
+        if isinstance(x, partial):
+            return self.values((x.func, x.args, x.keywords))
+        parts = self._items(x)
+        attributes = _attributes(x)
+        if not parts and (not attributes or _has_native_state(type(x))):
+            parts = self.values(leaves_of(x)) if kind_of(x) == TREE else self._reduced(x)
+        return (*parts, self.value(attributes))
+
+    def _items(self, x: Any) -> tuple[Hashable, ...]:
+        """Describe the items of a built-in container, or of a subclass, in their order."""
+        if isinstance(x, dict):
+            keys = tuple(dict.keys(x)) if all(type(key) is str for key in x) else self.values(dict.keys(x))
+            return keys, self.values(dict.values(x))
+        if isinstance(x, (set, frozenset)):
+            return (frozenset(map(self.value, x)),)
+        if isinstance(x, (list, tuple)):
+            return (self.values(x),)
+        if isinstance(x, deque):
+            return self.values(x), x.maxlen
+        return ()
+
+    def _reduced(self, x: Any) -> tuple[Hashable, ...]:
+        """Describe an object of a class written in C by what pickle would store of it."""
+        try:
+            reduced = x.__reduce_ex__(4)
+        except Exception:  # noqa: BLE001  # any class may refuse in its own way; its identity is left
+            return (_Same(x),)
+        return (reduced,) if isinstance(reduced, str) else self.values(reduced[1:3])
+
+
+def _has_native_state(cls: type) -> bool:
+    """Whether instances hold more than attributes, as those of a subclass of ``int`` or ``datetime`` do."""
+    return any(not base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1])
+
+
+def _text(x: Any) -> Hashable:
+    if len(x) <= _LONG:
+        return x  # type: ignore[no-any-return]
+    data = x.encode("utf-8", "surrogatepass") if isinstance(x, str) else x
+    return len(x), blake2b(data).digest()
+
+
+def _array(x: Any) -> Hashable:
+    if type(x) is np.ndarray:
+        return "array", x.dtype, x.ndim, ""
+    owner, data = source_of(x)
+    key = "array", np.dtype(owner.dtype_name(data)), len(owner.shape(data))
+    if isinstance(x, np.ndarray):  # np.matrix multiplies in its own way
+        return *key, type(x)
+    # A weak type is JAX's, which promotes such an array as it does a Python number.
+    return *key, "weak" if getattr(data, "weak_type", False) else ""
+
+
+def _captured(fn: FunctionType) -> list[Any]:
+    """Return the captured variables of a function; those that are not assigned yet are missing."""
+    captured = []
+    for cell in fn.__closure__ or ():
+        try:
+            captured.append(cell.cell_contents)
+        except ValueError:
+            captured.append(_Same)  # no variable has this private class as its value
+    return captured
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    """Return the attributes that an object stores, by name, without calling its own code."""
+    attributes: dict[str, Any] = {}
+    for cls in type(x).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, MemberDescriptorType) and cls.__flags__ & _HEAP_TYPE:  # of __slots__
+                with suppress(AttributeError):  # not assigned
+                    attributes[name] = member.__get__(x)
+    try:
+        stored = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return attributes
+    return attributes | dict(stored)
+
+
+def signature_of(values: Any) -> Hashable:
+    """Return the exact signature of nested arguments.
+
+    Raises:
+        NoSignatureError: they have none.
+    """
+    return _Walk().value(values)
+
+
+def names_in(fn: Any) -> tuple[str, ...]:
+    """Return the names of attributes and globals in the code of a function, sorted."""
+    return tuple(sorted(_names(getattr(inspect.unwrap(fn), "__code__", None))))
+
+
+def _names(code: Any) -> set[str]:
+    if not isinstance(code, CodeType):
+        return set()
+    return set(code.co_names).union(*map(_names, code.co_consts))  # with those of functions inside it
+
+
+def signature_of_self(own: tuple[Any, ...], names: tuple[str, ...]) -> Hashable:
+    """Return the plain attributes of ``self`` of these names, by exact value.
+
+    Others are treated as captured variables, which are constant: a method must not lose its verified runs
+    because an object counts, caches or logs.
+    """
+    signature: list[Hashable] = []
+    for one in own:
+        attributes = {} if kind_of(one) == ARRAY else _attributes(one)
+        plain = [(name, attributes[name]) for name in names if _is_plain(attributes.get(name, _Same))]
+        signature.append((type(one), signature_of(plain)))
+    return tuple(signature)
+
+
+def _is_plain(x: Any) -> bool:
+    plain = (*_SINGLE, str, bytes, float, complex)
+    return type(x) in plain or isinstance(x, (np.generic, Enum))
+
+
+class Proof:
+    """What is known of one exact signature on one GPU.
+
+    Attributes:
+        seen: whether such a call has run on the CPU.
+        holds: whether a trial has shown that the GPU gives the results of NumPy.
+        scalars: of each array of the result in NumPy, whether it is a scalar.
+    """
+
+    __slots__ = ("holds", "scalars", "seen")
+
+    def __init__(self) -> None:
+        self.seen = self.holds = False
+        self.scalars: list[bool] = []
+
+
+class Proofs:
+    """The proofs of one function, bounded: the least recently used one goes first."""
+
+    def __init__(self) -> None:
+        self._proofs: dict[Hashable, Proof] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._proofs)
+
+    def get(self, key: Hashable) -> Proof:
+        """Return the proof of a signature, and make it the most recently used one."""
+        with self._lock:
+            proof = self._proofs.pop(key, None) or Proof()
+            while len(self._proofs) >= MOST_PROOFS:
+                del self._proofs[next(iter(self._proofs))]
+            self._proofs[key] = proof
+            return proof
+
+    def peek(self, key: Hashable) -> Proof | None:
+        """Return the proof of a signature if there is one, and change nothing."""
+        return self._proofs.get(key)
+
+    def items(self) -> list[tuple[Any, Proof]]:
+        """Return all signatures and their proofs."""
+        with self._lock:
+            return list(self._proofs.items())
