@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # Two private names. Nothing public tells that a transform of torch.func follows a tensor, nor runs a function
 # on tensors without values that says what it did (torch.device("meta") does not hold for constants).
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+# A third: is_grads_batched=True passes batched tensors of an older implementation of vmap.
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 class TorchAutodiff(autodiff.Autodiff):
@@ -160,6 +162,16 @@ def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str
     return "a trainable tensor that is none of its arguments (its values are x.detach())"
 
 
+def _batched(label: str) -> GradientError:
+    return GradientError(
+        f"{label}(): torch.func.vmap and batched backward passes (is_grads_batched=True, vectorize=True,"
+        " jacrev) cannot map a function of another framework. For a Jacobian, call"
+        " torch.func.jacrev(f, chunk_size=1)(x) or torch.autograd.functional.jacobian(f, x). Otherwise"
+        " loop and torch.stack the results, or let the function take the whole batch.",
+        reason="torch's vmap",
+    )
+
+
 # -- the operation in torch's graph --------------------------------------------------------------------
 
 
@@ -192,6 +204,8 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         operation, saved = ctx.operation, ctx.saved_tensors
         arrays = saved[: ctx.count]
+        if any(c is not None and _is_batched(c) for c in cotangents):
+            raise _batched(operation.label)
         if all(c is None for c in cotangents):
             return (None,) * (2 + ctx.count)
         dense = [c.to_dense() if c is not None and c.layout is not torch.strided else c for c in cotangents]
@@ -201,16 +215,13 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
     def jvp(ctx: Any, *_: Any) -> Any:
         raise autodiff.forward_mode(
             ctx.operation.label,
-            "backward(), torch.func.vjp or torch.func.jacrev (jacrev(jacrev(f)) for a Hessian)",
+            "backward(), torch.func.vjp or torch.func.jacrev(f, chunk_size=1); for the Hessian of a scalar"
+            " function, torch.func.jacrev(torch.func.jacrev(f, chunk_size=1), chunk_size=1)",
         )
 
     @staticmethod
     def vmap(_info: Any, _in_dims: Any, operation: Operation, *_: Any) -> Any:
-        raise GradientError(
-            f"{operation.label}(): torch.func.vmap cannot map a function of another framework; call it"
-            " in a loop and torch.stack the results, or let the function take the whole batch",
-            reason="torch's vmap",
-        )
+        raise _batched(operation.label)
 
 
 # torch asks for it at each call, and making it takes a third of one.
