@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ class JaxAutodiff(autodiff.Autodiff):
         results, vjp = _vjp(body, arrays, active)
         captures = not traced and _are_traced(results)
         captured = "an array that is differentiated or traced and none of its arguments" if captures else ""
-        return results, _linear(_pull, results, vjp, captured)
+        return results, _linear(_eager_pull, results, vjp, captured)
 
     def admit(self, x: Any, label: str) -> None:
         _refuse_wide(x.dtype, label)
@@ -105,7 +106,37 @@ def _pull(kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangent
     return list(map(_conj, vjp(cotangents)))
 
 
-_compiled_pull = jax.jit(_pull, static_argnums=0)
+_jitted_pull = jax.jit(_pull, static_argnums=0)
+
+
+def _eager_pull(
+    kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]
+) -> list[Any]:
+    return _released(_pull(kinds, vjp, cotangents))
+
+
+def _compiled_pull(
+    kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]
+) -> list[Any]:
+    return _released(_jitted_pull(kinds, vjp, cotangents))
+
+
+def _released(gradients: list[Any]) -> list[Any]:
+    """Copy the gradients that somebody else holds, such as a constant that a ``custom_vjp`` returns."""
+    return [_released_one(gradients.pop(0)) for _ in range(len(gradients))]
+
+
+def _released_one(gradient: Any) -> Any:
+    # JAX computes into new buffers: memory is held elsewhere only as the same object. So a second object
+    # for this memory stays, and the first one has to disappear.
+    if isinstance(gradient, jax.core.Tracer) or len(gradient.devices()) > 1:
+        return gradient
+    alias = gradient.addressable_data(0)
+    if alias is gradient:
+        return jnp.copy(gradient)
+    watch = weakref.ref(gradient)
+    del gradient
+    return alias if watch() is None else jnp.copy(alias)
 
 
 def _linear(

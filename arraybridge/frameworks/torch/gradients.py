@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 # A third: is_grads_batched=True passes batched tensors of an older implementation of vmap.
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
+# A fourth: the number of owners of a storage. Releases without it copy every gradient.
+_owners_of = getattr(torch._C, "_storage_Use_Count", None)
 
 
 class TorchAutodiff(autodiff.Autodiff):
@@ -141,7 +144,22 @@ def _pull(
         create_graph=inner or any(c.requires_grad for _, c in pairs),
         materialize_grads=True,
     )
-    return [g if g.layout is torch.strided else g.to_dense() for g in gradients]
+    return _released([g if g.layout is torch.strided else g.to_dense() for g in gradients])
+
+
+def _released(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the gradients whose memory somebody else holds, such as a tensor saved by a ``Function``."""
+    strided = [g for g in gradients if not g.requires_grad and not _is_transformed(g)]
+    owners = Counter(g.untyped_storage().data_ptr() for g in strided)
+    return [g.clone() if any(g is s for s in strided) and _is_held(g, owners) else g for g in gradients]
+
+
+def _is_held(gradient: torch.Tensor, owners: Counter[int]) -> bool:
+    """Return whether more than the gradients of this pass, and the handle made here, own the memory."""
+    if _owners_of is None:
+        return True
+    storage = gradient.untyped_storage()
+    return bool(_owners_of(storage._cdata) > owners[storage.data_ptr()] + 1)
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
