@@ -101,12 +101,12 @@ def decide(data: Any, request: Request) -> Decision:
 
 def _checked(request: Request) -> Request:
     copy = request.copy
-    if request.grad == "flow":
+    if isinstance(request.grad, str) and request.grad == "flow":
         raise ValueError(
             "a conversion has no gradient: grad='flow' is an option of the decorators @torch, @jax and"
             " @tensorflow, where there is a function to differentiate; pass grad='detach' to drop the graph"
         )
-    if request.grad not in ("error", "detach"):
+    if not isinstance(request.grad, str) or request.grad not in ("error", "detach"):
         raise ValueError(
             f"grad={request.grad!r} must be 'error' or 'detach'"
             f"{nearest(str(request.grad), ('error', 'detach'))}"
