@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from arraybridge.errors import GradientError, MemoryConversionError
@@ -77,7 +78,8 @@ class TorchAutodiff(autodiff.Autodiff):
     def foretell(
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
     ) -> tuple[list[autodiff.Shape], str, bool]:
-        fake = _Foretelling(allow_non_fake_inputs=True)
+        _refuse_triton_after_tensorflow(label)
+        fake = _foretelling()(allow_non_fake_inputs=True)
         try:
             with torch.enable_grad(), fake:
                 arrays = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
@@ -104,14 +106,32 @@ class TorchAutodiff(autodiff.Autodiff):
             torch.cuda.set_rng_state_all(list(every[size:].chunk(torch.cuda.device_count())))
 
 
-class _Foretelling(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
-    """Runs a function on tensors without values, and sees whether it draws random numbers."""
+@functools.cache
+def _foretelling() -> type:
+    """Return the class that runs functions on tensors without values, and notes random draws."""
+    # Imported here, since it imports Triton, which crashes the process after TensorFlow.
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    draws = False
+    class Foretelling(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
+        draws = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    return Foretelling
+
+
+def _refuse_triton_after_tensorflow(label: str) -> None:
+    loaded = sys.modules
+    if "tensorflow" not in loaded or "triton" in loaded or importlib.util.find_spec("triton") is None:
+        return
+    raise GradientError(
+        f"{label}(): inside jax.jit, PyTorch predicts shapes with Triton, which crashes the process if"
+        " TensorFlow is imported first. Put 'import triton' before 'import tensorflow', or call the function"
+        " outside of jax.jit.",
+        reason="TensorFlow was imported before Triton",
+    )
 
 
 def _tracked(x: torch.Tensor) -> torch.Tensor:
