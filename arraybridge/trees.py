@@ -229,11 +229,22 @@ def key_of(structure: Any) -> Any:
     if kind_of(structure) != TREE:
         return None
     opened = _opened(structure)
-    names = tuple(opened.names)
+    names = tuple(map(exact_key, opened.names))
     # Attributes beside the items: nobody knows what they mean, and a set has no hash.
-    beside = set() if _is_registered(structure) else set(_attributes(structure)) - {*names}
+    beside = set() if _is_registered(structure) else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None
     return type(structure), names, opened.extra, factory, beside or None, tuple(map(key_of, opened.children))
+
+
+def exact_key(value: Any) -> Any:
+    """Return a cache key that differs for 0.0 and -0.0 and for 1, 1.0 and True, and that matches NaN."""
+    if isinstance(value, np.generic):
+        return type(value), value.dtype.str, value.tobytes()
+    if isinstance(value, float):
+        return type(value), np.float64(value).tobytes()
+    if isinstance(value, complex):
+        return type(value), np.complex128(value).tobytes()
+    return type(value), value
 
 
 def prefix(error: Exception, place: str) -> None:

@@ -222,6 +222,8 @@ class _Choice:
         """Another framework or device: refuse what cannot go there exactly; else choose the route."""
         source, target = self.source, self.target
         try:
+            if source is target:
+                source.check_move(self.array, self.device)
             source.check(self.array)
             self._choose_replica()
             shape, self.nbytes = source.shape(self.array), source.nbytes(self.array)

@@ -270,6 +270,9 @@ class Framework(ABC):
     def check_copy(self, x: Any) -> None:
         """Refuse one of its own arrays that `copy` cannot copy, as `check` does what cannot leave."""
 
+    def check_move(self, x: Any, device: Device) -> None:
+        """Raise for one of its own arrays that cannot move to another of its devices."""
+
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
         values = self.to_host(x).astype(hostmemory.np_dtype(dtype))

@@ -51,6 +51,8 @@ class Flow:
         self.convert = calls.converting(self.name, self.arrival)
         #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
+        #: By call: which arguments are constants of the program, where not all numbers can be passed to it.
+        self.constants: dict[Any, list[bool]] = {}
 
     def called(self, args: calls.Args, kwargs: calls.Kwargs) -> Any:
         leaves, structure = flattened([args[self.skip :], kwargs])

@@ -44,7 +44,7 @@ def _number(least: float) -> Callable[[str, Any], int]:
 
 
 def _framework(option: str, value: Any) -> str:
-    if option == "output_type" and value == "input":
+    if option == "output_type" and isinstance(value, str) and value == "input":
         return "input"
     try:
         return registry.framework_name(value)

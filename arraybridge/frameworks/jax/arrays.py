@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import backend as jax_backend
 
 from arraybridge import machine
-from arraybridge.errors import DtypeNotSupportedError
+from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
 from arraybridge.frameworks import cardmemory, hostmemory
 from arraybridge.frameworks.base import (
     CPU,
@@ -102,7 +102,7 @@ class JaxFramework(Framework):
 
     def device_of(self, x: jax.Array) -> Device:
         if isinstance(x, jax.core.Tracer):
-            return _as_device(jax.devices()[0])
+            return _as_device(_default_device())
         devices = x.sharding.device_set
         return _as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
 
@@ -258,6 +258,8 @@ class JaxFramework(Framework):
         jax.block_until_ready([x for x in jax.live_arrays() if not x.is_deleted()])
 
     def is_scattered(self, x: jax.Array) -> bool:
+        if isinstance(x, jax.core.Tracer):
+            return False  # jax >= 0.10: a tracer has no attribute ``sharding``
         return len(x.sharding.device_set) > 1
 
     def usage(self) -> list[Holding]:
@@ -312,8 +314,20 @@ class JaxFramework(Framework):
     def late_errors(self, cls: type) -> Callable[[Any], object] | None:
         return None if issubclass(cls, jax.core.Tracer) else getattr(cls, "block_until_ready", None)
 
+    def check_move(self, x: jax.Array, device: Device) -> None:
+        if not isinstance(x, jax.core.Tracer):
+            return
+        raise ArrayNotSupportedError(
+            f"Cannot move a traced JAX value to {device}: the trace runs on {self.device_of(x)}, and device="
+            " or gpu_id= names another device. Leave device= and gpu_id= out, and pass"
+            " jax.device_put(x, device) to the traced function.",
+            reason="the requested device differs from the device of the trace",
+        )
+
     def fast_types(self) -> tuple[type, ...]:
-        return (type(jax.device_put(np.zeros(1, np.uint8), _cpu())),)
+        # Not the type of an array made here: under a trace that would be a tracer, and an operation of it.
+        # Keys of jax.random, the other subclasses, have no buffer.
+        return tuple(cls for cls in jax.Array.__subclasses__() if hasattr(cls, "unsafe_buffer_pointer"))
 
     def fast_facts(self, x: jax.Array, alignment: int) -> Hashable:
         if x.is_deleted():
@@ -390,6 +404,14 @@ _next = jax.jit(lambda x: x + 1)
 def _local_devices() -> list[Any]:
     """JAX's own objects for the devices of this process, of all its backends."""
     return [device for backend in jax_backend.backends().values() for device in backend.local_devices()]
+
+
+def _default_device() -> Any:
+    """Return the device that JAX computes on unless arrays are committed to another one."""
+    default = jax.config.jax_default_device
+    if isinstance(default, str):
+        return jax.local_devices(backend=default)[0]
+    return jax.local_devices()[0] if default is None else default
 
 
 @functools.cache

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,6 +15,7 @@ import numpy as np
 
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff
+from arraybridge.trees import exact_key
 
 if TYPE_CHECKING:
     from arraybridge.functions.gradients import Operation
@@ -55,7 +58,7 @@ class JaxAutodiff(autodiff.Autodiff):
         results, vjp = _vjp(body, arrays, active)
         captures = not traced and _are_traced(results)
         captured = "an array that is differentiated or traced and none of its arguments" if captures else ""
-        return results, _linear(_pull, results, vjp, captured)
+        return results, _linear(_eager_pull, results, vjp, captured)
 
     def admit(self, x: Any, label: str) -> None:
         _refuse_wide(x.dtype, label)
@@ -105,7 +108,37 @@ def _pull(kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangent
     return list(map(_conj, vjp(cotangents)))
 
 
-_compiled_pull = jax.jit(_pull, static_argnums=0)
+_jitted_pull = jax.jit(_pull, static_argnums=0)
+
+
+def _eager_pull(
+    kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]
+) -> list[Any]:
+    return _released(_pull(kinds, vjp, cotangents))
+
+
+def _compiled_pull(
+    kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]
+) -> list[Any]:
+    return _released(_jitted_pull(kinds, vjp, cotangents))
+
+
+def _released(gradients: list[Any]) -> list[Any]:
+    """Copy the gradients that somebody else holds, such as a constant that a ``custom_vjp`` returns."""
+    return [_released_one(gradients.pop(0)) for _ in range(len(gradients))]
+
+
+def _released_one(gradient: Any) -> Any:
+    # JAX computes into new buffers: memory is held elsewhere only as the same object. So a second object
+    # for this memory stays, and the first one has to disappear.
+    if isinstance(gradient, jax.core.Tracer) or len(gradient.devices()) > 1:
+        return gradient
+    alias = gradient.addressable_data(0)
+    if alias is gradient:
+        return jnp.copy(gradient)
+    watch = weakref.ref(gradient)
+    del gradient
+    return alias if watch() is None else jnp.copy(alias)
 
 
 def _linear(
@@ -119,25 +152,82 @@ def _linear(
 def _compiled(
     call: autodiff.Call, arrays: list[Any], active: Sequence[bool]
 ) -> tuple[list[Any], autodiff.Linear] | None:
-    """A call of a jitted function by programs for its forward and pullback; None if it cannot be one.
+    """Run a jitted function by compiled programs for its forward pass and pullback; None if it cannot be.
 
-    Numbers are arguments; what else is no array is part of the programs.
+    Arrays and numbers are arguments of the programs. Numbers that the function reads while JAX traces it
+    (``static_argnames``, a shape), and all other values, are constants of a program.
     """
-    programs = call.flow.programs
-    passed = [isinstance(x, (jax.Array, float, int, complex)) for x in call.leaves]
-    constants = tuple(None if p else (type(x), x) for x, p in zip(call.leaves, passed, strict=True))
+    flow = call.flow
+    passed = [isinstance(x, jax.Array) or _is_number(x) for x in call.leaves]
+    others = tuple(type(x) if p else exact_key(x) for x, p in zip(call.leaves, passed, strict=True))
     try:
-        key = (call.flow.key(call), tuple(active), constants)
-        if key not in programs:
-            programs[key] = _program(call, active, passed)
+        form = (flow.key(call), tuple(active), others)
+        constants = flow.constants.get(form)
     except TypeError:  # something in it cannot be hashed
         return None
+    if constants is None:
+        with suppress(*_NOT_COMPILED):
+            return _run_program(call, arrays, active, passed, form)
+        constants = _constant_numbers(call, arrays, active, passed)
+    passed = [p and not c for p, c in zip(passed, constants, strict=True)]
     try:
-        results, vjp, refill = programs[key](arrays, autodiff.picked(call.leaves, passed))
-    except (jax.errors.JAXTypeError, ValueError, OverflowError):  # it has to know a number, or fails anyway
+        compiled = _run_program(call, arrays, active, passed, form)
+    except _NOT_COMPILED:  # the eager call raises its error
         return None
+    if form not in flow.constants:
+        _remember(flow.constants, form, constants)
+    return compiled
+
+
+#: What JAX raises for a traced number whose value is read, and functions for arguments that they refuse.
+_NOT_COMPILED = (jax.errors.JAXTypeError, TypeError, ValueError, OverflowError)
+#: How many programs one decorated function keeps.
+_MOST_PROGRAMS = 128
+
+
+def _is_number(x: Any) -> bool:
+    if isinstance(x, np.generic):
+        return bool(jnp.issubdtype(x.dtype, jnp.number) or x.dtype == np.bool_)
+    return isinstance(x, (float, int, complex))
+
+
+def _remember(table: dict[Any, Any], key: Any, value: Any) -> None:
+    """Add an entry to a table of programs, in place of the oldest one if it is full."""
+    if len(table) >= _MOST_PROGRAMS:
+        table.pop(list(table)[0], None)  # noqa: RUF015  # other threads may change the table
+    table[key] = value
+
+
+def _run_program(
+    call: autodiff.Call, arrays: list[Any], active: Sequence[bool], passed: list[bool], form: Any
+) -> tuple[list[Any], autodiff.Linear]:
+    numbers = [None if p else exact_key(x) for x, p in zip(call.leaves, passed, strict=True)]
+    key = form, tuple(numbers)
+    programs = call.flow.programs
+    program = programs.get(key)
+    if program is None:
+        program = _program(call, active, passed)
+        _remember(programs, key, program)
+    results, vjp, refill = program(arrays, autodiff.picked(call.leaves, passed))
     call.refill = refill.value
     return results, _linear(_compiled_pull, results, vjp)
+
+
+def _constant_numbers(
+    call: autodiff.Call, arrays: list[Any], active: Sequence[bool], passed: list[bool]
+) -> list[bool]:
+    """Find the numbers that have to be constants: all those that cannot be traced, and no others."""
+    constants = [p and _is_number(x) for x, p in zip(call.leaves, passed, strict=True)]
+    for i, is_number in enumerate(list(constants)):
+        if not is_number:
+            continue
+        constants[i] = False
+        now = [p and not c for p, c in zip(passed, constants, strict=True)]
+        try:
+            _program(call, active, now).eval_shape(arrays, autodiff.picked(call.leaves, now))
+        except _NOT_COMPILED:
+            constants[i] = True
+    return constants
 
 
 def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) -> Any:

@@ -70,13 +70,19 @@ class TensorflowAutodiff(autodiff.Autodiff):
 
         def pull(cotangents: list[Any]) -> list[Any]:
             pairs = [(y, c) for y, c in zip(results, cotangents, strict=True) if c is not None]
-            gradients = tape.gradient(
-                [y for y, _ in pairs],
-                inputs,
-                output_gradients=[c for _, c in pairs],
-                unconnected_gradients="zero",
-            )
-            return list(map(_tensor, gradients))
+            given = [c for _, c in pairs]
+            # New gradients depend on a cotangent. One that does not may be what the function keeps, such as
+            # a constant that a tf.custom_gradient returns; so it is copied.
+            with tf.GradientTape() as from_cotangents:
+                from_cotangents.watch(given)
+                gradients = tape.gradient(
+                    [y for y, _ in pairs],
+                    inputs,
+                    output_gradients=given,
+                    unconnected_gradients="zero",
+                )
+                gradients = list(map(_tensor, gradients))
+                return [g if _follows([g]) else _copied(g) for g in gradients]
 
         return results, autodiff.Linear(pull, captured)
 
@@ -129,6 +135,11 @@ def _follows(tensors: list[Any]) -> bool:
 def _tensor(x: Any) -> tf.Tensor:
     """A variable, or slices of a gradient, as a tensor; one that is a tensor is not asked at length."""
     return x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x)
+
+
+def _copied(x: tf.Tensor) -> tf.Tensor:
+    """Return a tensor in new memory; ``tf.identity`` shares it."""
+    return tf.raw_ops.DeepCopy(x=x) if tf.executing_eagerly() else tf.identity(x)
 
 
 def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
+import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from arraybridge.errors import GradientError, MemoryConversionError
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 # Two private names. Nothing public tells that a transform of torch.func follows a tensor, nor runs a function
 # on tensors without values that says what it did (torch.device("meta") does not hold for constants).
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+# A third: is_grads_batched=True passes batched tensors of an older implementation of vmap.
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+# A fourth: the number of owners of a storage. Releases without it copy every gradient.
+_owners_of = getattr(torch._C, "_storage_Use_Count", None)
 
 
 class TorchAutodiff(autodiff.Autodiff):
@@ -72,7 +78,8 @@ class TorchAutodiff(autodiff.Autodiff):
     def foretell(
         self, body: autodiff.Body, shapes: list[autodiff.Shape], label: str
     ) -> tuple[list[autodiff.Shape], str, bool]:
-        fake = _Foretelling(allow_non_fake_inputs=True)
+        _refuse_triton_after_tensorflow(label)
+        fake = _foretelling()(allow_non_fake_inputs=True)
         try:
             with torch.enable_grad(), fake:
                 arrays = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
@@ -99,14 +106,32 @@ class TorchAutodiff(autodiff.Autodiff):
             torch.cuda.set_rng_state_all(list(every[size:].chunk(torch.cuda.device_count())))
 
 
-class _Foretelling(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
-    """Runs a function on tensors without values, and sees whether it draws random numbers."""
+@functools.cache
+def _foretelling() -> type:
+    """Return the class that runs functions on tensors without values, and notes random draws."""
+    # Imported here, since it imports Triton, which crashes the process after TensorFlow.
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
-    draws = False
+    class Foretelling(FakeTensorMode):  # type: ignore[misc]  # torch is Any here
+        draws = False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    return Foretelling
+
+
+def _refuse_triton_after_tensorflow(label: str) -> None:
+    loaded = sys.modules
+    if "tensorflow" not in loaded or "triton" in loaded or importlib.util.find_spec("triton") is None:
+        return
+    raise GradientError(
+        f"{label}(): inside jax.jit, PyTorch predicts shapes with Triton, which crashes the process if"
+        " TensorFlow is imported first. Put 'import triton' before 'import tensorflow', or call the function"
+        " outside of jax.jit.",
+        reason="TensorFlow was imported before Triton",
+    )
 
 
 def _tracked(x: torch.Tensor) -> torch.Tensor:
@@ -139,7 +164,22 @@ def _pull(
         create_graph=inner or any(c.requires_grad for _, c in pairs),
         materialize_grads=True,
     )
-    return [g if g.layout is torch.strided else g.to_dense() for g in gradients]
+    return _released([g if g.layout is torch.strided else g.to_dense() for g in gradients])
+
+
+def _released(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy the gradients whose memory somebody else holds, such as a tensor saved by a ``Function``."""
+    strided = [g for g in gradients if not g.requires_grad and not _is_transformed(g)]
+    owners = Counter(g.untyped_storage().data_ptr() for g in strided)
+    return [g.clone() if any(g is s for s in strided) and _is_held(g, owners) else g for g in gradients]
+
+
+def _is_held(gradient: torch.Tensor, owners: Counter[int]) -> bool:
+    """Return whether more than the gradients of this pass, and the handle made here, own the memory."""
+    if _owners_of is None:
+        return True
+    storage = gradient.untyped_storage()
+    return bool(_owners_of(storage._cdata) > owners[storage.data_ptr()] + 1)
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
@@ -158,6 +198,16 @@ def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str
     if {id(x) for x in arguments}.issuperset(map(id, leaves)):
         return ""
     return "a trainable tensor that is none of its arguments (its values are x.detach())"
+
+
+def _batched(label: str) -> GradientError:
+    return GradientError(
+        f"{label}(): torch.func.vmap and batched backward passes (is_grads_batched=True, vectorize=True,"
+        " jacrev) cannot map a function of another framework. For a Jacobian, call"
+        " torch.func.jacrev(f, chunk_size=1)(x) or torch.autograd.functional.jacobian(f, x). Otherwise"
+        " loop and torch.stack the results, or let the function take the whole batch.",
+        reason="torch's vmap",
+    )
 
 
 # -- the operation in torch's graph --------------------------------------------------------------------
@@ -192,6 +242,8 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         operation, saved = ctx.operation, ctx.saved_tensors
         arrays = saved[: ctx.count]
+        if any(c is not None and _is_batched(c) for c in cotangents):
+            raise _batched(operation.label)
         if all(c is None for c in cotangents):
             return (None,) * (2 + ctx.count)
         dense = [c.to_dense() if c is not None and c.layout is not torch.strided else c for c in cotangents]
@@ -201,16 +253,13 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
     def jvp(ctx: Any, *_: Any) -> Any:
         raise autodiff.forward_mode(
             ctx.operation.label,
-            "backward(), torch.func.vjp or torch.func.jacrev (jacrev(jacrev(f)) for a Hessian)",
+            "backward(), torch.func.vjp or torch.func.jacrev(f, chunk_size=1); for the Hessian of a scalar"
+            " function, torch.func.jacrev(torch.func.jacrev(f, chunk_size=1), chunk_size=1)",
         )
 
     @staticmethod
     def vmap(_info: Any, _in_dims: Any, operation: Operation, *_: Any) -> Any:
-        raise GradientError(
-            f"{operation.label}(): torch.func.vmap cannot map a function of another framework; call it"
-            " in a loop and torch.stack the results, or let the function take the whole batch",
-            reason="torch's vmap",
-        )
+        raise _batched(operation.label)
 
 
 # torch asks for it at each call, and making it takes a third of one.

@@ -1,0 +1,174 @@
+"""Gradients are separate from memory that the differentiated function retains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import arraybridge
+from arraybridge import GradientError
+from tests.helpers import require
+
+torch = require("torch")
+jax = require("jax")
+tf = require("tensorflow")
+jnp = jax.numpy
+
+CONSTANT = jnp.full(4096, 2.0)
+
+
+def jax_double(backward: Callable[..., Any]) -> Any:
+    @jax.custom_vjp
+    def double(x: Any) -> Any:
+        return x * 2
+
+    double.defvjp(lambda x: (x * 2, jnp.full(x.shape, 2.0)), backward)
+    return double
+
+
+def tf_double(x: Any) -> Any:
+    @tf.custom_gradient
+    def double(x: Any) -> Any:
+        factor = tf.fill(x.shape, tf.constant(2.0, x.dtype))
+        return x * 2, lambda _: factor
+
+    return double(x)
+
+
+class TorchDouble(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.factor = torch.full_like(x, 2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> Any:
+        return ctx.factor
+
+
+def residual(kept: Any, _: Any) -> Any:
+    return (kept,)
+
+
+def constant(_kept: Any, _: Any) -> Any:
+    return (CONSTANT,)
+
+
+CALLEES = {
+    "residual": arraybridge.jax(grad="flow")(jax_double(residual)),
+    "constant": arraybridge.jax(grad="flow")(jax_double(constant)),
+    "jitted": arraybridge.jax(grad="flow")(jax.jit(jax_double(constant))),
+    "tensorflow": arraybridge.tensorflow(grad="flow")(tf_double),
+    "reshaped": arraybridge.tensorflow(grad="flow")(
+        lambda x: tf.reshape(tf_double(tf.reshape(x, [64, 64])), [-1])
+    ),
+}
+
+
+@pytest.mark.parametrize("callee", CALLEES)
+def test_a_write_to_the_first_gradient_does_not_change_the_second(callee: str) -> None:
+    x = torch.ones(4096, requires_grad=True)
+    y = CALLEES[callee](x)
+    (first,) = torch.autograd.grad(y, x, torch.ones(4096), retain_graph=True)
+    first.mul_(0)
+    (second,) = torch.autograd.grad(y, x, torch.ones(4096))
+    np.testing.assert_array_equal(second.numpy(), np.full(4096, 2, np.float32))
+
+
+@pytest.mark.parametrize("reshaped", [False, True])
+def test_gradients_of_a_torch_function_are_separate(reshaped: bool) -> None:
+    def body(x: Any) -> Any:
+        return TorchDouble.apply(x.reshape(64, 64)).reshape(-1) if reshaped else TorchDouble.apply(x)
+
+    _, pull = jax.vjp(arraybridge.torch(grad="flow")(body), jnp.ones(4096))
+    first, second = (np.asarray(pull(jnp.ones(4096))[0]) for _ in range(2))
+    assert not np.shares_memory(first, second)
+
+
+def test_numpy_scalars_are_arguments_of_one_program() -> None:
+    traces = 0
+
+    @jax.jit
+    def body(x: Any, s: Any) -> Any:
+        nonlocal traces
+        traces += 1
+        return jnp.where(s == 0, jnp.arctan2(s, -1.0) * x, x * s)
+
+    f = arraybridge.jax(grad="flow")(body)
+    x = torch.ones(3, requires_grad=True)
+    values = [0.0, -0.0, float("nan"), float("nan"), *range(2, 40)]
+    expected = [np.pi, -np.pi, np.nan, np.nan, *range(2, 40)]
+    for value, slope in zip(values, expected, strict=True):
+        (gradient,) = torch.autograd.grad(f(x, np.float32(value)).sum(), x)
+        np.testing.assert_allclose(gradient.numpy(), np.full(3, slope, np.float32), rtol=1e-6)
+    assert traces == 1
+
+
+def test_static_numbers_are_compiled_once() -> None:
+    traces = 0
+
+    @partial(jax.jit, static_argnames=("count", "shape"))
+    def body(x: Any, count: int, shape: Any, rate: float) -> Any:
+        nonlocal traces
+        traces += 1
+        for _ in range(count):
+            x = x * rate
+        return x.reshape(shape)
+
+    f = arraybridge.jax(grad="flow")(body)
+    x = torch.ones(4, requires_grad=True)
+    for rate in range(1, 20):
+        (gradient,) = torch.autograd.grad(f(x, 2, (2, 2), float(rate)).sum(), x)
+        np.testing.assert_array_equal(gradient.numpy(), np.full(4, rate**2, np.float32))
+    first = traces
+    f(x, 2, (2, 2), 50.0)
+    assert traces == first
+    with pytest.raises(TypeError, match="reshape"):
+        f(x, 2, (3, 2), 1.0)
+    assert f(x, 3, (4, 1), 2.0).tolist() == [[8.0]] * 4
+
+
+def test_batched_backward_passes_are_refused_and_the_advice_works() -> None:
+    f = arraybridge.jax(grad="flow")(lambda a: a**3)
+    a = torch.arange(3.0, requires_grad=True)
+    x = a.detach()
+    for run in (
+        lambda: torch.autograd.grad(f(a), a, torch.eye(3), is_grads_batched=True),
+        lambda: torch.autograd.functional.jacobian(f, a, vectorize=True),
+        lambda: torch.func.jacrev(f)(x),
+        lambda: torch.func.vmap(torch.func.vjp(f, x)[1])(torch.eye(3)),
+    ):
+        with pytest.raises(GradientError, match=r"torch\.func\.jacrev\(f, chunk_size=1\)\(x\)"):
+            run()
+    expected = np.diag([0, 3, 12])
+    np.testing.assert_array_equal(torch.func.jacrev(f, chunk_size=1)(x).numpy(), expected)
+    np.testing.assert_array_equal(torch.autograd.functional.jacobian(f, x).numpy(), expected)
+
+    def g(x: Any) -> Any:
+        return f(x).sum()
+
+    hessian = torch.func.jacrev(torch.func.jacrev(g, chunk_size=1), chunk_size=1)(x)
+    np.testing.assert_array_equal(hessian.numpy(), np.diag([0, 6, 12]))
+
+
+@pytest.mark.parametrize("options", [{}, {"device": "cpu"}, {"grad": "flow"}, {"dtype": "float32"}])
+def test_a_trace_contains_the_operations_of_the_function_alone(options: Any) -> None:
+    f = arraybridge.jax(**options)(lambda a: a * 2)
+    names = [e.primitive.name for e in jax.make_jaxpr(f)(jnp.ones(3)).eqns]
+    assert names == ["mul"]
+    assert jax.jit(f)(jnp.ones(3)).tolist() == [2] * 3
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    spec = jax.sharding.PartitionSpec("x")
+    assert jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)(jnp.ones(4)).tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("value", [np.ones(3), [1, 2]])
+def test_an_array_as_an_option_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(ValueError, match="grad="):
+        arraybridge.convert_memory(np.ones(3), "torch", grad=value)
+    with pytest.raises((TypeError, ValueError), match=r"framework|output_type"):
+        arraybridge.torch(output_type=value)(lambda x: x)
