@@ -98,7 +98,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
 
 
 def split_places(tree: Any, axis: int, count: int) -> list[str]:
-    """Return the places of everything in a container that `part` splits, such as ``["[0]", "['x'].image"]``."""
+    """Return the places of all that `part` splits in a container, such as ``["[0]", "['x'].image"]``."""
     kind = kinds.get(type(tree)) or kind_of(tree)
     if type(tree) is fixed:
         return []

@@ -341,7 +341,9 @@ def outline(tree: Any) -> str:
 
 
 def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
-    """Return a container with each child replaced by ``change(child, place)``; the same object if none changed.
+    """Return a container with each child replaced by ``change(child, place)``.
+
+    If no child changed, the result is the same object.
 
     A place is written as in Python: ``[0]``, ``['batch']`` or ``.image``.
     """

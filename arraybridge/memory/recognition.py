@@ -1,7 +1,7 @@
 """Recognition of out-of-memory errors, also inside the messages of libraries that wrap other errors.
 
-Each framework recognizes its own messages (`Framework.is_oom` and `Framework.is_oom_text`). This module follows
-causes, contexts and groups, and removes the wrappers: Keras layers, TorchScript, DataLoader workers,
+Each framework recognizes its own messages (`Framework.is_oom`, `Framework.is_oom_text`). This module follows
+causes, contexts and groups, and removes wrappers: Keras layers, TorchScript, DataLoader workers,
 DataParallel replicas, JAX callbacks, TensorFlow's Python functions and Ray tasks.
 """
 
@@ -24,7 +24,8 @@ _TRACEBACK_WRAPPERS = re.compile(
     r"|Caught (?P<kind>[\w.]+) in (?:DataLoader worker|replica|pin memory thread)"
     r"|(?:[A-Z_]+: )?(?:[^\n]*: )?CpuCallback error"
     # tf.py_function: the error first, its traceback below.
-    r"|(?:\{\{[^\n]*?\}\} ?)?[A-Za-z_][\w.]*(?:Error|Exception): (?=[^\n]*\nTraceback \(most recent call last\))"
+    r"|(?:\{\{[^\n]*?\}\} ?)?[A-Za-z_][\w.]*(?:Error|Exception): "
+    r"(?=[^\n]*\nTraceback \(most recent call last\))"
 )
 _CALLBACK_OR_FUNCTION = re.compile(
     r"(?:(?:[A-Z_]+: )?(?:[^\n]*: )?CpuCallback error[^:\n]*: |(?:\{\{[^\n]*?\}\} ?)?)"
@@ -185,7 +186,7 @@ def _inner(report: _Report) -> list[_Report]:
 
 
 def _exception_lines(text: str) -> Iterator[re.Match[str]]:
-    """Yield, for each printed traceback, its last line: the first that is not indented, ``Class: message``."""
+    """Yield the exception line of each printed traceback: the first ``Class: message`` without indentation."""
     for header in _TRACEBACK.finditer(text):
         line = _EXCEPTION_LINE.search(text[header.end() :])
         if line:

@@ -7,7 +7,7 @@ traceback dropped, so that nothing pins the arrays it had made.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -131,8 +131,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         fn: called as ``fn(part)``.
         batch: an array; or a tuple of arguments, ``fn(*arguments)``; or a dict, ``fn(**arguments)``. The
             first array among them has the batch's length along ``axis``; every array of that length is
-            split, also within containers, and everything else is handed whole to each part. Wrap an argument
-            that has that length by chance in `fixed`.
+            split, also within containers, and so is every list of non-arrays with one entry per row.
+            Everything else is passed whole to each part. Wrap an argument that has that length by chance in
+            `fixed`. An exception raised in a part has a note that names the split arguments.
         axis: the axis to split along, of arguments and results; negative axes count from the end.
         min_split: the fewest rows of a part; fewer than twice as many are not halved.
 
@@ -294,8 +295,8 @@ class _Recovery:
             return result
         if not split:
             self._give_up(
-                f"out of memory in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
-                " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for"
+                f"out of memory in each of {attempts} attempts, with the caches of all loaded frameworks freed"
+                " between them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for"
                 " who holds the memory."
             )
         if rows is None:
@@ -343,8 +344,8 @@ class _Recovery:
             batch = cast("Batch", self.batch[0]) if self.packed else self.batch
             names = _names_of_split(self.named or self.fn, batch, self.axis, rows)
             note = (
-                f"arraybridge: raised for rows {start} to {start + count - 1} of a batch of {rows} rows, split"
-                f" along axis {self.axis}. Split arguments: "
+                f"arraybridge: raised for rows {start} to {start + count - 1} of a batch of {rows} rows,"
+                f" split along axis {self.axis}. Split arguments: "
                 + ", ".join(f"{name} ({count} of {rows} rows)" for name in names)
                 + ". If one of them has that many rows only by chance, pass it as fixed(argument)."
             )
@@ -486,8 +487,8 @@ def _read_once(batch: Batch) -> str:
             # A file is a log more often than the data.
             if hasattr(cls, "__next__") and hasattr(cls, "__iter__") and not issubclass(cls, IOBase):
                 return (
-                    "out of memory in the first attempt, and the function is not called again: one of its arguments is an"
-                    f" iterator ({cls.__name__}), from which that may have read; pass a list."
+                    "out of memory in the first attempt, and the function is not called again: one of its"
+                    f" arguments is an iterator ({cls.__name__}), from which that may have read; pass a list."
                 )
     return ""
 

@@ -66,8 +66,8 @@ COPYING = (
     "Failed copying input tensor from /job:localhost/replica:0/task:0/device:CPU:0 to"
     " /job:localhost/replica:0/task:0/device:GPU:0 in order to run AddV2: Status: out of memory"
 )
-RET_CHECK = "RET_CHECK failure (external/xla/gpu_compiler.cc:626) Out of memory while trying to allocate 17179869184 bytes"
-SOLVER = "jaxlib/gpu/solver_handle_pool.cc:37: operation gpusolverDnCreate(&handle) failed: cuSolver allocation failed"
+RET_CHECK = "RET_CHECK failure (gpu_compiler.cc:626) Out of memory while trying to allocate 17179869184 bytes"
+SOLVER = "solver_handle_pool.cc:37: operation gpusolverDnCreate(&handle) failed: cuSolver allocation failed"
 
 OUT_OF_MEMORY = [
     ("torch", "RuntimeError", torchscript(f"RuntimeError: {CUDA}")),

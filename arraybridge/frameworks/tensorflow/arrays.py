@@ -38,14 +38,15 @@ _CPU = "/device:CPU:0"
 _numpy = NumpyFramework()
 _to_dlpack = tf.experimental.dlpack.to_dlpack
 
-# InternalErrors and UnknownErrors of memory that ran out: of copies to the GPU, and of CUDA and its libraries.
+# InternalErrors and UnknownErrors for out of memory: of copies to the GPU, and of CUDA and its libraries.
 _OOM = re.compile(
     r"Dst tensor is not initialized|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED"
     r"|[Ff]ailed to allocate|Status: out of memory|Out of memory while trying to allocate"
 )
 # How the message of a ResourceExhaustedError begins inside a wrapper that raises another class.
 _OOM_TEXT = re.compile(
-    r"(?:\{\{[^\n]*?\}\} ?)?(?:OOM when allocating|[Ff]ailed to allocate|Out of memory while trying to allocate"
+    r"(?:\{\{[^\n]*?\}\} ?)?(?:OOM when allocating|[Ff]ailed to allocate"
+    r"|Out of memory while trying to allocate"
     r"|Failed copying input tensor .*(?:Dst tensor is not initialized|Status: out of memory)"
     r"|RET_CHECK failure .*Out of memory while trying to allocate|CUDNN_STATUS_ALLOC_FAILED)",
     re.DOTALL,
