@@ -186,7 +186,7 @@ def _inner(report: _Report) -> list[_Report]:
 
 
 def _exception_lines(text: str) -> Iterator[re.Match[str]]:
-    """Yield the exception line of each printed traceback: the first ``Class: message`` without indentation."""
+    """Yield the exception line of each printed traceback: the first unindented ``Class: message``."""
     for header in _TRACEBACK.finditer(text):
         line = _EXCEPTION_LINE.search(text[header.end() :])
         if line:

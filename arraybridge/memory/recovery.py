@@ -295,9 +295,9 @@ class _Recovery:
             return result
         if not split:
             self._give_up(
-                f"out of memory in each of {attempts} attempts, with the caches of all loaded frameworks freed"
-                " between them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for"
-                " who holds the memory."
+                f"out of memory in each of {attempts} attempts, with the caches of all loaded frameworks"
+                " freed between them; process fewer rows at a time (oom_recovery='split'), or see"
+                " memory_stats() for who holds the memory."
             )
         if rows is None:
             raise _nothing_to_split(self.batch, self.axis) from self.failure
