@@ -14,9 +14,20 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.carrier import source_of
-from arraybridge.errors import CannotSplitError
+from arraybridge.errors import CannotSplitError, MemoryConversionError
 from arraybridge.frameworks.base import Framework
-from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, together
+from arraybridge.trees import (
+    ARRAY,
+    TREE,
+    arrays_of,
+    kind_of,
+    kinds,
+    leaves_of,
+    map_arrays,
+    map_children,
+    prefix,
+    together,
+)
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
@@ -61,16 +72,72 @@ def _value(x: Any) -> Any:
     return x.value if type(x) is fixed else x
 
 
-def part(tree: Any, axis: int, count: int, start: int, stop: int) -> Any:
-    """The tree with rows ``start`` to ``stop`` of each array of ``count`` rows, and all else whole."""
-    if (kinds.get(type(tree)) or kind_of(tree)) == ARRAY:
+def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "") -> Any:
+    """Return rows ``start`` to ``stop`` of each array and row list of ``count`` rows, everything else whole.
+
+    ``place`` is where the tree is in a larger one, for messages.
+    """
+    kind = kinds.get(type(tree)) or kind_of(tree)
+    if kind == ARRAY:
+        if not _has_rows(tree, axis, count):
+            return tree
         owner, data = source_of(tree)
-        shape = owner.shape(data)
-        fits = -len(shape) <= axis < len(shape) and shape[axis] == count
-        return owner.part(data, axis, start, stop) if fits else tree
+        try:
+            return owner.part(data, axis, start, stop)
+        except MemoryConversionError as error:
+            if place:
+                prefix(error, f"at {place}")
+            raise
     if type(tree) is fixed:
         return tree.value
-    return map_arrays(tree, lambda x: part(x, axis, count, start, stop), also=fixed)
+    if kind != TREE:
+        return tree
+    if _is_row_list(tree, axis, count):
+        return tree[start:stop]
+    return map_children(tree, lambda x, at: part(x, axis, count, start, stop, place + at))
+
+
+def split_places(tree: Any, axis: int, count: int) -> list[str]:
+    """Return the places of all that `part` splits in a container, such as ``["[0]", "['x'].image"]``."""
+    kind = kinds.get(type(tree)) or kind_of(tree)
+    if type(tree) is fixed:
+        return []
+    if kind == ARRAY:
+        return [""] if _has_rows(tree, axis, count) else []
+    if kind != TREE:
+        return []
+    if _is_row_list(tree, axis, count):
+        return [""]
+    places: list[str] = []
+
+    def collect(child: Any, at: str) -> Any:
+        places.extend(at + inner for inner in split_places(child, axis, count))
+        return child
+
+    map_children(tree, collect)
+    return places
+
+
+def _has_rows(array: Any, axis: int, count: int) -> bool:
+    owner, data = source_of(array)
+    shape = owner.shape(data)
+    return bool(-len(shape) <= axis < len(shape) and shape[axis] == count)
+
+
+def _is_row_list(tree: Any, axis: int, count: int) -> bool:
+    """Return whether a container is a list of non-arrays with one entry per row of the batch.
+
+    A list of containers with arrays of that many rows is a structure of the batch instead.
+    """
+    if not isinstance(tree, list) or len(tree) != count or count == 0:
+        return False
+    for entry in tree:
+        kind = kinds.get(type(entry)) or kind_of(entry)
+        if kind == ARRAY or type(entry) is fixed:
+            return False
+        if kind == TREE and any(_has_rows(x, axis, count) for x in arrays_of(entry)):
+            return False
+    return True
 
 
 class Joined:

@@ -358,3 +358,22 @@ def outline(tree: Any) -> str:
         return f"{article} {name} of {', '.join(map(repr, tree)) or 'nothing'}"
     size = f" of {len(tree)}" if isinstance(tree, (list, tuple, deque)) else ""
     return f"{article} {name}{size}"
+
+
+def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
+    """Return a container with each child replaced by ``change(child, place)``.
+
+    If no child changed, the result is the same object.
+
+    A place is written as in Python: ``[0]``, ``['batch']`` or ``.image``.
+    """
+    opened = _opened(tree)
+    children = [change(child, opened.place(i)) for i, child in enumerate(opened.children)]
+    if all(new is old for new, old in zip(children, opened.children, strict=True)):
+        return tree
+    try:
+        return _rebuilt(tree, opened, children)
+    except ArrayNotSupportedError:
+        if _is_registered(tree):
+            raise
+        return tree  # as in `map_arrays`

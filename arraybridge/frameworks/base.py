@@ -297,6 +297,14 @@ class Framework(ABC):
         """Whether ``error`` itself, whatever caused it, is this framework's out-of-memory error."""
         return isinstance(error, MemoryError)
 
+    def is_oom_text(self, text: str) -> bool:
+        """Return whether a message, which a wrapper's message quotes, is this framework's for out of memory.
+
+        The class of the quoted error is known by name at most. Only messages that begin as the framework's
+        own do are recognized.
+        """
+        return False
+
     def part(self, x: Any, axis: int, start: int, stop: int) -> Any:
         """``x[start:stop]`` along ``axis`` (a view where the framework has views)."""
         with self.beside(x):

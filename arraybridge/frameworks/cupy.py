@@ -151,7 +151,10 @@ class CupyFramework(Framework):
             return True
         # CUDA, its libraries and its driver have classes of their own, and a name for each status.
         ours = type(error).__module__.partition(".")[0] in ("cupy", "cupy_backends", "cupyx")
-        return ours and isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
+        return ours and isinstance(error, RuntimeError) and self.is_oom_text(str(error))
+
+    def is_oom_text(self, text: str) -> bool:
+        return _OOM.match(text) is not None
 
     def room(self, part: cupy.ndarray, shape: tuple[int, ...]) -> cupy.ndarray:
         with on_card(part.device.id):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
@@ -14,6 +15,8 @@ from arraybridge.frameworks.base import Framework, is_sub_byte, refuse, refuse_d
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
+# How the message of numpy._core._exceptions._ArrayMemoryError begins.
+_OOM = re.compile(r"Unable to allocate [\d.]+ (?:\w*B|bytes) for an array")
 _first_byte = ctypes.c_char.from_buffer
 
 
@@ -84,6 +87,9 @@ class NumpyFramework(Framework):
         if isinstance(joined, np.ma.MaskedArray):
             joined.mask = on_host([np.ma.getmaskarray(x) for x in arrays], axis)
         return joined
+
+    def is_oom_text(self, text: str) -> bool:
+        return _OOM.match(text) is not None
 
     def room(self, part: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
         # A subclass may hold more than its values, as a mask.

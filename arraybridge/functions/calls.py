@@ -95,7 +95,7 @@ def composed(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, Giv
     if not options.converts:
         return lambda args, kwargs: fn(*args, **kwargs), lambda result, *_: result
     skip, own = int(takes_self(fn)), set[type]()
-    run = recovering(_running(fn, skip, options, own), skip, options)
+    run = recovering(fn, _running(fn, skip, options, own), skip, options)
     return run, _giving_back(fn, skip, options, own)
 
 
@@ -274,7 +274,7 @@ def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args
     return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
 
 
-def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
+def recovering(fn: Callable[..., Any], run: Run, skip: int, options: SimpleNamespace) -> Run:
     """If asked, what runs again, or in parts, where memory runs out: for a conversion of arguments, too."""
     if not options.oom_recovery:
         return run
@@ -285,7 +285,9 @@ def recovering(run: Run, skip: int, options: SimpleNamespace) -> Run:
         card: Any = card_meant(gpu_id) if isinstance(gpu_id, int) else None
         if skip and splits:
             args = (*map(fixed, args[:skip]), *args[skip:])  # self is never cut
-        result = recovered(run, (args, kwargs), {}, retries, card, None, splits, axis, least)
+        result = recovered(
+            *(run, (args, kwargs), {}, retries, card, None, splits, axis, least), named=fn, packed=True
+        )
         return plain(result) if splits and kinds.get(type(result)) != ARRAY else result
 
     return recover

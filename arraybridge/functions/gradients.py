@@ -127,7 +127,7 @@ class Flow:
 
 def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[calls.Run, calls.GiveBack]:
     """What runs a function of one framework with the gradients of others; its result is what they take."""
-    return calls.recovering(Flow(fn, options).called, 0, options), lambda result, *_: result
+    return calls.recovering(fn, Flow(fn, options).called, 0, options), lambda result, *_: result
 
 
 # -- what is refused -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ traceback dropped, so that nothing pins the arrays it had made.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import refusals
 from arraybridge.frameworks.registry import loaded
 from arraybridge.memory.cleanup import release_caches
+from arraybridge.memory.recognition import chain, is_oom, is_oom_error
 from arraybridge.options import worker_device
 from arraybridge.trees import ARRAY, kind_of, leaves_of
 from arraybridge.types import new_cache, remember
@@ -110,7 +111,8 @@ def run_with_oom_recovery(
         raise TypeError(f"split={split!r} must be True or False; mark what is not to be split as fixed(x)")
     _check_floor(min_split)
     result = recovered(
-        _unmarking(fn), args, kwargs, max_retries, gpu_id, before_retry, True, split_axis, min_split
+        *(_unmarking(fn), args, kwargs, max_retries, gpu_id, before_retry, True, split_axis, min_split),
+        named=fn,
     )
     return cast("R", batches.plain(result))
 
@@ -129,8 +131,9 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
         fn: called as ``fn(part)``.
         batch: an array; or a tuple of arguments, ``fn(*arguments)``; or a dict, ``fn(**arguments)``. The
             first array among them has the batch's length along ``axis``; every array of that length is
-            split, also within containers, and everything else is handed whole to each part. Wrap an argument
-            that has that length by chance in `fixed`.
+            split, also within containers, and so is every list of non-arrays with one entry per row.
+            Everything else is passed whole to each part. Wrap an argument that has that length by chance in
+            `fixed`. An exception raised in a part has a note that names the split arguments.
         axis: the axis to split along, of arguments and results; negative axes count from the end.
         min_split: the fewest rows of a part; fewer than twice as many are not halved.
 
@@ -152,7 +155,8 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     """
     args, kwargs = ((), batch) if type(batch) is dict else (batch if type(batch) is tuple else (batch,), {})
     _check_floor(min_split)
-    return batches.plain(recovered(_unmarking(fn), args, kwargs, 1, None, None, True, axis, min_split))
+    result = recovered(_unmarking(fn), args, kwargs, 1, None, None, True, axis, min_split, named=fn)
+    return batches.plain(result)
 
 
 def _unmarking(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,64 +169,13 @@ def _check_floor(rows: Any) -> None:
         raise ValueError(f"min_split={rows!r} is no number of rows; pass 1 or more")
 
 
-# -- which errors are about memory -------------------------------------------------------------------
-
-
-def is_oom_error(error: BaseException) -> bool:
-    """Whether memory running out, of the host or of any framework's device, is what ``error`` is about.
-
-    It is when the error itself, one that it was raised from or while handling, or one in its group is an
-    out-of-memory error of a loaded framework, told by class and, where the class is a general one, by the
-    message. What was hidden by ``raise … from None`` does not count. Imports no framework.
-
-    >>> is_oom_error(MemoryError()), is_oom_error(ValueError("out of memory budget"))
-    (True, False)
-    """
-    return is_oom(error, None)
-
-
-def is_oom(error: BaseException, before: BaseException | None) -> bool:
-    """`is_oom_error`, but for ``before``, an error that was being handled when the attempt began."""
-    return any(isinstance(one, MemoryError) or _says_so(one) for one in chain(error, before))
-
-
-def _says_so(error: BaseException) -> bool:
-    """Whether a loaded framework knows the error as its own for memory that ran out."""
-    for framework in loaded():
-        try:
-            if framework.is_oom(error):
-                return True
-        except Exception:  # its message, which the framework reads, cannot be read
-            if text_of(error) is not None:
-                raise
-    return False
-
-
-def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
-    """``error``, its causes, contexts and group members, each once; not ``before``, nor what led to that."""
-    seen = {id(before)}
-    waiting = [error]
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        yield one
-        if one.__cause__ is not None:
-            waiting.append(one.__cause__)
-        if one.__context__ is not None and not one.__suppress_context__:
-            waiting.append(one.__context__)
-        if isinstance(one, BaseExceptionGroup):
-            waiting.extend(one.exceptions)
+# -- one attempt -------------------------------------------------------------------------------------
 
 
 def let_go(error: BaseException) -> None:
     """Drop the tracebacks, and with them the frames that are finished and their variables."""
     for one in list(chain(error, sys.exception())):
         one.__traceback__ = None
-
-
-# -- one attempt -------------------------------------------------------------------------------------
 
 
 def attempted(
@@ -287,17 +240,22 @@ def recovered(
     split: bool = False,
     axis: int = 0,
     least: int = 1,
+    *,
+    named: Callable[..., Any] | None = None,
+    packed: bool = False,
 ) -> Any:
     """Call the function; where memory runs out, again and in parts, as `run_with_oom_recovery` says.
 
     With ``split``, what is marked as `fixed` comes to the function as it is, and may be in its result.
+    ``named`` is the function whose parameters name the arguments in notes. ``packed`` states that ``args`` is
+    one tuple and one dict, its arguments.
     """
     failure: Any = None
     if not faults:  # the first attempt, which most calls need alone
         result, failure = attempted(fn, args, kwargs, sys.exception())
         if failure is None:
             return result
-    call = _Recovery(fn, (args, kwargs), failure, retries, gpu_id, before_retry, axis, least)
+    call = _Recovery(fn, (args, kwargs), failure, retries, gpu_id, before_retry, axis, least, named, packed)
     del failure  # whose traceback holds this frame
     try:
         return call.made(split)
@@ -314,6 +272,7 @@ class _Recovery:
         failure: the error that `attempted` has returned of the last attempt, or None. It stands nowhere else,
             since its traceback holds the frames of these methods.
         retries, gpu_id, before_retry, axis, least: as for `run_with_oom_recovery`.
+        named, packed: as for `recovered`.
     """
 
     fn: Callable[..., Any]
@@ -324,6 +283,8 @@ class _Recovery:
     before_retry: Callable[[], object] | None
     axis: int
     least: int
+    named: Callable[..., Any] | None
+    packed: bool
 
     def made(self, split: bool) -> Any:
         """The whole call, as often as is planned; then, with ``split``, in parts."""
@@ -335,9 +296,9 @@ class _Recovery:
             return result
         if not split:
             self._give_up(
-                f"in each of {attempts} attempts, with the caches of all loaded frameworks freed between"
-                " them; process fewer rows at a time (oom_recovery='split'), or see memory_stats() for"
-                " who holds the memory."
+                f"out of memory in each of {attempts} attempts, with the caches of all loaded frameworks"
+                " freed between them; process fewer rows at a time (oom_recovery='split'), or see"
+                " memory_stats() for who holds the memory."
             )
         if rows is None:
             raise _nothing_to_split(self.batch, self.axis) from self.failure
@@ -348,10 +309,7 @@ class _Recovery:
         joined, size, least = Joined(rows, self.axis, self.batch), rows, self.least
         while joined.done < rows:
             if self.failure is not None and size < 2 * least:
-                self._give_up(
-                    f"with {size} of {rows} rows, and {size} rows cannot be halved (min_split={least}); lower"
-                    " min_split, or see memory_stats() for who holds the memory."
-                )
+                self._give_up(_too_large_a_part(size, rows, least))
             if self.failure is not None:
                 then = f"go on with {size // 2} rows at a time ({joined.done} of {rows} rows are done)"
                 self._clean_up("split", f"{size} rows", then)
@@ -371,8 +329,29 @@ class _Recovery:
         """Call the function on ``count`` of the rows; both are None where nobody has counted them."""
         for fault in tuple(faults):  # another thread may end its rehearsal
             fault(count)
-        args, kwargs = self.batch if count == rows else self._part(rows, start, count)
-        return self.fn(*args, **kwargs)
+        if count == rows:
+            args, kwargs = self.batch
+            return self.fn(*args, **kwargs)
+        args, kwargs = self._part(rows, start, count)
+        try:
+            return self.fn(*args, **kwargs)
+        except Exception as error:  # of the user's function, which gets a note and is raised again
+            self._note_part(error, rows, start, count)
+            raise
+
+    def _note_part(self, error: Exception, rows: int, start: int, count: int) -> None:
+        """Add a note that names the split arguments: one may have as many rows as the batch by chance."""
+        with suppress(Exception):  # shapes and containers of third parties; the user's error matters more
+            batch = cast("Batch", self.batch[0]) if self.packed else self.batch
+            names = _names_of_split(self.named or self.fn, batch, self.axis, rows)
+            note = (
+                f"arraybridge: raised for rows {start} to {start + count - 1} of a batch of {rows} rows,"
+                f" split along axis {self.axis}. Split arguments: "
+                + ", ".join(f"{name} ({count} of {rows} rows)" for name in names)
+                + ". If one of them has that many rows only by chance, pass it as fixed(argument)."
+            )
+            if note not in getattr(error, "__notes__", ()):
+                note_on(error, note)
 
     def _part(self, rows: int, start: int, count: int) -> Batch:
         """The arguments for these rows."""
@@ -404,11 +383,11 @@ class _Recovery:
         """Put results together, for which memory may run out as well."""
         result = self._tried(step, 2, "joining")
         if self.failure is not None:
-            self._give_up("while the results of the parts were joined")
+            self._give_up("out of memory while the results of the parts were joined")
         return result
 
     def _give_up(self, note: str) -> NoReturn:
-        _say_in(self.failure, f"arraybridge: out of memory {note}")
+        _say_in(self.failure, f"arraybridge: {note}")
         raise self.failure
 
     def _clean_up(self, step: str, what: str, then: str) -> None:
@@ -460,6 +439,39 @@ def _nothing_to_split(batch: Batch, axis: int) -> CannotSplitError:
     )
 
 
+def _too_large_a_part(size: int, rows: int, least: int) -> str:
+    """Return the message for a part of the smallest size that does not fit."""
+    if size <= 1:
+        return (
+            "Out of memory even with a single row. Free GPU memory (see memory_stats()) or reduce the size of"
+            " each row."
+        )
+    return (
+        f"Out of memory with {size} of {rows} rows. Smaller parts are excluded by min_split={least}. Lower"
+        " min_split, or free memory (see memory_stats())."
+    )
+
+
+def _names_of_split(fn: Callable[..., Any], batch: Batch, axis: int, rows: int) -> list[str]:
+    """Return the names of the arguments that are split, with their places in containers."""
+    args, kwargs = batch
+    arguments = [*zip(_parameter_names(fn, len(args)), args, strict=True), *kwargs.items()]
+    return [name + place for name, value in arguments for place in batches.split_places(value, axis, rows)]
+
+
+def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
+    """Return names for positional arguments: of the parameters if the signature has them."""
+    import inspect  # costs some ms, and only an error needs it
+
+    names = [f"argument {i}" for i in range(count)]
+    with suppress(TypeError, ValueError):  # a built-in function without a signature
+        for i, parameter in enumerate([*inspect.signature(fn).parameters.values()][:count]):
+            if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                break
+            names[i] = parameter.name
+    return names
+
+
 def _portion(remaining: int, size: int, least: int) -> int:
     """Rows of the next part: at most ``size`` if it can be, in even parts, none smaller than ``least``."""
     if remaining <= size:
@@ -476,8 +488,8 @@ def _read_once(batch: Batch) -> str:
             # A file is a log more often than the data.
             if hasattr(cls, "__next__") and hasattr(cls, "__iter__") and not issubclass(cls, IOBase):
                 return (
-                    "in the first attempt, and the function is not called again: one of its arguments is an"
-                    f" iterator ({cls.__name__}), from which that may have read; pass a list."
+                    "out of memory in the first attempt, and the function is not called again: one of its"
+                    f" arguments is an iterator ({cls.__name__}), from which that may have read; pass a list."
                 )
     return ""
 

@@ -169,7 +169,9 @@ def test_chains_and_groups() -> None:
     [
         ValueError("out of memory budget"),
         RuntimeError("RESOURCE_EXHAUSTED: quota"),
-        OSError(12, "Cannot allocate memory"),
+        OSError(24, "Too many open files"),
+        OSError(28, "No space left on device"),
+        OSError("Cannot allocate memory"),
         KeyboardInterrupt(),
         RecursionError("maximum recursion depth exceeded"),
     ],

@@ -18,7 +18,7 @@ from jax.extend import backend as jax_backend
 
 from arraybridge import machine
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
-from arraybridge.frameworks import cardmemory, hostmemory
+from arraybridge.frameworks import cardmemory, exhausted, hostmemory
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
@@ -51,11 +51,11 @@ except (ImportError, AttributeError):
 _DTYPES = hostmemory.PLAIN | hostmemory.DLPACK
 
 
-# A kernel's shared memory is exhausted by the kernel's own size, and no cache brings it back.
+_EXHAUSTED = "RESOURCE_EXHAUSTED: "
 _OOM = re.compile(
-    r"RESOURCE_EXHAUSTED: (?!.*[Ss]hared memory)"
-    r"|(?:INTERNAL|UNKNOWN|FAILED_PRECONDITION): .*(?:CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
-    r"|STATUS_ALLOC_FAILED|[Ff]ailed to allocate|[Oo]ut of memory)",
+    r"(?:INTERNAL|UNKNOWN|FAILED_PRECONDITION): .*(?:CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory"
+    r"|STATUS_ALLOC_FAILED|[Ff]ailed to allocate|[Oo]ut of memory|cu[A-Z]\w+ allocation failed)"
+    r"|[^\n]*gpu\w+Create[^\n]* failed: cu[A-Z]\w+ allocation failed",
     re.DOTALL,
 )
 
@@ -201,7 +201,12 @@ class JaxFramework(Framework):
 
     def is_oom(self, error: BaseException) -> bool:
         # XlaRuntimeError, its older name, is the same class in every release that is supported.
-        return isinstance(error, jax.errors.JaxRuntimeError) and _OOM.match(str(error)) is not None
+        return isinstance(error, jax.errors.JaxRuntimeError) and self.is_oom_text(str(error))
+
+    def is_oom_text(self, text: str) -> bool:
+        if text.startswith(_EXHAUSTED):
+            return exhausted.is_memory(text.removeprefix(_EXHAUSTED))
+        return _OOM.match(text) is not None and not exhausted.is_other(text)
 
     def part(self, x: jax.Array, axis: int, start: int, stop: int) -> jax.Array:
         if not _loses_nans(x):

@@ -128,6 +128,9 @@ class ImageFramework(Framework):
     def is_oom(self, error: BaseException) -> bool:
         return opencl.is_oom(error)
 
+    def is_oom_text(self, text: str) -> bool:
+        return opencl.is_oom_text(text)
+
     def array_classes(self) -> tuple[type, ...]:
         # The public class is a front: isinstance() knows its arrays, which are of a class of the backend.
         return (type(self.empty((1,), "float32", self.default_device())),)

@@ -167,4 +167,9 @@ def is_oom(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or (cl is not None and isinstance(error, cl.MemoryError)):
         return True
     kinds = RuntimeError if cl is None else (RuntimeError, cl.Error)
-    return isinstance(error, kinds) and re.match(_OOM, str(error)) is not None
+    return isinstance(error, kinds) and is_oom_text(str(error))
+
+
+def is_oom_text(text: str) -> bool:
+    """Return whether a message begins as one of pyclesperanto or pyopencl for out of memory."""
+    return re.match(_OOM, text) is not None

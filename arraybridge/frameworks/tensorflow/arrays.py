@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from arraybridge.frameworks import cardmemory, hostmemory
+from arraybridge.frameworks import cardmemory, exhausted, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype, wider
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.parts import Holding
@@ -39,10 +39,18 @@ _CPU = "/device:CPU:0"
 _numpy = NumpyFramework()
 _to_dlpack = tf.experimental.dlpack.to_dlpack
 
-# InternalErrors of memory that ran out: of copies to the card, and of CUDA and its libraries.
+# InternalErrors and UnknownErrors for out of memory: of copies to the GPU, and of CUDA and its libraries.
 _OOM = re.compile(
     r"Dst tensor is not initialized|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED"
-    r"|[Ff]ailed to allocate"
+    r"|[Ff]ailed to allocate|Status: out of memory|Out of memory while trying to allocate"
+)
+# How the message of a ResourceExhaustedError begins inside a wrapper that raises another class.
+_OOM_TEXT = re.compile(
+    r"(?:\{\{[^\n]*?\}\} ?)?(?:OOM when allocating|[Ff]ailed to allocate"
+    r"|Out of memory while trying to allocate"
+    r"|Failed copying input tensor .*(?:Dst tensor is not initialized|Status: out of memory)"
+    r"|RET_CHECK failure .*Out of memory while trying to allocate|CUDNN_STATUS_ALLOC_FAILED)",
+    re.DOTALL,
 )
 
 
@@ -173,8 +181,14 @@ class TensorflowFramework(Framework):
 
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, tf.errors.ResourceExhaustedError):
-            return "received message larger than max" not in str(error)  # gRPC's own limit
-        return isinstance(error, tf.errors.InternalError) and _OOM.search(str(error)) is not None
+            return exhausted.is_memory(str(error))
+        if not isinstance(error, (tf.errors.InternalError, tf.errors.UnknownError)):
+            return False
+        text = str(error)
+        return _OOM.search(text) is not None and not exhausted.is_other(text)
+
+    def is_oom_text(self, text: str) -> bool:
+        return _OOM_TEXT.match(text) is not None and not exhausted.is_other(text)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         return tf.device(self.native_device(device))

@@ -52,9 +52,17 @@ _LOWEST = 1 << 32
 
 # How messages of memory that ran out begin where torch raises a plain RuntimeError (or AcceleratorError).
 _OOM = re.compile(
-    r"\[enforce fail at .*DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"(?:\[enforce fail at .*)?DefaultCPUAllocator: (?:can't allocate|not enough) memory"
     r"|(?:CUDA|HIP|MPS|XPU|cu[A-Za-z]+|hip[a-z]+)(?: driver| backend)?(?: error:)?"
-    r" (?:out of memory|\w+_ALLOC(?:ATION)?_FAILED)",
+    r" (?:out of memory|\w+_ALLOC(?:ATION)?_FAILED)"
+    r"|(?:CUDA error: |cusparse error: )?CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
+    r"|CUDA error: resource allocation failed"
+    # NVML fails in the allocator's own report, which it makes only when memory has run out.
+    r'|NVML_SUCCESS == r INTERNAL ASSERT FAILED at "[^"]*CUDACachingAllocator\.cpp"'
+    r"|Native API failed\. Native API returns: -?\d+ \(\w+_OUT_OF_(?:DEVICE|HOST)_MEMORY\)"
+    r"|Invalid buffer size: [\d.]+ \w*B\b"  # MPS: larger than one buffer may be; a part of it may fit
+    r"|Triton Error \[\w+\]: out of memory"
+    r"|unable to mmap \d+ bytes from file <[^\n]*>: Cannot allocate memory \(12\)",
     re.DOTALL,
 )
 
@@ -248,7 +256,10 @@ class TorchFramework(Framework):
     def is_oom(self, error: BaseException) -> bool:
         if isinstance(error, torch.OutOfMemoryError):
             return True
-        return isinstance(error, RuntimeError) and _OOM.match(str(error)) is not None
+        return isinstance(error, RuntimeError) and self.is_oom_text(str(error))
+
+    def is_oom_text(self, text: str) -> bool:
+        return _OOM.match(text) is not None
 
     def room(self, part: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor | None:
         plain = type(part) is torch.Tensor and part.layout is torch.strided and not part.is_quantized

@@ -1,0 +1,25 @@
+"""Messages of the status RESOURCE_EXHAUSTED, which TensorFlow and JAX share: memory or another resource."""
+
+from __future__ import annotations
+
+import re
+
+_MEMORY = re.compile(r"\bOOM\b|memory|alloc|\bHBM\b", re.IGNORECASE)
+# Limits of files, messages and kernels, which no cache and no smaller batch changes.
+_OTHER_RESOURCE = re.compile(
+    r"Disk quota exceeded|No space left on device|Too many open files|Too many links|Too many users"
+    r"|No buffer space available|Out of streams resources|message larger than max"
+    # Scratch memory of a single kernel: CUDA's shared memory and the on-chip memories of a TPU.
+    r"|shared memory|memory space (?!hbm|host)\w+|scoped vmem",
+    re.IGNORECASE,
+)
+
+
+def is_memory(text: str) -> bool:
+    """Return whether the message of an exhausted resource is about memory that recovery can free."""
+    return not is_other(text) and _MEMORY.search(text) is not None
+
+
+def is_other(text: str) -> bool:
+    """Return whether the message names a resource other than memory that recovery can free."""
+    return _OTHER_RESOURCE.search(text) is not None

@@ -1,0 +1,197 @@
+"""Recognition of out-of-memory errors, also inside the messages of libraries that wrap other errors.
+
+Each framework recognizes its own messages (`Framework.is_oom`, `Framework.is_oom_text`). This module follows
+causes, contexts and groups, and removes wrappers: Keras layers, TorchScript, DataLoader workers,
+DataParallel replicas, JAX callbacks, TensorFlow's Python functions and Ray tasks.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from arraybridge.errors import text_of
+from arraybridge.frameworks.registry import loaded
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# Keras 3: "Exception encountered when calling Big.call().", Keras 2: "… calling layer 'big' (type Big).".
+_KERAS = re.compile(r"\s*Exception encountered when calling [^\n]*\n\s*")
+_TRACEBACK_WRAPPERS = re.compile(
+    r"The following operation failed in the TorchScript interpreter\."
+    r"|Caught (?P<kind>[\w.]+) in (?:DataLoader worker|replica|pin memory thread)"
+    r"|(?:[A-Z_]+: )?(?:[^\n]*: )?CpuCallback error"
+    # tf.py_function: the error first, its traceback below.
+    r"|(?:\{\{[^\n]*?\}\} ?)?[A-Za-z_][\w.]*(?:Error|Exception): "
+    r"(?=[^\n]*\nTraceback \(most recent call last\))"
+)
+_CALLBACK_OR_FUNCTION = re.compile(
+    r"(?:(?:[A-Z_]+: )?(?:[^\n]*: )?CpuCallback error[^:\n]*: |(?:\{\{[^\n]*?\}\} ?)?)"
+    r"(?P<kind>(?!Traceback)[A-Za-z_][\w.]*): (?P<text>.*)",
+    re.DOTALL,
+)
+_TRACEBACK = re.compile(r"Traceback [^\n:]*: *")
+_EXCEPTION_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>(?s:.*))|$)", re.MULTILINE)
+
+# Class names in printed tracebacks that mean out of memory, whatever their message.
+_MEMORY_ERRORS = frozenset({"MemoryError", "_ArrayMemoryError", "ArrayMemoryError", "OutOfMemoryError"})
+# Class names of errors whose message decides.
+_GENERAL_ERRORS = frozenset(
+    {
+        *("RuntimeError", "AcceleratorError", "JaxRuntimeError", "XlaRuntimeError"),
+        *("ResourceExhaustedError", "InternalError", "UnknownError"),
+        *("CUDARuntimeError", "CUDADriverError", "CUBLASError", "CUSOLVERError", "CuDNNError"),
+    }
+)
+
+
+class _Report(NamedTuple):
+    """An error that a wrapper's message quotes."""
+
+    #: The name of its class without the module; None if it is the class of the wrapper.
+    kind: str | None
+    text: str
+
+
+def is_oom_error(error: BaseException) -> bool:
+    """Return whether an error means that memory ran out, on the host or on a device of any framework.
+
+    The error itself counts, and so do its cause, the error that was being handled when it was raised, and the
+    members of an exception group. Wrappers are removed first: Keras layers, TorchScript, DataLoader workers,
+    DataParallel, JAX callbacks and Ray task errors. An error hidden by ``raise … from None`` does not count.
+    A ValueError, KeyError or AssertionError is never out of memory by its message. Imports no framework.
+
+    >>> is_oom_error(MemoryError()), is_oom_error(ValueError("out of memory budget"))
+    (True, False)
+    """
+    return is_oom(error, None)
+
+
+def is_oom(error: BaseException, before: BaseException | None) -> bool:
+    """Apply `is_oom_error`, except to ``before``, an error that was handled when the attempt began."""
+    return any(_is_oom_itself(one) for one in chain(error, before))
+
+
+def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
+    """Yield ``error``, its causes, contexts and group members, each once; not ``before`` and its chain."""
+    seen = {id(before)}
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        if one.__cause__ is not None:
+            waiting.append(one.__cause__)
+        if one.__context__ is not None and not one.__suppress_context__:
+            waiting.append(one.__context__)
+        if isinstance(one, BaseExceptionGroup):
+            waiting.extend(one.exceptions)
+        cause = _ray_cause(one)
+        if cause is not None:
+            waiting.append(cause)
+
+
+def _ray_cause(error: BaseException) -> BaseException | None:
+    """Return the original error of a Ray task error, recognized without importing Ray."""
+    if not any(cls.__name__.startswith("RayTaskError") for cls in type(error).__mro__):
+        return None
+    with suppress(Exception):  # a property of a class that this package does not know
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, BaseException):
+            return cause
+    return None
+
+
+def _is_oom_itself(error: BaseException) -> bool:
+    """Return whether this error is out of memory, regardless of its chain."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    text = text_of(error)
+    if text is not None and _may_wrap(error):
+        reports = _unwrapped(text)
+        if reports:
+            return any(_is_oom_report(report, error) for report in reports)
+    return _is_known(error)
+
+
+def _may_wrap(error: BaseException) -> bool:
+    """Return whether wrappers raise errors of this class: RuntimeError or a class of a loaded framework."""
+    if isinstance(error, (ValueError, KeyError, AssertionError)):
+        return False
+    return isinstance(error, RuntimeError) or any(isinstance(error, one.errors) for one in loaded())
+
+
+def _is_known(error: BaseException) -> bool:
+    """Return whether a loaded framework recognizes the error as its own."""
+    for framework in loaded():
+        try:
+            if framework.is_oom(error):
+                return True
+        except Exception:  # the framework reads a message whose __str__ raises
+            if text_of(error) is not None:
+                raise
+    return False
+
+
+def _is_oom_report(report: _Report, error: BaseException) -> bool:
+    """Return whether an error quoted by a wrapper is out of memory."""
+    kind = type(error).__name__ if report.kind is None else report.kind
+    if kind in _MEMORY_ERRORS:
+        return True
+    if kind == "OSError":
+        return report.text.startswith(f"[Errno {errno.ENOMEM}]")
+    # The class of the wrapper itself has been checked by `_may_wrap`.
+    if report.kind is not None and kind not in _GENERAL_ERRORS:
+        return False
+    return any(framework.is_oom_text(report.text) for framework in loaded())
+
+
+def _unwrapped(text: str) -> list[_Report]:
+    """Return the errors that a wrapper's message quotes; none if the message is not of a wrapper."""
+    reports: list[_Report] = []
+    waiting = [_Report(None, text)]
+    while waiting:
+        one = waiting.pop()
+        inner = _inner(one)
+        # Wrappers around wrappers: a Keras layer in a DataLoader worker.
+        waiting.extend(inner)
+        if not inner and one.text is not text:
+            reports.append(one)
+    return reports
+
+
+def _inner(report: _Report) -> list[_Report]:
+    """Remove one wrapper."""
+    keras = _KERAS.match(report.text)
+    if keras:
+        return [_Report(report.kind, _ANSI.sub("", report.text[keras.end() :]))]
+    wrapper = _TRACEBACK_WRAPPERS.match(report.text)
+    if wrapper is None:
+        return []
+    found = [_report(line) for line in _exception_lines(report.text)]
+    direct = _CALLBACK_OR_FUNCTION.match(report.text)
+    if direct:
+        found.append(_report(direct))
+    kind = (wrapper["kind"] or "").rpartition(".")[2]
+    if kind in _MEMORY_ERRORS:
+        found.append(_Report(kind, ""))
+    # A wrapper without a readable error inside quotes nothing that could be matched.
+    return found or [_Report("", "")]
+
+
+def _exception_lines(text: str) -> Iterator[re.Match[str]]:
+    """Yield the exception line of each printed traceback: the first unindented ``Class: message``."""
+    for header in _TRACEBACK.finditer(text):
+        line = _EXCEPTION_LINE.search(text[header.end() :])
+        if line:
+            yield line
+
+
+def _report(found: re.Match[str]) -> _Report:
+    return _Report(found["kind"].rpartition(".")[2], found["text"] or "")
