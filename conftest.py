@@ -28,8 +28,8 @@ ENVIRONMENT = {
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
-# `import triton` after `import tensorflow` crashes the process (Triton 3.8, TensorFlow 2.21); the reverse order works.
-# PyTorch's CUDA build brings Triton, and `torch.compile` imports it late.
+# `import triton` after `import tensorflow` crashes the process (Triton 3.8, TensorFlow 2.21).
+# The reverse order works. PyTorch's CUDA build installs Triton, and `torch.compile` imports it late.
 if importlib.util.find_spec("triton") is not None and importlib.util.find_spec("tensorflow") is not None:
     importlib.import_module("triton")
 
