@@ -23,7 +23,7 @@ from arraybridge.carriers.carrier import carrier_of
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.foreign import is_foreign_array, offers_alone
-from arraybridge.types import new_cache, remember
+from arraybridge.types import exact_key, new_cache, remember
 
 # -- what a value is -----------------------------------------------------------------------------------
 
@@ -234,17 +234,6 @@ def key_of(structure: Any) -> Any:
     beside = set() if _is_registered(structure) else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None
     return type(structure), names, opened.extra, factory, beside or None, tuple(map(key_of, opened.children))
-
-
-def exact_key(value: Any) -> Any:
-    """Return a cache key that differs for 0.0 and -0.0 and for 1, 1.0 and True, and that matches NaN."""
-    if isinstance(value, np.generic):
-        return type(value), value.dtype.str, value.tobytes()
-    if isinstance(value, float):
-        return type(value), np.float64(value).tobytes()
-    if isinstance(value, complex):
-        return type(value), np.complex128(value).tobytes()
-    return type(value), value
 
 
 def prefix(error: Exception, place: str) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     import cupy
     import jax
@@ -170,3 +172,14 @@ def empty_caches() -> None:
     """Forget what was found out of frameworks and types."""
     for cache in _caches:
         cache.clear()
+
+
+def exact_key(value: Any) -> Any:
+    """Return a cache key that differs for 0.0 and -0.0 and for 1, 1.0 and True, and that matches NaN."""
+    if isinstance(value, np.generic):
+        return type(value), value.dtype.str, value.tobytes()
+    if isinstance(value, float):
+        return type(value), np.float64(value).tobytes()
+    if isinstance(value, complex):
+        return type(value), np.complex128(value).tobytes()
+    return type(value), value

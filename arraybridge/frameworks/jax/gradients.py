@@ -15,7 +15,7 @@ import numpy as np
 
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff
-from arraybridge.trees import exact_key
+from arraybridge.types import exact_key
 
 if TYPE_CHECKING:
     from arraybridge.functions.gradients import Operation

@@ -1,9 +1,10 @@
 """All that is peculiar to this framework."""
 
+import importlib
 import importlib.util
 import sys
 
-# Importing Triton after TensorFlow crashes the process; Triton first works. PyTorch's CUDA build brings
-# Triton, and imports it late.
+# `import triton` after `import tensorflow` crashes the process (Triton 3.8, TensorFlow 2.21). The reverse
+# order works. PyTorch's CUDA build installs Triton, and imports it late.
 if "tensorflow" not in sys.modules and importlib.util.find_spec("triton") is not None:
-    import triton  # noqa: F401
+    importlib.import_module("triton")

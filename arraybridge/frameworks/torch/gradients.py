@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 _is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
 # A third: is_grads_batched=True passes batched tensors of an older implementation of vmap.
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
-# A fourth: the number of owners of a storage. Releases without it copy every gradient.
-_owners_of = getattr(torch._C, "_storage_Use_Count", None)
 
 
 class TorchAutodiff(autodiff.Autodiff):
@@ -164,22 +161,28 @@ def _pull(
         create_graph=inner or any(c.requires_grad for _, c in pairs),
         materialize_grads=True,
     )
-    return _released([g if g.layout is torch.strided else g.to_dense() for g in gradients])
+    gradients = [g if g.layout is torch.strided else g.to_dense() for g in gradients]
+    if _has_custom_function([y for y, _ in pairs]):
+        return [g if g.requires_grad or _is_transformed(g) else g.clone() for g in gradients]
+    return gradients
 
 
-def _released(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy the gradients whose memory somebody else holds, such as a tensor saved by a ``Function``."""
-    strided = [g for g in gradients if not g.requires_grad and not _is_transformed(g)]
-    owners = Counter(g.untyped_storage().data_ptr() for g in strided)
-    return [g.clone() if any(g is s for s in strided) and _is_held(g, owners) else g for g in gradients]
+def _has_custom_function(outputs: list[torch.Tensor]) -> bool:
+    """Return whether a graph has a ``torch.autograd.Function``.
 
-
-def _is_held(gradient: torch.Tensor, owners: Counter[int]) -> bool:
-    """Return whether more than the gradients of this pass, and the handle made here, own the memory."""
-    if _owners_of is None:
-        return True
-    storage = gradient.untyped_storage()
-    return bool(_owners_of(storage._cdata) > owners[storage.data_ptr()] + 1)
+    Its backward may return memory that it keeps. PyTorch's own operations compute gradients in new memory, or
+    return views of the cotangent.
+    """
+    nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        following = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= following
+        nodes += following
+    return False
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:
