@@ -285,9 +285,8 @@ def recovering(fn: Callable[..., Any], run: Run, skip: int, options: SimpleNames
         card: Any = card_meant(gpu_id) if isinstance(gpu_id, int) else None
         if skip and splits:
             args = (*map(fixed, args[:skip]), *args[skip:])  # self is never cut
-        result = recovered(
-            *(run, (args, kwargs), {}, retries, card, None, splits, axis, least), named=fn, packed=True
-        )
+        # By position: keywords cost 0.4 us per call here.
+        result = recovered(run, (args, kwargs), {}, retries, card, None, splits, axis, least, fn, True)
         return plain(result) if splits and kinds.get(type(result)) != ARRAY else result
 
     return recover

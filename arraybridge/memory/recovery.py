@@ -240,7 +240,6 @@ def recovered(
     split: bool = False,
     axis: int = 0,
     least: int = 1,
-    *,
     named: Callable[..., Any] | None = None,
     packed: bool = False,
 ) -> Any:

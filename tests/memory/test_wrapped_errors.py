@@ -247,7 +247,7 @@ def test_a_cause_that_cannot_be_read() -> None:
 
 def test_a_real_torchscript_error() -> None:
     torch = require("torch")
-    unit = torch.jit.CompilationUnit("def large(x):\n    return x.repeat(35184372088832)")
+    unit = torch.jit.CompilationUnit("def large(x):\n    return x.repeat(35184372088832)\n")
     with pytest.raises(RuntimeError) as caught_error:
         unit.large(torch.ones(2))
     assert "TorchScript" in str(caught_error.value)
