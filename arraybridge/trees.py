@@ -83,6 +83,8 @@ def _kind_of(value: Any) -> int:
 
 
 def _is_container(x: Any) -> bool:
+    if callable(x):  # a model, say: it is passed as it is
+        return False
     return isinstance(x, _CONTAINERS) or dataclasses.is_dataclass(x) or _is_registered(x)
 
 
