@@ -1,8 +1,9 @@
 """Batches: arrays in containers that have rows in common; cut into parts, and the results of parts joined.
 
-Containers belong together as `trees.together` says: by type, by key and by length. What is no array is joined
-only where it is the same object or an equal text in every part, and a number only where it came in with the
-batch: nobody can say whether to add, average or list numbers.
+Containers are joined by type, by key and by length. A list with one entry per row in every part is
+concatenated, unless all its entries are arrays batched along the axis. Any other value that is not an array
+is joined only if it is the same object or an equal text in every part, and a number only if it is part of the
+batch.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from arraybridge.trees import (
     ARRAY,
     TREE,
     arrays_of,
+    children_of,
     kind_of,
     kinds,
     leaves_of,
@@ -161,8 +163,11 @@ class Joined:
         self.row_by_row = row_by_row
         #: The rows that are done.
         self.done = 0
-        # A container like the results, with a `_Column` for each array, and the first of what is no array.
+        # A container like the results, with a `_Column` per array, a `_ListColumn` per list that may hold one
+        # entry per row, and the first part's value otherwise.
         self._joined: Any = None
+        # Where these lists are, such as "['names']".
+        self._list_places: set[str] = set()
 
     def add(self, result: Any, count: int) -> None:
         """Copy the result of the next ``count`` rows. May be called again where memory has run out.
@@ -170,8 +175,11 @@ class Joined:
         Raises:
             CannotSplitError: which is a `ValueError`: it cannot be joined to what came before.
         """
-        joined = self._joined if self.done else together([result], self._begin)
-        together([joined, result], lambda pair, place: self._put(pair[0], pair[1], place, count), self.noun)
+        if not self.done:
+            self._list_places = _places_of_row_lists(result, count)
+        marked = _with_list_parts(result, count, self._list_places)
+        joined = self._joined if self.done else together([marked], self._begin)
+        together([joined, marked], lambda pair, place: self._put(pair[0], pair[1], place, count), self.noun)
         self._joined = joined
         self.done += count
 
@@ -179,6 +187,8 @@ class Joined:
         return together([self._joined], self._end)
 
     def _begin(self, first: Sequence[Any], place: str) -> Any:
+        if type(first[0]) is _ListPart:
+            return _ListColumn()
         if kind_of(first[0]) != ARRAY:
             return first[0]
         owner, data, facts = self._facts_of(first[0], place)
@@ -187,6 +197,12 @@ class Joined:
         return _Column(facts, owner.room(data, tuple(shape)))
 
     def _put(self, joined: Any, x: Any, place: str, count: int) -> None:
+        if isinstance(joined, _ListColumn):
+            if type(x) is not _ListPart:
+                raise self._refused("different values", place, "a list", type(x).__name__)
+            entries = map_arrays(x.entries, kept)  # the function may write to its arrays at the next part
+            joined.parts[self.done] = _ListPart(entries, count)
+            return
         if not isinstance(joined, _Column):
             same = x is joined or (isinstance(x, str) and x == joined)
             if isinstance(joined, (numbers.Number, np.generic)):  # one of each part can be equal by chance
@@ -214,12 +230,64 @@ class Joined:
 
     def _end(self, columns: Sequence[Any], place: str) -> Any:
         (column,) = columns
+        if isinstance(column, _ListColumn):
+            return self._joined_lists(list(column.parts.values()), place)
         if not isinstance(column, _Column):
             return _value(column)
         if column.room is not None:
             return column.room
         parts = list(column.parts.values())
         return source_of(parts[0])[0].concatenate(parts, self.axis)
+
+    def _joined_lists(self, parts: list[_ListPart], place: str) -> Any:
+        """Join lists that may hold one entry per row, when all parts are known."""
+        if len(parts) == 1:
+            return parts[0].entries
+        if not all(part.fits for part in parts) or all(self._is_structure(part) for part in parts):
+            return self._joined_structures(parts, place)
+        if all(self._may_be_structure(part) for part in parts):
+            reason = f"the function gave a list{place and ' at '}{place} with as many entries as rows"
+            raise CannotSplitError(
+                f"{reason}: it may be one entry per row or several batched results. For several results,"
+                " return a tuple.",
+                reason=reason,
+            )
+        return [entry for part in parts for entry in part.entries]
+
+    def _is_structure(self, part: _ListPart) -> bool:
+        """Return whether every entry is an array batched along the axis."""
+        return all(
+            kind_of(entry) == ARRAY and _has_rows(entry, self.axis, part.count) for entry in part.entries
+        )
+
+    def _may_be_structure(self, part: _ListPart) -> bool:
+        """Return whether every entry could be a result of its own: has one row per row of the part."""
+        return all(self._is_batched(entry, part.count) for entry in part.entries)
+
+    def _is_batched(self, x: Any, count: int) -> bool:
+        """Return whether a value is a batched array, a list of ``count`` entries, or a container of these."""
+        kind = kind_of(x)
+        if kind == ARRAY:
+            return _has_rows(x, self.axis, count)
+        if kind != TREE:
+            return False
+        if type(x) is list and len(x) == count:
+            return True
+        children = children_of(x)
+        return bool(children) and all(self._is_batched(child, count) for child in children)
+
+    def _joined_structures(self, parts: list[_ListPart], place: str) -> Any:
+        """Join lists entry by entry."""
+        lengths = {len(part.entries) for part in parts}
+        if len(lengths) > 1:
+            raise self._refused("lists of different lengths", place)
+        columns = []
+        for number in range(lengths.pop()):
+            column = Joined(self.rows, self.axis, self.batch, self.noun, row_by_row=self.row_by_row)
+            for part in parts:
+                column.add(part.entries[number], part.count)
+            columns.append(column.result())
+        return columns
 
     def _facts_of(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
         """The framework of an array, the array, and what those of all parts must have in common."""
@@ -236,10 +304,8 @@ class Joined:
         if values:
             reason += f" from one {self.noun} to the next ({', '.join(map(str, values))})"
         return CannotSplitError(
-            f"{reason}: they cannot be joined. Of what are no arrays to join, nobody can say whether to add,"
-            " average or list it. Return arrays of one framework, dtype, device and shape, with one row for"
-            " each row of the batch along the axis that is split, and reduce them afterwards; or fixed(value)"
-            " for what all share.",
+            f"{reason}: they cannot be joined. Return arrays of one framework, dtype, device and shape, or a"
+            " list, with one row per row of the batch. Mark a value that all rows share as fixed(value).",
             reason=reason,
         )
 
@@ -250,6 +316,57 @@ class _Column:
     def __init__(self, facts: dict[str, Any], room: Any) -> None:
         self.facts, self.room = facts, room
         self.parts: dict[int, Any] = {}
+
+
+class _ListPart:
+    """A list in the result of one part, which may hold one entry per row."""
+
+    __slots__ = ("count", "entries")
+
+    def __init__(self, entries: list[Any], count: int) -> None:
+        self.entries = entries
+        #: The number of rows of the part.
+        self.count = count
+
+    @property
+    def fits(self) -> bool:
+        return len(self.entries) == self.count
+
+
+class _ListColumn:
+    """The lists at one place of the results, by their first row."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: dict[int, _ListPart] = {}
+
+
+def _places_of_row_lists(tree: Any, count: int, place: str = "") -> set[str]:
+    """Return the places of all lists with ``count`` entries, outermost only."""
+    if type(tree) is list and len(tree) == count and count:
+        return {place}
+    if kind_of(tree) != TREE:
+        return set()
+    places: set[str] = set()
+
+    def collect(child: Any, at: str) -> Any:
+        places.update(_places_of_row_lists(child, count, place + at))
+        return child
+
+    map_children(tree, collect)
+    return places
+
+
+def _with_list_parts(tree: Any, count: int, places: set[str], place: str = "") -> Any:
+    """Return a result with the lists at these places as `_ListPart`."""
+    if not places:
+        return tree
+    if place in places and type(tree) is list:
+        return _ListPart(tree, count)
+    if kind_of(tree) != TREE:
+        return tree
+    return map_children(tree, lambda child, at: _with_list_parts(child, count, places, place + at))
 
 
 def kept(x: Any) -> Any:

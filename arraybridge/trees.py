@@ -83,6 +83,8 @@ def _kind_of(value: Any) -> int:
 
 
 def _is_container(x: Any) -> bool:
+    if callable(x):  # a model, say: it is passed as it is
+        return False
     return isinstance(x, _CONTAINERS) or dataclasses.is_dataclass(x) or _is_registered(x)
 
 
@@ -347,6 +349,11 @@ def outline(tree: Any) -> str:
         return f"{article} {name} of {', '.join(map(repr, tree)) or 'nothing'}"
     size = f" of {len(tree)}" if isinstance(tree, (list, tuple, deque)) else ""
     return f"{article} {name}{size}"
+
+
+def children_of(tree: Any) -> list[Any]:
+    """Return the children of a container, in order."""
+    return list(_opened(tree).children)
 
 
 def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:

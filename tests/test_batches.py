@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import arraybridge
-from arraybridge import CannotSplitError, Pipeline, fixed, split_and_retry
+from arraybridge import CannotSplitError, Pipeline, batches, fixed, split_and_retry
 from arraybridge.testing import inject_oom
 from tests.test_trees import Config, Pair, Registered, containers, items
 
@@ -165,3 +166,95 @@ def test_masks_stay() -> None:
     for way in (by_splitting, by_pipeline):
         result = way(lambda part: part, x)
         assert (type(result), result.dtype, result.tolist()) == (type(x), x.dtype, x.tolist())
+
+
+# -- lists with one entry per row ----------------------------------------------------------------------
+
+
+def _joined(parts: list[tuple[Any, int]]) -> Any:
+    joined = batches.Joined(sum(count for _, count in parts), 0, None, row_by_row=False)
+    for result, count in parts:
+        joined.add(result, count)
+    return joined.result()
+
+
+def test_lists_with_one_entry_per_row_are_concatenated() -> None:
+    boxes = [np.zeros((3, 4)), np.ones((2, 4)), np.zeros((0, 4))]
+    assert _joined([(["cat", "cat"], 2), (["dog"], 1)]) == ["cat", "cat", "dog"]
+    assert _joined([([None, 1], 2), ([2, None], 2)]) == [None, 1, 2, None]
+    assert _joined([({"names": ["a", "a"]}, 2), ({"names": ["a", "a"]}, 2)]) == {"names": ["a"] * 4}
+    result = _joined([(boxes[:2], 2), (boxes[2:], 1)])
+    assert [one.shape for one in result] == [(3, 4), (2, 4), (0, 4)]
+    dicts = _joined([([{"boxes": boxes[0]}, {"boxes": boxes[1]}], 2), ([{"boxes": boxes[2]}], 1)])
+    assert [one["boxes"].shape for one in dicts] == [(3, 4), (2, 4), (0, 4)]
+
+
+def test_lists_of_batched_arrays_are_joined_entry_by_entry() -> None:
+    first, second = np.arange(4), np.arange(4) * 10
+    result = _joined([([first[:2], second[:2]], 2), ([first[2:], second[2:]], 2)])
+    assert [one.tolist() for one in result] == [[0, 1, 2, 3], [0, 10, 20, 30]]
+    result = _joined([([first[:2], second[:2]], 2), ([first[2:3], second[2:3]], 1)])
+    assert [one.tolist() for one in result] == [[0, 1, 2], [0, 10, 20]]
+
+
+def test_a_list_with_two_readings_raises() -> None:
+    parts = [([{"a": np.zeros(2)}, {"a": np.ones(2)}], 2)] * 2
+    with pytest.raises(CannotSplitError, match="return a tuple"):
+        _joined(parts)
+    as_tuples = [(tuple(entries), count) for entries, count in parts]
+    assert [one["a"].tolist() for one in _joined(as_tuples)] == [[0.0] * 4, [1.0] * 4]
+
+
+def test_lists_of_other_lengths_are_structures() -> None:
+    assert _joined([(["a", "b", "c"], 2), (["a", "b", "c"], 2)]) == ["a", "b", "c"]
+    with pytest.raises(CannotSplitError):
+        _joined([(["a", "b"], 2), (["a"], 2)])
+    with pytest.raises(CannotSplitError):
+        _joined([(["a", "b", "c"], 2), (["a", "b", "d"], 2)])
+
+
+def test_arrays_in_row_lists_are_copied_from_reused_buffers() -> None:
+    buffer = np.zeros(3)
+
+    def boxes(x: np.ndarray) -> list[np.ndarray]:
+        buffer[:] = x[0]
+        return [buffer for _ in x]
+
+    with inject_oom("numpy", above_rows=1):
+        result = arraybridge.split_and_retry(boxes, np.arange(3.0))
+    assert [one.tolist() for one in result] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+
+
+def test_random_results_join_as_the_unsplit_result_or_raise() -> None:
+    random = np.random.default_rng(5)
+
+    def make(depth: int, rows: np.ndarray, draw: np.random.Generator) -> Any:
+        kind = draw.integers(0, 7 if depth else 4)
+        if kind == 0:
+            return rows * 2
+        if kind == 1:
+            return [f"row {value}" for value in rows]
+        if kind == 2:
+            return [np.full(int(value) % 3, value) for value in rows]
+        if kind == 3:
+            return [{"value": int(value), "box": np.full((int(value) % 2, 2), value)} for value in rows]
+        children = [make(depth - 1, rows, draw) for _ in range(draw.integers(1, 4))]
+        if kind == 4:
+            return dict(zip("abc", children, strict=False))
+        return tuple(children) if kind == 5 else children
+
+    joined = 0
+    for seed in range(400):
+        count = int(random.integers(2, 7))
+        cuts = np.unique([0, count, *random.integers(0, count, 2)])
+        values = np.arange(count)
+        parts = [values[a:b] for a, b in itertools.pairwise(cuts)]
+        results = [(make(2, one, np.random.default_rng(seed)), len(one)) for one in parts]
+        try:
+            result = _joined(results)
+        except CannotSplitError:
+            continue
+        joined += 1
+        expected = make(2, values, np.random.default_rng(seed))
+        np.testing.assert_equal(result, expected)
+    assert joined > 200

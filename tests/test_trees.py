@@ -276,3 +276,16 @@ def test_a_container_that_contains_itself_is_refused() -> None:
             run()
     inner = [np.ones(1)]
     assert convert_tree([inner, inner], "numpy")[1] is inner
+
+
+def test_callable_objects_are_no_containers():
+    @dataclasses.dataclass
+    class Model:
+        weight: Any
+
+        def __call__(self, x: Any) -> Any:
+            return x @ self.weight
+
+    model = Model(np.eye(2))
+    assert map_arrays(model, np.negative) is model
+    assert map_arrays([model], np.negative)[0] is model

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import linecache
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from arraybridge.types import Device, GpuId
@@ -96,11 +96,21 @@ def label_of(fn: Any) -> str:
 
 
 def takes_self(fn: Any) -> bool:
-    """Whether the first argument will be self, which is no input even where it is an array."""
+    """Whether the first argument will be self or cls: only for functions that are defined in a class body."""
     if not inspect.isfunction(fn):
         return False  # a bound method, a partial or an object has its self already
-    with suppress(ValueError):  # around a built-in without a signature
-        return next(iter(inspect.signature(fn).parameters), "") in ("self", "cls")
+    scope = fn.__qualname__.rpartition(".")[0]
+    return scope != "" and not scope.endswith("<locals>") and not _is_static(fn)
+
+
+def _is_static(fn: Any) -> bool:
+    """Whether ``@staticmethod`` stands above the function; a decorator below it sees a plain function."""
+    code = getattr(inspect.unwrap(fn), "__code__", fn.__code__)
+    for line in linecache.getlines(code.co_filename)[code.co_firstlineno - 1 :]:
+        if not line.lstrip().startswith("@"):
+            return False
+        if line.split("#")[0].strip() == "@staticmethod":
+            return True
     return False
 
 

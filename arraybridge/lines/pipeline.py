@@ -94,12 +94,13 @@ class Pipeline:
         self.processes = processes
         self._last: Run | None = None
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any, *others: Any) -> Any:
         """Split the batch, send its parts through the stages, and join what comes out.
 
         Args:
             batch: an array, or arrays in nested containers, all with the same extent along ``axis``. What is
                 no array in there goes to every part as it is, and so does an array that is marked as `fixed`.
+            others: not accepted; a pipeline takes one batch.
 
         Returns:
             the results, joined along ``axis``: bit for bit what the stages make of the whole batch, where
@@ -114,6 +115,11 @@ class Pipeline:
             CannotSplitError: which is a `ValueError`: the results differ in structure, or are no arrays.
             Exception: what a stage raises, with a note that names stage and microbatch.
         """
+        if others:
+            raise TypeError(
+                f"A pipeline takes one batch, got {1 + len(others)} arguments. Pass a tuple or a dict of"
+                " arrays, as in pipeline((x, mask)), which the first stage takes as one argument."
+            )
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))
         if count == 1:

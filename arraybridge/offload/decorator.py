@@ -29,6 +29,7 @@ def gpu(
     gpu_id: GpuId = None,
     backend: FrameworkLike | None = None,
     split_axis: int | None = None,
+    **unknown: Any,
 ) -> Any:
     """Run a NumPy-style function on a GPU whenever that is expected to be done sooner.
 
@@ -60,6 +61,7 @@ def gpu(
         backend: the framework to use on the card; left out, the first of cupy, torch and jax that has it.
         split_axis: for functions that treat each row along this axis by itself: where the card's memory
             runs out, the batch is halved along it before the CPU is resorted to.
+        **unknown: any other option, which is refused.
 
     Returns:
         a function with the name, docstring, signature and type hints of ``fn``, and with ``explain(*args)``,
@@ -80,6 +82,11 @@ def gpu(
     >>> print(normalise.explain(np.array([1.0, 3.0])).on_gpu)
     False
     """
+    if unknown:
+        raise TypeError(
+            f"@gpu has no option {next(iter(unknown))!r}. Its options are gpu_id, backend and split_axis."
+            " Choose the card by its number, as in gpu_id=0."
+        )
     check_gpu_id(gpu_id)
     name = None if backend is None else registry.framework_name(backend)
     if name is not None and registry.facts(name).runs_numpy_code is False:

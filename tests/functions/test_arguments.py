@@ -216,3 +216,48 @@ def test_errors_name_function_argument_and_leaf() -> None:
         segment(IMAGE, side={"a": [1, masked]})
     with pytest.raises(DtypeNotSupportedError, match=r"segment\(\), argument 'picture': .*object"):
         segment(np.array(["a", None], object))
+
+
+class _Holder:
+    @arraybridge.torch
+    def method(this, x):  # noqa: N805  # the name of the first parameter does not matter
+        return type(this).__name__, type(x).__module__
+
+    @staticmethod
+    @arraybridge.torch
+    def static_above(self):  # noqa: PLW0211
+        return type(self).__module__
+
+    @arraybridge.torch
+    @staticmethod
+    def static_below(self):  # noqa: PLW0211
+        return type(self).__module__
+
+    @classmethod
+    @arraybridge.torch
+    def of_class(kind, x):  # noqa: N804
+        return kind.__name__, type(x).__module__
+
+    def nested(self, x):
+        @arraybridge.torch
+        def inner(self):
+            return type(self).__module__
+
+        return inner(x)
+
+
+def test_first_parameter_is_self_only_in_a_class_body():
+    pytest.importorskip("torch", reason="the functions run on PyTorch")
+
+    @arraybridge.torch
+    def plain(cls):
+        return type(cls).__module__
+
+    x = np.ones(2)
+    assert plain(x) == "torch"
+    assert arraybridge.torch(lambda self: type(self).__module__)(x) == "torch"
+    holder = _Holder()
+    assert holder.method(x) == ("_Holder", "torch")
+    assert holder.static_above(x) == holder.static_below(x) == "torch"
+    assert holder.of_class(x) == ("_Holder", "torch")
+    assert holder.nested(x) == "torch"

@@ -157,3 +157,8 @@ def test_what_is_no_function_is_refused(what: Any, advice: str) -> None:
         arraybridge.torch(identity, identity)  # type: ignore[call-overload]
     with pytest.raises(AttributeError, match=r"arraybridge\.torch is a decorator.*torch\.zeros"):
         arraybridge.torch.zeros  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_gpu_names_its_options_for_an_unknown_one():
+    with pytest.raises(TypeError, match=r"no option 'device'.*gpu_id=0"):
+        arraybridge.gpu(device=0)  # type: ignore[call-overload]
