@@ -23,5 +23,5 @@ CALLS = {name: current.ARRAYS[name] for name in ("empty", "room", "cast")} | {
 def test_the_wrong_current_card_is_noticed(call: str) -> None:
     require("cupy")
     program = f"{current.BEGIN}\n{PLANT}\nresult = {call}\n{current.END}"
-    with pytest.raises(AssertionError):
-        assert current._run(program)[1:] == [0, False]
+    # The program itself runs to its end: it is what it saw that is wrong.
+    assert current._run(program) not in ([1, 0, False], [None, 0, False])
