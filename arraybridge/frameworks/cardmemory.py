@@ -145,12 +145,17 @@ def loan(borrowed: Any, lender: Streams, borrower: Streams, device: Device) -> o
 
 
 def _end(borrowed: Any, lender: Streams, lent_on: int | None, borrower: Streams, device: Device) -> None:
-    with suppress(RuntimeError):  # the card has failed: what runs there still is of no use to anybody
+    try:
         read_on = borrower.handle(device)
         if lent_on is not None and read_on is not None and lender.handle(device) == lent_on:
             lender.wait_for(device, read_on)
         elif (mark := borrower.mark(device)) is not None:
             keep(borrowed, mark.is_done, mark.synchronize)
+    except RuntimeError:
+        # The queues could not be ordered. The host waits instead, before the memory goes back.
+        with suppress(RuntimeError):  # the card has failed: what runs there still is of no use to anybody
+            if (mark := borrower.mark(device)) is not None:
+                mark.synchronize()
 
 
 def keep_after(lent: Any, what: Any, begin: Callable[[], Any], wait: Callable[[Any], object]) -> None:

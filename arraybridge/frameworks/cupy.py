@@ -317,13 +317,17 @@ class CupyStreams(Streams):
                     try:
                         yield
                     finally:
-                        outer.wait_event(side.record())
-                        # The function may have chosen another one.
-                        outer.wait_event(cupy.cuda.get_current_stream().record())
+                        # The function may have chosen another stream, or another card. An event is of the
+                        # card that is current when it is made, and only that card's streams record it.
+                        chosen = cupy.cuda.get_current_stream().record()
+                        with on_card(device.index):
+                            outer.wait_event(side.record())
+                            outer.wait_event(chosen)
             finally:
                 # On leaving `with`, CuPy goes back to the stream that was entered last, and not to one that
                 # was chosen with use().
-                outer.use()
+                with on_card(device.index):
+                    outer.use()
 
     def take_stream(self, device: Device) -> None:
         with on_card(device.index):

@@ -14,6 +14,7 @@ from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
 from arraybridge.lines.device_map import source_of_items, whole_number, with_progress
+from arraybridge.lines.streams import wait_for_each_other
 from arraybridge.lines.threads import END, Enter, Run, Work, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
@@ -125,8 +126,8 @@ def _reading(
         is_read = True
         name = target.name
         result = _traced(f"to {name}", place, lambda: convert_tree(item, name, device=place, **options))
-        for mark in worker.hold(item):  # behind which the source may fill its memory anew
-            mark.wait()
+        # The source fills its memory anew on its framework's stream, after what reads it on others.
+        wait_for_each_other(worker.hold(item))
         return result
 
     @contextmanager

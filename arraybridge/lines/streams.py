@@ -79,6 +79,19 @@ def readers_of(tree: Any) -> list[Mark]:
     return [mark for mark in marks.values() if mark is not None]
 
 
+def wait_for_each_other(marks: list[Mark]) -> None:
+    """Let the queues of several frameworks wait for one another, as far as they have been filled."""
+    for mark in marks:
+        for other in marks:
+            if other.streams is mark.streams or other.device != mark.device:
+                continue
+            handle = other.streams.handle(other.device)
+            if handle is None:  # it has no number by which another framework could wait for it
+                other.synchronize()
+            else:
+                mark.streams.wait_for(mark.device, handle)
+
+
 # -- what does not pass --------------------------------------------------------------------------------
 
 

@@ -60,3 +60,22 @@ def test_gpu_id_and_the_way_home(name: str) -> None:
         assert (type(result), device_of(result)) == (type(x), device_of(x))
         assert (to_numpy(result) == 2).all()
     assert seen == [(name, "gpu:0")] * 2
+
+
+def test_a_function_that_ends_on_another_card_keeps_its_result() -> None:
+    cupy = require("cupy")
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("needs two GPUs")
+    before = cupy.cuda.runtime.getDevice()
+
+    @arraybridge.cupy(gpu_id=1)
+    def leaves(x: Any) -> Any:
+        result = cupy.empty_like(x)
+        result.set(np.full(x.shape, 5, np.float32))
+        cupy.cuda.runtime.setDevice(0)
+        return result
+
+    result = leaves(np.zeros(3, np.float32))
+    assert str(device_of(result)) == "gpu:1"
+    assert to_numpy(result).tolist() == [5, 5, 5]
+    assert cupy.cuda.runtime.getDevice() == before
