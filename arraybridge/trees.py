@@ -1,8 +1,9 @@
 """What is an array, what is a container to look into, and what is neither; and going through containers.
 
-Looked into are dicts, lists, tuples and deques with their subclasses, named tuples, dataclasses, `UserDict`,
-`SimpleNamespace`, and what is registered with optree (in its global namespace or in ``"arraybridge"``). Two
-containers agree where their types and their keys, fields or lengths do, dicts whatever the order.
+Containers are dicts, lists, tuples and deques with their subclasses, named tuples, dataclasses, attrs classes,
+pydantic models, `UserDict`, `SimpleNamespace`, other mappings that can be rebuilt from a dict, and classes that
+are registered with optree (in its global namespace or in ``"arraybridge"``). Callable objects are not containers.
+Two containers agree if their types and their keys, fields or lengths do, dicts regardless of order.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 import dataclasses
 import mmap
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
@@ -40,6 +41,9 @@ _PLAIN = (
 _HOLDERS = (OrderedDict, dict, list, tuple, deque)
 _BUILT_IN = (*_HOLDERS, defaultdict)
 _CONTAINERS = (*_HOLDERS, UserDict, SimpleNamespace)
+# Mappings of these packages hold files or labeled arrays: reading one may read a file, and a dict has no
+# metadata.
+_FILE_MAPPINGS = ("h5py", "xarray", "zarr", "shelve", "dbm")
 # Classes may be registered with optree for arraybridge alone.
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
 
@@ -82,10 +86,34 @@ def _kind_of(value: Any) -> int:
     return TREE if _is_container(value) else ARRAY if offers_alone(value) else LEAF
 
 
+def _field_names(cls: type) -> list[str] | None:
+    """Return the field names of a dataclass, an attrs class or a pydantic model; None for other classes."""
+    if dataclasses.is_dataclass(cls):
+        return [field.name for field in dataclasses.fields(cls)]
+    attributes = getattr(cls, "__attrs_attrs__", None)
+    if attributes is not None:
+        return [attribute.name for attribute in attributes]
+    fields = getattr(cls, "__pydantic_fields__", None)
+    return list(fields) if isinstance(fields, dict) else None
+
+
+def _is_mapping(x: Any) -> bool:
+    """Return whether this is a mapping that can be rebuilt from a dict, such as a ``MappingProxyType``."""
+    if not isinstance(x, Mapping) or type(x).__module__.partition(".")[0] in _FILE_MAPPINGS:
+        return False
+    try:
+        make: Any = type(x)
+        return type(make({})) is make
+    except Exception:  # noqa: BLE001  # a constructor of another library may raise anything
+        return False
+
+
 def _is_container(x: Any) -> bool:
     if callable(x):  # a model, say: it is passed as it is
         return False
-    return isinstance(x, _CONTAINERS) or dataclasses.is_dataclass(x) or _is_registered(x)
+    if isinstance(x, _CONTAINERS) or _field_names(type(x)) is not None:
+        return True
+    return _is_mapping(x) or _is_registered(x)
 
 
 def _is_registered(x: Any) -> bool:
@@ -117,8 +145,10 @@ def _opened(tree: Any) -> _Opened:
         return _registered(tree)
     holder, base = _holder_of(tree)
     if base is None:
+        if isinstance(tree, Mapping):
+            return _opened_mapping(tree)
         is_namespace = isinstance(tree, SimpleNamespace)
-        fields = vars(tree) if is_namespace else [field.name for field in dataclasses.fields(tree)]
+        fields = list(vars(tree)) if is_namespace else _field_names(type(tree)) or []
         contents: dict[Any, Any] = {name: getattr(tree, name) for name in fields if hasattr(tree, name)}
     elif base in (dict, OrderedDict):
         contents = dict(base.items(holder))
@@ -147,6 +177,17 @@ def _opened(tree: Any) -> _Opened:
 
     bound = tree.maxlen if isinstance(tree, deque) else None
     return _Opened(names, list(contents.values()), bound, make, lambda i: words.format(names[i]))
+
+
+def _opened_mapping(tree: Mapping[Any, Any]) -> _Opened:
+    """Open a mapping that is neither a dict nor a ``UserDict``."""
+    names = list(tree)
+
+    def make(children: Sequence[Any]) -> Any:
+        make_mapping: Any = type(tree)
+        return make_mapping(dict(zip(names, children, strict=True)))
+
+    return _Opened(names, [tree[name] for name in names], None, make, lambda i: f"[{names[i]!r}]")
 
 
 def _holder_of(tree: Any) -> tuple[Any, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
-from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, NamedTuple, Self
+from collections import ChainMap, OrderedDict, UserDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import pytest
@@ -289,3 +290,77 @@ def test_callable_objects_are_no_containers():
     model = Model(np.eye(2))
     assert map_arrays(model, np.negative) is model
     assert map_arrays([model], np.negative)[0] is model
+
+
+# -- containers of other libraries ---------------------------------------------------------------------
+
+
+def test_attrs_classes_are_containers() -> None:
+    attrs = pytest.importorskip("attrs", reason="attrs is not installed")
+    for options in ({}, {"frozen": True}, {"slots": False}):
+        cls = attrs.make_class("Pair", ["x", "name"], **options)
+        pair = cls(np.ones(2), "a")
+        converted = arraybridge.convert_tree(pair, "numpy", copy=True)
+        assert type(converted) is cls
+        assert converted.name == "a"
+        assert converted.x is not pair.x
+        assert converted.x.tolist() == [1.0, 1.0]
+
+
+def test_pydantic_models_are_containers() -> None:
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+
+    class Item(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        model_config: ClassVar = {"arbitrary_types_allowed": True, "frozen": True}
+        x: Any
+        name: str
+
+    item = Item(x=np.ones(2), name="a")
+    converted = arraybridge.convert_tree(item, "numpy", copy=True)
+    assert type(converted) is Item
+    assert converted.name == "a"
+    assert converted.x is not item.x
+    assert converted.x.tolist() == [1.0, 1.0]
+
+
+class _FrozenDict(Mapping[str, Any]):
+    def __init__(self, contents: Any) -> None:
+        self._contents = dict(contents)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._contents[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._contents)
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+
+@pytest.mark.parametrize("make", [MappingProxyType, ChainMap, _FrozenDict])
+def test_mappings_are_containers(make: Any) -> None:
+    mapping = make({"x": np.ones(2), "name": "a"})
+    converted = arraybridge.convert_tree(mapping, "numpy", copy=True)
+    assert type(converted) is make
+    assert list(converted) == ["x", "name"]
+    assert converted["name"] == "a"
+    assert converted["x"] is not mapping["x"]
+    assert converted["x"].tolist() == [1.0, 1.0]
+
+
+class _NeedsMore(_FrozenDict):
+    def __init__(self, contents: Any, more: int) -> None:
+        super().__init__(contents)
+
+
+def test_mappings_that_cannot_be_rebuilt_stay() -> None:
+    mapping = _NeedsMore({"x": np.ones(2)}, 1)
+    assert arraybridge.convert_tree(mapping, "numpy", copy=True) is mapping
+    assert arraybridge.convert_tree(os.environ, "numpy", copy=True) is os.environ
+
+
+@pytest.mark.parametrize("options", [{"copy": 3}, {"grad": "drop"}, {"gpu_id": -1}, {"gpu_id": 1.5}])
+@pytest.mark.parametrize("tree", [{"a": "text"}, [], None])
+def test_options_are_checked_without_an_array(tree: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must be|pass 0"):
+        arraybridge.convert_tree(tree, "numpy", **options)

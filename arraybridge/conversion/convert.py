@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, U
 
 from arraybridge.carriers.carrier import carrier_of, source_of
 from arraybridge.conversion import plans, trace
-from arraybridge.conversion.decide import Request, decide, dtype_name, is_dtype
+from arraybridge.conversion.decide import Request, check_options, decide, dtype_name, is_dtype
 from arraybridge.conversion.explanation import Route
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
@@ -349,7 +349,12 @@ def convert_tree(
     def convert(leaf: Any) -> Any:
         return convert_memory(leaf, name, None, gpu_id, copy=copy, dtype=dtype, grad=grad, device=device)
 
-    return map_arrays(tree, convert)
+    converted = map_arrays(tree, convert)
+    if converted is tree:  # perhaps without an array, which would have checked the options
+        check_options(Request(name, None, gpu_id, device, copy, dtype, grad))
+        if dtype is not None:
+            dtype_name(dtype)
+    return converted
 
 
 def to_numpy(x: Any, gpu_id: GpuId = None, **options: Unpack[Options]) -> numpy.ndarray[Any, Any]:

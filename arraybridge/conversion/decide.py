@@ -80,7 +80,7 @@ def decide(data: Any, request: Request) -> Decision:
         MemoryConversionError: or a subclass, where it cannot be done exactly.
         ValueError: for options that make no sense.
     """
-    request = _checked(request)
+    request = check_options(request)
     target = registry.framework(request.target)
     if request.copy is False and registry.find_owner(data) is None:
         refuse_to_fetch(data, target.name)
@@ -110,7 +110,12 @@ def decide(data: Any, request: Request) -> Decision:
         raise
 
 
-def _checked(request: Request) -> Request:
+def check_options(request: Request) -> Request:
+    """Return the request with plain options, whether or not there is an array.
+
+    Raises:
+        ValueError: If an option has no meaning.
+    """
     copy = request.copy
     if isinstance(request.grad, str) and request.grad == "flow":
         raise ValueError(

@@ -45,11 +45,12 @@ def check_gpu_id(gpu_id: Any) -> GpuId:
     """
     if gpu_id is None:
         return None
-    with suppress(TypeError):
-        index = operator.index(gpu_id)
-        is_bool = isinstance(gpu_id, bool) or "bool" in str(getattr(gpu_id, "dtype", ""))
-        if index >= 0 and not is_bool:
-            return index
+    is_bool = isinstance(gpu_id, bool) or "bool" in str(getattr(gpu_id, "dtype", ""))
+    if not is_bool:  # NumPy 1 warns when a bool is taken as an index
+        with suppress(TypeError):
+            index = operator.index(gpu_id)
+            if index >= 0:
+                return index
     if isinstance(gpu_id, str) and gpu_id == "auto":
         return "auto"
     raise ValueError(f"gpu_id={gpu_id!r} is not a GPU's number; pass 0, 1, … or 'auto'")
