@@ -1,8 +1,9 @@
 """What is an array, what is a container to look into, and what is neither; and going through containers.
 
-Containers are dicts, lists, tuples and deques with their subclasses, named tuples, dataclasses, attrs classes,
-pydantic models, `UserDict`, `SimpleNamespace`, other mappings that can be rebuilt from a dict, and classes that
-are registered with optree (in its global namespace or in ``"arraybridge"``). Callable objects are not containers.
+Containers are dicts, lists, tuples and deques with their subclasses, named tuples, dataclasses, attrs
+classes, pydantic models, `UserDict`, `SimpleNamespace`, other mappings that can be rebuilt from a dict, and
+classes that are registered with optree (in its global namespace or in ``"arraybridge"``). Callable objects
+are not containers.
 Two containers agree if their types and their keys, fields or lengths do, dicts regardless of order.
 """
 
