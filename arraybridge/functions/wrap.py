@@ -99,8 +99,9 @@ def takes_self(fn: Any) -> bool:
     """Whether the first argument will be self or cls: only for functions that are defined in a class body."""
     if not inspect.isfunction(fn):
         return False  # a bound method, a partial or an object has its self already
-    scope = fn.__qualname__.rpartition(".")[0]
-    return scope != "" and not scope.endswith("<locals>") and not _is_static(fn)
+    # The scope is "" in a module, "f.<locals>" in a function, and "<dictcomp>" in a comprehension (Python 3.11).
+    scope = fn.__qualname__.rpartition(".")[0].rpartition(".")[2]
+    return scope.isidentifier() and not _is_static(fn)
 
 
 def _is_static(fn: Any) -> bool:

@@ -261,3 +261,11 @@ def test_first_parameter_is_self_only_in_a_class_body():
     assert holder.static_above(x) == holder.static_below(x) == "torch"
     assert holder.of_class(x) == ("_Holder", "torch")
     assert holder.nested(x) == "torch"
+
+
+def test_functions_made_in_a_comprehension_have_no_self() -> None:
+    torch = require("torch")
+    assert all(isinstance(f(np.ones(2)), torch.Tensor) for f in _FROM_COMPREHENSION.values())
+
+
+_FROM_COMPREHENSION = {name: arraybridge.torch(lambda x: x.clone()) for name in ("a", "b")}
