@@ -99,7 +99,7 @@ def takes_self(fn: Any) -> bool:
     """Whether the first argument will be self or cls: only for functions that are defined in a class body."""
     if not inspect.isfunction(fn):
         return False  # a bound method, a partial or an object has its self already
-    # The scope is "" in a module, "f.<locals>" in a function, and "<dictcomp>" in a comprehension (Python 3.11).
+    # The scope is "" in a module, "f.<locals>" in a function, "<dictcomp>" in a comprehension (Python 3.11).
     scope = fn.__qualname__.rpartition(".")[0].rpartition(".")[2]
     return scope.isidentifier() and not _is_static(fn)
 
