@@ -1,8 +1,9 @@
 """Batches: arrays in containers that have rows in common; cut into parts, and the results of parts joined.
 
-Containers belong together as `trees.together` says: by type, by key and by length. What is no array is joined
-only where it is the same object or an equal text in every part, and a number only where it came in with the
-batch: nobody can say whether to add, average or list numbers.
+Containers are joined by type, key and length. A list with one entry per row in every part is a row list: its
+parts are concatenated. Values that are not arrays are kept if they are the same object or an equal text in
+every part. Numbers are kept only if they are part of the batch, because they could also be added, averaged or
+listed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ import numpy as np
 from arraybridge.carriers.carrier import source_of
 from arraybridge.errors import CannotSplitError
 from arraybridge.frameworks.base import Framework
-from arraybridge.trees import ARRAY, kind_of, kinds, leaves_of, map_arrays, together
+from arraybridge.trees import (
+    ARRAY,
+    TREE,
+    _opened,
+    _rebuilt,
+    kind_of,
+    kinds,
+    leaves_of,
+    map_arrays,
+    outline,
+)
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
@@ -74,17 +85,21 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int) -> Any:
 
 
 class Joined:
-    """The results of the parts of a batch, each copied into one result that is made at the first.
+    """The results of the parts of a batch, joined into one result.
 
-    What a function writes to a buffer of its own at the next part does not matter then. Arrays of frameworks
-    that nobody writes to, and those that are followed for a gradient, are kept, and concatenated at the end.
+    Arrays are copied into one output array, which is allocated for the first part. A function may therefore
+    reuse a buffer for the next part. Arrays of frameworks that never modify arrays in place, and arrays with
+    a gradient, are kept and concatenated at the end.
+
+    Whether a list is a row list is decided at the end, from the structure of the results and the numbers of
+    rows of all parts: see `_RowList`.
 
     Args:
-        rows: of the whole batch.
-        axis: where the rows of the results lie; negative axes count from the end.
-        batch: what came in: numbers in there may come out again.
-        noun: what a part is called in messages.
-        row_by_row: refuse results that have not as many rows as their part.
+        rows: The number of rows of the whole batch.
+        axis: The axis of the rows in the results; negative axes count from the end.
+        batch: The input. Its numbers and lists may be part of the result.
+        noun: The word for a part in messages.
+        row_by_row: Whether to reject arrays that do not have one row per row of their part.
     """
 
     def __init__(
@@ -92,97 +107,300 @@ class Joined:
     ) -> None:
         self.rows, self.axis, self.batch, self.noun = rows, axis, batch, noun
         self.row_by_row = row_by_row
-        #: The rows that are done.
+        #: The number of joined rows.
         self.done = 0
-        # A container like the results, with a `_Column` for each array, and the first of what is no array.
-        self._joined: Any = None
+        self._root: _Node = _Value(self, None, "")
 
     def add(self, result: Any, count: int) -> None:
-        """Copy the result of the next ``count`` rows. May be called again where memory has run out.
+        """Join the result of the next ``count`` rows. Can be called again after an out-of-memory error.
 
         Raises:
-            CannotSplitError: which is a `ValueError`: it cannot be joined to what came before.
+            CannotSplitError: The result cannot be joined to the results before it.
         """
-        joined = self._joined if self.done else together([result], self._begin)
-        together([joined, result], lambda pair, place: self._put(pair[0], pair[1], place, count), self.noun)
-        self._joined = joined
+        root = self._root if self.done else self.node(result, count, "")
+        root.put(result, self.done, count)
+        self._root = root
         self.done += count
 
     def result(self) -> Any:
-        return together([self._joined], self._end)
+        """Return the joined result.
 
-    def _begin(self, first: Sequence[Any], place: str) -> Any:
-        if kind_of(first[0]) != ARRAY:
-            return first[0]
-        owner, data, facts = self._facts_of(first[0], place)
-        shape = list(owner.shape(data))
-        shape[self.axis] = self.rows
-        return _Column(facts, owner.room(data, tuple(shape)))
+        Raises:
+            CannotSplitError: A list can be read as a list of rows and as a list of results.
+        """
+        return self._root.result()
 
-    def _put(self, joined: Any, x: Any, place: str, count: int) -> None:
-        if not isinstance(joined, _Column):
-            same = x is joined or (isinstance(x, str) and x == joined)
-            if isinstance(joined, (numbers.Number, np.generic)):  # one of each part can be equal by chance
-                same = same and any(x is y for y in leaves_of(self.batch))
-            if not (same or type(x) is type(joined) is fixed):
-                raise self._refused("different values", place, type(joined).__name__, type(x).__name__)
-            return
-        if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
-            raise self._refused("different values", place, "an array", type(x).__name__)
-        owner, data, facts = self._facts_of(x, place)
-        for what, fact in facts.items():
-            if fact != joined.facts[what]:
-                raise self._refused(f"different {what}", place, joined.facts[what], fact)
-        rows = owner.shape(data)[self.axis]
-        if rows != count and self.row_by_row:
-            raise self._refused(f"{rows} rows along axis {self.axis} for {count} of the batch", place)
-        if rows != count and joined.room is not None:  # nobody knows how many there will be
-            joined.parts[0], joined.room = owner.part(joined.room, self.axis, 0, self.done), None
-        if joined.room is None:
-            joined.parts[self.done] = kept(x)
-        else:
-            along = (slice(None),) * (self.axis % len(owner.shape(data)))
-            with owner.beside(joined.room):
-                joined.room[*along, self.done : self.done + count] = data
+    def node(self, first: Any, count: int, place: str, *, as_rows: bool = True) -> _Node:
+        """Return a node for the values at one place of the results, of which ``first`` is the first.
 
-    def _end(self, columns: Sequence[Any], place: str) -> Any:
-        (column,) = columns
-        if not isinstance(column, _Column):
-            return _value(column)
-        if column.room is not None:
-            return column.room
-        parts = list(column.parts.values())
-        return source_of(parts[0])[0].concatenate(parts, self.axis)
+        With ``as_rows=False``, ``first`` is joined entry by entry even if it has one entry per row.
+        """
+        kind = kind_of(first)
+        if kind == ARRAY:
+            return _Column(self, first, place)
+        if kind != TREE or self._is_input_list(first):
+            return _Value(self, first, place)
+        if as_rows and _has_entry_per_row(first, count):
+            return _RowList(self, first, place)
+        return _Structure(self, first, count, place)
 
-    def _facts_of(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
-        """The framework of an array, the array, and what those of all parts must have in common."""
+    def metadata(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
+        """Return the framework of an array, the array, and the properties that all parts have in common."""
         owner, data = source_of(x)
         shape, axis = owner.shape(data), self.axis
         if not -len(shape) <= axis < len(shape):
-            raise self._refused(f"arrays of shape {shape}, which have no axis {axis} to join along", place)
+            raise self.error(place, f"an array of shape {shape} does not have axis {axis}")
         across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
         dtype, device = owner.dtype_name(data), owner.device_of(data)
         return owner, data, {"frameworks": owner.name, "dtypes": dtype, "devices": device, "shapes": across}
 
-    def _refused(self, what: str, place: str, *values: Any) -> CannotSplitError:
-        reason = f"the function gave {what}{place and ' at '}{place}"
-        if values:
-            reason += f" from one {self.noun} to the next ({', '.join(map(str, values))})"
+    def error(self, place: str, cause: str, fix: str = "") -> CannotSplitError:
+        """Return the error for results that cannot be joined."""
+        at = f" at {place}" if place else ""
+        fix = fix or "Return one row per input row, or fixed(value) for a value that all parts share."
+        parts = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
         return CannotSplitError(
-            f"{reason}: they cannot be joined. Of what are no arrays to join, nobody can say whether to add,"
-            " average or list it. Return arrays of one framework, dtype, device and shape, with one row for"
-            " each row of the batch along the axis that is split, and reduce them afterwards; or fixed(value)"
-            " for what all share.",
-            reason=reason,
+            f"the results of the {parts} cannot be joined{at}: {cause}. {fix}",
+            reason=f"results cannot be joined{at}: {cause}",
         )
 
+    def _is_input_list(self, x: Any) -> bool:
+        """Return whether a list is itself part of the batch and was passed whole to every part."""
+        return isinstance(x, list) and _contains(self.batch, x)
 
-class _Column:
-    """The arrays at one place of the results: in one room for all of them, or those that are kept, by row."""
 
-    def __init__(self, facts: dict[str, Any], room: Any) -> None:
-        self.facts, self.room = facts, room
+def _has_entry_per_row(x: Any, count: int) -> bool:
+    return isinstance(x, list) and len(x) == count and kind_of(x) == TREE
+
+
+def _contains(tree: Any, wanted: Any) -> bool:
+    """Return whether ``wanted`` is one of the containers in ``tree``."""
+    if tree is wanted:
+        return True
+    return kind_of(tree) == TREE and any(_contains(child, wanted) for child in _opened(tree).children)
+
+
+class _Node:
+    """The values at one place of the results of all parts."""
+
+    __slots__ = ("of", "place")
+
+    def __init__(self, of: Joined, place: str) -> None:
+        self.of, self.place = of, place
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        """Add the value of the part with rows ``start`` to ``start + count``."""
+        raise NotImplementedError
+
+    def result(self) -> Any:
+        """Return the joined value."""
+        raise NotImplementedError
+
+
+class _Value(_Node):
+    """A value that is not an array, and that has to be the same in every part."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, of: Joined, first: Any, place: str) -> None:
+        super().__init__(of, place)
+        self.value = first
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        value = self.value
+        same = x is value or (isinstance(x, str) and type(x) is type(value) and x == value)
+        if isinstance(value, (numbers.Number, np.generic)):  # small integers are one object by chance
+            same = same and any(x is y for y in leaves_of(self.of.batch))
+        if not (same or type(x) is type(value) is fixed):
+            raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")
+
+    def result(self) -> Any:
+        return _value(self.value)
+
+
+class _Column(_Node):
+    """The arrays at one place: in one output array for all parts, or kept by their first row."""
+
+    __slots__ = ("facts", "parts", "room")
+
+    def __init__(self, of: Joined, first: Any, place: str) -> None:
+        super().__init__(of, place)
+        owner, data, self.facts = of.metadata(first, place)
+        shape = list(owner.shape(data))
+        shape[of.axis] = of.rows
+        self.room = owner.room(data, tuple(shape))
         self.parts: dict[int, Any] = {}
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        of = self.of
+        if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
+            raise of.error(self.place, f"different values (an array and {_named(x)})")
+        owner, data, facts = of.metadata(x, self.place)
+        for what, fact in facts.items():
+            if fact != self.facts[what]:
+                raise of.error(self.place, f"different {what} ({self.facts[what]} and {fact})")
+        rows = owner.shape(data)[of.axis]
+        if rows != count and of.row_by_row:
+            raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
+        if rows != count and self.room is not None:  # the final number of rows is unknown
+            self.parts[0], self.room = owner.part(self.room, of.axis, 0, start), None
+        if self.room is None:
+            self.parts[start] = kept(x)
+            return
+        along = (slice(None),) * (of.axis % len(owner.shape(data)))
+        with owner.beside(self.room):
+            self.room[*along, start : start + count] = data
+
+    def result(self) -> Any:
+        if self.room is not None:
+            return self.room
+        parts = list(self.parts.values())
+        return source_of(parts[0])[0].concatenate(parts, self.of.axis)
+
+
+class _Structure(_Node):
+    """Containers of the same structure, which are joined by key."""
+
+    __slots__ = ("first", "nodes", "opened")
+
+    def __init__(self, of: Joined, first: Any, count: int, place: str) -> None:
+        super().__init__(of, place)
+        self.first, self.opened = first, _opened(first)
+        pairs = zip(self.opened.names, self.opened.children, strict=True)
+        self.nodes = {
+            name: of.node(child, count, place + self.opened.place(i)) for i, (name, child) in enumerate(pairs)
+        }
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        opened = _opened(x) if kind_of(x) == TREE else None
+        if opened is None or _sort(x, opened) != _sort(self.first, self.opened):
+            raise self.of.error(self.place, f"different structures ({outline(self.first)} and {outline(x)})")
+        for name, child in zip(opened.names, opened.children, strict=True):
+            self.nodes[name].put(child, start, count)
+
+    def result(self) -> Any:
+        return _rebuilt(self.first, self.opened, [node.result() for node in self.nodes.values()])
+
+
+class _RowList(_Node):
+    """Lists that had one entry per row in every part so far.
+
+    As soon as one does not, they are joined entry by entry. At the end, lists that can be joined in both ways
+    are rejected, unless their entries are arrays of different ranks or dtypes: these are several results.
+    Only structure and row counts decide, so that no result depends on values by chance.
+    """
+
+    __slots__ = ("parts", "structure")
+
+    def __init__(self, of: Joined, first: Any, place: str) -> None:
+        super().__init__(of, place)
+        #: The list and its number of rows, by the first row of the part.
+        self.parts: dict[int, tuple[Any, int]] = {}
+        self.structure: _Node | None = None
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        if self.structure is None and _has_entry_per_row(x, count) and self._has_type(x):
+            self.parts[start] = map_arrays(x, _kept_entry), count
+            return
+        if self.structure is None:
+            self.structure = self._by_entry()
+        self.structure.put(x, start, count)
+
+    def _has_type(self, x: Any) -> bool:
+        return all(type(before) is type(x) for before, _ in self.parts.values())
+
+    def _by_entry(self) -> _Node:
+        """Join the lists so far as structures instead."""
+        first, count = next(iter(self.parts.values()))
+        structure = self.of.node(first, count, self.place, as_rows=False)
+        for start, (x, rows) in self.parts.items():
+            structure.put(x, start, rows)
+        self.parts = {}
+        return structure
+
+    def result(self) -> Any:
+        if self.structure is not None:
+            return self.structure.result()
+        lists, counts = zip(*self.parts.values(), strict=True)
+        if _differ_in_kind(lists[0]) and _joins_by_entry(lists, counts, self.of.axis):
+            return self._by_entry().result()
+        if _joins_by_entry(lists, counts, self.of.axis):
+            raise self.of.error(
+                self.place,
+                f"a list of {len(lists[0])} can be one entry per row or {len(lists[0])} results",
+                "For several results, return a tuple.",
+            )
+        first = lists[0]
+        return _rebuilt(first, _opened(first), [plain(entry) for one in lists for entry in one])
+
+
+def _differ_in_kind(entries: Sequence[Any]) -> bool:
+    """Return whether all entries are arrays, of more than one rank or dtype."""
+    if any(kind_of(x) != ARRAY for x in entries):
+        return False
+    found = [source_of(x) for x in entries]
+    return len({(len(owner.shape(data)), owner.dtype_name(data)) for owner, data in found}) > 1
+
+
+def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
+    """Return whether lists with one entry per row can also be joined entry by entry."""
+    if len(set(counts)) > 1:  # and so are the lengths of the lists
+        return False
+    return _batched(lists, counts, axis, top=True) is True
+
+
+def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bool = False) -> bool | None:
+    """Return whether all arrays and lists in the values of the parts have one row per row of their part.
+
+    None means that there are no arrays and lists with rows, so that the values do not decide.
+    """
+    of_kind = {kind_of(x) for x in values}
+    if of_kind.isdisjoint((ARRAY, TREE)):
+        return None
+    if len(of_kind) > 1:
+        return False
+    if ARRAY in of_kind:
+        return _are_batched(values, counts, axis)
+    if not top and all(map(_has_entry_per_row, values, counts)):
+        return True
+    opened = [_opened(x) for x in values]
+    sorts = list(map(_sort, values, opened))
+    if any(sort != sorts[0] for sort in sorts):
+        return False
+    by_name = [dict(zip(one.names, one.children, strict=True)) for one in opened]
+    found = {_batched([one[name] for one in by_name], counts, axis) for name in opened[0].names}
+    if False in found:
+        return False
+    return True if True in found else None
+
+
+def _are_batched(arrays: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
+    """Return whether each array has one row per row of its part, and all can be concatenated."""
+    first: Any = None
+    for x, count in zip(arrays, counts, strict=True):
+        owner, data = source_of(x)
+        shape = owner.shape(data)
+        if not -len(shape) <= axis < len(shape) or shape[axis] != count:
+            return False
+        one = owner.name, owner.dtype_name(data), shape
+        first = first or one
+        if one != first:
+            return False
+    return True
+
+
+def _sort(tree: Any, opened: Any) -> tuple[Any, ...]:
+    """Return the properties of a container that the results of all parts have in common."""
+    return type(tree), set(opened.names), opened.extra
+
+
+def _named(x: Any) -> str:
+    return "an array" if kind_of(x) == ARRAY else outline(x)
+
+
+def _kept_entry(x: Any) -> Any:
+    """Return an array of a row list as `kept`, and a carrier (such as an image) as it is."""
+    return kept(x) if source_of(x)[1] is x else x
 
 
 def kept(x: Any) -> Any:
