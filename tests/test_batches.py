@@ -14,9 +14,16 @@ import pytest
 import arraybridge
 from arraybridge import CannotSplitError, Pipeline, fixed, split_and_retry
 from arraybridge.batches import plain
+from arraybridge.memory import cleanup
 from arraybridge.testing import inject_oom
 from tests.helpers import require
 from tests.test_trees import Config, Pair, Registered, containers, items
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip the garbage collection between attempts, which is slow when every framework is loaded."""
+    monkeypatch.setattr(cleanup.gc, "collect", lambda: 0)
 
 
 def numbered(rows: int) -> np.ndarray:
@@ -276,14 +283,6 @@ def test_a_list_that_is_by_chance_as_long_as_a_part_is_joined_by_the_other_parts
 
     x = numbered(7)  # in parts of 1, 2, 2 and 2 rows
     assert same(Pipeline(fn, microbatches=4)(x), fn(x))
-    y = numbered(6)  # the last part is smaller
-    for above in (1, 2, 4):
-        with inject_oom("numpy", above_rows=above):
-            if above == 1:
-                assert same(split_and_retry(fn, y), fn(y))
-                continue
-        # Parts of 3 or 2 rows.
-        assert same(Pipeline(fn, microbatches=2)(y), fn(y))
 
 
 def test_arrays_of_different_ranks_or_dtypes_are_several_results() -> None:
@@ -403,7 +402,7 @@ def in_a_list(inner: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 
 def test_random_results_equal_those_of_the_whole_or_are_refused() -> None:
     random, joined = Random(41), 0
-    for number in range(600):
+    for number in range(300):
         fn = random_result(random)
         x = numbered(random.randint(2, 9))
         expected = plain(fn(x))
@@ -414,7 +413,7 @@ def test_random_results_equal_those_of_the_whole_or_are_refused() -> None:
                 continue
             joined += 1
             assert same(result, expected), (number, len(x), result, expected)
-    assert joined > 400
+    assert joined > 200
 
 
 def split_in_random_parts(random: Random) -> Callable[..., Any]:
