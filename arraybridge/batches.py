@@ -1,9 +1,9 @@
 """Batches: arrays in containers that have rows in common; cut into parts, and the results of parts joined.
 
-Containers are joined by type, by key and by length. A list with one entry per row in every part is
-concatenated, unless all its entries are arrays batched along the axis. Any other value that is not an array
-is joined only if it is the same object or an equal text in every part, and a number only if it is part of the
-batch.
+Containers are joined by type, key and length. A list with one entry per row in every part is a row list: its
+parts are concatenated. Values that are not arrays are kept if they are the same object or an equal text in
+every part. Numbers are kept only if they are part of the batch, because they could also be added, averaged or
+listed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from arraybridge.trees import (
     ARRAY,
     TREE,
     arrays_of,
-    children_of,
     kind_of,
     kinds,
     leaves_of,
     map_arrays,
     map_children,
+    open_container,
+    outline,
     prefix,
-    together,
+    rebuilt,
 )
 
 
@@ -143,17 +144,21 @@ def _is_row_list(tree: Any, axis: int, count: int) -> bool:
 
 
 class Joined:
-    """The results of the parts of a batch, each copied into one result that is made at the first.
+    """The results of the parts of a batch, joined into one result.
 
-    What a function writes to a buffer of its own at the next part does not matter then. Arrays of frameworks
-    that nobody writes to, and those that are followed for a gradient, are kept, and concatenated at the end.
+    Arrays are copied into one output array, which is allocated for the first part. A function may therefore
+    reuse a buffer for the next part. Arrays of frameworks that never modify arrays in place, and arrays with
+    a gradient, are kept and concatenated at the end.
+
+    Whether a list is a row list is decided at the end, from the structure of the results and the numbers of
+    rows of all parts: see `_RowList`.
 
     Args:
-        rows: of the whole batch.
-        axis: where the rows of the results lie; negative axes count from the end.
-        batch: what came in: numbers in there may come out again.
-        noun: what a part is called in messages.
-        row_by_row: refuse results that have not as many rows as their part.
+        rows: The number of rows of the whole batch.
+        axis: The axis of the rows in the results; negative axes count from the end.
+        batch: The input. Its numbers and lists may be part of the result.
+        noun: The word for a part in messages.
+        row_by_row: Whether to reject arrays that do not have one row per row of their part.
     """
 
     def __init__(
@@ -161,212 +166,292 @@ class Joined:
     ) -> None:
         self.rows, self.axis, self.batch, self.noun = rows, axis, batch, noun
         self.row_by_row = row_by_row
-        #: The rows that are done.
+        #: The number of joined rows.
         self.done = 0
-        # A container like the results, with a `_Column` per array, a `_ListColumn` per list that may hold one
-        # entry per row, and the first part's value otherwise.
-        self._joined: Any = None
-        # Where these lists are, such as "['names']".
-        self._list_places: set[str] = set()
+        self._root: _Node = _Value(self, None, "")
 
     def add(self, result: Any, count: int) -> None:
-        """Copy the result of the next ``count`` rows. May be called again where memory has run out.
+        """Join the result of the next ``count`` rows. Can be called again after an out-of-memory error.
 
         Raises:
-            CannotSplitError: which is a `ValueError`: it cannot be joined to what came before.
+            CannotSplitError: The result cannot be joined to the results before it.
         """
-        if not self.done:
-            self._list_places = _places_of_row_lists(result, count)
-        marked = _with_list_parts(result, count, self._list_places)
-        joined = self._joined if self.done else together([marked], self._begin)
-        together([joined, marked], lambda pair, place: self._put(pair[0], pair[1], place, count), self.noun)
-        self._joined = joined
+        root = self._root if self.done else self.node(result, count, "")
+        root.put(result, self.done, count)
+        self._root = root
         self.done += count
 
     def result(self) -> Any:
-        return together([self._joined], self._end)
+        """Return the joined result.
 
-    def _begin(self, first: Sequence[Any], place: str) -> Any:
-        if type(first[0]) is _ListPart:
-            return _ListColumn()
-        if kind_of(first[0]) != ARRAY:
-            return first[0]
-        owner, data, facts = self._facts_of(first[0], place)
-        shape = list(owner.shape(data))
-        shape[self.axis] = self.rows
-        return _Column(facts, owner.room(data, tuple(shape)))
+        Raises:
+            CannotSplitError: A list can be read as a list of rows and as a list of results.
+        """
+        return self._root.result()
 
-    def _put(self, joined: Any, x: Any, place: str, count: int) -> None:
-        if isinstance(joined, _ListColumn):
-            if type(x) is not _ListPart:
-                raise self._refused("different values", place, "a list", type(x).__name__)
-            entries = map_arrays(x.entries, kept)  # the function may write to its arrays at the next part
-            joined.parts[self.done] = _ListPart(entries, count)
-            return
-        if not isinstance(joined, _Column):
-            same = x is joined or (isinstance(x, str) and x == joined)
-            if isinstance(joined, (numbers.Number, np.generic)):  # one of each part can be equal by chance
-                same = same and any(x is y for y in leaves_of(self.batch))
-            if not (same or type(x) is type(joined) is fixed):
-                raise self._refused("different values", place, type(joined).__name__, type(x).__name__)
-            return
-        if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
-            raise self._refused("different values", place, "an array", type(x).__name__)
-        owner, data, facts = self._facts_of(x, place)
-        for what, fact in facts.items():
-            if fact != joined.facts[what]:
-                raise self._refused(f"different {what}", place, joined.facts[what], fact)
-        rows = owner.shape(data)[self.axis]
-        if rows != count and self.row_by_row:
-            raise self._refused(f"{rows} rows along axis {self.axis} for {count} of the batch", place)
-        if rows != count and joined.room is not None:  # nobody knows how many there will be
-            joined.parts[0], joined.room = owner.part(joined.room, self.axis, 0, self.done), None
-        if joined.room is None:
-            joined.parts[self.done] = kept(x)
-        else:
-            along = (slice(None),) * (self.axis % len(owner.shape(data)))
-            with owner.beside(joined.room):
-                joined.room[*along, self.done : self.done + count] = data
+    def node(self, first: Any, count: int, place: str, *, as_rows: bool = True) -> _Node:
+        """Return a node for the values at one place of the results, of which ``first`` is the first.
 
-    def _end(self, columns: Sequence[Any], place: str) -> Any:
-        (column,) = columns
-        if isinstance(column, _ListColumn):
-            return self._joined_lists(list(column.parts.values()), place)
-        if not isinstance(column, _Column):
-            return _value(column)
-        if column.room is not None:
-            return column.room
-        parts = list(column.parts.values())
-        return source_of(parts[0])[0].concatenate(parts, self.axis)
-
-    def _joined_lists(self, parts: list[_ListPart], place: str) -> Any:
-        """Join lists that may hold one entry per row, when all parts are known."""
-        if len(parts) == 1:
-            return parts[0].entries
-        if not all(part.fits for part in parts) or all(self._is_structure(part) for part in parts):
-            return self._joined_structures(parts, place)
-        if all(self._may_be_structure(part) for part in parts):
-            reason = f"the function gave a list{place and ' at '}{place} with as many entries as rows"
-            raise CannotSplitError(
-                f"{reason}: it may be one entry per row or several batched results. For several results,"
-                " return a tuple.",
-                reason=reason,
-            )
-        return [entry for part in parts for entry in part.entries]
-
-    def _is_structure(self, part: _ListPart) -> bool:
-        """Return whether every entry is an array batched along the axis."""
-        return all(
-            kind_of(entry) == ARRAY and _has_rows(entry, self.axis, part.count) for entry in part.entries
-        )
-
-    def _may_be_structure(self, part: _ListPart) -> bool:
-        """Return whether every entry could be a result of its own: has one row per row of the part."""
-        return all(self._is_batched(entry, part.count) for entry in part.entries)
-
-    def _is_batched(self, x: Any, count: int) -> bool:
-        """Return whether a value is a batched array, a list of ``count`` entries, or a container of these."""
-        kind = kind_of(x)
+        With ``as_rows=False``, ``first`` is joined entry by entry even if it has one entry per row.
+        """
+        kind = kind_of(first)
         if kind == ARRAY:
-            return _has_rows(x, self.axis, count)
-        if kind != TREE:
-            return False
-        if type(x) is list and len(x) == count:
-            return True
-        children = children_of(x)
-        return bool(children) and all(self._is_batched(child, count) for child in children)
+            return _Column(self, first, place)
+        if kind != TREE or self._is_input_list(first):
+            return _Value(self, first, place)
+        if as_rows and _has_entry_per_row(first, count):
+            return _RowList(self, first, place)
+        return _Structure(self, first, count, place)
 
-    def _joined_structures(self, parts: list[_ListPart], place: str) -> Any:
-        """Join lists entry by entry."""
-        lengths = {len(part.entries) for part in parts}
-        if len(lengths) > 1:
-            raise self._refused("lists of different lengths", place)
-        columns = []
-        for number in range(lengths.pop()):
-            column = Joined(self.rows, self.axis, self.batch, self.noun, row_by_row=self.row_by_row)
-            for part in parts:
-                column.add(part.entries[number], part.count)
-            columns.append(column.result())
-        return columns
-
-    def _facts_of(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
-        """The framework of an array, the array, and what those of all parts must have in common."""
+    def metadata(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
+        """Return the framework of an array, the array, and the properties that all parts have in common."""
         owner, data = source_of(x)
         shape, axis = owner.shape(data), self.axis
         if not -len(shape) <= axis < len(shape):
-            raise self._refused(f"arrays of shape {shape}, which have no axis {axis} to join along", place)
+            raise self.error(place, f"an array of shape {shape} does not have axis {axis}")
         across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
         dtype, device = owner.dtype_name(data), owner.device_of(data)
         return owner, data, {"frameworks": owner.name, "dtypes": dtype, "devices": device, "shapes": across}
 
-    def _refused(self, what: str, place: str, *values: Any) -> CannotSplitError:
-        reason = f"the function gave {what}{place and ' at '}{place}"
-        if values:
-            reason += f" from one {self.noun} to the next ({', '.join(map(str, values))})"
+    def error(self, place: str, cause: str, fix: str = "") -> CannotSplitError:
+        """Return the error for results that cannot be joined."""
+        at = f" at {place}" if place else ""
+        fix = fix or "Return one row per input row, or fixed(value) for a value that all parts share."
+        parts = "microbatches" if self.noun == "microbatch" else f"{self.noun}s"
         return CannotSplitError(
-            f"{reason}: they cannot be joined. Return arrays of one framework, dtype, device and shape, or a"
-            " list, with one row per row of the batch. Mark a value that all rows share as fixed(value).",
-            reason=reason,
+            f"the results of the {parts} cannot be joined{at}: {cause}. {fix}",
+            reason=f"results cannot be joined{at}: {cause}",
         )
 
+    def _is_input_list(self, x: Any) -> bool:
+        """Return whether a list is itself part of the batch and was passed whole to every part."""
+        return isinstance(x, list) and _contains(self.batch, x)
 
-class _Column:
-    """The arrays at one place of the results: in one room for all of them, or those that are kept, by row."""
 
-    def __init__(self, facts: dict[str, Any], room: Any) -> None:
-        self.facts, self.room = facts, room
+def _has_entry_per_row(x: Any, count: int) -> bool:
+    return isinstance(x, list) and len(x) == count and kind_of(x) == TREE
+
+
+def _contains(tree: Any, wanted: Any) -> bool:
+    """Return whether ``wanted`` is one of the containers in ``tree``."""
+    if tree is wanted:
+        return True
+    return kind_of(tree) == TREE and any(_contains(child, wanted) for child in open_container(tree).children)
+
+
+class _Node:
+    """The values at one place of the results of all parts."""
+
+    __slots__ = ("of", "place")
+
+    def __init__(self, of: Joined, place: str) -> None:
+        self.of, self.place = of, place
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        """Add the value of the part with rows ``start`` to ``start + count``."""
+        raise NotImplementedError
+
+    def result(self) -> Any:
+        """Return the joined value."""
+        raise NotImplementedError
+
+
+class _Value(_Node):
+    """A value that is not an array, and that has to be the same in every part."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, of: Joined, first: Any, place: str) -> None:
+        super().__init__(of, place)
+        self.value = first
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        value = self.value
+        same = x is value or (isinstance(x, str) and type(x) is type(value) and x == value)
+        if isinstance(value, (numbers.Number, np.generic)):  # small integers are one object by chance
+            same = same and any(x is y for y in leaves_of(self.of.batch))
+        if not (same or type(x) is type(value) is fixed):
+            raise self.of.error(self.place, f"different values ({_named(value)} and {_named(x)})")
+
+    def result(self) -> Any:
+        return _value(self.value)
+
+
+class _Column(_Node):
+    """The arrays at one place: in one output array for all parts, or kept by their first row."""
+
+    __slots__ = ("facts", "parts", "room")
+
+    def __init__(self, of: Joined, first: Any, place: str) -> None:
+        super().__init__(of, place)
+        owner, data, self.facts = of.metadata(first, place)
+        shape = list(owner.shape(data))
+        shape[of.axis] = of.rows
+        self.room = owner.room(data, tuple(shape))
         self.parts: dict[int, Any] = {}
 
+    def put(self, x: Any, start: int, count: int) -> None:
+        of = self.of
+        if (kinds.get(type(x)) or kind_of(x)) != ARRAY:
+            raise of.error(self.place, f"different values (an array and {_named(x)})")
+        owner, data, facts = of.metadata(x, self.place)
+        for what, fact in facts.items():
+            if fact != self.facts[what]:
+                raise of.error(self.place, f"different {what} ({self.facts[what]} and {fact})")
+        rows = owner.shape(data)[of.axis]
+        if rows != count and of.row_by_row:
+            raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
+        if rows != count and self.room is not None:  # the final number of rows is unknown
+            self.parts[0], self.room = owner.part(self.room, of.axis, 0, start), None
+        if self.room is None:
+            self.parts[start] = kept(x)
+            return
+        along = (slice(None),) * (of.axis % len(owner.shape(data)))
+        with owner.beside(self.room):
+            self.room[*along, start : start + count] = data
 
-class _ListPart:
-    """A list in the result of one part, which may hold one entry per row."""
-
-    __slots__ = ("count", "entries")
-
-    def __init__(self, entries: list[Any], count: int) -> None:
-        self.entries = entries
-        #: The number of rows of the part.
-        self.count = count
-
-    @property
-    def fits(self) -> bool:
-        return len(self.entries) == self.count
-
-
-class _ListColumn:
-    """The lists at one place of the results, by their first row."""
-
-    __slots__ = ("parts",)
-
-    def __init__(self) -> None:
-        self.parts: dict[int, _ListPart] = {}
-
-
-def _places_of_row_lists(tree: Any, count: int, place: str = "") -> set[str]:
-    """Return the places of all lists with ``count`` entries, outermost only."""
-    if type(tree) is list and len(tree) == count and count:
-        return {place}
-    if kind_of(tree) != TREE:
-        return set()
-    places: set[str] = set()
-
-    def collect(child: Any, at: str) -> Any:
-        places.update(_places_of_row_lists(child, count, place + at))
-        return child
-
-    map_children(tree, collect)
-    return places
+    def result(self) -> Any:
+        if self.room is not None:
+            return self.room
+        parts = list(self.parts.values())
+        return source_of(parts[0])[0].concatenate(parts, self.of.axis)
 
 
-def _with_list_parts(tree: Any, count: int, places: set[str], place: str = "") -> Any:
-    """Return a result with the lists at these places as `_ListPart`."""
-    if not places:
-        return tree
-    if place in places and type(tree) is list:
-        return _ListPart(tree, count)
-    if kind_of(tree) != TREE:
-        return tree
-    return map_children(tree, lambda child, at: _with_list_parts(child, count, places, place + at))
+class _Structure(_Node):
+    """Containers of the same structure, which are joined by key."""
+
+    __slots__ = ("first", "nodes", "opened")
+
+    def __init__(self, of: Joined, first: Any, count: int, place: str) -> None:
+        super().__init__(of, place)
+        self.first, self.opened = first, open_container(first)
+        pairs = zip(self.opened.names, self.opened.children, strict=True)
+        self.nodes = {
+            name: of.node(child, count, place + self.opened.place(i)) for i, (name, child) in enumerate(pairs)
+        }
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        opened = open_container(x) if kind_of(x) == TREE else None
+        if opened is None or _sort(x, opened) != _sort(self.first, self.opened):
+            raise self.of.error(self.place, f"different structures ({outline(self.first)} and {outline(x)})")
+        for name, child in zip(opened.names, opened.children, strict=True):
+            self.nodes[name].put(child, start, count)
+
+    def result(self) -> Any:
+        return rebuilt(self.first, self.opened, [node.result() for node in self.nodes.values()])
+
+
+class _RowList(_Node):
+    """Lists that had one entry per row in every part so far.
+
+    As soon as one does not, they are joined entry by entry. So are lists whose entries are all arrays batched
+    along the axis. Other lists that can be joined in both ways are rejected at the end. Only structure and
+    row counts decide, so that no result depends on values by chance.
+    """
+
+    __slots__ = ("parts", "structure")
+
+    def __init__(self, of: Joined, first: Any, place: str) -> None:
+        super().__init__(of, place)
+        #: The list and its number of rows, by the first row of the part.
+        self.parts: dict[int, tuple[Any, int]] = {}
+        self.structure: _Node | None = None
+
+    def put(self, x: Any, start: int, count: int) -> None:
+        if self.structure is None and _has_entry_per_row(x, count) and self._has_type(x):
+            self.parts[start] = map_arrays(x, _kept_entry), count
+            return
+        if self.structure is None:
+            self.structure = self._by_entry()
+        self.structure.put(x, start, count)
+
+    def _has_type(self, x: Any) -> bool:
+        return all(type(before) is type(x) for before, _ in self.parts.values())
+
+    def _by_entry(self) -> _Node:
+        """Join the lists so far as structures instead."""
+        first, count = next(iter(self.parts.values()))
+        structure = self.of.node(first, count, self.place, as_rows=False)
+        for start, (x, rows) in self.parts.items():
+            structure.put(x, start, rows)
+        self.parts = {}
+        return structure
+
+    def result(self) -> Any:
+        if self.structure is not None:
+            return self.structure.result()
+        lists, counts = zip(*self.parts.values(), strict=True)
+        if _joins_by_entry(lists, counts, self.of.axis):
+            if all(kind_of(entry) == ARRAY for entry in lists[0]):
+                return self._by_entry().result()
+            raise self.of.error(
+                self.place,
+                f"a list of {len(lists[0])} can be one entry per row or {len(lists[0])} results",
+                "For several results, return a tuple.",
+            )
+        first = lists[0]
+        return rebuilt(first, open_container(first), [plain(entry) for one in lists for entry in one])
+
+
+def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
+    """Return whether lists with one entry per row can also be joined entry by entry."""
+    if len(set(counts)) > 1:  # and so are the lengths of the lists
+        return False
+    return _batched(lists, counts, axis, top=True) is True
+
+
+def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bool = False) -> bool | None:
+    """Return whether all arrays and lists in the values of the parts have one row per row of their part.
+
+    None means that there are no arrays and lists with rows, so that the values do not decide.
+    """
+    of_kind = {kind_of(x) for x in values}
+    if of_kind.isdisjoint((ARRAY, TREE)):
+        return None
+    if len(of_kind) > 1:
+        return False
+    if ARRAY in of_kind:
+        return _are_batched(values, counts, axis)
+    if not top and all(map(_has_entry_per_row, values, counts)):
+        return True
+    opened = [open_container(x) for x in values]
+    sorts = list(map(_sort, values, opened))
+    if any(sort != sorts[0] for sort in sorts):
+        return False
+    by_name = [dict(zip(one.names, one.children, strict=True)) for one in opened]
+    found = {_batched([one[name] for one in by_name], counts, axis) for name in opened[0].names}
+    if False in found:
+        return False
+    return True if True in found else None
+
+
+def _are_batched(arrays: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
+    """Return whether each array has one row per row of its part, and all can be concatenated."""
+    first: Any = None
+    for x, count in zip(arrays, counts, strict=True):
+        owner, data = source_of(x)
+        shape = owner.shape(data)
+        if not -len(shape) <= axis < len(shape) or shape[axis] != count:
+            return False
+        one = owner.name, owner.dtype_name(data), shape
+        first = first or one
+        if one != first:
+            return False
+    return True
+
+
+def _sort(tree: Any, opened: Any) -> tuple[Any, ...]:
+    """Return the properties of a container that the results of all parts have in common."""
+    return type(tree), set(opened.names), opened.extra
+
+
+def _named(x: Any) -> str:
+    return "an array" if kind_of(x) == ARRAY else outline(x)
+
+
+def _kept_entry(x: Any) -> Any:
+    """Return an array of a row list as `kept`, and a carrier (such as an image) as it is."""
+    return kept(x) if source_of(x)[1] is x else x
 
 
 def kept(x: Any) -> Any:

@@ -140,7 +140,7 @@ class _Opened(NamedTuple):
     place: Callable[[int], str]
 
 
-def _opened(tree: Any) -> _Opened:
+def open_container(tree: Any) -> _Opened:
     """A container, opened by the methods of the built-in class, whatever its own make of an item."""
     if type(tree) not in _BUILT_IN and _is_registered(tree):
         return _registered(tree)
@@ -218,7 +218,7 @@ def _registered(tree: Any) -> _Opened:
     return _Opened(one.entries, one.children, one.metadata, make, place)
 
 
-def _rebuilt(tree: Any, opened: _Opened, children: Sequence[Any]) -> Any:
+def rebuilt(tree: Any, opened: _Opened, children: Sequence[Any]) -> Any:
     """A container with other children."""
     try:
         return opened.make(children)
@@ -272,7 +272,7 @@ def key_of(structure: Any) -> Any:
     """What tells a container from those of other structures, to be hashed where all of that can be."""
     if kind_of(structure) != TREE:
         return None
-    opened = _opened(structure)
+    opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
     # Attributes beside the items: nobody knows what they mean, and a set has no hash.
     beside = set() if _is_registered(structure) else set(_attributes(structure)) - {*opened.names}
@@ -324,7 +324,7 @@ def map_arrays(
 def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str], anew: bool) -> Any:
     cls = type(tree)
     plain = cls is dict or cls is list or cls is tuple  # most, of which nothing else has to be found out
-    opened = None if plain else _opened(tree)
+    opened = None if plain else open_container(tree)
     children = opened.children if opened else tree.values() if cls is dict else tree
     changed = list(children) if anew else None
     for i, child in enumerate(children):
@@ -334,7 +334,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
         try:
             new = _mapped(child, change, also, places, anew) if kind == TREE else change(child)
         except MemoryConversionError:
-            places.append((opened or _opened(tree)).place(i))
+            places.append((opened or open_container(tree)).place(i))
             raise
         if new is not child:
             changed = list(children) if changed is None else changed
@@ -344,7 +344,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
     if opened is None:
         return dict(zip(tree, changed, strict=True)) if cls is dict else cls(changed)
     try:
-        return _rebuilt(tree, opened, changed)
+        return rebuilt(tree, opened, changed)
     except ArrayNotSupportedError:
         if _is_registered(tree):
             raise
@@ -362,7 +362,7 @@ def together(
     Raises:
         CannotSplitError: which is a `ValueError`: the trees differ in structure.
     """
-    opened = [_opened(tree) if kind_of(tree) == TREE else None for tree in trees]
+    opened = [open_container(tree) if kind_of(tree) == TREE else None for tree in trees]
     sorts = [one and (type(tree), set(one.names), one.extra) for tree, one in zip(trees, opened, strict=True)]
     other = next((i for i, sort in enumerate(sorts) if sort != sorts[0]), 0)
     if other:
@@ -380,7 +380,7 @@ def together(
         together([row[name] for row in rows], join, noun, place + first.place(i))
         for i, name in enumerate(first.names)
     ]
-    return _rebuilt(trees[0], first, children)
+    return rebuilt(trees[0], first, children)
 
 
 def outline(tree: Any) -> str:
@@ -393,11 +393,6 @@ def outline(tree: Any) -> str:
     return f"{article} {name}{size}"
 
 
-def children_of(tree: Any) -> list[Any]:
-    """Return the children of a container, in order."""
-    return list(_opened(tree).children)
-
-
 def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
     """Return a container with each child replaced by ``change(child, place)``.
 
@@ -405,12 +400,12 @@ def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
 
     A place is written as in Python: ``[0]``, ``['batch']`` or ``.image``.
     """
-    opened = _opened(tree)
+    opened = open_container(tree)
     children = [change(child, opened.place(i)) for i, child in enumerate(opened.children)]
     if all(new is old for new, old in zip(children, opened.children, strict=True)):
         return tree
     try:
-        return _rebuilt(tree, opened, children)
+        return rebuilt(tree, opened, children)
     except ArrayNotSupportedError:
         if _is_registered(tree):
             raise

@@ -24,6 +24,8 @@ from arraybridge.trees import arrays_of, map_arrays
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
+_MISSING: Any = object()
+
 
 class Pipeline:
     """Run stages one after the other, all at the same time: while one works on an item, the next works on the
@@ -94,31 +96,33 @@ class Pipeline:
         self.processes = processes
         self._last: Run | None = None
 
-    def __call__(self, batch: Any, *others: Any) -> Any:
+    def __call__(self, batch: Any = _MISSING, *_more: Any, **_named: Any) -> Any:
         """Split the batch, send its parts through the stages, and join what comes out.
 
         Args:
             batch: an array, or arrays in nested containers, all with the same extent along ``axis``. What is
                 no array in there goes to every part as it is, and so does an array that is marked as `fixed`.
-            others: not accepted; a pipeline takes one batch.
 
         Returns:
             the results, joined along ``axis``: bit for bit what the stages make of the whole batch, where
-            they treat each row by itself. Their structure is that which the last stage returns.
+            they treat each row by itself. Their structure is that which the last stage returns. Lists with
+            one entry per row, such as texts or dicts, are concatenated.
 
             The last stage may give a buffer of its own that it writes to again for the next part; the others
             return memory that they do not write to again.
 
         Raises:
-            TypeError: there is no array in the batch, or a stage returns None.
+            TypeError: there is no array in the batch, more than one argument is passed, or a stage returns
+                None.
             ValueError: the arrays differ in extent or lack the axis.
-            CannotSplitError: which is a `ValueError`: the results differ in structure, or are no arrays.
+            CannotSplitError: which is a `ValueError`: the results differ in structure, are values that cannot
+                be joined, or contain a list that can be one entry per row or several results.
             Exception: what a stage raises, with a note that names stage and microbatch.
         """
-        if others:
+        if batch is _MISSING or _more or _named:
             raise TypeError(
-                f"A pipeline takes one batch, got {1 + len(others)} arguments. Pass a tuple or a dict of"
-                " arrays, as in pipeline((x, mask)), which the first stage takes as one argument."
+                "a pipeline takes one batch. Pass several arrays as a tuple, as in pipeline((x, mask)), or as"
+                " a dict, as in pipeline({'x': x, 'mask': mask})."
             )
         rows = self._rows(batch)
         count = max(1, min(self.microbatches, rows))

@@ -139,14 +139,15 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
 
     Returns:
         What ``fn`` returns. Of several parts, the arrays are joined along ``axis``, within containers as
-        well, those of dicts by their keys. What is no array has to be the very same object in every part, or
-        to be marked as `fixed`.
+        well, those of dicts by their keys. Lists with one entry per row, such as texts or dicts, are
+        concatenated. Any other value has to be the very same object or an equal text in every part, or to be
+        marked as `fixed`.
 
     Raises:
         The error, with a note, when a part of the smallest size does not fit.
         CannotSplitError: memory has run out, and no argument has that axis; or a result has not as many rows
             as its part, or is a number, of which nobody can say how to join it; or the parts gave results of
-            different structures.
+            different structures; or a list can be one entry per row or several results.
         ValueError: ``min_split`` is less than 1.
 
     >>> import numpy as np

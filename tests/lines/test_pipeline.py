@@ -160,11 +160,14 @@ def test_a_jax_error_comes_out_of_its_own_stage() -> None:
         (lambda: Pipeline(double).map(3), TypeError, "items to iterate over"),  # type: ignore[arg-type]
         (lambda: list(Pipeline(lambda x: None, double).map([1])), TypeError, "returned None"),
         (lambda: Pipeline(double)([1, 2]), TypeError, "no array in the batch"),
+        (lambda: Pipeline(double)(np.ones(4), np.ones(4)), TypeError, r"pipeline\(\(x, mask\)\)"),
+        (lambda: Pipeline(double)(x=np.ones(4), mask=np.ones(4)), TypeError, r"pipeline\(\{'x': x"),
+        (lambda: Pipeline(double)(np.ones(4), mask=np.ones(4)), TypeError, "takes one batch"),
+        (lambda: Pipeline(double)(), TypeError, "takes one batch"),
         (lambda: Pipeline(double, axis=2)(np.zeros((2, 2))), ValueError, "no axis 2"),
         (lambda: Pipeline(double)((np.zeros(3), np.zeros(4))), ValueError, r"\[3, 4\] rows"),
-        (lambda: Pipeline(double)(np.zeros(3), np.zeros(3)), TypeError, r"pipeline\(\(x, mask\)\)"),
-        (lambda: Pipeline(np.sum)(np.arange(8)), ValueError, "cannot be joined"),
-        (lambda: Pipeline(lambda x: x if 0 in x else {"x": x})(np.arange(8)), ValueError, "microbatch 1"),
+        (lambda: Pipeline(np.sum)(np.arange(8)), ValueError, "microbatches cannot be joined"),
+        (lambda: Pipeline(lambda x: x if 0 in x else {"x": x})(np.arange(8)), ValueError, "different values"),
         (lambda: Pipeline(double).report(), RuntimeError, "has not run yet"),
     ],
 )

@@ -398,7 +398,7 @@ def test_which_arguments_are_split() -> None:
 
 @pytest.mark.parametrize("fn", [lambda y: y.sum(0), lambda y: y[:1]])
 def test_results_of_another_length_are_refused(fn: Callable[..., Any]) -> None:
-    with pytest.raises(CannotSplitError, match="one row per row"):
+    with pytest.raises(CannotSplitError, match="one row per input row"):
         in_halves(fn, numbered(8))
 
 
