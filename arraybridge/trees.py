@@ -2,8 +2,8 @@
 
 Containers are dicts, lists, tuples and deques with their subclasses, named tuples, dataclasses, attrs
 classes, pydantic models, `UserDict`, `SimpleNamespace`, other mappings that can be rebuilt from a dict, and
-classes that are registered with optree (in its global namespace or in ``"arraybridge"``). Callable objects
-are not containers.
+classes that are registered with optree (in its global namespace or in ``"arraybridge"``), JAX or PyTorch.
+Models and other callable objects are not containers.
 Two containers agree if their types and their keys, fields or lengths do, dicts regardless of order.
 """
 
@@ -24,6 +24,7 @@ import numpy as np
 from arraybridge.carriers.carrier import carrier_of
 from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
 from arraybridge.frameworks import registry
+from arraybridge.frameworks.base import Pytree
 from arraybridge.frameworks.foreign import is_foreign_array, offers_alone
 from arraybridge.types import exact_key, new_cache, remember
 
@@ -45,9 +46,12 @@ _CONTAINERS = (*_HOLDERS, UserDict, SimpleNamespace)
 # Mappings of these packages hold files or labeled arrays: reading one may read a file, and a dict has no
 # metadata.
 _FILE_MAPPINGS = ("h5py", "xarray", "zarr", "shelve", "dbm")
+_MODEL_PACKAGES = ("torch", "equinox", "flax")
 # Classes may be registered with optree for arraybridge alone.
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
 
+#: The answers of `_kind_of_class`.
+_kinds_of_classes: dict[type, int] = new_cache()
 #: Type → what its values are. Where every microsecond counts, ``kinds.get(type(x)) or kind_of(x)``.
 kinds: dict[type, int] = new_cache()
 
@@ -100,7 +104,7 @@ def _field_names(cls: type) -> list[str] | None:
 
 def _is_mapping(x: Any) -> bool:
     """Return whether this is a mapping that can be rebuilt from a dict, such as a ``MappingProxyType``."""
-    if not isinstance(x, Mapping) or type(x).__module__.partition(".")[0] in _FILE_MAPPINGS:
+    if not issubclass(type(x), Mapping) or type(x).__module__.partition(".")[0] in _FILE_MAPPINGS:
         return False
     try:
         make: Any = type(x)
@@ -110,11 +114,41 @@ def _is_mapping(x: Any) -> bool:
 
 
 def _is_container(x: Any) -> bool:
-    if callable(x):  # a model, say: it is passed as it is
-        return False
-    if isinstance(x, _CONTAINERS) or _field_names(type(x)) is not None:
-        return True
-    return _is_mapping(x) or _is_registered(x)
+    cls = type(x)
+    kind = _kinds_of_classes.get(cls)
+    if kind is None:
+        kind = remember(_kinds_of_classes, cls, _kind_of_class(x))
+    if kind != _OPEN:
+        return kind == TREE
+    return _is_registered(x) or _pytree_of(x) is not None
+
+
+def _kind_of_class(x: Any) -> int:
+    """Return whether every object of the class of ``x`` is a container, none is, or registrations decide."""
+    cls = type(x)
+    if callable(x) or _is_model(cls):
+        return LEAF
+    # Not isinstance: an object may claim another class, such as Mock(spec=dict).
+    if issubclass(cls, _CONTAINERS) or _field_names(cls) is not None or _is_mapping(x):
+        return TREE
+    return _OPEN
+
+
+def _is_model(cls: type) -> bool:
+    """Return whether this is a ``Module`` of PyTorch, Equinox or Flax, also one without ``__call__``."""
+    return any(
+        base.__name__ == "Module" and base.__module__.partition(".")[0] in _MODEL_PACKAGES
+        for base in cls.__mro__
+    )
+
+
+def _pytree_of(x: Any) -> Pytree | None:
+    """Open an object whose class is registered as a pytree with a framework that is loaded."""
+    for framework in registry.loaded_now():
+        pytree = framework.open_pytree(x)
+        if pytree is not None:
+            return pytree
+    return None
 
 
 def _is_registered(x: Any) -> bool:
@@ -146,10 +180,12 @@ def open_container(tree: Any) -> _Opened:
         return _registered(tree)
     holder, base = _holder_of(tree)
     if base is None:
-        if isinstance(tree, Mapping):
+        cls = type(tree)
+        if _is_mapping(tree):
             return _opened_mapping(tree)
-        is_namespace = isinstance(tree, SimpleNamespace)
-        fields = list(vars(tree)) if is_namespace else _field_names(type(tree)) or []
+        if not issubclass(cls, SimpleNamespace) and _field_names(cls) is None:
+            return _opened_pytree(tree)
+        fields = list(vars(tree)) if issubclass(cls, SimpleNamespace) else _field_names(cls) or []
         contents: dict[Any, Any] = {name: getattr(tree, name) for name in fields if hasattr(tree, name)}
     elif base in (dict, OrderedDict):
         contents = dict(base.items(holder))
@@ -191,10 +227,19 @@ def _opened_mapping(tree: Mapping[Any, Any]) -> _Opened:
     return _Opened(names, [tree[name] for name in names], None, make, lambda i: f"[{names[i]!r}]")
 
 
+def _opened_pytree(tree: Any) -> _Opened:
+    """Open an object whose class is registered as a pytree with PyTorch or JAX."""
+    pytree = _pytree_of(tree)
+    if pytree is None:  # its registration was removed meanwhile
+        return _Opened((), (), None, lambda _: tree, str)
+    names = range(len(pytree.children))
+    return _Opened(names, pytree.children, pytree.structure, pytree.rebuild, lambda i: pytree.places[i])
+
+
 def _holder_of(tree: Any) -> tuple[Any, Any]:
     """What holds the items, and the built-in class whose methods read and write them; of attributes None."""
-    holder = tree.data if isinstance(tree, UserDict) else tree
-    return holder, next((one for one in _HOLDERS if isinstance(holder, one)), None)
+    holder = tree.data if issubclass(type(tree), UserDict) else tree
+    return holder, next((one for one in _HOLDERS if issubclass(type(holder), one)), None)
 
 
 def _attributes(x: Any) -> dict[str, Any]:
@@ -225,8 +270,9 @@ def rebuilt(tree: Any, opened: _Opened, children: Sequence[Any]) -> Any:
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:  # of its class
         name = type(tree).__qualname__
         raise ArrayNotSupportedError(
-            f"a container of type {name} cannot be rebuilt with other arrays ({error}); pass a plain one,"
-            " or register its class with optree.register_pytree_node(..., namespace='arraybridge')",
+            f"Cannot rebuild a container of type {name} with other arrays. Its class does not accept them."
+            " Pass its arrays in a tuple or dict, or register the class with"
+            " optree.register_pytree_node(..., namespace='arraybridge').",
             reason=f"{name} cannot be rebuilt",
         ) from error
 

@@ -10,6 +10,7 @@ from collections import ChainMap, OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Self
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -204,7 +205,7 @@ def test_what_does_not_let_itself_be_rebuilt() -> None:
     optree.register_pytree_node(
         Refusing, lambda _: ((np.ones(2), 3), None), unflatten, namespace="arraybridge"
     )
-    with pytest.raises(MemoryConversionError, match="Refusing cannot be rebuilt"):
+    with pytest.raises(MemoryConversionError, match="Cannot rebuild a container of type Refusing"):
         convert_tree(Refusing(), "torch")
 
 
@@ -364,3 +365,64 @@ def test_mappings_that_cannot_be_rebuilt_stay() -> None:
 def test_options_are_checked_without_an_array(tree: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be|pass 0"):
         arraybridge.convert_tree(tree, "numpy", **options)
+
+
+class _Box:
+    def __init__(self, x: Any, name: str) -> None:
+        self.x, self.name = x, name
+
+
+def _convert_box(box: _Box) -> None:
+    converted = arraybridge.convert_tree([box], "numpy", copy=True)[0]
+    assert type(converted) is type(box)
+    assert converted.name == "a"
+    assert converted.x is not box.x
+    assert converted.x.tolist() == [1.0, 1.0]
+
+
+def test_classes_registered_with_jax_are_containers() -> None:
+    jax = require("jax")
+
+    class JaxBox(_Box):
+        pass
+
+    box = JaxBox(np.ones(2), "a")
+    assert arraybridge.convert_tree([box], "numpy", copy=True)[0] is box
+    jax.tree_util.register_pytree_with_keys(
+        JaxBox,
+        lambda box: (((jax.tree_util.GetAttrKey("x"), box.x),), box.name),
+        lambda name, children: JaxBox(children[0], name),
+    )
+    _convert_box(box)
+    with pytest.raises(DtypeNotSupportedError, match=r"\[0\]\.x"):
+        arraybridge.convert_tree([JaxBox(np.array(["text"]), "a")], "jax")
+
+
+def test_classes_registered_with_torch_are_containers() -> None:
+    require("torch")
+    from torch.utils import _pytree
+
+    class TorchBox(_Box):
+        pass
+
+    _pytree.register_pytree_node(
+        TorchBox, lambda box: ([box.x], box.name), lambda children, name: TorchBox(*children, name)
+    )
+    _convert_box(TorchBox(np.ones(2), "a"))
+
+
+def test_models_are_not_containers() -> None:
+    equinox = pytest.importorskip("equinox", reason="Equinox is not installed")
+
+    class Model(equinox.Module):  # type: ignore[misc, name-defined]
+        weight: Any
+
+    model = Model(np.ones(2))
+    assert arraybridge.convert_tree([model], "numpy", copy=True)[0] is model
+
+
+def test_objects_that_claim_another_class_stay() -> None:
+    mock = Mock(spec=dict)
+    assert isinstance(mock, dict)
+    assert arraybridge.convert_tree([mock], "numpy", copy=True)[0] is mock
+    assert arraybridge.numpy(lambda x, other: other)(np.ones(2), mock) is mock

@@ -13,6 +13,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -37,6 +38,23 @@ if TYPE_CHECKING:
 __all__ = ["CPU", "Framework", "find_or_host", "is_c_contiguous", "refusals"]
 
 CPU = Device("cpu", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pytree:
+    """One level of an object whose class is registered as a pytree with a framework.
+
+    Attributes:
+        children: The values that the class lists.
+        places: The place of each child, such as ``.x``.
+        structure: Everything else; equal for objects of the same structure.
+        rebuild: A function that makes a similar object from other children.
+    """
+
+    children: Sequence[Any]
+    places: Sequence[str]
+    structure: Any
+    rebuild: Callable[[Sequence[Any]], Any]
 
 
 class Framework(ABC):
@@ -129,6 +147,10 @@ class Framework(ABC):
         """
         return None
 
+    def open_pytree(self, x: Any) -> Pytree | None:
+        """Return the children of an object whose class is registered as a pytree here, or None."""
+        return None
+
     def requires_grad(self, x: Any) -> bool:
         return False
 
@@ -216,7 +238,10 @@ class Framework(ABC):
         have = ", ".join(str(d) for d in devices) or "no device at all"
         advice = " Pass one of these." if devices else ""
         if self.has_host and device.kind != "cpu":
-            advice = ' Pass one of these, or opt in to the host with settings(missing_gpu="host").'
+            advice = (
+                ' Pass one of these, or opt in to the host with settings(missing_gpu="host"), or for all'
+                " threads with the environment variable ARRAYBRIDGE_MISSING_GPU=host."
+            )
         why = self.missing_device_reason() if device.kind != "cpu" else ""
         raise DeviceNotFoundError(
             f"{self.name} has no device {asked} here; it has {have}." + (f" {why}" if why else "") + advice,

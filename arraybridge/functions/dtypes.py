@@ -20,7 +20,7 @@ goes back to where the array lives; a cast stays there.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -30,6 +30,22 @@ from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, M
 from arraybridge.frameworks.base import Framework
 
 __all__ = ["DtypeConversion"]
+
+
+#: The names of the members of `DtypeConversion`, which the decorators accept too.
+DtypeConversionName: TypeAlias = Literal[
+    "preserve_input",
+    "native_output",
+    "uint8",
+    "uint16",
+    "uint32",
+    "int8",
+    "int16",
+    "int32",
+    "float16",
+    "float32",
+    "float64",
+]
 
 
 class DtypeConversion(Enum):

@@ -13,7 +13,7 @@ from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.errors import UnknownFrameworkError, nearest
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
-from arraybridge.functions.dtypes import DtypeConversion
+from arraybridge.functions.dtypes import DtypeConversion, DtypeConversionName
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 
@@ -30,6 +30,24 @@ def _choice(*choices: Any) -> Callable[[str, Any], Any]:
         raise error(f"{option}={value!r} must be {expected}{nearest(str(value), words)}")
 
     return check
+
+
+def _dtype_conversion(option: str, value: Any) -> DtypeConversion:
+    """Return a member for itself, its name (``"preserve_input"``, ``"uint8"``) or its value."""
+    if isinstance(value, DtypeConversion):
+        return value
+    names = {text: member for member in DtypeConversion for text in (member.value, member.name.lower())}
+    if isinstance(value, str):
+        member = names.get(value.lower())
+        if member is not None:
+            return member
+        expected = ", ".join(member.name.lower() for member in DtypeConversion)
+        raise ValueError(
+            f"{option}={value!r} is not a conversion. Pass one of {expected}{nearest(value, names)}."
+        )
+    raise TypeError(
+        f"{option} expects a DtypeConversion or its name, got {type(value).__name__}. Pass {option}='uint8'."
+    )
 
 
 def _number(least: float) -> Callable[[str, Any], int]:
@@ -86,7 +104,9 @@ class DecoratorKeywords(TypedDict, total=False):
     #: A dtype to cast the arrays among the arguments to, on their way in. Left out, they keep their own.
     dtype: Annotated[Any, None, lambda _, value: dtype_name(value)]
     #: The dtype of the results, see `DtypeConversion`. Left out, they keep their own.
-    dtype_conversion: Annotated[DtypeConversion, DtypeConversion.NATIVE_OUTPUT, _choice(*DtypeConversion)]
+    dtype_conversion: Annotated[
+        "DtypeConversion | DtypeConversionName", DtypeConversion.NATIVE_OUTPUT, _dtype_conversion
+    ]
     #: Call the function for each plane of its 3-D arrays, and stack what comes back. Plain functions only.
     slice_by_slice: Annotated[bool, False, _choice(True, False)]
     #: Called with the result; where it returns a false value, the call fails.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import arraybridge
 from arraybridge import ArrayNotSupportedError, DtypeConversion, DtypeNotSupportedError, convert_memory
-from arraybridge.functions.dtypes import convert_dtype
+from arraybridge.functions.dtypes import DtypeConversionName, convert_dtype
 from tests.functions.cases import FRAMEWORKS, HOST, framework_of
 from tests.helpers import require
 
@@ -105,3 +106,22 @@ def test_the_members_of_dtype_conversion() -> None:
     assert native(lambda x: x / 2)(np.ones(2, np.uint8)).dtype == np.float64
     assert DtypeConversion.UINT8.numpy_dtype is np.uint8
     assert DtypeConversion.PRESERVE_INPUT.numpy_dtype is DtypeConversion.NATIVE_OUTPUT.numpy_dtype is None
+
+
+@pytest.mark.parametrize("member", DtypeConversion)
+def test_names_of_conversions_are_accepted(member: DtypeConversion) -> None:
+    names = typing.get_args(DtypeConversionName)
+    assert [one.name.lower() for one in DtypeConversion] == list(names)
+    decorated: Any = arraybridge.numpy(dtype_conversion=member.name.lower())  # type: ignore[call-overload]
+    by_member = arraybridge.numpy(dtype_conversion=member)
+    values = np.array([0.0, 1.0])
+    results = [f(lambda x: x)(values) for f in (decorated, by_member)]
+    assert results[0].dtype == results[1].dtype
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_misspelled_conversion_is_corrected() -> None:
+    with pytest.raises(ValueError, match="did you mean 'uint8'"):
+        arraybridge.numpy(dtype_conversion="unit8")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="expects a DtypeConversion or its name, got int"):
+        arraybridge.numpy(dtype_conversion=3)  # type: ignore[call-overload]

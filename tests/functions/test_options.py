@@ -33,7 +33,7 @@ from arraybridge import UnknownFrameworkError
         ({"max_retries": 1.5}, TypeError, "max_retries"),
         ({"split_axis": "0"}, TypeError, "split_axis"),
         ({"min_split": 0}, ValueError, "min_split"),
-        ({"dtype_conversion": "uint9"}, TypeError, r"did you mean 'uint8'"),
+        ({"dtype_conversion": "uint9"}, ValueError, r"did you mean 'uint8'"),
         ({"slice_by_slice": "yes"}, TypeError, "slice_by_slice"),
         ({"contract": 3}, TypeError, "contract"),
         ({"grad": "detatch"}, ValueError, r"did you mean 'detach'"),

@@ -89,7 +89,8 @@ arraybridge.torch(gpuid=0)  # type: ignore[call-overload]
 arraybridge.torch(grad="detatch")  # type: ignore[call-overload]
 arraybridge.torch(strict="yes")  # type: ignore[call-overload]
 arraybridge.torch(stream="yes")  # type: ignore[call-overload]
-arraybridge.torch(dtype_conversion="uint8")  # type: ignore[call-overload]
+arraybridge.torch(dtype_conversion="unit8")  # type: ignore[call-overload]
+arraybridge.torch(dtype_conversion="uint8")
 arraybridge.torch(3)  # type: ignore[call-overload]
 memory_types("numpy")  # type: ignore[call-arg]
 

@@ -22,6 +22,7 @@ from arraybridge.frameworks import cardmemory, exhausted, hostmemory
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
+    Pytree,
     is_c_contiguous,
     is_sub_byte,
     refuse,
@@ -110,6 +111,13 @@ class JaxFramework(Framework):
         if self.is_scattered(x) and not x.is_fully_replicated:
             return "several devices hold a part of it each"
         return ""
+
+    def open_pytree(self, x: Any) -> Pytree | None:
+        pairs, structure = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda node: node is not x)
+        if jax.tree_util.treedef_is_leaf(structure):
+            return None
+        places = [jax.tree_util.keystr(path) for path, _ in pairs]
+        return Pytree([child for _, child in pairs], places, structure, structure.unflatten)
 
     def replica(self, x: jax.Array, device: Device) -> jax.Array | None:
         if isinstance(x, jax.core.Tracer) or not self.is_scattered(x) or not x.is_fully_replicated:

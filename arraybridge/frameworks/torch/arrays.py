@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+
+# Users register their classes there; the module has no public name (PyTorch 2.14).
+from torch.utils import _pytree as pytree
 from torch.utils import dlpack as torch_dlpack
 
 from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, refuse, refuse_dtype
+from arraybridge.frameworks.base import CPU, Framework, Pytree, refuse, refuse_dtype
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.streams import TorchStreams
@@ -158,6 +161,15 @@ class TorchFramework(Framework):
     def must_copy(self, x: torch.Tensor) -> str:
         # Conjugation and negation are put off as bits of the tensor.
         return "its conj or neg bit is set" if x.is_conj() or x.is_neg() else ""
+
+    def open_pytree(self, x: Any) -> Pytree | None:
+        if pytree.tree_is_leaf(x):
+            return None
+        children, structure = pytree.tree_flatten(x, is_leaf=lambda node: node is not x)
+        places = [f"[{i}]" for i in range(len(children))]
+        return Pytree(
+            children, places, structure, lambda parts: pytree.tree_unflatten(list(parts), structure)
+        )
 
     def requires_grad(self, x: torch.Tensor) -> bool:
         return x.requires_grad
