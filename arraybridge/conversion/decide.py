@@ -416,7 +416,9 @@ class _Choice:
         self.cast = None
         fetch, copies, _ = self._host_memory()
         put, _ = self._put()
-        cast = registry.framework("numpy").cast
+        numpy = registry.framework("numpy")
+        numpy.check_cast(self.source.dtype_name(self.array), dtype)
+        cast = numpy.cast
         copies += 1 + (self.device.kind != "cpu")
         reason = f"a cast to {dtype} was asked for"
         return self._decision(self._copying, copies, reason, lambda x: put(cast(fetch(x), dtype)))
@@ -426,6 +428,7 @@ class _Choice:
         source, target, run = self.source, self.target, convert
         if self.cast is not None:
             dtype = self.cast
+            target.check_cast(source.dtype_name(self.array), dtype)
             method, copies, reason = self._copying, copies + 1, f"a cast to {dtype} was asked for"
             run = _then(run, lambda x: target.cast(x, dtype))
         if copies and self.request.copy is False:

@@ -316,6 +316,13 @@ class Framework(ABC):
         if self.dtypes is not None and dtype not in self.dtypes:
             raise _no_dtype(self, dtype, self.dtypes)
 
+    def check_cast(self, source: str, dtype: str) -> None:
+        """Raise if this framework cannot cast from one dtype to another.
+
+        Raises:
+            DtypeNotSupportedError: If there is no such cast.
+        """
+
     # -- memory -----------------------------------------------------------------------------------
 
     def is_oom(self, error: BaseException) -> bool:
@@ -584,6 +591,14 @@ def refusals(*frameworks: Framework) -> tuple[type[Exception], ...]:
 def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Strides in bytes of a C-contiguous array."""
     return tuple(itemsize * math.prod(shape[axis:]) for axis in range(1, len(shape) + 1))
+
+
+def refuse_cast(framework: Framework, source: str, dtype: str, instead: str) -> DtypeNotSupportedError:
+    """Return the error for a cast that a framework does not have."""
+    return DtypeNotSupportedError(
+        f"Cannot cast {source} to {dtype}: {framework.name} does not have this cast. {instead}",
+        reason=f"{framework.name} cannot cast {source} to {dtype}",
+    )
 
 
 def is_c_contiguous(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:

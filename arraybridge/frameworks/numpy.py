@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from arraybridge.frameworks import hostmemory
-from arraybridge.frameworks.base import Framework, is_sub_byte, refuse, refuse_dtype, refuse_sub_byte
+from arraybridge.frameworks.base import (
+    Framework,
+    is_sub_byte,
+    refuse,
+    refuse_cast,
+    refuse_dtype,
+    refuse_sub_byte,
+)
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
@@ -72,6 +79,13 @@ class NumpyFramework(Framework):
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:
             return hostmemory.compact(x)  # which the others can share, where it is large
         return x.copy()
+
+    def check_cast(self, source: str, dtype: str) -> None:
+        try:
+            np.empty(0, hostmemory.np_dtype(source)).astype(hostmemory.np_dtype(dtype))
+        except TypeError:
+            instead = "Cast by way of int8: to_numpy(to_numpy(x, dtype='int8'), dtype=…)."
+            raise refuse_cast(self, source, dtype, instead.replace("…", repr(dtype))) from None
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
         return x.astype(hostmemory.np_dtype(dtype))

@@ -92,14 +92,15 @@ class HotSpots(Table, Sequence[HotSpot]):
 
     def _table(self) -> Contents:
         width = min(110, shutil.get_terminal_size((100, 24)).columns)
+        place_width = width // 3 - 5  # leaves space for times such as "123.45 ms" in 60 columns
         rows: list[tuple[str, ...]] = []
         has_users_lines = any(not spot.in_library for spot in self)
         for number, spot in enumerate(self):
             if spot.in_library and not (number and self[number - 1].in_library):
                 rows += [("",)] * has_users_lines + [("in threads of libraries, without a line of yours:",)]
             where, what = spot.where, spot.what
-            if len(where) > width // 3:  # the end of a path says most
-                where = f"…{where[1 - width // 3 :]}"
+            if len(where) > place_width:  # the end of a path is the most informative part
+                where = f"…{where[1 - place_width :]}"
             if len(where) + len(what) + 34 > width:  # 34: the figures and the blanks between
                 what = what.partition(", ")[0] + ", …" * (", " in what)
             figures = format_bytes(spot.nbytes), format_seconds(spot.seconds), str(spot.count)

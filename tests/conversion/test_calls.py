@@ -441,3 +441,37 @@ def test_short_forms(target: str) -> None:
     assert data.dtype_name(short(array, dtype="uint8")) == "uint8"
     if target != "pyclesperanto":
         assert device_of(short(array, device="cpu")) == "cpu"
+
+
+_CAST_DTYPES = ["bool", "int8", "int64", "uint8", "uint64", "float16", "float64", "complex64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "int4", "uint4"]
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # of frameworks, about what a cast loses
+@pytest.mark.parametrize("target", ["numpy", "torch", "jax", "tensorflow"])
+@pytest.mark.parametrize("source", ["numpy", "torch", "jax", "tensorflow"])
+def test_explain_agrees_about_every_cast(source: str, target: str) -> None:
+    ml_dtypes = require("ml_dtypes")
+    require(source)
+    require(target)
+    outcomes: set[str] = set()
+    for dtype in _CAST_DTYPES:
+        try:
+            x = arraybridge.convert_memory(np.ones(3, getattr(ml_dtypes, dtype, None) or dtype), source)
+        except arraybridge.DtypeNotSupportedError:
+            continue
+        for cast in _CAST_DTYPES:
+            found = [
+                _outcome(call, x, target, cast) for call in (arraybridge.explain, arraybridge.convert_memory)
+            ]
+            assert found[0] == found[1], (dtype, cast)
+            outcomes.add(found[0])
+    assert outcomes <= {"", "DtypeNotSupportedError"}
+    assert "" in outcomes
+
+
+def _outcome(call: Any, x: Any, target: str, dtype: str) -> str:
+    try:
+        call(x, target, dtype=dtype)
+    except arraybridge.MemoryConversionError as error:
+        return type(error).__name__
+    return ""

@@ -30,7 +30,7 @@ def main(mode: str) -> None:
             if i == 2:
                 print("working", flush=True)
     except KeyboardInterrupt:
-        until = time.monotonic() + 2
+        until = time.monotonic() + 30
         while threading.active_count() > 1 and time.monotonic() < until:
             time.sleep(0.01)
         print(f"interrupted, and {threading.active_count() - 1} threads left")

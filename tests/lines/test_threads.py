@@ -212,7 +212,7 @@ def test_ctrl_c(mode: str) -> None:
         assert process.stdout.readline() == "working\n"
         process.send_signal(signal.SIGINT)
         try:
-            out, err = process.communicate(timeout=15)  # the source is stuck for much longer
+            out, err = process.communicate(timeout=120)  # the source is stuck for much longer
         finally:
             process.kill()
     if mode == "stuck prefetch":

@@ -14,7 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from arraybridge.frameworks import cardmemory, exhausted, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous, refuse, refuse_dtype, wider
+from arraybridge.frameworks.base import (
+    CPU,
+    Framework,
+    is_c_contiguous,
+    refuse,
+    refuse_cast,
+    refuse_dtype,
+    wider,
+)
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
@@ -171,6 +179,11 @@ class TensorflowFramework(Framework):
         if self.device_of(x).kind == "cpu":
             return super().copy(x)
         return tf.raw_ops.DeepCopy(x=x)  # tf.identity may hand back the same buffer
+
+    def check_cast(self, source: str, dtype: str) -> None:
+        if not _has_cast(source, dtype):
+            instead = f"Cast in NumPy first: to_tensorflow(to_numpy(x, dtype={dtype!r}))."
+            raise refuse_cast(self, source, dtype, instead)
 
     def cast(self, x: Any, dtype: str) -> Any:
         if isinstance(x, _EAGER) and x.dtype.name in _DTYPES and self.device_of(x).kind == "cpu":
@@ -334,3 +347,15 @@ def _devices() -> tuple[Device, ...]:
 @functools.cache
 def _cpu_alone() -> bool:
     return len(_devices()) == 1
+
+
+@functools.cache
+def _has_cast(source: str, dtype: str) -> bool:
+    """Return whether TensorFlow has a cast; its float8 dtypes and 4-bit integers have few (2.21)."""
+    if source == dtype:
+        return True
+    try:
+        tf.cast(tf.zeros([0], tf.dtypes.as_dtype(source)), dtype)
+    except (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError, TypeError, ValueError):
+        return False
+    return True
