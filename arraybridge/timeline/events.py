@@ -167,7 +167,8 @@ def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | Non
         foreign: the frame has called a framework. Where one of ours comes first, the call was a
             step of ours, and there is no line.
     """
-    frame = frame or currentframe()
+    # Never this function's own frame: a frame that refers to itself keeps the iterators of its callers.
+    frame = frame or getattr(currentframe(), "f_back", None)
     first = frame
     library = ""
     while frame is not None:

@@ -258,3 +258,23 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), [next(one) for one in 
 def test_a_forked_process_is_told_that_its_iterators_have_no_threads() -> None:
     done = run_python("-W", "ignore", "-c", FORKED)
     assert done.stdout.splitlines() == ["True"] * 3 + ["5 [1, 1, 1]"], done.stderr
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_exception_in_the_loop_ends_the_threads(error: type[BaseException]) -> None:
+    """Without a collection: nothing may refer to the iterator that the loop drops."""
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(error):
+            for i in device_map(slow_one, count(), "cpu", per_device=2):
+                if i == 2:
+                    raise error
+        wait_for_no_threads()
+    finally:
+        gc.enable()
+
+
+def slow_one(i: int) -> int:
+    time.sleep(0.01)
+    return i
