@@ -443,7 +443,23 @@ def test_short_forms(target: str) -> None:
         assert device_of(short(array, device="cpu")) == "cpu"
 
 
-_CAST_DTYPES = ["bool", "int8", "int64", "uint8", "uint64", "float16", "float64", "complex64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e4m3b11fnuz", "int4", "uint4"]
+_CAST_DTYPES = [
+    "bool",
+    "int8",
+    "int64",
+    "uint8",
+    "uint64",
+    "float16",
+    "float64",
+    "complex64",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e4m3b11fnuz",
+    "int4",
+    "uint4",
+]
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # of frameworks, about what a cast loses
