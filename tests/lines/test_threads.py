@@ -267,12 +267,16 @@ def test_an_exception_in_the_loop_ends_the_threads(error: type[BaseException]) -
     gc.disable()
     try:
         with pytest.raises(error):
-            for i in device_map(slow_one, count(), "cpu", per_device=2):
-                if i == 2:
-                    raise error
+            _raise_at_two(error)
         wait_for_no_threads()
     finally:
         gc.enable()
+
+
+def _raise_at_two(error: type[BaseException]) -> None:
+    for i in device_map(slow_one, count(), "cpu", per_device=2):
+        if i == 2:
+            raise error
 
 
 def slow_one(i: int) -> int:
