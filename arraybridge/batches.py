@@ -1,9 +1,9 @@
-"""Batches: arrays in containers that have rows in common; cut into parts, and the results of parts joined.
+"""Split nested arrays with a common row axis into parts, and join the results of the parts.
 
 Containers are joined by type, key and length. A list with one entry per row in every part is a row list: its
-parts are concatenated. Values that are not arrays are kept if they are the same object or an equal text in
-every part. Numbers are kept only if they are part of the batch, because they could also be added, averaged or
-listed.
+parts are concatenated. Other values that are not arrays are kept if they are the same object or an equal
+string in every part. A number in a result must be a number of the batch. Other numbers raise, because nothing
+says whether to add, average or list them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from arraybridge.trees import (
 
 
 class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
-    """Marks an argument that is handed whole to every part, though its length is that of the batch.
+    """A wrapper for an argument that every part receives whole, even if its length is the number of rows.
 
-    Within containers too. A result that is marked so is the same for every part: that of the first counts.
+    It also works inside containers. If a function returns `fixed`, the value of the first part is used.
 
     >>> import numpy as np
     >>> from arraybridge import split_and_retry
@@ -55,19 +55,19 @@ class fixed:  # noqa: N801 - reads as a word in a call, like slice or property
 
 
 def rows(tree: Any, axis: int) -> int | None:
-    """Rows of the first array in there that has the axis; None where none has."""
+    """Return the number of rows of the first array that has this axis, or None."""
     arrays = (x for x in leaves_of(tree) if (kinds.get(type(x)) or kind_of(x)) == ARRAY)
     shapes = (owner.shape(data) for owner, data in map(source_of, arrays))
     return next((shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)), None)
 
 
 def plain(tree: Any) -> Any:
-    """The tree with what was marked as `fixed` in its place; the very object where nothing was."""
+    """Return the tree with each `fixed` replaced by its value; the same object if there are none."""
     for x in tree if type(tree) is tuple else (tree,):
         if kinds.get(type(x)) != ARRAY:
             break
     else:
-        return tree  # arrays alone, as most calls have them
+        return tree  # only arrays, the common case
     return map_arrays(tree, _value, also=fixed)
 
 
@@ -101,7 +101,7 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
 
 
 def split_places(tree: Any, axis: int, count: int) -> list[str]:
-    """Return the places of all that `part` splits in a container, such as ``["[0]", "['x'].image"]``."""
+    """Return the places of the arrays and row lists that `part` splits, such as ``"['x'].image"``."""
     kind = kinds.get(type(tree)) or kind_of(tree)
     if type(tree) is fixed:
         return []
@@ -278,7 +278,7 @@ class _Value(_Node):
 
 
 class _Column(_Node):
-    """The arrays at one place: in one output array for all parts, or kept by their first row."""
+    """The arrays at one place: in one output array for all parts, or stored per part, by its first row."""
 
     __slots__ = ("facts", "parts", "room")
 
@@ -386,7 +386,7 @@ class _RowList(_Node):
                 return self._by_entry().result()
             raise self.of.error(
                 self.place,
-                f"a list of {len(lists[0])} can be one entry per row or {len(lists[0])} results",
+                f"a list of {len(lists[0])} is ambiguous: one entry per row, or {len(lists[0])} results",
                 "For several results, return a tuple.",
             )
         first = lists[0]
@@ -395,7 +395,7 @@ class _RowList(_Node):
 
 def _joins_by_entry(lists: Sequence[Any], counts: Sequence[int], axis: int) -> bool:
     """Return whether lists with one entry per row can also be joined entry by entry."""
-    if len(set(counts)) > 1:  # and so are the lengths of the lists
+    if len(set(counts)) > 1:  # lists of different lengths cannot be joined by entry
         return False
     return _batched(lists, counts, axis, top=True) is True
 
@@ -455,9 +455,9 @@ def _kept_entry(x: Any) -> Any:
 
 
 def kept(x: Any) -> Any:
-    """An array that nobody writes to any more: itself, where it is immutable or followed for a gradient."""
+    """Return an array itself if it is immutable or tracked for gradients, otherwise a copy."""
     owner, data = source_of(x)
     if owner.mutable:
         return data if owner.requires_grad(data) else owner.copy(data)
-    # A tf.Variable, which may be assigned to, as its tape follows it.
+    # A snapshot of a tf.Variable, which its gradient tape records.
     return owner.autodiff.prepare(data)

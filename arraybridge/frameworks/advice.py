@@ -109,6 +109,8 @@ def _has_nulls(x: Any) -> bool:
 
 
 def _of_polars(x: Any) -> Advice:
+    if hasattr(x, "collect"):  # a LazyFrame
+        return Advice("pass {}", ("x.collect().to_numpy()",))
     if hasattr(x, "columns"):
         schema = dict(x.collect_schema())
         names = [name for name, dtype in schema.items() if dtype.is_numeric()]

@@ -1,11 +1,11 @@
-"""Messages of the status RESOURCE_EXHAUSTED, which TensorFlow and JAX share: memory or another resource."""
+"""Classify messages of the status RESOURCE_EXHAUSTED, which TensorFlow and JAX share."""
 
 from __future__ import annotations
 
 import re
 
 _MEMORY = re.compile(r"\bOOM\b|memory|alloc|\bHBM\b", re.IGNORECASE)
-# Limits of files, messages and kernels, which no cache and no smaller batch changes.
+# Limits of files, messages and kernels. Freeing caches or splitting the batch does not help.
 _OTHER_RESOURCE = re.compile(
     r"Disk quota exceeded|No space left on device|Too many open files|Too many links|Too many users"
     r"|No buffer space available|Out of streams resources|message larger than max"
@@ -16,10 +16,10 @@ _OTHER_RESOURCE = re.compile(
 
 
 def is_memory(text: str) -> bool:
-    """Return whether the message of an exhausted resource is about memory that recovery can free."""
+    """Return whether a message is about memory that recovery can free."""
     return not is_other(text) and _MEMORY.search(text) is not None
 
 
 def is_other(text: str) -> bool:
-    """Return whether the message names a resource other than memory that recovery can free."""
+    """Return whether a message names a resource that recovery cannot free. A message can be neither."""
     return _OTHER_RESOURCE.search(text) is not None

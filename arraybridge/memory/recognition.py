@@ -23,7 +23,7 @@ _TRACEBACK_WRAPPERS = re.compile(
     r"The following operation failed in the TorchScript interpreter\."
     r"|Caught (?P<kind>[\w.]+) in (?:DataLoader worker|replica|pin memory thread)"
     r"|(?:[A-Z_]+: )?(?:[^\n]*: )?CpuCallback error"
-    # tf.py_function: the error first, its traceback below.
+    # `tf.py_function` prints the error before its traceback.
     r"|(?:\{\{[^\n]*?\}\} ?)?[A-Za-z_][\w.]*(?:Error|Exception): "
     r"(?=[^\n]*\nTraceback \(most recent call last\))"
 )
@@ -35,9 +35,9 @@ _CALLBACK_OR_FUNCTION = re.compile(
 _TRACEBACK = re.compile(r"Traceback [^\n:]*: *")
 _EXCEPTION_LINE = re.compile(r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<text>(?s:.*))|$)", re.MULTILINE)
 
-# Class names in printed tracebacks that mean out of memory, whatever their message.
+# Class names in printed tracebacks that mean out of memory, regardless of their message.
 _MEMORY_ERRORS = frozenset({"MemoryError", "_ArrayMemoryError", "ArrayMemoryError", "OutOfMemoryError"})
-# Class names of errors whose message decides.
+# Class names of errors that are out of memory only if their message says so.
 _GENERAL_ERRORS = frozenset(
     {
         *("RuntimeError", "AcceleratorError", "JaxRuntimeError", "XlaRuntimeError"),
@@ -60,8 +60,9 @@ def is_oom_error(error: BaseException) -> bool:
 
     The error itself counts, and so do its cause, the error that was being handled when it was raised, and the
     members of an exception group. Wrappers are removed first: Keras layers, TorchScript, DataLoader workers,
-    DataParallel, JAX callbacks and Ray task errors. An error hidden by ``raise … from None`` does not count.
-    A ValueError, KeyError or AssertionError is never out of memory by its message. Imports no framework.
+    DataParallel, JAX callbacks, TensorFlow's Python functions and Ray task errors. An error hidden by
+    ``raise … from None`` does not count. The message of a ValueError, KeyError or AssertionError is ignored.
+    Only frameworks that the process has imported are checked; this function imports none.
 
     >>> is_oom_error(MemoryError()), is_oom_error(ValueError("out of memory budget"))
     (True, False)
@@ -70,12 +71,12 @@ def is_oom_error(error: BaseException) -> bool:
 
 
 def is_oom(error: BaseException, before: BaseException | None) -> bool:
-    """Apply `is_oom_error`, except to ``before``, an error that was handled when the attempt began."""
+    """Apply `is_oom_error`, but skip ``before``, an error that was already handled when the attempt began."""
     return any(_is_oom_itself(one) for one in chain(error, before))
 
 
 def chain(error: BaseException, before: BaseException | None = None) -> Iterator[BaseException]:
-    """Yield ``error``, its causes, contexts and group members, each once; not ``before`` and its chain."""
+    """Yield ``error``, its causes, contexts and group members, each once; skip ``before``."""
     seen = {id(before)}
     waiting = [error]
     while waiting:
@@ -99,7 +100,7 @@ def _ray_cause(error: BaseException) -> BaseException | None:
     """Return the original error of a Ray task error, recognized without importing Ray."""
     if not any(cls.__name__.startswith("RayTaskError") for cls in type(error).__mro__):
         return None
-    with suppress(Exception):  # a property of a class that this package does not know
+    with suppress(Exception):  # `cause` may be a property that raises
         cause = getattr(error, "cause", None)
         if isinstance(cause, BaseException):
             return cause
@@ -133,7 +134,7 @@ def _is_known(error: BaseException) -> bool:
         try:
             if framework.is_oom(error):
                 return True
-        except Exception:  # the framework reads a message whose __str__ raises
+        except Exception:  # the framework reads an error whose __str__ raises
             if text_of(error) is not None:
                 raise
     return False
@@ -153,7 +154,7 @@ def _is_oom_report(report: _Report, error: BaseException) -> bool:
 
 
 def _unwrapped(text: str) -> list[_Report]:
-    """Return the errors that a wrapper's message quotes; none if the message is not of a wrapper."""
+    """Return the errors that a wrapper's message quotes; an empty list if no wrapper wrote it."""
     reports: list[_Report] = []
     waiting = [_Report(None, text)]
     while waiting:

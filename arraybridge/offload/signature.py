@@ -1,4 +1,4 @@
-"""The exact signature of a call: what a run on a GPU must have in common with a verified run."""
+"""Signatures of calls: calls with equal signatures differ only in shapes and values of their arrays."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ import numpy as np
 from arraybridge.carriers.carrier import source_of
 from arraybridge.trees import ARRAY, TREE, kind_of, leaves_of
 
-#: Values that a signature may consist of. Each call walks through all of them.
-MOST_VALUES = 1000
-#: Signatures that are remembered per function. The least recently used one is forgotten first.
-MOST_PROOFS = 256
+#: The maximum number of values outside arrays in a signature. Each call visits all of them.
+MAX_VALUES = 1000
+#: The maximum number of cached proofs per function. The least recently used one is evicted first.
+MAX_PROOFS = 256
 #: Longer strings are represented by a digest, so that a signature stays small.
 _LONG = 256
 
 _SINGLE = (int, bool, NoneType, EllipsisType)
-#: Classes that are not written in Python lack this flag (Py_TPFLAGS_HEAPTYPE).
+#: Classes that are written in Python have this flag (Py_TPFLAGS_HEAPTYPE), and so have some written in C.
 _HEAP_TYPE = 1 << 9
 _BUILT_IN = (dict, list, tuple, set, frozenset, deque)
 
@@ -82,11 +82,11 @@ class _Walk:
     def value(self, x: Any) -> Hashable:
         """Return a key that equals that of ``y`` only if a function cannot tell ``x`` and ``y`` apart.
 
-        Arrays are the exception: their dtype and rank count, and their values do not.
+        Arrays are the exception: they are compared by type, dtype and rank, not by shape or value.
         """
         self._count += 1
-        if self._count > MOST_VALUES:
-            raise NoSignatureError(f"it takes more than {MOST_VALUES} values that are not in arrays")
+        if self._count > MAX_VALUES:
+            raise NoSignatureError(f"its arguments contain more than {MAX_VALUES} values outside arrays")
         cls = type(x)
         if cls is np.ndarray:
             return _array(x)
@@ -96,7 +96,7 @@ class _Walk:
             return cls, x
         if cls in (str, bytes):
             return cls, _text(x)
-        if cls in (float, complex):  # by their bits: 0.0 equals -0.0, and nan does not equal itself
+        if cls in (float, complex):  # by their bits: 0.0 equals -0.0, and NaN does not equal itself
             return cls, struct.pack("2d", x.real, x.imag)
         if isinstance(x, np.generic):
             return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Same(x)
@@ -154,17 +154,26 @@ class _Walk:
         return ()
 
     def _reduced(self, x: Any) -> tuple[Hashable, ...]:
-        """Describe an object of a class written in C by what pickle would store of it."""
+        """Describe an object of a class written in C by its pickle state."""
         try:
             reduced = x.__reduce_ex__(4)
-        except Exception:  # noqa: BLE001  # any class may refuse in its own way; its identity is left
+        except Exception:  # noqa: BLE001  # `__reduce_ex__` may raise anything; the identity remains
             return (_Same(x),)
         return (reduced,) if isinstance(reduced, str) else self.values(reduced[1:3])
 
 
 def _has_native_state(cls: type) -> bool:
-    """Whether instances hold more than attributes, as those of a subclass of ``int`` or ``datetime`` do."""
-    return any(not base.__flags__ & _HEAP_TYPE for base in cls.__mro__[:-1])
+    """Return whether instances store more than attributes, such as ``random.Random``."""
+    return any(not base.__flags__ & _HEAP_TYPE or _is_larger(base) for base in cls.__mro__[:-1])
+
+
+def _is_larger(cls: type) -> bool:
+    """Return whether instances have memory besides slots, ``__dict__`` and ``__weakref__``."""
+    members = vars(cls)
+    words = sum(isinstance(member, MemberDescriptorType) for member in members.values())
+    words += ("__dict__" in members) + ("__weakref__" in members)
+    parent = max(base.__basicsize__ for base in cls.__bases__)
+    return cls.__basicsize__ > parent + words * struct.calcsize("P")
 
 
 def _text(x: Any) -> Hashable:
@@ -186,7 +195,7 @@ def _array(x: Any) -> Hashable:
 
 
 def _captured(fn: FunctionType) -> list[Any]:
-    """Return the captured variables of a function; those that are not assigned yet are missing."""
+    """Return the captured variables of a function, and a placeholder for unassigned ones."""
     captured = []
     for cell in fn.__closure__ or ():
         try:
@@ -215,7 +224,7 @@ def signature_of(values: Any) -> Hashable:
     """Return the exact signature of nested arguments.
 
     Raises:
-        NoSignatureError: they have none.
+        NoSignatureError: If an argument cannot be described.
     """
     return _Walk().value(values)
 
@@ -234,8 +243,7 @@ def _names(code: Any) -> set[str]:
 def signature_of_self(own: tuple[Any, ...], names: tuple[str, ...]) -> Hashable:
     """Return the plain attributes of ``self`` of these names, by exact value.
 
-    Others are treated as captured variables, which are constant: a method must not lose its verified runs
-    because an object counts, caches or logs.
+    Other attributes are ignored, so that a counter, cache or log does not change the signature.
     """
     signature: list[Hashable] = []
     for one in own:
@@ -251,23 +259,24 @@ def _is_plain(x: Any) -> bool:
 
 
 class Proof:
-    """What is known of one exact signature on one GPU.
+    """The verification state of one signature on one GPU.
 
     Attributes:
-        seen: whether such a call has run on the CPU.
-        holds: whether a trial has shown that the GPU gives the results of NumPy.
-        scalars: of each array of the result in NumPy, whether it is a scalar.
+        seen: Whether such a call has run on the CPU.
+        holds: Whether a trial has shown that the GPU gives the results of NumPy.
+        scalars: For each array in the NumPy result, whether it is a scalar.
     """
 
     __slots__ = ("holds", "scalars", "seen")
 
     def __init__(self) -> None:
-        self.seen = self.holds = False
+        self.seen = False
+        self.holds = False
         self.scalars: list[bool] = []
 
 
 class Proofs:
-    """The proofs of one function, bounded: the least recently used one goes first."""
+    """An LRU cache of the proofs of one function."""
 
     def __init__(self) -> None:
         self._proofs: dict[Hashable, Proof] = {}
@@ -280,7 +289,7 @@ class Proofs:
         """Return the proof of a signature, and make it the most recently used one."""
         with self._lock:
             proof = self._proofs.pop(key, None) or Proof()
-            while len(self._proofs) >= MOST_PROOFS:
+            while len(self._proofs) >= MAX_PROOFS:
                 del self._proofs[next(iter(self._proofs))]
             self._proofs[key] = proof
             return proof

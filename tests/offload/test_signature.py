@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import random
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -266,7 +267,7 @@ def test_a_number_that_changes_on_every_call_costs_nothing(
 def test_remembered_signatures_are_bounded(
     machine: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signature, "MOST_PROOFS", 8)
+    monkeypatch.setattr(signature, "MAX_PROOFS", 8)
     run = offload(differs_for(clock, lambda _: False), machine)
     for _ in range(4):
         run(X, 0.5)
@@ -297,4 +298,14 @@ def test_arguments_without_a_signature_stay_on_the_cpu(machine: Machine, clock: 
         assert np.array_equal(run(X, [0.5] * 2000), X + 1)
     decision = run.explain(X, [0.5] * 2000)
     assert not decision.on_gpu
-    assert "more than 1000 values that are not in arrays" in str(decision)
+    assert "more than 1000 values outside arrays" in str(decision)
+
+
+class _OwnRandom(random.Random):
+    pass
+
+
+@pytest.mark.parametrize("cls", [random.Random, _OwnRandom])
+def test_state_of_classes_in_c_counts(cls: Any) -> None:
+    assert signature_of(cls(1)) == signature_of(cls(1))
+    assert signature_of(cls(1)) != signature_of(cls(2))
