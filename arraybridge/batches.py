@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.carrier import carrier_of, source_of
 from arraybridge.errors import CannotSplitError, MemoryConversionError
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import (
     ARRAY,
     TREE,
     arrays_of,
+    attributes_beside,
+    is_registered,
     kind_of,
     kinds,
     leaves_of,
@@ -196,6 +198,7 @@ class Joined:
         """
         kind = kind_of(first)
         if kind == ARRAY:
+            self._check_is_array(first, place)
             return _Column(self, first, place)
         if kind != TREE or self._is_input_list(first):
             return _Value(self, first, place)
@@ -210,8 +213,17 @@ class Joined:
         if not -len(shape) <= axis < len(shape):
             raise self.error(place, f"an array of shape {shape} does not have axis {axis}")
         across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
-        dtype, device = owner.dtype_name(data), owner.device_of(data)
-        return owner, data, {"frameworks": owner.name, "dtypes": dtype, "devices": device, "shapes": across}
+        return (
+            owner,
+            data,
+            {
+                "frameworks": owner.name,
+                "classes": type(data).__name__,  # a masked array next to a plain one would lose its mask
+                "dtypes": owner.dtype_name(data),
+                "devices": owner.device_of(data),
+                "shapes": across,
+            },
+        )
 
     def error(self, place: str, cause: str, fix: str = "") -> CannotSplitError:
         """Return the error for results that cannot be joined."""
@@ -222,6 +234,13 @@ class Joined:
             f"the results of the {parts} cannot be joined{at}: {cause}. {fix}",
             reason=f"results cannot be joined{at}: {cause}",
         )
+
+    def _check_is_array(self, x: Any, place: str) -> None:
+        if carrier_of(x) is not None:
+            name = type(x).__qualname__
+            raise self.error(
+                place, f"a {name} has more than its array", "Return the array, such as x.values."
+            )
 
     def _is_input_list(self, x: Any) -> bool:
         """Return whether a list is itself part of the batch and was passed whole to every part."""
@@ -320,11 +339,16 @@ class _Column(_Node):
 class _Structure(_Node):
     """Containers of the same structure, which are joined by key."""
 
-    __slots__ = ("first", "nodes", "opened")
+    __slots__ = ("beside", "first", "nodes", "opened")
 
     def __init__(self, of: Joined, first: Any, count: int, place: str) -> None:
         super().__init__(of, place)
         self.first, self.opened = first, open_container(first)
+        #: The attributes of the container, which cannot be joined: they have to be the same in every part.
+        self.beside = {
+            name: _Value(of, value, f"{place}.{name}")
+            for name, value in self._attributes_of(first, self.opened).items()
+        }
         pairs = zip(self.opened.names, self.opened.children, strict=True)
         self.nodes = {
             name: of.node(child, count, place + self.opened.place(i)) for i, (name, child) in enumerate(pairs)
@@ -334,8 +358,16 @@ class _Structure(_Node):
         opened = open_container(x) if kind_of(x) == TREE else None
         if opened is None or _sort(x, opened) != _sort(self.first, self.opened):
             raise self.of.error(self.place, f"different structures ({outline(self.first)} and {outline(x)})")
+        beside = self._attributes_of(x, opened)
+        if beside.keys() != self.beside.keys():
+            raise self.of.error(self.place, "different attributes")
+        for name, value in beside.items():
+            self.beside[name].put(value, start, count)
         for name, child in zip(opened.names, opened.children, strict=True):
             self.nodes[name].put(child, start, count)
+
+    def _attributes_of(self, x: Any, opened: Any) -> dict[str, Any]:
+        return {} if is_registered(x) else attributes_beside(x, opened)
 
     def result(self) -> Any:
         return rebuilt(self.first, self.opened, [node.result() for node in self.nodes.values()])

@@ -15,8 +15,9 @@ import mmap
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from enum import Enum
 from functools import cached_property
-from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -120,13 +121,13 @@ def _is_container(x: Any) -> bool:
         kind = remember(_kinds_of_classes, cls, _kind_of_class(x))
     if kind != _OPEN:
         return kind == TREE
-    return _is_registered(x) or _pytree_of(x) is not None
+    return is_registered(x) or _pytree_of(x) is not None
 
 
 def _kind_of_class(x: Any) -> int:
     """Return whether every object of the class of ``x`` is a container, none is, or registrations decide."""
     cls = type(x)
-    if callable(x) or _is_model(cls):
+    if callable(x) or _is_model(cls) or issubclass(cls, Enum):
         return LEAF
     # Not isinstance: an object may claim another class, such as Mock(spec=dict).
     if issubclass(cls, _CONTAINERS) or _field_names(cls) is not None or _is_mapping(x):
@@ -151,7 +152,7 @@ def _pytree_of(x: Any) -> Pytree | None:
     return None
 
 
-def _is_registered(x: Any) -> bool:
+def is_registered(x: Any) -> bool:
     """Whether optree looks into it: a named tuple, a structseq, or of a class that is registered by now."""
     import optree
 
@@ -176,7 +177,7 @@ class _Opened(NamedTuple):
 
 def open_container(tree: Any) -> _Opened:
     """A container, opened by the methods of the built-in class, whatever its own make of an item."""
-    if type(tree) not in _BUILT_IN and _is_registered(tree):
+    if type(tree) not in _BUILT_IN and is_registered(tree):
         return _registered(tree)
     holder, base = _holder_of(tree)
     if base is None:
@@ -187,14 +188,16 @@ def open_container(tree: Any) -> _Opened:
             return _opened_pytree(tree)
         fields = list(vars(tree)) if issubclass(cls, SimpleNamespace) else _field_names(cls) or []
         contents: dict[Any, Any] = {name: getattr(tree, name) for name in fields if hasattr(tree, name)}
+        contents.update(_extras(tree))
     elif base in (dict, OrderedDict):
         contents = dict(base.items(holder))
     else:
         contents = dict(enumerate(base.__iter__(holder)))
     names, words = list(contents), ".{}" if base is None else "[{!r}]"
+    opened_children = list(contents.values())
 
     def make(children: Sequence[Any]) -> Any:
-        again: Any = tuple.__new__(type(tree), children) if base is tuple else copy.copy(tree)
+        again: Any = tuple.__new__(type(tree), children) if base is tuple else _copied(tree, base)
         holder, _ = _holder_of(again)
         if base is tuple:
             _attributes(again).update(_attributes(tree))
@@ -203,17 +206,75 @@ def open_container(tree: Any) -> _Opened:
             base.extend(holder, children)
         else:
             put: Any = getattr(base, "__setitem__", object.__setattr__)  # also of a frozen dataclass
+            extras = _extras(again)
             for name, child in zip(names, children, strict=True):
-                put(holder, name, child)
+                if base is None and name in extras:
+                    extras[name] = child
+                else:
+                    put(holder, name, child)
         if _attributes(tree) is tree:  # items that are attributes too
             again.__dict__ = again
+        elif base is not None:  # attributes that refer to an item, as those of Hugging Face's ModelOutput
+            _replace_attributes(again, opened_children, children)
         for name in [*_attributes(again)]:
             if isinstance(getattr(type(tree), str(name), None), cached_property):  # computed of other arrays
                 del _attributes(again)[name]
         return again
 
     bound = tree.maxlen if isinstance(tree, deque) else None
-    return _Opened(names, list(contents.values()), bound, make, lambda i: words.format(names[i]))
+    return _Opened(names, opened_children, bound, make, lambda i: words.format(names[i]))
+
+
+def _copied(tree: Any, base: Any) -> Any:
+    """Return a shallow copy of a container, never the container itself."""
+    try:
+        again = copy.copy(tree)
+    except Exception:
+        # The class may refuse to be copied. If it does not say how, only its own way to set an item failed.
+        if base is None or _defines_copying(type(tree)):
+            raise
+        return _bare_copy(tree, base)
+    return _bare_copy(tree, base) if again is tree else again
+
+
+def _defines_copying(cls: type) -> bool:
+    own = [one for one in cls.__mro__ if one.__module__ not in ("builtins", "collections")]
+    return any(name in vars(one) for one in own for name in ("__copy__", "__reduce__", "__reduce_ex__"))
+
+
+def _bare_copy(tree: Any, base: Any) -> Any:
+    """Return a copy that is made without calling the class, such as one whose ``__copy__`` returns itself."""
+    root = object if base is None or issubclass(type(tree), UserDict) else base
+    again: Any = root.__new__(type(tree))
+    if base is deque and root is deque:
+        deque.__init__(again, (), tree.maxlen)
+    if isinstance(again, defaultdict):
+        defaultdict.__init__(again, tree.default_factory)
+    _attributes(again).update(_attributes(tree))
+    for cls in type(tree).__mro__:
+        for name, member in vars(cls).items():
+            if isinstance(member, MemberDescriptorType) and hasattr(tree, name):
+                object.__setattr__(again, name, getattr(tree, name))
+    if issubclass(type(tree), UserDict):
+        again.data = copy.copy(tree.data)
+    return again
+
+
+def _extras(tree: Any) -> dict[str, Any]:
+    """Return the extra fields of a pydantic model with ``extra="allow"``; an empty dict for other objects."""
+    extras = getattr(type(tree), "__pydantic_fields__", None) is not None and tree.__pydantic_extra__
+    return extras if isinstance(extras, dict) else {}
+
+
+def _replace_attributes(again: Any, before: Sequence[Any], after: Sequence[Any]) -> None:
+    """Let attributes that are one of the items before refer to the item after."""
+    attributes = _attributes(again)
+    if not attributes:
+        return
+    by_id = {id(old): new for old, new in zip(before, after, strict=True) if kind_of(old) != LEAF}
+    for name, value in list(attributes.items()):
+        if id(value) in by_id:
+            attributes[name] = by_id[id(value)]
 
 
 def _opened_mapping(tree: Mapping[Any, Any]) -> _Opened:
@@ -321,7 +382,7 @@ def key_of(structure: Any) -> Any:
     opened = open_container(structure)
     names = tuple(map(exact_key, opened.names))
     # Attributes beside the items: nobody knows what they mean, and a set has no hash.
-    beside = set() if _is_registered(structure) else set(_attributes(structure)) - {*opened.names}
+    beside = set() if is_registered(structure) else set(_attributes(structure)) - {*opened.names}
     factory = structure.default_factory if isinstance(structure, defaultdict) else None
     return type(structure), names, opened.extra, factory, beside or None, tuple(map(key_of, opened.children))
 
@@ -392,7 +453,7 @@ def _mapped(tree: Any, change: Callable[[Any], Any], also: Any, places: list[str
     try:
         return rebuilt(tree, opened, changed)
     except ArrayNotSupportedError:
-        if _is_registered(tree):
+        if is_registered(tree):
             raise
         return tree
 
@@ -439,6 +500,20 @@ def outline(tree: Any) -> str:
     return f"{article} {name}{size}"
 
 
+def attributes_beside(tree: Any, opened: _Opened) -> dict[str, Any]:
+    """Return the attributes of a container that are neither its children nor computed from them."""
+    children = {id(child) for child in opened.children}
+    holder, _ = _holder_of(tree)
+    return {
+        name: value
+        for name, value in _attributes(tree).items()
+        if name not in opened.names
+        and value is not holder
+        and id(value) not in children
+        and not isinstance(getattr(type(tree), str(name), None), cached_property)
+    }
+
+
 def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
     """Return a container with each child replaced by ``change(child, place)``.
 
@@ -453,6 +528,6 @@ def map_children(tree: Any, change: Callable[[Any, str], Any]) -> Any:
     try:
         return rebuilt(tree, opened, children)
     except ArrayNotSupportedError:
-        if _is_registered(tree):
+        if is_registered(tree):
             raise
         return tree  # as in `map_arrays`

@@ -428,3 +428,37 @@ def split_in_random_parts(random: Random) -> Callable[..., Any]:
             return split_and_retry(fn, x)
 
     return split
+
+
+# -- what joining must not lose ------------------------------------------------------------------------
+
+
+@ways
+def test_a_mask_in_one_part_is_not_dropped(run: Callable[..., Any]) -> None:
+    def fn(part: Any) -> Any:
+        return np.ma.masked_greater(part, 5) if (part > 5).any() else part
+
+    with pytest.raises(CannotSplitError, match="different classes"):
+        run(fn, numbered(8))
+
+
+@ways
+def test_carriers_among_the_results_are_refused(run: Callable[..., Any]) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    with pytest.raises(CannotSplitError, match="a Series has more than its array"):
+        run(lambda part: pandas.Series(part[:, 0]), numbered(8))
+
+
+class _WithCount(dict[str, Any]):
+    pass
+
+
+@ways
+def test_attributes_of_each_part_are_refused(run: Callable[..., Any]) -> None:
+    def fn(part: Any) -> Any:
+        result = _WithCount(x=part)
+        result.count = len(part)  # type: ignore[attr-defined]
+        return result
+
+    with pytest.raises(CannotSplitError, match=r"at \.count"):
+        run(fn, numbered(8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import os
 import re
@@ -19,7 +20,7 @@ import arraybridge
 from arraybridge import DtypeNotSupportedError, MemoryConversionError, convert_tree
 from arraybridge.trees import map_arrays
 from tests import matrix_data as data
-from tests.helpers import require
+from tests.helpers import asked, require
 
 optree = pytest.importorskip("optree")
 
@@ -205,7 +206,7 @@ def test_what_does_not_let_itself_be_rebuilt() -> None:
     optree.register_pytree_node(
         Refusing, lambda _: ((np.ones(2), 3), None), unflatten, namespace="arraybridge"
     )
-    with pytest.raises(MemoryConversionError, match="Cannot rebuild a container of type Refusing"):
+    with pytest.raises(MemoryConversionError, match=r"Cannot rebuild a container of type .*Refusing"):
         convert_tree(Refusing(), "torch")
 
 
@@ -426,3 +427,129 @@ def test_objects_that_claim_another_class_stay() -> None:
     assert isinstance(mock, dict)
     assert arraybridge.convert_tree([mock], "numpy", copy=True)[0] is mock
     assert arraybridge.numpy(lambda x, other: other)(np.ones(2), mock) is mock
+
+
+# -- containers with their own way to copy, and attributes ---------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Immutable:
+    x: Any
+
+    def __copy__(self) -> Self:
+        return self
+
+
+class ImmutableList(list[Any]):
+    def __copy__(self) -> Self:
+        return self
+
+
+@pytest.mark.parametrize("make", [Immutable, lambda x: ImmutableList([x])])
+def test_a_container_that_copies_to_itself_is_not_changed(make: Callable[[Any], Any]) -> None:
+    x = np.arange(8.0).reshape(4, 2)
+    container = make(x)
+    converted = convert_tree(container, "numpy", copy=True)
+    assert converted is not container
+    assert type(converted) is type(container)
+    for one, same in ((container, True), (converted, False)):
+        inner = one.x if isinstance(one, Immutable) else one[0]
+        assert (inner is x) is same
+        np.testing.assert_array_equal(inner, x)
+
+
+class Kernel(enum.Enum):
+    GAUSS = Immutable(np.ones(2))
+
+
+def test_enum_members_are_not_containers() -> None:
+    before = Kernel.GAUSS.value.x
+    assert convert_tree([Kernel.GAUSS], "numpy", copy=True) == [Kernel.GAUSS]
+    assert Kernel.GAUSS.value.x is before
+
+
+class ReadOnlyDict(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise TypeError("read-only")
+
+
+class ReadOnlyList(list[Any]):
+    def append(self, value: Any) -> None:
+        raise TypeError("read-only")
+
+    extend = append
+
+
+@pytest.mark.parametrize("container", [ReadOnlyDict(a=np.ones(2)), ReadOnlyList([np.ones(2)])])
+def test_items_are_rebuilt_without_the_methods_of_the_class(container: Any) -> None:
+    converted = convert_tree(container, "numpy", copy=True)
+    assert type(converted) is type(container)
+    key = "a" if isinstance(container, dict) else 0
+    assert converted[key] is not container[key]
+
+
+class Output(OrderedDict[str, Any]):
+    """Items that are attributes too, as in Hugging Face's ``ModelOutput``."""
+
+    def __init__(self, logits: Any) -> None:
+        super().__init__(logits=logits)
+        self.logits = logits
+
+
+def test_attributes_that_are_items_follow_them() -> None:
+    converted = convert_tree(Output(np.ones(2)), "numpy", copy=True)
+    assert converted.logits is converted["logits"]
+
+
+def test_extra_fields_of_pydantic_models_are_converted() -> None:
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+
+    class Item(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        model_config: ClassVar = {"arbitrary_types_allowed": True, "extra": "allow"}
+        x: Any
+
+    item = Item(x=np.ones(2), y=np.zeros(2))
+    converted = convert_tree(item, "numpy", copy=True)
+    assert converted.x is not item.x
+    assert converted.y is not item.y
+    assert converted.y.tolist() == [0.0, 0.0]
+
+
+CYCLE = """
+import numpy as np, arraybridge as ab
+{setup}
+class Node:
+    def __init__(self, *children): self.children = list(children)
+{register}
+node = Node(np.ones(2)); node.children.append(node)
+try:
+    ab.convert_tree(node, "numpy", copy=True)
+except ValueError as error:
+    assert "contains itself" in str(error), error
+else:
+    raise AssertionError
+def deep(n): return n and deep(n - 1)
+deep(100)
+print(type(ab.convert_tree([np.ones(2)], "numpy", copy=True)[0]).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("framework", "setup", "register"),
+    [
+        (
+            "jax",
+            "import jax",
+            "jax.tree_util.register_pytree_node(\n"
+            "    Node, lambda n: (tuple(n.children), None), lambda _, c: Node(*c)\n)",
+        ),
+        (
+            "torch",
+            "from torch.utils import _pytree",
+            "_pytree.register_pytree_node(Node, lambda n: (list(n.children), None), lambda c, _: Node(*c))",
+        ),
+    ],
+)
+def test_a_registered_object_that_contains_itself_raises(framework: str, setup: str, register: str) -> None:
+    require(framework)
+    assert asked(CYCLE.format(setup=setup, register=register)) == "ndarray"

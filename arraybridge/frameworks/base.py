@@ -57,6 +57,23 @@ class Pytree:
     rebuild: Callable[[Sequence[Any]], Any]
 
 
+class OneLevel:
+    """An ``is_leaf`` function for flattening one level: everything is a leaf, except the first object.
+
+    Also an object that contains itself is flattened, without an endless recursion.
+    """
+
+    __slots__ = ("_has_root",)
+
+    def __init__(self) -> None:
+        self._has_root = False
+
+    def __call__(self, node: Any) -> bool:
+        is_leaf = self._has_root
+        self._has_root = True
+        return is_leaf
+
+
 class Framework(ABC):
     """What arraybridge must know of a framework.
 

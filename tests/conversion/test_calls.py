@@ -491,3 +491,22 @@ def _outcome(call: Any, x: Any, target: str, dtype: str) -> str:
     except arraybridge.MemoryConversionError as error:
         return type(error).__name__
     return ""
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu"])
+def test_native_torch_devices_that_are_missing(kind: str) -> None:
+    torch = require("torch")
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(DeviceNotFoundError, match="torch has no device gpu:0"):
+        convert_memory(np.ones(2), "torch", device=torch.device(kind))
+    with pytest.warns(arraybridge.MissingGpuWarning), arraybridge.settings(missing_gpu="host"):
+        assert convert_memory(np.ones(2), "torch", device=torch.device(kind)).device.type == "cpu"
+
+
+@pytest.mark.parametrize("call", [convert_memory, explain])
+def test_torch_casts_no_elements_below_a_byte(call: Any) -> None:
+    torch = require("torch")
+    x = torch.zeros(3, dtype=torch.int4)
+    with pytest.raises(DtypeNotSupportedError, match=r"x\.view\(torch\.uint8\)"):
+        call(x, "torch", dtype="float32")

@@ -22,6 +22,7 @@ from arraybridge.frameworks import cardmemory, exhausted, hostmemory
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
+    OneLevel,
     Pytree,
     is_c_contiguous,
     is_sub_byte,
@@ -113,7 +114,7 @@ class JaxFramework(Framework):
         return ""
 
     def open_pytree(self, x: Any) -> Pytree | None:
-        pairs, structure = jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda node: node is not x)
+        pairs, structure = jax.tree_util.tree_flatten_with_path(x, is_leaf=OneLevel())
         if jax.tree_util.treedef_is_leaf(structure):
             return None
         places = [jax.tree_util.keystr(path) for path, _ in pairs]

@@ -20,7 +20,16 @@ from torch.utils import dlpack as torch_dlpack
 
 from arraybridge import machine
 from arraybridge.frameworks import cardmemory, hostmemory
-from arraybridge.frameworks.base import CPU, Framework, Pytree, refuse, refuse_dtype
+from arraybridge.frameworks.base import (
+    CPU,
+    Framework,
+    OneLevel,
+    Pytree,
+    is_sub_byte,
+    refuse,
+    refuse_cast,
+    refuse_dtype,
+)
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.streams import TorchStreams
@@ -165,11 +174,15 @@ class TorchFramework(Framework):
     def open_pytree(self, x: Any) -> Pytree | None:
         if pytree.tree_is_leaf(x):
             return None
-        children, structure = pytree.tree_flatten(x, is_leaf=lambda node: node is not x)
+        children, structure = pytree.tree_flatten(x, is_leaf=OneLevel())
         places = [f"[{i}]" for i in range(len(children))]
         return Pytree(
             children, places, structure, lambda parts: pytree.tree_unflatten(list(parts), structure)
         )
+
+    def check_cast(self, source: str, dtype: str) -> None:
+        if is_sub_byte(source):
+            raise refuse_cast(self, source, dtype, "Pass its bytes instead: x.view(torch.uint8).")
 
     def requires_grad(self, x: torch.Tensor) -> bool:
         return x.requires_grad
@@ -361,7 +374,11 @@ class TorchFramework(Framework):
             return None
         if x.type == "cpu":
             return CPU
-        return Device("gpu", torch.accelerator.current_device_index() if x.index is None else x.index)
+        index = x.index
+        if index is None:
+            index = torch.accelerator.current_device_index() if torch.accelerator.is_available() else 0
+        # Torch calls both CUDA and ROCm "cuda".
+        return Device("gpu", index, accelerator="" if x.type == "cuda" else x.type)
 
     def visible_devices(self) -> tuple[Device, ...]:
         # Asking torch initialises the driver, after which this process can't be forked.
