@@ -539,9 +539,8 @@ print(type(ab.convert_tree([np.ones(2)], "numpy", copy=True)[0]).__name__)
     [
         (
             "jax",
-            "import jax",
-            "jax.tree_util.register_pytree_node(\n"
-            "    Node, lambda n: (tuple(n.children), None), lambda _, c: Node(*c)\n)",
+            "from jax.tree_util import register_pytree_node",
+            "register_pytree_node(Node, lambda n: (tuple(n.children), None), lambda _, c: Node(*c))",
         ),
         (
             "torch",
