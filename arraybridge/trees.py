@@ -248,7 +248,7 @@ def _bare_copy(tree: Any, base: Any) -> Any:
     again: Any = root.__new__(type(tree))
     if base is deque and root is deque:
         deque.__init__(again, (), tree.maxlen)
-    if isinstance(again, defaultdict):
+    if issubclass(type(tree), defaultdict):
         defaultdict.__init__(again, tree.default_factory)
     _attributes(again).update(_attributes(tree))
     for cls in type(tree).__mro__:
