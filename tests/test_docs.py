@@ -28,10 +28,12 @@ MODULES = [
 NEEDS = {
     "carriers": ("torch", "xarray", "zarr", "h5py", "SimpleITK", "PIL", "pandas", "polars", "matplotlib"),
     "coming-from": ("torch",),
+    "conversion-table": ("torch", "tensorflow"),
     "dask": ("dask", "distributed", "torch", "jax"),
     "decorators": ("torch", "jax", "pyclesperanto"),
     "devices": ("jax",),
     "gradients": ("torch", "jax", "tensorflow"),
+    "index": ("torch", "jax", "tensorflow"),
     "kernels": ("torch", "jax", "pyclesperanto", "numba"),
     "memory": ("torch",),
     "quickstart": ("torch", "jax"),
