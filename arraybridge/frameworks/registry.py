@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -42,6 +42,18 @@ __all__ = [
 #: Entry-point group in which another package may offer frameworks: ``name = "package.module:Class"``.
 GROUP = "arraybridge.frameworks"
 
+#: The class of each built-in framework, or a function that returns the framework, written as in entry points.
+_CLASSES = {
+    "numpy": "arraybridge.frameworks.numpy:NumpyFramework",
+    "cupy": "arraybridge.frameworks.cupy:CupyFramework",
+    "torch": "arraybridge.frameworks.torch.arrays:TorchFramework",
+    "jax": "arraybridge.frameworks.jax.arrays:JaxFramework",
+    "tensorflow": "arraybridge.frameworks.tensorflow.arrays:TensorflowFramework",
+    "pyclesperanto": "arraybridge.frameworks.pyclesperanto.arrays:installed_framework",
+    "mlx": "arraybridge.frameworks.mlx:MlxFramework",
+    "paddle": "arraybridge.frameworks.paddle:PaddleFramework",
+}
+
 _instances: dict[str, Framework] = {}
 # Frameworks that did not load. Who names one has it tried again; who looks at all passes it over.
 _failed: set[str] = set()
@@ -57,7 +69,7 @@ class Facts:
     """What may be asked of a framework that nobody has imported. A plug-in sets `Framework.facts`, if at all.
 
     Attributes:
-        name: how users name it; also the extra of arraybridge that installs it.
+        name: how users name it.
         packages: what ``import`` takes, the preferred one first; ``(name,)`` where empty.
         modules: root modules in which the types of its arrays are defined; ``packages`` where empty.
         distributions: what brings it, as package indexes call it, first the one to install; ``packages``
@@ -68,6 +80,8 @@ class Facts:
         libraries: parts of paths by which one sees that a process has loaded it; None for the folders of its
             ``modules``.
         nicknames: what people call it in code; not accepted, but understood by suggestions.
+        extra: the extra of arraybridge that installs it; ``name`` if empty.
+        install_note: an addition to the command that installs it.
     """
 
     name: str
@@ -77,11 +91,14 @@ class Facts:
     runs_numpy_code: bool | None = None
     libraries: tuple[str, ...] | None = None
     nicknames: tuple[str, ...] = ()
+    extra: str = ""
+    install_note: str = ""
 
     def __post_init__(self) -> None:
         self.packages = self.packages or (self.name,)
         self.modules = self.modules or self.packages
         self.distributions = self.distributions or self.packages
+        self.extra = self.extra or self.name
         if self.libraries is None:
             self.libraries = tuple(f"/{module}/" for module in self.modules)
 
@@ -93,7 +110,14 @@ BUILT_IN = {
     one.name: one
     for one in (
         Facts("numpy", runs_numpy_code=False, libraries=(), nicknames=("np",)),
-        Facts("cupy", distributions=_CUPYS, runs_numpy_code=True, nicknames=("cp",)),
+        Facts(
+            "cupy",
+            distributions=_CUPYS,
+            runs_numpy_code=True,
+            nicknames=("cp",),
+            extra=_CUPYS[0],
+            install_note=f"for CUDA 12: {_CUPYS[1]}",
+        ),
         Facts("torch", runs_numpy_code=True, nicknames=("pytorch",)),
         Facts("jax", modules=("jax", "jaxlib"), runs_numpy_code=True, nicknames=("jnp",)),
         Facts(
@@ -125,17 +149,17 @@ def version_of(name: str) -> str:
 
 
 def install_command(facts: Facts, *options: str) -> str:
-    """The command that installs a framework."""
+    """Return the command that installs a framework."""
     return " ".join(("pip install", *options, f'"{facts.distributions[0]}"'))
 
 
 def how_to_install(facts: Facts, *options: str) -> str:
-    """What to run. The package index has another arraybridge: the extras are to be had from a checkout."""
-    command, extra = install_command(facts, *options), facts.name
-    if extra == "cupy":
-        command += " (for CUDA 12: cupy-cuda12x)"
-        extra = facts.distributions[0]
-    return f'{command}, or {" ".join(("pip install", *options))} ".[{extra}]" in a checkout of arraybridge'
+    """Return what to run. The extras need a checkout, because the package index has another arraybridge."""
+    command = install_command(facts, *options)
+    if facts.install_note:
+        command += f" ({facts.install_note})"
+    from_checkout = " ".join(("pip install", *options))
+    return f'{command}, or {from_checkout} ".[{facts.extra}]" in a checkout of arraybridge'
 
 
 def is_imported(*packages: str) -> bool:
@@ -175,7 +199,7 @@ def facts(name: str) -> Facts:
         return BUILT_IN.get(name) or Facts(name)
     point = _plugins()[name]
     distributions = () if point.dist is None else (point.dist.name,)
-    return Facts(name, packages=(point.module.partition(".")[0],), distributions=distributions)
+    return Facts(name, packages=(_top_level(point.module),), distributions=distributions)
 
 
 def _facts_of(framework: Framework) -> Facts:
@@ -197,7 +221,7 @@ def roots() -> dict[str, tuple[str, ...]]:
     """Root module of an array's class → the frameworks to ask, so that a look at an object imports none."""
     names: dict[str, tuple[str, ...]] = {}
     for one in (*BUILT_IN.values(), *map(_facts_of, _instances.values())):
-        for root in (module.partition(".")[0] for module in one.modules):
+        for root in map(_top_level, one.modules):
             names[root] = tuple(dict.fromkeys((*names.get(root, ()), one.name)))
     return names
 
@@ -207,6 +231,11 @@ def roots() -> dict[str, tuple[str, ...]]:
 
 def register(framework: Framework, *, replace: bool = False) -> Framework:
     """Add a framework and return it.
+
+    A name is registered once, as in the pytree registries of PyTorch and JAX: another call raises, also one
+    with the same instance or with another instance of the same class. Pass ``replace=True`` in a notebook
+    cell, test fixture or module that may run again. A package that offers the name through an entry point
+    may also register it when it is imported.
 
     Args:
         framework: An instance of a subclass of `Framework`.
@@ -228,12 +257,30 @@ def register(framework: Framework, *, replace: bool = False) -> Framework:
             f"Cannot register {type(framework).__name__}: it lacks {' and '.join(missing)}."
             " Define these in the class; see arraybridge.Framework."
         )
-    if not replace and name in framework_names():
+    holder = "" if replace else _holder_of(name, type(framework))
+    if holder:
         raise ValueError(
-            f"Cannot register {type(framework).__name__}: a framework named {name!r} exists."
-            " Choose another name, or pass replace=True."
+            f"Cannot register {type(framework).__name__}: the name {name!r} belongs to {holder}."
+            " Choose another name, or pass replace=True to replace that framework."
         )
     return _install(framework)
+
+
+def _holder_of(name: str, cls: type[Framework]) -> str:
+    """Return who has a name already, or ``""`` if ``cls`` may have it."""
+    if name in BUILT_IN:
+        return "a built-in framework"
+    if name in _instances:
+        return f"a registered {type(_instances[name]).__name__}"
+    point = _plugins().get(name)
+    if point is None or _top_level(point.module) == _top_level(cls.__module__):
+        return ""
+    package = point.module if point.dist is None else point.dist.name
+    return f"the installed package {package}"
+
+
+def _top_level(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _install(framework: Framework) -> Framework:
@@ -247,10 +294,11 @@ def _missing_parts(framework: Framework) -> list[str]:
 
     A module with ``from_dlpack`` is enough for the methods: their defaults use DLPack.
     """
-    cls, modules = type(framework), _facts_of(framework).modules if framework.facts else framework.modules
-    missing = []
+    cls = type(framework)
+    modules = framework.facts.modules if framework.facts else framework.modules
     if isinstance(modules, str) or not modules or not all(isinstance(one, str) for one in modules):
         return ["modules (a tuple of package names)"]
+    missing = []
     has_dlpack = hasattr(sys.modules.get(modules[0]), "from_dlpack")
     if cls.from_host is Framework.from_host and not has_dlpack:
         missing.append(f"from_host (the module {modules[0]} has no from_dlpack)")
@@ -322,13 +370,7 @@ def framework(name: FrameworkLike) -> Framework:
 def _load(name: str) -> Framework:
     """Import a framework that arraybridge brings, or that another package offers."""
     try:
-        if name in BUILT_IN:
-            is_folder = name in ("torch", "jax", "tensorflow", "pyclesperanto")
-            room = f"{name}.arrays" if is_folder else name
-            module = importlib.import_module(f"arraybridge.frameworks.{room}")
-            offered = getattr(module, f"{name.capitalize()}Framework")
-        else:
-            offered = _plugins()[name].load()
+        offered = _class_of(name) if name in BUILT_IN else _plugins()[name].load()
         instance = offered if isinstance(offered, Framework) else offered()
         if not isinstance(instance, Framework):
             raise TypeError(f"{offered!r} is no subclass of Framework")
@@ -345,9 +387,16 @@ def _load(name: str) -> Framework:
     return _instances.setdefault(name, instance)
 
 
+def _class_of(name: str) -> Callable[[], Framework]:
+    """Import the class of a built-in framework, or the function that returns the framework."""
+    module, _, attribute = _CLASSES[name].partition(":")
+    make: Callable[[], Framework] = getattr(importlib.import_module(module), attribute)
+    return make
+
+
 def _why_not_loaded(own: Facts, error: BaseException) -> str:
     """What an import raised, and what to do."""
-    name, root = own.name, (getattr(error, "name", None) or "").partition(".")[0]
+    name = own.name
     if name not in BUILT_IN:
         package = own.distributions[0]
         return (
@@ -355,7 +404,8 @@ def _why_not_loaded(own: Facts, error: BaseException) -> str:
             f" in the group {GROUP} fails to load: {told(error)}. Update that package,"
             f" pip install --upgrade {package}, or uninstall it: pip uninstall {package}."
         )
-    if not is_installed(name) or (isinstance(error, ModuleNotFoundError) and root in own.packages):
+    is_missing = isinstance(error, ModuleNotFoundError) and _top_level(error.name or "") in own.packages
+    if is_missing or not is_installed(name):
         return f"{name} is not installed; run {how_to_install(own)}."
     return (
         f"{name} is installed, but importing it failed: {told(error)}."
@@ -439,7 +489,7 @@ def _owns(one: Framework, x: Any) -> bool:
 
 def _candidates(cls: type) -> Iterator[Framework]:
     """The frameworks whose array an object of that class may be."""
-    for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in cls.__mro__):
+    for root in dict.fromkeys(_top_level(str(base.__module__)) for base in cls.__mro__):
         if root not in roots() and root != "builtins":
             for name in _plugins():  # may it own arrays of this root? It has their name, or is imported
                 if name not in _instances and (name == root or is_imported(*facts(name).packages)):
@@ -457,7 +507,7 @@ def _native_device(device: Device, name: FrameworkLike) -> Any:
 
 def _read_device(x: Any) -> Device | None:
     """The device that the object of a framework stands for; None for what is none. Imports no framework."""
-    names = roots().get(type(x).__module__.partition(".")[0], ())
+    names = roots().get(_top_level(type(x).__module__), ())
     readings = (framework(name).read_device(x) for name in names)
     return next((device for device in readings if device is not None), None)
 

@@ -83,6 +83,35 @@ def test_an_array_is_enough_to_find_the_framework_of_a_package(slates: str) -> N
     assert run_with(slates, "-c", program).stdout == "slates [0.0, 1.0, 2.0]\n"
 
 
+def test_a_package_may_register_its_framework_itself(tmp_path: Path) -> None:
+    """Its entry point has the name, and the instance that the module registers is the one that is used."""
+    code = (PLUGIN / "whole" / "slates.py").read_text("utf-8")
+    registers = "import arraybridge\nmade = arraybridge.register(SlatesFramework())\n"
+    (tmp_path / "slates.py").write_text(f"{code}\n{registers}", encoding="utf-8")
+    lay_out(tmp_path, "slates-dist", "3.2.1", "slates = slates:SlatesFramework")
+    shown = "print(ab.framework('slates') is sys.modules['slates'].made)"
+    for first in ("import slates", "ab.framework('slates')"):
+        done = run_with(str(tmp_path), "-c", f"import sys, arraybridge as ab\n{first}\n{shown}")
+        assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_another_package_cannot_take_the_name_of_an_entry_point(slates: str) -> None:
+    program = (
+        "import arraybridge as ab, slates\n"
+        "class Mine(slates.SlatesFramework): pass\n"
+        "try: ab.register(Mine())\n"
+        "except ValueError as error: print(error)\n"
+        "print(ab.register(Mine(), replace=True) is ab.framework('slates'))"
+    )
+    done = run_with(slates, "-c", program)
+    refusal, replaced = done.stdout.splitlines()
+    assert refusal == (
+        "Cannot register Mine: the name 'slates' belongs to the installed package slates-dist."
+        " Choose another name, or pass replace=True to replace that framework."
+    )
+    assert replaced == "True"
+
+
 # ---- one that does not load ------------------------------------------------------------------------------
 
 # Name → the code of the plug-in's module, and the error that its author sees.

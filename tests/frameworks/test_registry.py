@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import json
 import sys
 import types
@@ -163,14 +165,18 @@ def test_what_is_registered_is_found_replaced_and_forgotten() -> None:
 
 
 def test_an_existing_name_is_replaced_on_request_only() -> None:
+    fix = r"\. Choose another name, or pass replace=True to replace that framework\.$"
     for name in ("numpy", "torch", "mlx"):
         taken = type("Taken", (CardFramework,), {"name": name})()
-        with pytest.raises(ValueError, match="replace=True"):
+        problem = f"^Cannot register Taken: the name '{name}' belongs to a built-in framework"
+        with pytest.raises(ValueError, match=problem + fix):
             register(taken)
         assert registry.instances().get(name) is not taken
-    first, second = register(CardFramework()), CardFramework()
+    first = register(CardFramework())
+    second = CardFramework()
     for again in (first, second):
-        with pytest.raises(ValueError, match="replace=True"):
+        problem = "^Cannot register CardFramework: the name 'cards' belongs to a registered CardFramework"
+        with pytest.raises(ValueError, match=problem + fix):
             register(again)
     assert arraybridge.framework("cards") is first
     assert register(second, replace=True) is second
@@ -221,6 +227,15 @@ def test_a_module_with_from_dlpack_needs_no_methods(monkeypatch: pytest.MonkeyPa
 
     register(Partial())
     registry.unregister("partial")
+
+
+def test_every_built_in_framework_has_a_class_to_load() -> None:
+    assert set(registry._CLASSES) == set(registry.BUILT_IN)
+    for name, place in registry._CLASSES.items():
+        module, _, attribute = place.partition(":")
+        source = ast.parse(Path(str(importlib.util.find_spec(module).origin)).read_text("utf-8"))  # type: ignore[union-attr]
+        defined = {one.name for one in source.body if isinstance(one, ast.ClassDef | ast.FunctionDef)}
+        assert attribute in defined, name
 
 
 def test_registering_nonsense_is_a_type_error() -> None:

@@ -29,7 +29,8 @@ _DTYPES = frozenset({"float32", "int8", "int16", "int32", "uint8", "uint16", "ui
 _MAX_RANK = 3
 
 
-def PyclesperantoFramework() -> ImageFramework:  # noqa: N802  # other frameworks have a class of such a name
+def installed_framework() -> ImageFramework:
+    """Return the framework for the package that the process has imported, or else for the installed one."""
     opencl.refuse_deadly_import_order()
     opencl.use_pocl_wheel()
     packages = BUILT_IN["pyclesperanto"].packages
