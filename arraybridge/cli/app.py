@@ -49,10 +49,14 @@ for _command in (demo.demo, doctor.doctor, matrix.matrix, bench.bench, monitor.m
     app.command(help=output.paragraphs(_command.__doc__ or ""), context_settings=_settings)(_command)
 
 
+def _exit_for_sigterm(*_: object) -> None:
+    sys.exit(143)
+
+
 def run() -> None:
     """Run the program as `arraybridge`, however it was started; leaves with its exit code."""
     # `kill` ends the program as Ctrl-C does, so that a terminal is never left without its cursor.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _exit_for_sigterm)
     for name in ("stdin", "stdout", "stderr"):
         # Closed by who started it: the next file that is opened would take its number.
         if getattr(sys, name) is None:

@@ -8,10 +8,11 @@ import platform
 import statistics
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import typer
@@ -26,47 +27,96 @@ from arraybridge.show import format_bytes, format_seconds
 
 Json = dict[str, Any]
 Call = Callable[[], object]
-Make = Callable[[Any, Any], Callable[[Any], Any]]
 
 _ITEMSIZE = 4  # float32
 
 
-_give = methodcaller("__dlpack__")
+# -- calls by hand -------------------------------------------------------------------------------------
 
 
-def _chain(give: Callable[[Any], Any], take: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda x: take(give(x))
+def _dlpack(x: Any) -> Any:
+    return x.__dlpack__()
 
 
-# The fastest public calls that do the same by hand: sources, target, the call in words, and a function from
-# the two frameworks' modules to that call. The modules are handed in: frameworks stay in their rooms.
-_BY_HAND: tuple[tuple[str, str, str, Make], ...] = (
-    ("numpy", "torch", "torch.from_numpy(x)", lambda _, torch: torch.from_numpy),
-    ("jax cupy", "torch", "torch.from_dlpack(x)", lambda _, torch: torch.from_dlpack),
-    ("tensorflow", "torch", "from_dlpack(to_dlpack(x))",
-        lambda tf, torch: _chain(tf.experimental.dlpack.to_dlpack, torch.from_dlpack)),
-    ("numpy torch tensorflow cupy", "jax", "jax.dlpack.from_dlpack(x)",
-        lambda _, jax: jax.dlpack.from_dlpack),
-    ("numpy jax", "tensorflow", "from_dlpack(x.__dlpack__())",
-        lambda _, tf: _chain(_give, tf.experimental.dlpack.from_dlpack)),
-    ("torch", "tensorflow", "from_dlpack(to_dlpack(x))",
-        lambda torch, tf: _chain(torch.utils.dlpack.to_dlpack, tf.experimental.dlpack.from_dlpack)),
-    ("numpy", "cupy", "cupy.asarray(x)", lambda _, cupy: cupy.asarray),
-    ("torch jax", "cupy", "cupy.from_dlpack(x)", lambda _, cupy: cupy.from_dlpack),
-    ("numpy", "pyclesperanto", "pyclesperanto.push(x)", lambda _, cle: cle.push),
-    ("torch", "numpy", "x.numpy()", lambda torch, _: torch.Tensor.numpy),
-    ("jax", "numpy", "np.asarray(x)", lambda _, numpy: numpy.asarray),
-    ("tensorflow", "numpy", "np.asarray(memoryview(x))", lambda _, np: _chain(memoryview, np.asarray)),
-    ("cupy", "numpy", "cupy.asnumpy(x)", lambda cupy, _: cupy.asnumpy),
-    ("pyclesperanto", "numpy", "pyclesperanto.pull(x)", lambda cle, _: cle.pull),
-)  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """The fastest public call that converts by hand.
+
+    Attributes:
+        text: The call as a user writes it.
+        take: The path of a function in the module of the target, or ``""``.
+        give: The path of a function in the module of the source that is called before ``take``, ``""``, or a
+            function of no framework.
+    """
+
+    text: str
+    take: str = ""
+    give: str | Callable[[Any], Any] = ""
+
+    def call(self, source: Any, target: Any) -> Callable[[Any], Any]:
+        """Return the call, from the modules of the two frameworks. Only their layer may import them."""
+        give: Any = self.give
+        if isinstance(give, str) and give:
+            give = attrgetter(give)(source)
+        take: Any = attrgetter(self.take)(target) if self.take else None
+        if not give or not take:
+            return cast("Callable[[Any], Any]", give or take)
+
+        def call(x: Any) -> Any:
+            return take(give(x))
+
+        return call
+
+
+# Sources, target, and the call.
+_BY_HAND = (
+    ("numpy", "torch", ByHand("torch.from_numpy(x)", "from_numpy")),
+    ("jax cupy", "torch", ByHand("torch.from_dlpack(x)", "from_dlpack")),
+    (
+        "tensorflow",
+        "torch",
+        ByHand("from_dlpack(to_dlpack(x))", "from_dlpack", "experimental.dlpack.to_dlpack"),
+    ),
+    ("numpy torch tensorflow cupy", "jax", ByHand("jax.dlpack.from_dlpack(x)", "dlpack.from_dlpack")),
+    (
+        "numpy jax",
+        "tensorflow",
+        ByHand("from_dlpack(x.__dlpack__())", "experimental.dlpack.from_dlpack", _dlpack),
+    ),
+    (
+        "torch",
+        "tensorflow",
+        ByHand("from_dlpack(to_dlpack(x))", "experimental.dlpack.from_dlpack", "utils.dlpack.to_dlpack"),
+    ),
+    ("numpy", "cupy", ByHand("cupy.asarray(x)", "asarray")),
+    ("torch jax", "cupy", ByHand("cupy.from_dlpack(x)", "from_dlpack")),
+    ("numpy", "pyclesperanto", ByHand("pyclesperanto.push(x)", "push")),
+    ("torch", "numpy", ByHand("x.numpy()", give="Tensor.numpy")),
+    ("jax", "numpy", ByHand("np.asarray(x)", "asarray")),
+    ("tensorflow", "numpy", ByHand("np.asarray(memoryview(x))", "asarray", memoryview)),
+    ("cupy", "numpy", ByHand("cupy.asnumpy(x)", give="asnumpy")),
+    ("pyclesperanto", "numpy", ByHand("pyclesperanto.pull(x)", give="pull")),
+)
 _ORDER = ("numpy", "torch", "jax", "tensorflow", "cupy", "pyclesperanto")
-_CALLS = {(source, row[1]): row[2:] for row in _BY_HAND for source in row[0].split()}
-#: (source, target) → the call by hand in words, and the function to it, in the order in which they are shown.
+_CALLS = {(source, target): call for sources, target, call in _BY_HAND for source in sources.split()}
+#: (source, target) → the call by hand, in the order in which they are shown.
 RAW = {(x, y): _CALLS[x, y] for x in _ORDER for y in _ORDER if (x, y) in _CALLS}
 
-#: What is timed: its name, the call by hand in words, that call, and the same with arraybridge.
-Case = tuple[str, str, Call, Call]
+
+class Case(NamedTuple):
+    """Two calls that are timed against each other.
+
+    Attributes:
+        name: What they do.
+        text: The call by hand, as a user writes it.
+        by_hand: That call.
+        ours: The same with arraybridge.
+    """
+
+    name: str
+    text: str
+    by_hand: Call
+    ours: Call
 
 
 def bench(
@@ -98,16 +148,7 @@ def bench(
         "rounds": rounds,
     }
     if sizes is not None:
-        counts, chosen = elements(sizes), named_functions(functions)
-        with output.stdout_is_for_json(as_json):
-            comparison = compare(chosen, sizes=counts, runs=rounds)
-        result["rows"] = comparison.as_dicts()
-        result["note"] = comparison.note
-        result["crossover"] = {name: comparison.crossover(name) for name in comparison.names()}
-        if as_json:
-            return output.print_json(result)
-        text = f"float32, medians of {rounds} rounds\n\n{comparison}"
-        return output.console().print(escape(text), soft_wrap=True)
+        return _compare_sizes(elements(sizes), named_functions(functions), result, as_json)
     nbytes = output.size_in_bytes(size)
     names = output.chosen_frameworks(frameworks)
     with output.stdout_is_for_json(as_json):
@@ -116,6 +157,22 @@ def bench(
             result["rows"] = [_row(case, rounds) for case in bar.track(cases, description="timing")]
     result |= {"nbytes": nbytes, "left_out": left_out}
     return output.print_json(result) if as_json else _print(result)
+
+
+def _compare_sizes(
+    counts: list[int], functions: dict[str, Callable[[Any], Any]], result: Json, as_json: bool
+) -> None:
+    """Time functions on the CPU and on the GPU, and print the result."""
+    with output.stdout_is_for_json(as_json):
+        comparison = compare(functions, sizes=counts, runs=result["rounds"])
+    result["rows"] = comparison.as_dicts()
+    result["note"] = comparison.note
+    result["crossover"] = {name: comparison.crossover(name) for name in comparison.names()}
+    if as_json:
+        output.print_json(result)
+        return
+    text = f"float32, medians of {result['rounds']} rounds\n\n{comparison}"
+    output.console().print(escape(text), soft_wrap=True)
 
 
 # -- conversions and decorators ----------------------------------------------------------------------
@@ -127,28 +184,30 @@ def make_cases(names: list[str], nbytes: int) -> tuple[list[Case], dict[str, str
     available, left_out = output.usable(names)
     arrays = {name: arraybridge.convert_memory(host, name, copy=True) for name in available}
     cases = []
-    for (source, target), (words, make) in RAW.items():
+    for source, target in RAW:
         if source in arrays and target in arrays:
-            cases += _conversion(f"{source} → {target}", source, target, words, make, arrays)
+            cases += _conversion(source, target, arrays)
     for name in available:
         # A function that does nothing: what remains is what the decorator costs.
         decorated = arraybridge.framework(name).decorator(_nothing)
         calls = (partial(_nothing, arrays[name]), partial(decorated, arrays[name]))
-        cases.append((f"@{name}", "f(x)", *calls))
+        cases.append(Case(f"@{name}", "f(x)", *calls))
     return cases, left_out
 
 
-def _conversion(
-    name: str, source: str, target: str, words: str, make: Make, arrays: Mapping[str, Any]
-) -> list[Case]:
+def _conversion(source: str, target: str, arrays: Mapping[str, Any]) -> list[Case]:
+    """Return the case of a pair; none if it needs a GPU array that the source cannot make."""
     x = arrays[source]
-    if target == "cupy" and source != "numpy":
+    has_host = arraybridge.framework(target).has_host
+    if not has_host and not arraybridge.framework(source).has_only_host:
         try:
-            x = arraybridge.convert_memory(x, source, gpu_id=0)  # what CuPy takes by DLPack lies on a card
+            x = arraybridge.convert_memory(x, source, gpu_id=0)  # CuPy imports only GPU memory through DLPack
         except MemoryConversionError:
             return []
-    raw, convert = make(output.module_of(source), output.module_of(target)), arraybridge.convert_memory
-    return [(name, words, partial(raw, x), partial(convert, x, target))]
+    by_hand = RAW[source, target]
+    raw = by_hand.call(output.module_of(source), output.module_of(target))
+    ours = partial(arraybridge.convert_memory, x, target)
+    return [Case(f"{source} → {target}", by_hand.text, partial(raw, x), ours)]
 
 
 def _nothing(x: Any) -> Any:
@@ -157,11 +216,10 @@ def _nothing(x: Any) -> Any:
 
 def _row(case: Case, rounds: int) -> Json:
     """Both calls, by the medians of three turns, in which each has a third of its rounds."""
-    name, words, *calls = case
-    timers = [output.timer(call) for call in calls]
+    timers = [output.timer(call) for call in (case.by_hand, case.ours)]
     turns = [[timer(-(-rounds // 3)) for timer in timers] for _ in range(3)]
     raw, ours = (statistics.median(column) for column in zip(*turns, strict=True))
-    return {"name": name, "raw_call": words, "raw": raw, "ours": ours, "difference": ours - raw}
+    return {"name": case.name, "raw_call": case.text, "raw": raw, "ours": ours, "difference": ours - raw}
 
 
 def _print(result: Json) -> None:

@@ -90,13 +90,20 @@ def _load(image: Path | None) -> tuple[str, np.ndarray]:
 
 def _invert(framework: str, array: Any) -> Any:
     """255 − array, computed in the array's own framework, in its dtype."""
-    if framework != "pyclesperanto":
-        return 255 - array
-    # Its kernels compute in float32, in which 0 … 255 are exact; the result goes back into uint8.
-    cle = output.module_of(framework)
+    invert = _INVERSIONS.get(framework, _negative)
+    return invert(array)
+
+
+def _invert_in_opencl(array: Any) -> Any:
+    # The kernels compute in float32, in which 0 … 255 are exact; the result goes back into uint8.
+    cle = output.module_of("pyclesperanto")
     inverted = cle.create(array.shape, dtype=np.uint8)
     cle.add_image_and_scalar(cle.multiply_image_and_scalar(array, scalar=-1), inverted, scalar=255)
     return inverted
+
+
+#: Framework → its inversion, if operators do not compute in the dtype of their operands.
+_INVERSIONS = {"pyclesperanto": _invert_in_opencl}
 
 
 def _tour(picture: np.ndarray) -> tuple[list[Json], dict[str, str]]:
@@ -138,7 +145,8 @@ def _negative(image: Any) -> Any:
 def _more(picture: np.ndarray, frameworks: list[str]) -> Json:
     """A decorated function, a rehearsed OOM and a pipeline, in the frameworks at hand."""
     first, second = ([*frameworks, "numpy", "numpy"])[:2]
-    one, two = registry.framework(first).decorator, registry.framework(second).decorator
+    one = registry.framework(first).decorator
+    two = registry.framework(second).decorator
 
     edges = one(output_type="input")(_edges)(picture)
     rows = max(1, len(picture) // 3)
@@ -175,7 +183,9 @@ def _print(report: Json) -> None:
     output.print_left_out(to, report["missing"])
     if not report["gpu"]:
         to.print("[yellow]no GPU is used:[/yellow] no framework finds one; arraybridge doctor says more.")
-    decorated, oom, line = report["decorated"], report["out_of_memory"], report["pipeline"]
+    decorated = report["decorated"]
+    oom = report["out_of_memory"]
+    line = report["pipeline"]
     attempts = " → ".join(map(str, oom["attempts"]))
     to.print(
         f"\nDecorated: a NumPy picture into a {decorated['framework']} function, its edges back as"

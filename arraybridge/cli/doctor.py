@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.console import Console
 from rich.markup import escape
 
 import arraybridge
@@ -47,6 +48,8 @@ _STATES = {
 #: How PoCL says that it cannot compile for this CPU.
 _UNKNOWN_CPU = "unknown target CPU"
 _CUPYS = {f"cupy-cuda{major}x": major for major in (11, 12, 13, 14)}
+#: Every distribution that brings CuPy: its source, and a wheel for each CUDA.
+_DISTRIBUTIONS_OF_CUPY = ("cupy", *_CUPYS)
 
 
 class Findings(NamedTuple):
@@ -80,7 +83,7 @@ class Findings(NamedTuple):
 
     def cupys(self) -> list[str]:
         """The installed distributions that bring CuPy."""
-        return [name for name in self.versions if name == "cupy" or name in _CUPYS]
+        return [name for name in self.versions if name in _DISTRIBUTIONS_OF_CUPY]
 
     def fitting_cupy(self) -> str:
         """The CuPy wheel for the driver."""
@@ -108,9 +111,12 @@ def no_driver(facts: Findings) -> Iterator[Json]:
         yield _problem("no-driver", "note", "", message, "nvidia-smi", advice)
 
 
+_BUILT_FOR_CUDA = ("torch", "jax", "tensorflow")
+
+
 def driver_too_old(facts: Findings) -> Iterator[Json]:
     runs = facts.cuda_of_driver()
-    for name in ("torch", "jax", "tensorflow"):
+    for name in _BUILT_FOR_CUDA:
         built = facts.cuda(name)
         if runs and built and built > runs:
             yield _problem(
@@ -130,9 +136,12 @@ def cupy_for_another_cuda(facts: Findings) -> Iterator[Json]:
         built = _CUPYS.get(name, runs)
         if runs and built and built != runs:
             fix = (f"pip uninstall -y {name}", f"pip install {facts.fitting_cupy()}")
-            severity, why = "error", "every allocation will fail"
             if built < runs:
-                severity, why = "warning", f"it needs libraries of CUDA {built} beside those of the others"
+                severity = "warning"
+                why = f"it needs libraries of CUDA {built} beside those of the others"
+            else:
+                severity = "error"
+                why = "every allocation will fail"
             message = f"{name} is for CUDA {built}, and the driver runs CUDA {runs}: {why}."
             yield _problem("cupy-cuda-major", severity, "cupy", message, *fix)
 
@@ -204,9 +213,19 @@ def preallocation(facts: Findings) -> Iterator[Json]:
             yield _problem("takes-card", "warning", name, message, f"export {variable}={modest}")
 
 
+#: Framework → what also helps if its import crashes after those of others.
+_OTHER_ORDER_FIXES = {
+    "pyclesperanto": (
+        '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS an empty folder',
+    )
+}
+
+
 def import_order(facts: Findings) -> Iterator[Json]:
     for trial in facts.trials:
-        order, crash, at = trial["order"], trial["crash"], trial["at"]
+        order = trial["order"]
+        crash = trial["crash"]
+        at = trial["at"]
         last = at or order[-1]
         before = " and ".join(order[: order.index(last)])
         if not crash or not before or facts.looks.get(last, {}).get("state") in _ENDED:
@@ -216,15 +235,13 @@ def import_order(facts: Findings) -> Iterator[Json]:
         fix = [f"# import {last} before {before}" if at else f"# use {last} and {before} in two processes"]
         if last in COMPANIONS:
             message += " (torch.compile, torch.profiler and FakeTensorMode import it.)"
-        if last == "pyclesperanto":
-            fix.append(
-                '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS an empty folder'
-            )
+        fix += _OTHER_ORDER_FIXES.get(last, ())
         yield _problem("import-order", "error", last, message, *fix)
 
 
 def namesake(facts: Findings) -> Iterator[Json]:
-    version, own = facts.versions.get("arraybridge"), arraybridge.__version__
+    version = facts.versions.get("arraybridge")
+    own = arraybridge.__version__
     if version not in (None, own):
         folder = Path(arraybridge.__file__).resolve().parent
         message = (
@@ -235,20 +252,31 @@ def namesake(facts: Findings) -> Iterator[Json]:
         yield _problem("namesake", "error", "", message, *fix)
 
 
+#: Frameworks for which a missing device is a fault with its own description, above.
+_DEVICE_FAULTS = {"pyclesperanto": no_opencl}
+#: Framework → the distribution to reinstall, if it depends on the machine.
+_FITTING = {"cupy": Findings.fitting_cupy}
+
+
+def _reinstall(name: str, facts: Findings) -> str:
+    if name in _FITTING:
+        return f"pip install --force-reinstall {_FITTING[name](facts)}"
+    return install_command(registry.facts(name), "--force-reinstall")
+
+
 def broken(facts: Findings) -> Iterator[Json]:
     verbs = {"crashed": "ends the process", "timed out": "hangs", "broken": "does not work"}
     if facts.cards:
         verbs["no device"] = "finds no device"
     for name, look in facts.looks.items():
         verb = verbs.get(look["state"])
-        if verb is None or (look["state"] == "no device" and name == "pyclesperanto"):
+        lacks_device = look["state"] == "no device"
+        if verb is None or (lacks_device and name in _DEVICE_FAULTS):
             continue
         if _UNKNOWN_CPU in (look.get("error") or ""):
             continue
-        fix = install_command(registry.facts(name), "--force-reinstall")
-        if name == "cupy":
-            fix = f"pip install --force-reinstall {facts.fitting_cupy()}"
-        if look["state"] == "no device" and "CUDA_VISIBLE_DEVICES" in facts.environ:
+        fix = _reinstall(name, facts)
+        if lacks_device and "CUDA_VISIBLE_DEVICES" in facts.environ:
             fix = "unset CUDA_VISIBLE_DEVICES"
         shadow = facts.folder / f"{name}.py"
         if shadow.exists():
@@ -276,7 +304,11 @@ FAULTS: tuple[Callable[[Findings], Iterator[Json]], ...] = (
 def problems_of(facts: Findings) -> list[Json]:
     """All faults, the worst first."""
     problems = [problem for fault in FAULTS for problem in fault(facts)]
-    return sorted(problems, key=lambda problem: list(_SEVERITIES).index(problem["severity"]))
+    return sorted(problems, key=_rank)
+
+
+def _rank(problem: Json) -> int:
+    return list(_SEVERITIES).index(problem["severity"])
 
 
 # -- gathering the facts -----------------------------------------------------------------------------
@@ -287,7 +319,8 @@ _MODEST = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     "TF_FORCE_GPU_ALLOW_GROWTH": "true",
 }
-_SOUND, _ENDED = ("works", "no device"), ("crashed", "timed out")
+_SOUND = ("works", "no device")
+_ENDED = ("crashed", "timed out")
 
 
 def gather(seconds: float) -> Findings:
@@ -300,19 +333,11 @@ def gather(seconds: float) -> Findings:
     names = registry.framework_names()
     installed = tuple(name for name in names if registry.is_installed(name))
     trials = _in_parallel([installed, installed[::-1]], seconds)
-    sound = [one for trial in trials for one in trial["looks"].items() if one[1].get("state") in _SOUND]
-    # The longer time is nearer to its own: an earlier import may have brought what it needs.
-    looks = dict(sorted(sound, key=lambda one: one[1].get("seconds", 0)))
+    looks = _sound_looks(trials)
     doubtful = [(name,) for name in installed if name not in looks]
     for trial in _in_parallel(doubtful, seconds):
         looks |= trial["looks"]
-    narrowed: list[Json] = []
-    for trial in trials:
-        at, order = trial["at"], trial["order"]
-        # What fails alone is to blame itself.
-        suspects = () if not at or looks[at]["state"] in _ENDED else order[: order.index(at)]
-        pairs = _in_parallel([(name, at) for name in suspects], seconds)
-        narrowed += [pair for pair in pairs if pair["crash"]] or [trial]
+    narrowed = _narrowed(trials, looks, seconds)
     narrowed += _with_companions(installed, seconds)
     if looks.get("pyclesperanto", {}).get("state") in _SOUND:
         looks["pyclesperanto"]["plain_import"] = _plain_import()
@@ -321,6 +346,33 @@ def gather(seconds: float) -> Findings:
         look["version"] = look.get("version") or registry.version_of(name) or None
     every = {name: looks.get(name, {"state": "missing", "devices": []}) for name in names}
     return Findings(machine.driver(), machine.cards(), every, narrowed, versions, os.environ, Path.cwd())
+
+
+def _sound_looks(trials: Sequence[Json]) -> dict[str, Json]:
+    """Return what was seen of each framework that works in one of the trials, from the slower import.
+
+    The longer time is nearer to its own: an earlier import may have brought what it needs.
+    """
+    sound: dict[str, Json] = {}
+    for trial in trials:
+        for name, look in trial["looks"].items():
+            before = sound.get(name, {}).get("seconds", 0)
+            if look.get("state") in _SOUND and look.get("seconds", 0) >= before:
+                sound[name] = look
+    return sound
+
+
+def _narrowed(trials: Sequence[Json], looks: Mapping[str, Json], seconds: float) -> list[Json]:
+    """Return the pairs of frameworks that crash, or the trials in which no pair is to blame."""
+    narrowed: list[Json] = []
+    for trial in trials:
+        at = trial["at"]
+        order = trial["order"]
+        # What fails alone is to blame itself.
+        suspects = () if not at or looks[at]["state"] in _ENDED else order[: order.index(at)]
+        pairs = _in_parallel([(name, at) for name in suspects], seconds)
+        narrowed += [pair for pair in pairs if pair["crash"]] or [trial]
+    return narrowed
 
 
 def _with_companions(installed: Sequence[str], seconds: float) -> list[Json]:
@@ -401,7 +453,7 @@ def _plain_import() -> str:
 def _versions() -> dict[str, str]:
     """The versions of the installed distributions that the faults look at."""
     versions = {}
-    for name in ("arraybridge", "cupy", *_CUPYS):
+    for name in ("arraybridge", *_DISTRIBUTIONS_OF_CUPY):
         with suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
@@ -452,24 +504,36 @@ def _print(facts: Findings, problems: list[Json]) -> None:
     console = output.console()
     system = f"{platform.system()} {platform.machine()}"
     console.print(f"arraybridge {arraybridge.__version__}, Python {platform.python_version()}, {system}")
-    driver, cuda = facts.driver, ".".join(map(str, facts.driver.cuda or "?"))
-    runs = f" {driver.version}, which runs CUDA up to {cuda}" if driver.version else f": {driver.reason}"
-    console.print(f"NVIDIA driver{runs}")
-    for card in facts.cards:
-        console.print(f"  card {card.index}: {escape(card.name)}, {format_bytes(card.total)}")
-    rows = []
-    for name, look in facts.looks.items():
-        seconds = "" if look.get("seconds") is None else f"{look['seconds']:.1f} s"
-        version, devices = escape(look.get("version") or ""), escape(_devices(look["devices"]))
-        rows.append((name, version, _STATES[look["state"]], look.get("built_for") or "", devices, seconds))
+    _print_driver(console, facts)
+    rows = [_framework_row(name, look) for name, look in facts.looks.items()]
     console.print()
     columns = ("framework", "version", "state", "built for", "devices", "import")
     output.show(console, columns, rows, ("import",))
     if not any(trial["crash"] for trial in facts.trials):
         console.print("\nNo order of imports crashes.", style="dim")
-    if not problems:
+    if problems:
+        _print_problems(console, problems)
+    else:
         console.print("\n[green]Nothing is wrong.[/green]")
-        return
+
+
+def _print_driver(console: Console, facts: Findings) -> None:
+    driver = facts.driver
+    cuda = ".".join(map(str, driver.cuda or "?"))
+    runs = f" {driver.version}, which runs CUDA up to {cuda}" if driver.version else f": {driver.reason}"
+    console.print(f"NVIDIA driver{runs}")
+    for card in facts.cards:
+        console.print(f"  card {card.index}: {escape(card.name)}, {format_bytes(card.total)}")
+
+
+def _framework_row(name: str, look: Json) -> tuple[str, ...]:
+    seconds = "" if look.get("seconds") is None else f"{look['seconds']:.1f} s"
+    version = escape(look.get("version") or "")
+    devices = escape(_devices(look["devices"]))
+    return name, version, _STATES[look["state"]], look.get("built_for") or "", devices, seconds
+
+
+def _print_problems(console: Console, problems: list[Json]) -> None:
     for problem in problems:
         colour = _SEVERITIES[problem["severity"]]
         console.print(f"\n[{colour} bold]{problem['severity']}[/] {escape(problem['message'])}")

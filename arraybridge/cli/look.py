@@ -14,7 +14,9 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,25 +41,95 @@ def _imported(name: str) -> ModuleType:
     return importlib.import_module(next(filter(can_find, packages), packages[0]))
 
 
-def _built_for(name: str, module: ModuleType) -> str:
-    """``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``; of the package, which may be half broken."""
-    cuda = rocm = None
-    if name == "torch":
-        cuda, rocm = module.version.cuda, module.version.hip
-    elif name == "tensorflow":
-        build = module.sysconfig.get_build_info()
-        cuda, rocm = build.get("cuda_version"), build.get("rocm_version")
-    elif name == "cupy":
-        version = module.cuda.runtime.runtimeGetVersion()
-        if module.cuda.runtime.is_hip:
-            rocm = version
-        else:
-            cuda = f"{version // 1000}.{version % 1000 // 10}"
-    elif name == "jax":
-        cuda = max((n for n in (12, 13, 14) if can_find(f"jax_cuda{n}_plugin")), default=None)
-    elif name == "pyclesperanto":
-        return "OpenCL"
-    return f"CUDA {cuda}" if cuda else f"ROCm {rocm}" if rocm else "CPU"
+# -- what is tried with a framework's own functions ----------------------------------------------------
+# The packages may be half broken. The functions take them as modules, and use nothing else.
+
+
+def _nothing(module: ModuleType) -> None:
+    pass
+
+
+def _for_cpu(module: ModuleType) -> str:
+    return "CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The functions that inspect one package, each with the imported package as its argument.
+
+    Attributes:
+        built_for: returns ``"CUDA 13.0"``, ``"ROCm 7"``, ``"OpenCL"`` or ``"CPU"``.
+        compute: runs a computation that raises if a driver cannot compile it.
+        use: does the least work, which may crash the process: arraybridge raises before a known crash.
+    """
+
+    built_for: Callable[[ModuleType], str] = _for_cpu
+    compute: Callable[[ModuleType], object] = _nothing
+    use: Callable[[ModuleType], object] = _nothing
+
+
+def _build(*, cuda: object = None, rocm: object = None) -> str:
+    if cuda:
+        return f"CUDA {cuda}"
+    return f"ROCm {rocm}" if rocm else "CPU"
+
+
+def _torch_build(torch: Any) -> str:
+    return _build(cuda=torch.version.cuda, rocm=torch.version.hip)
+
+
+def _tensorflow_build(tf: Any) -> str:
+    info = tf.sysconfig.get_build_info()
+    return _build(cuda=info.get("cuda_version"), rocm=info.get("rocm_version"))
+
+
+def _cupy_build(cupy: Any) -> str:
+    version = cupy.cuda.runtime.runtimeGetVersion()
+    if cupy.cuda.runtime.is_hip:
+        return _build(rocm=version)
+    return _build(cuda=f"{version // 1000}.{version % 1000 // 10}")
+
+
+def _jax_build(jax: Any) -> str:
+    plugins = [major for major in (12, 13, 14) if can_find(f"jax_cuda{major}_plugin")]
+    return _build(cuda=max(plugins, default=None))
+
+
+def _opencl_build(cle: Any) -> str:
+    return "OpenCL"
+
+
+def _add_in_opencl(cle: Any) -> None:
+    cle.add_image_and_scalar(cle.push(_sample()), scalar=1)
+
+
+def _push(cle: Any) -> None:
+    cle.push(np.zeros((2, 2), np.float32))
+
+
+def _zero(module: Any) -> None:
+    module.zeros(1)
+
+
+def _zero_in_jax(jax: ModuleType) -> None:
+    importlib.import_module(f"{jax.__name__}.numpy").zeros(1).block_until_ready()
+
+
+_PROBES = {
+    "torch": Probe(_torch_build, use=_zero),
+    "jax": Probe(_jax_build, use=_zero_in_jax),
+    "tensorflow": Probe(_tensorflow_build, use=_zero),
+    "cupy": Probe(_cupy_build),
+    "pyclesperanto": Probe(_opencl_build, compute=_add_in_opencl, use=_push),
+}
+_OTHER = Probe()
+
+
+def _sample() -> np.ndarray:
+    return np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+# -- inspecting ----------------------------------------------------------------------------------------
 
 
 def _look(name: str, seen: Json) -> None:
@@ -69,25 +141,27 @@ def _look(name: str, seen: Json) -> None:
     seen["origin"] = str(Path(module.__file__).resolve()) if module.__file__ else None
     if name in COMPANIONS:
         return
-    seen["built_for"] = _built_for(name, module)
+    probe = _PROBES.get(name, _OTHER)
+    seen["built_for"] = probe.built_for(module)
     devices = arraybridge.framework(name).devices()
     seen["devices"] = [{"device": str(device), "name": device.name} for device in devices]
-    probe = np.arange(6, dtype=np.float32).reshape(2, 3)
-    if not np.array_equal(arraybridge.to_numpy(arraybridge.convert_memory(probe, name, copy=True)), probe):
+    values = _sample()
+    if not np.array_equal(arraybridge.to_numpy(arraybridge.convert_memory(values, name, copy=True)), values):
         raise ValueError("an array came back with other values")
-    if name == "pyclesperanto":  # whose driver may fail to compile
-        module.add_image_and_scalar(module.push(probe), scalar=1)
+    probe.compute(module)
 
 
 def _use(name: str) -> None:
-    """The least work by its own means: arraybridge refuses what is known to end the process."""
+    """Do the least work with the framework's own functions."""
     module = _imported(name)
-    if name == "jax":
-        importlib.import_module(f"{name}.numpy").zeros(1).block_until_ready()
-    elif name in ("torch", "tensorflow"):
-        module.zeros(1)
-    elif name == "pyclesperanto":
-        module.push(np.zeros((2, 2), np.float32))
+    _PROBES.get(name, _OTHER).use(module)
+
+
+def _misses_device(error: Exception) -> bool:
+    """Return whether a package works, but has no device to work on."""
+    if isinstance(error, DeviceNotFoundError) or getattr(error, "reason", "") == "no OpenCL device":
+        return True
+    return "PLATFORM_NOT_FOUND" in told(error)  # of pyopencl
 
 
 def _look_at_each(seconds: float, names: list[str]) -> None:
@@ -105,11 +179,7 @@ def _look_at_each(seconds: float, names: list[str]) -> None:
         try:
             _look(name, seen)
         except Exception as error:  # noqa: BLE001  # a broken package may raise anything, and this reports it
-            no_opencl = getattr(error, "reason", "") == "no OpenCL device" or "PLATFORM_NOT_FOUND" in told(
-                error
-            )
-            no_device = no_opencl or isinstance(error, DeviceNotFoundError)
-            seen |= {"state": "no device" if no_device else "broken", "error": told(error)}
+            seen |= {"state": "no device" if _misses_device(error) else "broken", "error": told(error)}
         say(name, **seen)
         with suppress(Exception):  # what only raises is no crash, and was told above
             _use(name)

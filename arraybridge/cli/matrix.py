@@ -146,7 +146,8 @@ def measure(places: Places, array: np.ndarray, bar: Progress) -> tuple[list[Json
     for source, (framework, device) in bar.track(places.items(), description="converting"):
         make = partial(arraybridge.convert_memory, array, framework, device=device, copy=True)
         cells += _row(source, make, places, array)
-    if len(places) == 1 or all(framework != "numpy" for framework, _ in places.values()):
+    has_numpy = any(arraybridge.framework(framework).has_only_host for framework, _ in places.values())
+    if len(places) == 1 or not has_numpy:
         return cells, []
     return cells, _row(OWN, partial(_as_numpy_allocates, array), places, array)
 
@@ -178,9 +179,14 @@ def _convert(x: Any, framework: str, device: Device, array: np.ndarray) -> Json:
     seconds = output.timer(convert)(_ROUNDS)
     # What is shared is not moved, so that it has no rate.
     rate = None if route.shares_memory or not seconds else route.nbytes / seconds
-    kind = "same" if route.method == "same" else "shared" if route.shares_memory else "copied"
     measured = {"seconds": seconds, "bytes_per_second": rate, "exact": exact}
-    return output.as_json(route) | measured | {"kind": kind, "error": None}
+    return output.as_json(route) | measured | {"kind": _kind(route), "error": None}
+
+
+def _kind(route: arraybridge.Route) -> str:
+    if route.method == "same":
+        return "same"
+    return "shared" if route.shares_memory else "copied"
 
 
 # -- telling -----------------------------------------------------------------------------------------
@@ -279,7 +285,8 @@ def _grid_cell(cell: Json) -> Cell:
 
 
 def _pair(cell: Json) -> list[Cell]:
-    rate, seconds = cell["bytes_per_second"], cell["seconds"]
+    rate = cell["bytes_per_second"]
+    seconds = cell["seconds"]
     copies = f" ({cell['copies']} copies)" if (cell["copies"] or 0) > 1 else ""
     # What has no number comes after everything that has one.
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,7 @@ def monitor(
     """
     output.writable(csv_file, "--csv", ".csv", ".jsonl")
     console = output.console()
-    history: History = defaultdict(lambda: deque(maxlen=_HISTORY))
+    history: History = defaultdict(partial(deque, maxlen=_HISTORY))
     readings = _readings(1 if once else count, interval, csv_file, history)
     try:
         if as_json:
@@ -74,7 +75,8 @@ def _readings(
     count: int | None, interval: float, file: Path | None, history: History
 ) -> Iterator[MemoryStats]:
     """Readings at even times, the first one now; without end if ``count`` is None."""
-    started, done = time.monotonic(), 0
+    started = time.monotonic()
+    done = 0
     while True:
         reading = take_reading()
         for row in reading.rows:
@@ -175,8 +177,7 @@ def _head(device: DeviceMemory, width: int) -> Text:
     if device.total and device.free is not None:
         share = 1 - device.free / device.total
         cells = min(20, max(5, width // 6))
-        style = "red" if share > 0.9 else "yellow" if share > 0.7 else "green"
-        text.append("  ").append("█" * round(share * cells), style=style)
+        text.append("  ").append("█" * round(share * cells), style=_color(share))
         text.append("░" * (cells - round(share * cells)), style="dim")
         free = f" {share:.0%}, {format_bytes(device.free)} free of {format_bytes(device.total)}"
         text.append(free, style="not bold")
@@ -185,6 +186,13 @@ def _head(device: DeviceMemory, width: int) -> Text:
     if device.temperature is not None:
         text.append(f"  {device.temperature} °C", style="not bold")
     return text
+
+
+def _color(share: float) -> str:
+    """Return the color of a bar, by the share of memory that is in use."""
+    if share > 0.9:
+        return "red"
+    return "yellow" if share > 0.7 else "green"
 
 
 def _picture(console: Console, reading: MemoryStats, history: History) -> RenderableType:

@@ -71,7 +71,8 @@ def table(
         drawn.add_row(*row)
     if to.measure(drawn, options=to.options.update(max_width=1_000_000)).maximum <= to.width:
         return drawn
-    label, lines = max(map(len, columns[1:])), []
+    label = max(map(len, columns[1:]))
+    lines: list[str] = []
     for title, *cells in rows:
         named = zip(columns[1:], cells, strict=True)
         lines += [
@@ -122,8 +123,8 @@ def progress() -> Progress:
 def usable(names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """The frameworks that can be used here, each used once; and why the others can't."""
     reasons: dict[str, str] = {}
-    # A system's PoCL ends a process when it is loaded after TensorFlow.
-    for name in sorted(names, key=lambda name: name != "pyclesperanto"):
+    early = [name for name in names if registry.facts(name).loads_first]
+    for name in dict.fromkeys((*early, *names)):
         try:
             # TensorFlow's C++ writes to stderr while it is imported, and no setting of its own stops that.
             with Path(os.devnull).open("w") as nowhere, _sent(2, nowhere.fileno()):
@@ -155,9 +156,13 @@ def timer(call: Callable[[], object]) -> Callable[[int], float]:
         for _ in range(count):
             call()
 
-    if count < 2:
-        return lambda rounds: arraybridge.benchmark(call, warmup=0, runs=rounds).median
-    return lambda rounds: arraybridge.benchmark(batch, warmup=0, runs=rounds).median / count
+    def time_call(rounds: int) -> float:
+        return arraybridge.benchmark(call, warmup=0, runs=rounds).median
+
+    def time_batch(rounds: int) -> float:
+        return arraybridge.benchmark(batch, warmup=0, runs=rounds).median / count
+
+    return time_call if count < 2 else time_batch
 
 
 # -- options -----------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
     sys.argv[:] = program
     # Where processes that it spawns find their classes: they call the main module so, whichever runs as that.
     spawned = sys.modules["__mp_main__"] = ModuleType("__mp_main__")
-    vars(spawned)["__getattr__"] = lambda name: getattr(sys.modules["__main__"], name)
+    vars(spawned)["__getattr__"] = _attribute_of_main
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which `arraybridge` takes for Ctrl-C
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd() if is_module else Path(program[0]).resolve().parent)
@@ -96,6 +96,10 @@ def _run(program: Sequence[str], is_module: bool) -> Any:
         sys.excepthook(type(error), error.with_traceback(own), own)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _attribute_of_main(name: str) -> Any:
+    return getattr(sys.modules["__main__"], name)
 
 
 def _count_as_own(module: str) -> None:

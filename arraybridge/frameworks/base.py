@@ -89,6 +89,8 @@ class Framework(ABC):
         dtypes: names of the dtypes that it has; None for "whatever NumPy has".
         max_rank: the most axes that its arrays can have; no more than NumPy's, through which arrays travel.
         has_host: whether its arrays can live in host memory.
+        has_only_host: whether they live there alone, and ``gpu_id`` has no effect, as for NumPy.
+        selects_per_thread: whether `selected` affects the calling thread alone, and not the whole process.
         dlpack_device: DLPack device type of its accelerator arrays (2: CUDA), or None; two frameworks
             with the same type hand arrays to each other on the card.
         streams: its queues of work on accelerators.
@@ -108,6 +110,8 @@ class Framework(ABC):
     dtypes: ClassVar[frozenset[str] | None] = None
     max_rank: ClassVar[int] = hostmemory.MAX_RANK
     has_host: ClassVar[bool] = True
+    has_only_host: ClassVar[bool] = False
+    selects_per_thread: ClassVar[bool] = True
     all_pickle: ClassVar[bool] = True
     errors: ClassVar[tuple[type[Exception], ...]] = ()
     settings: ClassVar[Sequence[tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]]] = ()

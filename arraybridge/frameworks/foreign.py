@@ -30,6 +30,8 @@ _NO_NUMBERS = (np.flexible, np.datetime64, np.timedelta64, np.object_)
 # DLPack device types: kDLCPU, kDLCUDAHost (pinned), kDLROCMHost can be read by the processor.
 _HOST_TYPES = (1, 3, 11)
 _CUDA_TYPES = (2, 13)
+#: The frameworks that read CUDA memory of any library, in the order in which they are tried.
+_CUDA_READERS = ("cupy", "torch")
 
 
 #: Host memory of other libraries, once it was opened as a NumPy array.
@@ -122,7 +124,7 @@ def _import_cuda(x: Any) -> tuple[Framework, Any]:
     """``x`` as an array of the first installed framework that reads CUDA memory, without a copy."""
     failed: Exception | None = None
     instead = "install cupy or torch, which can read it"
-    for name in ("cupy", "torch"):
+    for name in _CUDA_READERS:
         target = registry.usable(name)
         if target is None:
             continue
@@ -210,7 +212,7 @@ def _is_readable(kind: int) -> bool:
     """Whether a framework here reads memory of this DLPack device type."""
     if kind not in _CUDA_TYPES:
         return _reader_of(kind) is not None
-    readers = (registry.usable(name) for name in ("cupy", "torch"))
+    readers = (registry.usable(name) for name in _CUDA_READERS)
     return any(one is not None and any(d.kind == "gpu" for d in one.devices()) for one in readers)
 
 

@@ -32,6 +32,7 @@ class NumpyFramework(Framework):
     #: Classes of arrays that are no more than their values.
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
     honours_readonly = True
+    has_only_host = True
 
     def __init__(self, copied: str = "") -> None:
         """``copied`` says why the memory that another library handed out is a copy, or is ``""``."""

@@ -82,6 +82,9 @@ class Facts:
         nicknames: what people call it in code; not accepted, but understood by suggestions.
         extra: the extra of arraybridge that installs it; ``name`` if empty.
         install_note: an addition to the command that installs it.
+        has_only_host: as `Framework.has_only_host`, for a framework that nobody has imported.
+        accelerator_kind: the `Device.kind` of its accelerators.
+        loads_first: whether it has to be loaded before other frameworks, because afterwards it may crash.
     """
 
     name: str
@@ -93,6 +96,9 @@ class Facts:
     nicknames: tuple[str, ...] = ()
     extra: str = ""
     install_note: str = ""
+    has_only_host: bool = False
+    accelerator_kind: str = "gpu"
+    loads_first: bool = False
 
     def __post_init__(self) -> None:
         self.packages = self.packages or (self.name,)
@@ -109,7 +115,7 @@ _CLESPERANTOS = ("pyclesperanto", "pyclesperanto_prototype")
 BUILT_IN = {
     one.name: one
     for one in (
-        Facts("numpy", runs_numpy_code=False, libraries=(), nicknames=("np",)),
+        Facts("numpy", runs_numpy_code=False, libraries=(), nicknames=("np",), has_only_host=True),
         Facts(
             "cupy",
             distributions=_CUPYS,
@@ -133,6 +139,8 @@ BUILT_IN = {
             runs_numpy_code=False,
             libraries=("/pyclesperanto", "/pyopencl/"),
             nicknames=("cle", "opencl"),
+            accelerator_kind="opencl",
+            loads_first=True,  # a system's PoCL crashes the process when it is loaded after TensorFlow
         ),
         Facts("mlx"),
         Facts("paddle", distributions=("paddlepaddle", "paddlepaddle-gpu")),

@@ -46,6 +46,7 @@ class ImageFramework(Framework):
     name = "pyclesperanto"
     all_pickle = False
     has_host = False
+    selects_per_thread = False
     dtypes = _DTYPES
     #: What its devices are called: with CUDA beneath, they are the cards that other frameworks count.
     kind = "opencl"
