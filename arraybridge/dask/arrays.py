@@ -105,11 +105,15 @@ def load_shared(header: dict[str, Any], frames: list[Any]) -> Any:
 
 # -- by memory that workers share --------------------------------------------------------------------
 
-# Bytes from which on a value goes that way, values that are on it at one time, and seconds until one that
-# nobody gives back counts as lost: its reader may have been killed.
-_LARGE, _MOST, _PATIENCE = 1 << 20, 64, 60.0
+#: Values of at least so many bytes are sent this way.
+_LARGE = 1 << 20
+#: The maximum number of values that are being sent.
+_MOST = 64
+#: Seconds after which a value that nobody gives back counts as lost: its reader may have been killed.
+_PATIENCE = 60.0
 
-_exchange, _lock = Exchange(), threading.Lock()
+_exchange = Exchange()
+_lock = threading.Lock()
 _lent: dict[Segment, float] = {}
 
 

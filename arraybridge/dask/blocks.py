@@ -188,7 +188,8 @@ def map_blocks(
     block, meta = _declared("map_blocks", fn, array, dtype, meta)
     reshapes = any(kwargs.get(word) is not None for word in ("chunks", "drop_axis", "new_axis"))
     block.keeps_shape = not reshapes and not any(isinstance(one, da.Array) for one in arrays)
-    name, token = kwargs.pop("name", None), kwargs.pop("token", block.__name__)
+    name = kwargs.pop("name", None)
+    token = kwargs.pop("token", block.__name__)
     options = {"token": token, "dtype": meta.dtype, "meta": meta, **kwargs}
     if block.keeps_shape:  # without a second task for each block, which costs 0.1 ms
         return da.map_blocks(block, array, *arrays, name=name, **options)
@@ -245,7 +246,8 @@ def map_overlap(
                 " call its compute_chunk_sizes() first"
             )
     # Dask would give the name to the blocks with their margins.
-    name, token = kwargs.pop("name", None), kwargs.pop("token", block.__name__)
+    name = kwargs.pop("name", None)
+    token = kwargs.pop("token", block.__name__)
     out = da.map_overlap(
         block, array, *arrays, depth=depth, boundary=boundary, dtype=meta.dtype, meta=meta, token=token,
         **kwargs,
@@ -272,7 +274,8 @@ def _declared(what: str, fn: Callable[..., Any], array: Any, dtype: Any, meta: A
         dtype = array.dtype.newbyteorder("=") if meta is None else meta.dtype
         conversion = getattr(decorated(fn), "dtype_conversion", DtypeConversion.NATIVE_OUTPUT)
         if conversion not in (DtypeConversion.NATIVE_OUTPUT, DtypeConversion.PRESERVE_INPUT):
-            dtype, expected = np.dtype(conversion.value), f"what {conversion} declares"
+            dtype = np.dtype(conversion.value)
+            expected = f"what {conversion} declares"
     empty = meta_from_array(array._meta if meta is None else meta, dtype=dtype)
     return Block(fn, empty.dtype, target, expected), empty
 
