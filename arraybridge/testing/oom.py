@@ -63,7 +63,10 @@ def inject_oom(
             raise ValueError(f"inject_oom({name}={value}) counts attempts or rows; pass 0 or more")
     if count is None and above_rows is None:
         count = 1
-    owner, rehearsal, lock, numbers = registry.framework(framework), Rehearsal(), Lock(), itertools.count()
+    owner = registry.framework(framework)
+    rehearsal = Rehearsal()
+    lock = Lock()
+    numbers = itertools.count()
 
     def fault(rows: int | None) -> None:
         with lock:
