@@ -21,22 +21,35 @@ def difference(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
         actual: what it returned on the card, with arrays of any framework.
         arguments: its arrays in NumPy, whose precision and size tell what rounding may do.
     """
-    differences: list[str] = []
-    exact = True
-
-    def compare(pair: Any, where: str) -> Any:
-        nonlocal exact
-        why, same = _of_leaves(pair[0], pair[1], arguments)
-        exact = exact and same
-        if why:
-            differences.append(f"at {where}, {why}" if where else why)
-        return pair[0]
-
+    comparison = _Comparison(arguments)
     try:
-        together([expected, actual], compare, "result")
+        together([expected, actual], comparison.add, "result")
     except CannotSplitError:
-        differences.append(_says(actual, expected))
-    return (differences[0] if differences else ""), exact
+        comparison.differences.append(_says(actual, expected))
+    return "".join(comparison.differences[:1]), comparison.is_exact
+
+
+class _Comparison:
+    """The comparison of two results, leaf by leaf.
+
+    Attributes:
+        differences: The differences so far, in words.
+        is_exact: Whether all leaves so far have the same bits.
+    """
+
+    def __init__(self, arguments: list[Any]) -> None:
+        self._arguments = arguments
+        self.differences: list[str] = []
+        self.is_exact = True
+
+    def add(self, pair: Any, where: str) -> Any:
+        """Compare a leaf of both results, and return the expected one."""
+        expected, actual = pair
+        why, same = _of_leaves(expected, actual, self._arguments)
+        self.is_exact = self.is_exact and same
+        if why:
+            self.differences.append(f"at {where}, {why}" if where else why)
+        return expected
 
 
 def _says(actual: Any, expected: Any) -> str:
@@ -56,7 +69,8 @@ def _on_host(x: Any) -> Any:
 
 
 def _of_leaves(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, bool]:
-    a, b = _on_host(expected), _on_host(actual)
+    a = _on_host(expected)
+    b = _on_host(actual)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         if type(a) not in (np.ndarray, type(actual)):  # a subclass, which only NumPy has
             return _says(actual, expected), False
@@ -82,12 +96,14 @@ def _of_values(expected: Any, actual: Any, arguments: list[Any]) -> tuple[str, b
     if np.array_equal(expected, actual):
         return "", True
     at_one_place = not expected.ndim
-    expected, actual = np.atleast_1d(expected), np.atleast_1d(actual)
+    expected = np.atleast_1d(expected)
+    actual = np.atleast_1d(actual)
     wrong = expected != actual
     precision = max([_precision(x) for x in (expected, *arguments)]) if _precision(expected) else 0.0
     if precision:
         wide = np.complex128 if expected.dtype.kind == "c" else np.float64
-        a, b = expected.astype(wide), actual.astype(wide)
+        a = expected.astype(wide)
+        b = actual.astype(wide)
         finite = np.isfinite(a) & np.isfinite(b)
         wrong = ~finite & ~((a == b) | (np.isnan(a) & np.isnan(b)))
         if finite.any():
@@ -111,7 +127,8 @@ def _precision(x: Any) -> float:
         return float(np.finfo(x.dtype).eps)
     if not x.dtype.name.startswith(("bfloat", "float")):
         return 0.0
-    one, eps = x.dtype.type(1), 1.0  # np.finfo does not know these
+    one = x.dtype.type(1)
+    eps = 1.0  # np.finfo does not know these
     while x.dtype.type(1 + eps / 2) != one:
         eps /= 2
     return eps

@@ -111,7 +111,9 @@ def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: A
         )
     run = Offload(fn, backend=backend, gpu_id=gpu_id, split_axis=split_axis)
     wrapper = wrap(fn, run)
-    wrapper.explain, wrapper.history, wrapper.gpu_id = run.explain, run.history, gpu_id
+    wrapper.explain = run.explain
+    wrapper.history = run.history
+    wrapper.gpu_id = gpu_id
     wrapper._placement = SimpleNamespace(framework=None, gpu_id=gpu_id, device=None, converts=True)
     return wrapper
 

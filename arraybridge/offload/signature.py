@@ -98,6 +98,11 @@ class _Walk:
             return cls, _text(x)
         if cls in (float, complex):  # by their bits: 0.0 equals -0.0, and NaN does not equal itself
             return cls, struct.pack("2d", x.real, x.imag)
+        return self._other(x)
+
+    def _other(self, x: Any) -> Hashable:
+        """Describe a value of a class that is not one of the usual ones."""
+        cls = type(x)
         if isinstance(x, np.generic):
             return cls, x.dtype, _text(x.tobytes()) if not x.dtype.hasobject else _Same(x)
         if kind_of(x) == ARRAY:

@@ -53,7 +53,8 @@ class Timings:
 
     def choose(self) -> tuple[str, str]:
         """Where the next call runs, and why. Both places have been measured."""
-        cpu, card = self.estimate(CPU), self.estimate(CARD)
+        cpu = self.estimate(CPU)
+        card = self.estimate(CARD)
         if cpu is None or card is None:
             return CPU, "the card has not been tried with such arrays yet"
         if self.counts[CARD] == 1:
