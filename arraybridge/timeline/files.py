@@ -53,10 +53,14 @@ def save(path: str | os.PathLike[str], events: Sequence[Event], dropped: int = 0
         counter = {"name": "bytes copied", "cat": "counter", "ph": "C", "args": {"bytes": copied}}
         traced.append({**counter, "pid": _THREADS, "tid": 0, "ts": _micro(_end(event))})
     # What begins at the same time stands in its order: the outer one first, and an arrow in what it leads to.
-    traced.sort(key=lambda one: (one["ts"], -one.get("dur", 0.0)))
+    traced.sort(key=_drawing_order)
     other = {"program": " ".join(sys.argv), "made by": "arraybridge", "dropped events": dropped}
     document = {"traceEvents": [*_names(tracks), *traced], "displayTimeUnit": "ms", "otherData": other}
     file.write_text(json.dumps(document, allow_nan=False), encoding="utf-8")
+
+
+def _drawing_order(one: Json) -> tuple[float, float]:
+    return one["ts"], -one.get("dur", 0.0)
 
 
 def _end(event: Event) -> float:
@@ -71,7 +75,8 @@ def _slice(event: Event, group: int, track: int) -> Json:
     """A bar on a track, or a stroke for what has no length."""
     facts = {name: getattr(event, name) for name in _FACTS} | {"code": source_line(event.file, event.line)}
     facts = {name: fact for name, fact in facts.items() if fact not in ("", None)}
-    begin, end = _micro(event.start), _micro(_end(event))
+    begin = _micro(event.start)
+    end = _micro(_end(event))
     bar = {"name": event.name, "cat": event.kind, "pid": group, "tid": track, "ts": begin, "args": facts}
     # The end is rounded, not the length: so what lies inside of another does so here.
     length = {"ph": "i", "s": "t"} if event.kind in _MOMENTS else {"ph": "X", "dur": round(end - begin, 3)}
@@ -100,7 +105,8 @@ def _track(tracks: _Tracks, event: Event, group: int, name: str, number: int) ->
     What overlaps another without lying inside of it gets a track beside it: the tasks of one thread, say, or
     the threads of one device. The viewers want all that is on a track to be nested.
     """
-    begin, end = _micro(event.start), _micro(_end(event))
+    begin = _micro(event.start)
+    end = _micro(_end(event))
     beside = 0
     while True:
         track, ends = tracks.setdefault((group, name, number, beside), (len(tracks) + 1, []))
@@ -162,9 +168,13 @@ def _colour(event: Event) -> str:
 def _rows(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
     """Name of each thread, and its bars, the longest first: what is inside of them is drawn over them."""
     rows: dict[tuple[str, int], list[Event]] = {(event.thread, event.thread_id): [] for event in events}
-    for event in sorted(events, key=lambda event: (-event.seconds, -event.nbytes)):
+    for event in sorted(events, key=_longest_first):
         rows[event.thread, event.thread_id].append(event)
     return [(name, bars[:_BARS]) for (name, _), bars in rows.items()]
+
+
+def _longest_first(event: Event) -> tuple[float, int]:
+    return -event.seconds, -event.nbytes
 
 
 def _drawing(events: Sequence[Event]) -> str:
@@ -172,7 +182,8 @@ def _drawing(events: Sequence[Event]) -> str:
     begin = min((event.start for event in events), default=0.0)
     length = max((event.start + event.seconds for event in events), default=begin) - begin or 1e-6
     scale = (_WIDTH - _LABEL) / length
-    parts, rows = [], _rows(events)
+    rows = _rows(events)
+    parts: list[str] = []
     for row, (thread, bars) in enumerate(rows):
         top = row * _ROW
         parts.append(f'<text x="0" y="{top + 15}">{escape(thread[:20])}</text>')
@@ -199,7 +210,8 @@ def plot(events: Sequence[Event], path: str | os.PathLike[str] | None = None) ->
         drawn: dict[str, Any] = {}
         for row, (_, bars) in enumerate(rows):
             for event in bars:
-                colour, height = _colour(event), _HEIGHTS.get(event.kind, _HEIGHT)
+                colour = _colour(event)
+                height = _HEIGHTS.get(event.kind, _HEIGHT)
                 # With an edge, the shortest can be seen too.
                 drawn[colour] = axes.broken_barh(
                     [(event.start, event.seconds)],
