@@ -19,6 +19,7 @@ from arraybridge.frameworks.base import (
     refuse_dtype,
     refuse_sub_byte,
 )
+from arraybridge.frameworks.parts import itself
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
@@ -33,6 +34,8 @@ class NumpyFramework(Framework):
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
     honours_readonly = True
     has_only_host = True
+    fast_view = staticmethod(itself)
+    fast_from_view = staticmethod(itself)
 
     def __init__(self, copied: str = "") -> None:
         """``copied`` says why the memory that another library handed out is a copy, or is ``""``."""
