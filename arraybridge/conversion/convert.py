@@ -435,10 +435,11 @@ def to_gpu(x: T, gpu_id: GpuId = None, *, copy: bool | None = None) -> T:
     """
     source = detect_memory_type(x)
     chosen = chosen_device() if gpu_id is None else None
-    if chosen is not None and (source != "numpy" or chosen.kind == "cpu"):
-        placed: T = convert_memory(x, source, device=None if source == "numpy" else chosen, copy=copy)
+    has_only_host = registry.framework(source).has_only_host
+    if chosen is not None and (chosen.kind == "cpu" or not has_only_host):
+        placed: T = convert_memory(x, source, device=None if has_only_host else chosen, copy=copy)
         return placed
-    if source == "numpy":
+    if has_only_host:
         raise DeviceNotFoundError(
             "NumPy arrays live on the host; name the framework that is to hold it on the GPU, as in"
             ' convert_memory(x, "cupy", 0)',

@@ -460,8 +460,8 @@ def _refused(source: Framework, target: Framework, method: str, error: Exception
     reason = told(error)
     how = f" by the route {method!r}" if method else ""
     advice = "convert to numpy first to see which side refuses"
-    if "numpy" in (source.name, target.name):
-        refusing = source.name if target.name == "numpy" else target.name
+    if source.has_only_host or target.has_only_host:
+        refusing = source.name if target.has_only_host else target.name
         advice = f"it is {refusing} that refuses; pass a plain, dense copy of the array"
     return MemoryConversionError(
         f"{source.name} → {target.name} failed{how} ({reason}); {advice}",

@@ -30,7 +30,7 @@ def target_device(
         if number is not None:
             raise ValueError(f"pass gpu_id={gpu_id!r} or device={device!r}, not both")
         return find_or_host(target, Device.parse(device))
-    if number is None or target.name == "numpy":
+    if number is None or target.has_only_host:
         return _nearest(source, target, source_device)
     if number == "auto":
         return freest_device(target) or find_or_host(target, target.accelerator(0))

@@ -382,7 +382,7 @@ def recorded(decision: Decision, listeners: Listeners) -> Any:
     """Convert, and tell the open traces and profilers of it. The route, which is nobody's yet, is kept."""
     logs, annotation = listeners
     route = decision.route
-    if logs and route.device.kind == "cpu" and route.source != "numpy":
+    if logs and route.device.kind == "cpu" and not decision.source.has_only_host:
         events.wait_for(decision.source, decision.data)
     began = time.perf_counter()
     with annotation(f"{route.source} → {route.target}"):
