@@ -135,9 +135,9 @@ def working_on(device: Device, worker: Worker | None = None) -> Iterator[None]:
             stack.callback(variable.reset, variable.set(device))
         busy_workers.append(device)
         stack.callback(busy_workers.remove, device)
-        # pyclesperanto selects devices for the whole process, and gets them by argument alone.
+        # A framework that selects devices for the whole process, pyclesperanto, gets them by argument alone.
         for framework in loaded() if device.kind != "opencl" else ():
-            if framework.name != "pyclesperanto" and device in framework.visible_devices():
+            if framework.selects_per_thread and device in framework.visible_devices():
                 if worker is not None:
                     worker.use_stream(framework.streams, device)
                 stack.enter_context(framework.selected(device))
@@ -179,7 +179,7 @@ def _move(item: Any, device: Device) -> Any:
 
     def place(x: Any) -> Any:
         source, array = source_of(x)
-        if source.name == "numpy":
+        if source.has_only_host:
             return x
         gathered = not source.is_scattered(array)
         if gathered and source.device_of(array) == device:

@@ -14,6 +14,7 @@ import numpy as np
 
 from arraybridge.batches import Joined, kept, part, plain
 from arraybridge.carriers.carrier import source_of
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.device_map import place_in_words, placement, source_of_items, whole_number
@@ -274,7 +275,7 @@ def _device(stage: Any) -> str:
     placed = placement(stage)
     if placed is None or (placed.device is None and not isinstance(placed.gpu_id, int)):
         return ""
-    kind = "opencl" if placed.framework == "pyclesperanto" else "gpu"
+    kind = registry.facts(placed.framework).accelerator_kind if placed.framework else "gpu"
     return f"{kind}:{placed.gpu_id}" if placed.device is None else str(placed.device)
 
 

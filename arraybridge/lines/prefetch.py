@@ -103,7 +103,7 @@ def _place(target: Framework, gpu_id: GpuId, device: DeviceLike | None) -> Devic
     index = check_gpu_id(gpu_id)
     if device is not None:
         return find_or_host(target, Device.parse(device))
-    if isinstance(index, int) and target.name != "numpy":
+    if isinstance(index, int) and not target.has_only_host:
         return find_or_host(target, target.accelerator(index))
     return None
 
