@@ -92,7 +92,8 @@ def _on_its_card(owner: Framework, x: Any) -> tuple[Any, ...] | None:
     """
     if registry.loaded("torch") and owner.device_of(x).kind == "gpu" and not owner.requires_grad(x):
         with suppress(MemoryConversionError, RuntimeError):
-            tensor = x if owner.name == "torch" else convert_memory(x, "torch", copy=True)
+            is_tensor = owner is registry.framework("torch")
+            tensor = x if is_tensor else convert_memory(x, "torch", copy=True)
             return _from_its_card, (bytes(ForkingPickler.dumps(tensor)), owner.name, os.getpid())
     return None
 

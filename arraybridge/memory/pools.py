@@ -209,7 +209,7 @@ def _checked(
     name = dtype_name(dtype)
     owner.supports(name, extents)
     index = cleanup.card_number("take", gpu_id)
-    if index is None or owner.name == "numpy":
+    if index is None or owner.has_only_host:
         device = owner.find_device(owner.default_device())
     else:
         device = find_or_host(owner, owner.accelerator(index))
