@@ -83,7 +83,7 @@ class Facts:
         extra: the extra of arraybridge that installs it; ``name`` if empty.
         install_note: an addition to the command that installs it.
         has_only_host: as `Framework.has_only_host`, for a framework that nobody has imported.
-        accelerator_kind: the `Device.kind` of its accelerators.
+        accelerator_kind: the `Device.kind` of its accelerators, of pyclesperanto on OpenCL.
         loads_first: whether it has to be loaded before other frameworks, because afterwards it may crash.
     """
 

@@ -288,10 +288,7 @@ def same_array(x: Any) -> int | None:
 def wait_for(source: Framework, x: Any) -> None:
     """Wait for the pending computation of an array that is about to be read."""
     with suppress(Exception):  # of the computation, or x is traced: reading it raises the same
-        if source.name == "tensorflow" and "CPU" in x.device:
-            memoryview(x)  # in asynchronous mode, only reading waits for one tensor
-        else:
-            source.settle(x)
+        source.settle(x)
 
 
 def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:

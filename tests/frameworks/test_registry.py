@@ -229,6 +229,16 @@ def test_a_module_with_from_dlpack_needs_no_methods(monkeypatch: pytest.MonkeyPa
     registry.unregister("partial")
 
 
+@pytest.mark.parametrize("name", registry.BUILT_IN)
+def test_what_is_known_before_an_import_agrees_with_the_framework(name: str) -> None:
+    require(name)
+    facts = registry.facts(name)
+    framework = arraybridge.framework(name)
+    assert facts.has_only_host == framework.has_only_host == (name == "numpy")
+    assert facts.accelerator_kind == framework.accelerator(0).kind
+    assert facts.loads_first == (name == "pyclesperanto")
+
+
 def test_every_built_in_framework_has_a_class_to_load() -> None:
     assert set(registry._CLASSES) == set(registry.BUILT_IN)
     for name, place in registry._CLASSES.items():
