@@ -220,7 +220,7 @@ def advice_for(copies: Sequence[Event]) -> str:
 
 def _by_reason(event: Event, once: str) -> str:
     case = f"{event.kind} to {event.device}, {event.layout or 'in order'}: {event.reason}"
-    on_host = event.source == "numpy" and event.device.startswith("cpu")
+    on_host = registry.facts(event.source).has_only_host and event.device.startswith("cpu")
     if on_host and registry.framework(event.target).alignment > 1:
         case = f"aligned memory for {case}"
     native = _NATIVE.get((event.source, event.target), "")
