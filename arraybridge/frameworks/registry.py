@@ -84,6 +84,7 @@ class Facts:
         install_note: an addition to the command that installs it.
         has_only_host: as `Framework.has_only_host`, for a framework that nobody has imported.
         accelerator_kind: the `Device.kind` of its accelerators, of pyclesperanto on OpenCL.
+        has_allocator: whether CuPy can use its memory pool; its class then has a method ``allocator``.
         loads_first: whether it has to be loaded before other frameworks, because afterwards it may crash.
     """
 
@@ -98,6 +99,7 @@ class Facts:
     install_note: str = ""
     has_only_host: bool = False
     accelerator_kind: str = "gpu"
+    has_allocator: bool = False
     loads_first: bool = False
 
     def __post_init__(self) -> None:
@@ -124,7 +126,7 @@ BUILT_IN = {
             extra=_CUPYS[0],
             install_note=f"for CUDA 12: {_CUPYS[1]}",
         ),
-        Facts("torch", runs_numpy_code=True, nicknames=("pytorch",)),
+        Facts("torch", runs_numpy_code=True, nicknames=("pytorch",), has_allocator=True),
         Facts("jax", modules=("jax", "jaxlib"), runs_numpy_code=True, nicknames=("jnp",)),
         Facts(
             "tensorflow",

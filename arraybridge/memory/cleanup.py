@@ -194,13 +194,14 @@ def share_gpu_memory(framework: FrameworkLike = "torch") -> None:
         SharedPoolError: CuPy holds memory of its own already: its arrays would have two owners.
         ValueError: another framework than PyTorch is named.
     """
-    if registry.framework_name(framework) != "torch":
-        raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {str(framework)!r}")
-    torch: Any = registry.framework("torch")
+    name = registry.framework_name(framework)
+    if not registry.facts(name).has_allocator:
+        raise ValueError(f"CuPy can share the memory of 'torch' alone, not of {name!r}")
+    owner: Any = registry.framework(name)
     cupy: Any = registry.framework("cupy")
-    torch.find_device(Device("gpu", 0))
+    owner.find_device(Device("gpu", 0))
     try:
-        cupy.use_allocator(*torch.allocator())
+        cupy.use_allocator(*owner.allocator())
     except RuntimeError as error:
         raise SharedPoolError(
             f"CuPy cannot share PyTorch's memory any more: {error}. Call share_gpu_memory() before the first"
