@@ -255,20 +255,7 @@ class Framework(ABC):
         for own in devices:
             if own == device and self.has_accelerator(device.accelerator):
                 return own
-        asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
-        have = ", ".join(str(d) for d in devices) or "no device at all"
-        advice = " Pass one of these." if devices else ""
-        if self.has_host and device.kind != "cpu":
-            advice = (
-                ' Pass one of these, or opt in to the host with settings(missing_gpu="host"), or for all'
-                " threads with the environment variable ARRAYBRIDGE_MISSING_GPU=host."
-            )
-        why = self.missing_device_reason() if device.kind != "cpu" else ""
-        raise DeviceNotFoundError(
-            f"{self.name} has no device {asked} here; it has {have}." + (f" {why}" if why else "") + advice,
-            target_type=self.name,
-            reason=why or f"{self.name} has no device {asked}",
-        )
+        raise _no_such_device(self, device)
 
     def accelerators(self) -> tuple[str, ...]:
         """Return the kinds of its accelerators, as device strings name them: ``("cuda",)``."""
@@ -539,6 +526,26 @@ class Framework(ABC):
         return above["decorator"](self.name)
 
 
+def _no_such_device(framework: Framework, device: Device) -> DeviceNotFoundError:
+    """Return the error for a device that ``framework`` does not have here."""
+    devices = framework.devices()
+    asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
+    have = ", ".join(str(d) for d in devices) or "no device at all"
+    advice = " Pass one of these." if devices else ""
+    if framework.has_host and device.kind != "cpu":
+        advice = (
+            ' Pass one of these, or opt in to the host with settings(missing_gpu="host"), or for all'
+            " threads with the environment variable ARRAYBRIDGE_MISSING_GPU=host."
+        )
+    why = framework.missing_device_reason() if device.kind != "cpu" else ""
+    explanation = f" {why}" if why else ""
+    return DeviceNotFoundError(
+        f"{framework.name} has no device {asked} here; it has {have}.{explanation}{advice}",
+        target_type=framework.name,
+        reason=why or f"{framework.name} has no device {asked}",
+    )
+
+
 # float6_e2m3fn and int1, say; in NumPy they take a whole byte each, elsewhere several share one.
 _SUB_BYTE = re.compile(r"(?:u?int[1-7]|float[1-7]_\w+)$")
 # Dtypes that only NumPy has, or that libraries pack differently → the cast that loses least, or nothing.
@@ -554,10 +561,12 @@ def _no_dtype(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeN
     """Return the error for a dtype that arrays of ``framework`` cannot have."""
     if is_sub_byte(dtype):
         reason = f"{framework.name} takes no {dtype} from others, since each library packs it in another way"
-        problem, lost = f"{reason}.", ", which keeps every value"
+        problem = f"{reason}."
+        lost = ", which keeps every value"
     else:
         reason = f"{framework.name} has no dtype {dtype}"
-        problem, lost = f"{reason}; nothing was converted, since any other dtype could lose values.", ""
+        problem = f"{reason}; nothing was converted, since any other dtype could lose values."
+        lost = ""
     return DtypeNotSupportedError(
         problem,
         target_type=framework.name,
@@ -576,7 +585,7 @@ def _cast_advice(dtype: str, dtypes: Iterable[str], lost: str) -> str:
     if exact in same:
         return f'Pass dtype="{exact}" to ask for a cast{lost}.'
     usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
-    first, *others = sorted(same, key=lambda name: (name not in usual, name))
+    first, *others = [*sorted(set(same) & set(usual)), *sorted(set(same) - set(usual))]
     more = f" (or one of {', '.join(others)})" if others else ""
     return f'Pass dtype="{first}"{more} to ask for a cast.'
 

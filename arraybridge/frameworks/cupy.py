@@ -19,7 +19,12 @@ from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Holding, Mark, Streams
 from arraybridge.types import Device
 
-cardmemory.captures.append(lambda: cupy.cuda.get_current_stream().is_capturing())
+
+def _is_capturing() -> bool:
+    return bool(cupy.cuda.get_current_stream().is_capturing())
+
+
+cardmemory.captures.append(_is_capturing)
 
 # CUDA_ERROR_OUT_OF_MEMORY, CUBLAS_STATUS_ALLOC_FAILED, CUFFT_ALLOC_FAILED, CURAND_STATUS_ALLOCATION_FAILED, …
 _OOM = re.compile(r"cudaErrorMemoryAllocation\b|[A-Z]+_\w*(?:ALLOC_FAILED|ALLOCATION_FAILED|OUT_OF_MEMORY)\b")
@@ -106,7 +111,8 @@ class CupyFramework(Framework):
 
     def adopt(self, x: Any, source: Framework, device: Device) -> cupy.ndarray:
         if not hasattr(type(x), "__dlpack__"):
-            runtime, pointer = cupy.cuda.runtime, x.__cuda_array_interface__["data"][0]
+            runtime = cupy.cuda.runtime
+            pointer = x.__cuda_array_interface__["data"][0]
             # Ordered after the stream that the interface names. From any but the current card CuPy copies.
             with on_card(runtime.pointerGetAttributes(pointer).device if pointer else runtime.getDevice()):
                 return cupy.asarray(x)
@@ -116,7 +122,8 @@ class CupyFramework(Framework):
         cardmemory.release()
         # torch refuses to lend from a card that is not the current one.
         with source.selected(device), on_card(device.index):
-            lent, handle = source.exported(x, device), source.streams.handle(device)
+            lent = source.exported(x, device)
+            handle = source.streams.handle(device)
             if handle is not None and self.streams.handle(device) is None:
                 # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
                 self.streams.wait_for(device, handle)
@@ -310,7 +317,8 @@ class CupyStreams(Streams):
     @contextmanager
     def stream(self, device: Device) -> Iterator[None]:
         with on_card(device.index):
-            side, outer = _own_stream(device.index), cupy.cuda.get_current_stream()
+            side = _own_stream(device.index)
+            outer = cupy.cuda.get_current_stream()
             side.wait_event(outer.record())
             try:
                 with side:
@@ -344,7 +352,10 @@ class CupyStreams(Streams):
             with on_card(device.index):
                 cupy.cuda.get_current_stream().wait_event(event)
 
-        return Mark(self, device, wait, event.synchronize, lambda: event.done)
+        def is_done() -> bool:
+            return bool(event.done)
+
+        return Mark(self, device, wait, event.synchronize, is_done)
 
     def handle(self, device: Device) -> int | None:
         with on_card(device.index):

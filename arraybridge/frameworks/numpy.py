@@ -151,7 +151,8 @@ def has_attribute(x: Any, name: str) -> bool:
 
 def _instead_of(x: np.ndarray) -> tuple[str, ...]:
     """Return the advice for elements that are not numbers, and its expressions."""
-    kind, names = x.dtype.kind, x.dtype.names
+    kind = x.dtype.kind
+    names = x.dtype.names
     if kind in "Mm":
         return "pass {}, which counts units of time, and has the least integer for NaT", 'x.astype("int64")'
     if names:

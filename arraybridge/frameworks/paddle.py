@@ -121,9 +121,11 @@ class PaddleFramework(Framework):
         return paddle.device.cuda.device_count() > 0
 
     def usage(self) -> list[Holding]:
-        rows, cuda = [], paddle.device.cuda
+        rows = []
+        cuda = paddle.device.cuda
         for i in range(cuda.device_count()):
-            used, peak = cuda.memory_allocated(i), cuda.max_memory_allocated(i)
+            used = cuda.memory_allocated(i)
+            peak = cuda.max_memory_allocated(i)
             rows.append(Holding(f"gpu:{i}", "paddle", used, cuda.memory_reserved(i) - used, peak))
         return rows
 

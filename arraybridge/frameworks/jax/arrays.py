@@ -62,6 +62,31 @@ _OOM = re.compile(
 )
 
 
+def _current_x64() -> bool:
+    return bool(jax.config.jax_enable_x64)
+
+
+def _current_default_device() -> Any:
+    return jax.config.jax_default_device
+
+
+def _current_matmul_precision() -> Any:
+    return jax.config.jax_default_matmul_precision
+
+
+def _identifier(device: Any) -> int:
+    """Return the number of a device of JAX."""
+    return int(device.id)
+
+
+def _identifier_of_replica(replica: jax.Array) -> int:
+    return _identifier(replica.device)
+
+
+def _cpus_first(device: Device) -> tuple[bool, int]:
+    return device.kind != "cpu", device.index
+
+
 class JaxFramework(Framework):
     name = "jax"
     all_pickle = False  # 64 bits are cut down to 32 where they are not enabled
@@ -70,9 +95,9 @@ class JaxFramework(Framework):
     dtypes = _DTYPES
     dlpack_device = 2
     settings = (
-        (lambda: jax.config.jax_enable_x64, _x64),
-        (lambda: jax.config.jax_default_device, jax.default_device),
-        (lambda: jax.config.jax_default_matmul_precision, jax.default_matmul_precision),
+        (_current_x64, _x64),
+        (_current_default_device, jax.default_device),
+        (_current_matmul_precision, jax.default_matmul_precision),
     )
     autodiff = jax_autodiff.AUTODIFF
 
@@ -106,7 +131,7 @@ class JaxFramework(Framework):
         if isinstance(x, jax.core.Tracer):
             return _as_device(_default_device())
         devices = x.sharding.device_set
-        return _as_device(min(devices, key=lambda d: d.id) if len(devices) > 1 else next(iter(devices)))
+        return _as_device(min(devices, key=_identifier) if len(devices) > 1 else next(iter(devices)))
 
     def must_copy(self, x: jax.Array) -> str:
         if self.is_scattered(x) and not x.is_fully_replicated:
@@ -123,7 +148,7 @@ class JaxFramework(Framework):
     def replica(self, x: jax.Array, device: Device) -> jax.Array | None:
         if isinstance(x, jax.core.Tracer) or not self.is_scattered(x) or not x.is_fully_replicated:
             return None
-        replicas = sorted((shard.data for shard in x.addressable_shards), key=lambda one: one.device.id)
+        replicas = sorted((shard.data for shard in x.addressable_shards), key=_identifier_of_replica)
         return next((one for one in replicas if _as_device(one.device) == device), replicas[0])
 
     def host_view(self, x: jax.Array) -> np.ndarray:
@@ -146,7 +171,8 @@ class JaxFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        capsule, native = hostmemory.capsule(view), self.native_device(device)
+        capsule = hostmemory.capsule(view)
+        native = self.native_device(device)
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
         with _x64(True):
@@ -163,7 +189,7 @@ class JaxFramework(Framework):
         return "it is no permutation of a compact array, and XLA knows no other strides"
 
     def devices(self) -> tuple[Device, ...]:
-        return tuple(sorted(map(_as_device, _local_devices()), key=lambda d: (d.kind != "cpu", d.index)))
+        return tuple(sorted(map(_as_device, _local_devices()), key=_cpus_first))
 
     def accelerators(self) -> tuple[str, ...]:
         # The platform of CUDA and of ROCm is "gpu"; the version of the client tells them apart.
@@ -281,7 +307,8 @@ class JaxFramework(Framework):
         for device in _local_devices() if self.is_started() else ():
             stats = device.memory_stats()
             if stats:  # a CPU has none
-                used, pool = stats["bytes_in_use"], stats.get("pool_bytes")
+                used = stats["bytes_in_use"]
+                pool = stats.get("pool_bytes")
                 cached = None if pool is None else max(0, pool - used)
                 peak = stats.get("peak_bytes_in_use")
                 rows.append(Holding(str(_as_device(device)), "jax", used, cached, peak))
@@ -412,7 +439,11 @@ def _lend_to_jax(x: Any, lent: jax.Array, device: Any) -> None:
     cardmemory.keep_after(lent, x, begin, jax.block_until_ready)
 
 
-_next = jax.jit(lambda x: x + 1)
+def _add_one(x: jax.Array) -> jax.Array:
+    return x + 1
+
+
+_next = jax.jit(_add_one)
 
 
 def _local_devices() -> list[Any]:
@@ -448,8 +479,10 @@ def _plugins() -> list[str]:
 def _cpu_count() -> int:
     """How many CPU devices JAX will have."""
     count = jax.config.jax_num_cpu_devices
+    if count > 0:
+        return count
     flag = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    return count if count > 0 else int(flag.group(1)) if flag else 1
+    return int(flag.group(1)) if flag else 1
 
 
 def _held(device: Any) -> int:

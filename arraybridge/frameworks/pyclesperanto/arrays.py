@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -78,10 +78,12 @@ class ImageFramework(Framework):
 
     def _arrange(self, natives: list[Any], gpus: int) -> None:
         """Take the devices of the package, GPUs first, in the order in which CUDA counts their cards."""
-        self.natives, self.gpus = natives, gpus
+        self.natives = natives
+        self.gpus = gpus
         numbers = {card.pci: card.index for card in cards() if self.kind == "opencl"}
         if numbers:
-            order = sorted(range(len(natives)), key=lambda i: numbers.get(self.described[i][1], len(numbers)))
+            places = [numbers.get(address, len(numbers)) for _, address, _ in self.described]
+            order = sorted(range(len(natives)), key=places.__getitem__)
             self.natives = [natives[i] for i in order]
             self.described = [self.described[i] for i in order]
 
@@ -142,7 +144,8 @@ class ImageFramework(Framework):
     @cached_property
     def described(self) -> list[tuple[str, str, int | None]]:
         """Name, PCI address or ``""``, and bytes of its devices, where pyopencl sees the same ones."""
-        names, seen = [native.name for native in self.natives], opencl.described()
+        names = [native.name for native in self.natives]
+        seen = opencl.described()
         return seen if [name for name, _, _ in seen] == names else [(name, "", None) for name in names]
 
     def devices(self) -> tuple[Device, ...]:
@@ -212,7 +215,8 @@ class ImageFramework(Framework):
             source.settle(x)
             native = self.natives[device.index]
             lent = self._cle.from_dlpack(source.exported(x, device), device=native, copy=False)
-        cardmemory.keep_after(lent, x, lambda: self.empty((1, 1, 1), "float32", device), self.settle)
+        begin = partial(self.empty, (1, 1, 1), "float32", device)
+        cardmemory.keep_after(lent, x, begin, self.settle)
         return lent
 
 
@@ -223,7 +227,8 @@ class PrototypeFramework(ImageFramework):
         import pyclesperanto_prototype as cle
         import pyopencl as cl
 
-        self._cle, self._cl = cle, cl
+        self._cle = cle
+        self._cl = cl
         natives = opencl.devices()
         self._arrange(natives, sum(native.type == cl.device_type.GPU for native in natives))
 
@@ -237,12 +242,16 @@ class PrototypeFramework(ImageFramework):
         return Device(self.kind, self.natives.index(self._cle.get_device().device))
 
     def select(self, device: Device) -> None:
+        def is_chosen(native: Any) -> bool:
+            return bool(native == self.natives[device.index])
+
         # The one with the highest score, and not by name, which several devices may share.
-        self._cle.select_device(score_key=lambda native: native == self.natives[device.index])
+        self._cle.select_device(score_key=is_chosen)
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         self.supports(dtype, shape)
-        current, native = self._cle.get_device(), self.natives[device.index]
+        current = self._cle.get_device()
+        native = self.natives[device.index]
         queue = current.queue if current.device == native else opencl.queue_beside(native)
         return type(self._cle.create((1,)))(queue, shape, np.dtype(dtype))
 

@@ -108,7 +108,8 @@ def devices() -> list[Any]:
         natives = [device for platform in cl.get_platforms() for device in platform.get_devices()]
     except cl.Error:  # PLATFORM_NOT_FOUND_KHR
         return []
-    return sorted(natives, key=lambda device: device.type != cl.device_type.GPU)
+    gpus = [native for native in natives if native.type == cl.device_type.GPU]
+    return gpus + [native for native in natives if native.type != cl.device_type.GPU]
 
 
 @cache
@@ -129,7 +130,8 @@ def use_huge_pages(x: Any) -> None:
     import pyopencl as cl
 
     buffer = cl.Buffer.from_int_ptr(hostmemory.lent_at(x.__dlpack__()), retain=True)
-    queue, flags = cl.CommandQueue(buffer.context), cl.map_flags.WRITE_INVALIDATE_REGION
+    queue = cl.CommandQueue(buffer.context)
+    flags = cl.map_flags.WRITE_INVALIDATE_REGION
     memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, x.shape, x.dtype)
     start = -(-memory.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = memory.ctypes.data + memory.nbytes - start

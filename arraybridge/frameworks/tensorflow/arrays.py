@@ -321,7 +321,10 @@ def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:
         with tf.init_scope(), tf.device(device):  # also where a function is being traced
             return tf.zeros(()) + 1
 
-    cardmemory.keep_after(lent, x, begin, lambda y: y.numpy())
+    def wait(y: Any) -> None:
+        y.numpy()
+
+    cardmemory.keep_after(lent, x, begin, wait)
 
 
 def _known_shape(x: Any) -> tf.TensorShape:

@@ -20,7 +20,8 @@ from arraybridge.frameworks.base import CPU
 
 _np = tf.experimental.numpy
 
-matrix_transpose, permute_dims = tf.linalg.matrix_transpose, _np.transpose
+matrix_transpose = tf.linalg.matrix_transpose
+permute_dims = _np.transpose
 
 # By these names the standard means something else than TensorFlow does.
 _OTHERWISE = frozenset(("searchsorted", "diagonal", "svd", "trace"))
@@ -50,7 +51,11 @@ def _by_way_of_numpy(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not all(isinstance(one, (np.ndarray, np.generic)) for one in tf.nest.flatten(result)):
             return result
         tensors = tf.nest.map_structure(tf.convert_to_tensor, result)
-        return tf.custom_gradient(lambda *_: (tensors, refuse))(*floats)
+
+        def constant(*_: Any) -> Any:
+            return tensors, refuse
+
+        return tf.custom_gradient(constant)(*floats)
 
     def refuse(*_: Any) -> Any:
         raise GradientError(
@@ -76,13 +81,14 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> A
 def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
     """The arrays one after the other along an axis; flattened where it is None."""
     if axis is None:
-        arrays, axis = [tf.reshape(x, [-1]) for x in arrays], 0
+        return _np.concatenate([tf.reshape(x, [-1]) for x in arrays], 0)
     return _np.concatenate(arrays, axis)
 
 
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     """A tensor of an array in the host's memory, shared where TensorFlow can."""
-    framework, view = registry.framework("tensorflow"), hostmemory.from_dlpack(x)
+    framework = registry.framework("tensorflow")
+    view = hostmemory.from_dlpack(x)
     objection = framework.cannot_view(view)
     if objection and copy is False:
         raise BufferError(f"TensorFlow cannot share it: {objection}")

@@ -7,7 +7,7 @@ frameworks at once, in `arraybridge.conversion.decide` (``_objection``).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -81,10 +81,21 @@ _OOM = re.compile(
 
 def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractContextManager[Any]]]:
     """The dtype to which operations of such devices are cast by themselves, None where they are not."""
-    return (
-        lambda: torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
-        lambda dtype: torch.autocast(kind, dtype, enabled=dtype is not None),
-    )
+
+    def current() -> torch.dtype | None:
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    def under(dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+        return torch.autocast(kind, dtype, enabled=dtype is not None)
+
+    return current, under
+
+
+def _dlpack_device() -> int | None:
+    """Return the DLPack device type of the GPUs for which this PyTorch was built."""
+    if torch.version.cuda:
+        return 2
+    return 10 if torch.version.hip else None
 
 
 def _instead_of(dtype: torch.dtype) -> tuple[str, ...]:
@@ -110,7 +121,7 @@ class TorchFramework(Framework):
     name = "torch"
     errors = (AssertionError,)  # by which FakeTensorMode refuses real tensors
     dtypes = frozenset(DTYPES)
-    dlpack_device = 2 if torch.version.cuda else 10 if torch.version.hip else None
+    dlpack_device = _dlpack_device()
     streams = TorchStreams() if dlpack_device else Streams()
     autodiff = torch_autodiff.AUTODIFF
     settings = (
@@ -176,9 +187,11 @@ class TorchFramework(Framework):
             return None
         children, structure = pytree.tree_flatten(x, is_leaf=OneLevel())
         places = [f"[{i}]" for i in range(len(children))]
-        return Pytree(
-            children, places, structure, lambda parts: pytree.tree_unflatten(list(parts), structure)
-        )
+
+        def rebuild(parts: Sequence[Any]) -> Any:
+            return pytree.tree_unflatten(list(parts), structure)
+
+        return Pytree(children, places, structure, rebuild)
 
     def check_cast(self, source: str, dtype: str) -> None:
         if is_sub_byte(source):

@@ -31,7 +31,8 @@ class TorchStreams(Streams):
         own: dict[Any, Any] = self._own.__dict__  # card → stream
         if index not in own:
             own[index] = torch.cuda.Stream(index)
-        side, outer = own[index], torch.cuda.current_stream(index)
+        side = own[index]
+        outer = torch.cuda.current_stream(index)
         # What was allocated on one stream and freed may be reused before the other is done with it only where
         # nothing orders the two. These waits do, at each change from one to the other.
         side.wait_stream(outer)
