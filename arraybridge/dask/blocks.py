@@ -27,7 +27,7 @@ from arraybridge.errors import (
 from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.device_map import decorated, placement
+from arraybridge.lines.placement import decorated, placement
 from arraybridge.trees import prefix
 from arraybridge.types import FrameworkLike, GpuId
 

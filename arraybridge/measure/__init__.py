@@ -24,7 +24,8 @@ from arraybridge.devices.devices import (
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded
-from arraybridge.lines.device_map import placement, working_on
+from arraybridge.lines.current_device import working_on
+from arraybridge.lines.placement import placement
 from arraybridge.show import Table, format_seconds
 from arraybridge.trees import arrays_of, map_arrays
 from arraybridge.types import Device

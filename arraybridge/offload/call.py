@@ -29,7 +29,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.functions.wrap import label_of, takes_self
-from arraybridge.lines.device_map import place_in_words, placement
+from arraybridge.lines.placement import place_in_words, placement
 from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, recovered
 from arraybridge.offload.comparison import difference, widened
