@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from arraybridge.batches import fixed
-from arraybridge.carriers.carrier import Carrier, chunks, register_carrier
+from arraybridge.carriers.carrier import Carrier
+from arraybridge.carriers.registry import register_carrier
 from arraybridge.conversion.convert import (
     convert,
     convert_memory,
@@ -59,6 +60,7 @@ from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
+    from arraybridge.carriers.chunks import chunks
     from arraybridge.devices.devices import least_used_gpu as least_used_gpu
     from arraybridge.functions.dtypes import DtypeConversion
     from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
@@ -152,6 +154,7 @@ _use_pocl_wheel()
 # Loaded when first asked for, since together they take three times as long as all above. What is not in
 # `__all__` comes out of a call, is an error, or is needed by few; it is named in its module.
 _MODULES = {
+    "carriers.chunks": "chunks",
     "conversion.convert": "to_mlx to_paddle",
     "conversion.explanation": "Route",
     "conversion.trace": "TraceLog",

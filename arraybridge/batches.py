@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import carrier_of, source_of
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, MemoryConversionError
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import (

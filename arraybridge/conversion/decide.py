@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import advise_about, source_of
+from arraybridge.carriers.sources import advise_about, source_of
 from arraybridge.conversion.destination import check_gpu_id, shares_cards, target_device
 from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import is_array
+from arraybridge.carriers.sources import is_array
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import find_source

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["source_of_items", "whole_number"]
-
 
 def whole_number(name: str, value: Any, least: int | None = 1) -> None:
     """Refuse what is no number of something."""

@@ -8,7 +8,7 @@ from functools import partial
 from numbers import Integral
 from typing import Any, Literal, TypeVar
 
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.devices.devices import devices as all_devices

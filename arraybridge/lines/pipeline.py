@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.batches import Joined, kept, part, plain
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
 from arraybridge.lines.arguments import source_of_items, whole_number

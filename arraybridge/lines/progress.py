@@ -7,8 +7,6 @@ from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError
 
-__all__ = ["with_progress"]
-
 
 def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any]:
     """The results, with a bar on the standard error stream that counts them."""

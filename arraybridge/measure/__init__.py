@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.devices.devices import (
     array_namespace,

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import Joined
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.carriers.carrier import carrier_of, source_of
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import card_meant
