@@ -29,15 +29,9 @@ from arraybridge.conversion.convert import (
     to_torch,
 )
 from arraybridge.conversion.trace import trace
-from arraybridge.devices.devices import (
-    array_namespace,
-    device_info,
-    devices,
-    get_device,
-    gpu_available,
-    set_device,
-    use_device,
-)
+from arraybridge.devices.default import get_device, set_device, use_device
+from arraybridge.devices.inventory import device_info, devices, gpu_available
+from arraybridge.devices.namespaces import array_namespace
 from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
 from arraybridge.errors import CannotSplitError as CannotSplitError
 from arraybridge.errors import CopyRequiredError as CopyRequiredError
@@ -61,7 +55,7 @@ from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
     from arraybridge.carriers.chunks import chunks
-    from arraybridge.devices.devices import least_used_gpu as least_used_gpu
+    from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
     from arraybridge.functions.dtypes import DtypeConversion
     from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.lines.device_map import device_map
@@ -158,7 +152,7 @@ _MODULES = {
     "conversion.convert": "to_mlx to_paddle",
     "conversion.explanation": "Route",
     "conversion.trace": "TraceLog",
-    "devices.devices": "FoundDevice least_used_gpu",
+    "devices.inventory": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",
     "functions.dtypes": "DtypeConversion",
     "functions.slices": "process_slices stack_slices unstack_slices",

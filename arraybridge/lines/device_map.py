@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import check_gpu_id
-from arraybridge.devices.devices import devices as all_devices
-from arraybridge.devices.devices import find_device
+from arraybridge.devices.inventory import devices as all_devices
+from arraybridge.devices.inventory import find_device
 from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host

@@ -15,12 +15,9 @@ import numpy as np
 
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.devices.devices import (
-    array_namespace,
-    framework_for_numpy_code,
-    gpu_available,
-    use_device,
-)
+from arraybridge.devices.default import use_device
+from arraybridge.devices.inventory import framework_for_numpy_code, gpu_available
+from arraybridge.devices.namespaces import array_namespace
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU
 from arraybridge.frameworks.registry import loaded

@@ -24,7 +24,7 @@ from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import card_meant
 from arraybridge.conversion.trace import open_logs
-from arraybridge.devices.devices import least_used_gpu
+from arraybridge.devices.inventory import least_used_gpu
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, told
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
