@@ -22,7 +22,7 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
 )
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import dtype_names, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.memory.shared import Exchange, SharedArray, keep_until_arrival
 from arraybridge.types import Device
@@ -137,7 +137,7 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
 def load(header: dict[str, Any], frames: list[Any]) -> Any:
     """The array of a header and its frames, on the device that it came from where there is one such here."""
     owner = registry.framework(header["framework"])
-    dtype, shape = hostmemory.np_dtype(header["dtype"]), tuple(header["shape"])
+    dtype, shape = dtype_names.np_dtype(header["dtype"]), tuple(header["shape"])
     frame, *more = frames
     host = np.ndarray(shape, dtype, frame)
     device = Device.parse(header["device"])

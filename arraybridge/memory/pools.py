@@ -13,7 +13,7 @@ import numpy as np
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import dtype_names, hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
@@ -107,7 +107,7 @@ class BufferPool:
         has_views = type(owner).reshaped is not Framework.reshaped
         whose = "host" if device == CPU else owner.name
         place = (whose, device) if has_views else (owner.name, device, extents, name)
-        nbytes = hostmemory.np_dtype(name).itemsize * math.prod(extents)
+        nbytes = dtype_names.np_dtype(name).itemsize * math.prod(extents)
         with self._lock:
             fitting = [b for b in self._idle if b.place == place and nbytes <= b.nbytes <= 2 * nbytes]
             buffer = min(fitting, key=lambda b: b.nbytes, default=None)

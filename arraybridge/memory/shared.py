@@ -28,7 +28,7 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError, note_on
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import dtype_names, hostmemory, registry
 from arraybridge.frameworks.hostmemory import address
 from arraybridge.frameworks.numpy import NumpyFramework
 
@@ -294,7 +294,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     if has_values:
         source = convert_memory(x, "numpy", dtype=dtype)
     else:
-        elements = np.dtype("float64") if dtype is None else hostmemory.dtype_of(dtype)
+        elements = np.dtype("float64") if dtype is None else dtype_names.dtype_of(dtype)
         source = np.broadcast_to(np.empty((), elements), hostmemory.extents(x))
     registry.framework("numpy").check(source)
     try:
