@@ -32,23 +32,31 @@ from arraybridge.conversion.trace import trace
 from arraybridge.devices.default import get_device, set_device, use_device
 from arraybridge.devices.inventory import device_info, devices, gpu_available
 from arraybridge.devices.namespaces import array_namespace
-from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
-from arraybridge.errors import CannotSplitError as CannotSplitError
-from arraybridge.errors import CopyRequiredError as CopyRequiredError
-from arraybridge.errors import DeviceNotFoundError as DeviceNotFoundError
-from arraybridge.errors import DtypeNotSupportedError as DtypeNotSupportedError
-from arraybridge.errors import FrameworkNotInstalledError as FrameworkNotInstalledError
-from arraybridge.errors import GradientError as GradientError
-from arraybridge.errors import MemoryConversionError
-from arraybridge.errors import MissingGpuWarning as MissingGpuWarning
-from arraybridge.errors import SourceMismatchError as SourceMismatchError
-from arraybridge.errors import UnknownArrayError as UnknownArrayError
-from arraybridge.errors import UnknownFrameworkError as UnknownFrameworkError
+from arraybridge.errors import (
+    ArrayNotSupportedError,
+    CannotSplitError,
+    CopyRequiredError,
+    DeviceNotFoundError,
+    DtypeNotSupportedError,
+    FrameworkNotInstalledError,
+    GradientError,
+    MemoryConversionError,
+    MissingGpuWarning,
+    SourceMismatchError,
+    UnknownArrayError,
+    UnknownFrameworkError,
+)
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.hostmemory import aligned
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_pocl_wheel
 from arraybridge.frameworks.registry import framework, register
-from arraybridge.functions.decorators import cupy, jax, memory_types, numpy, pyclesperanto, tensorflow, torch
+from arraybridge.functions.decorators import cupy as cupy
+from arraybridge.functions.decorators import jax as jax
+from arraybridge.functions.decorators import memory_types
+from arraybridge.functions.decorators import numpy as numpy
+from arraybridge.functions.decorators import pyclesperanto as pyclesperanto
+from arraybridge.functions.decorators import tensorflow as tensorflow
+from arraybridge.functions.decorators import torch as torch
 from arraybridge.options import settings
 from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
@@ -69,7 +77,8 @@ if _TYPE_CHECKING:
     from arraybridge.memory.stats import memory_stats
     from arraybridge.offload.decorator import gpu
 
-# In the order in which people need them.
+# In the order in which people need them. The decorators that are named after a framework are missing, so that
+# `from arraybridge import *` does not replace the modules `numpy` and `torch`; import them by name.
 __all__ = [
     # convert
     "convert",
@@ -89,12 +98,6 @@ __all__ = [
     "explain",
     "trace",
     # run a function in its framework
-    "numpy",
-    "torch",
-    "jax",
-    "tensorflow",
-    "cupy",
-    "pyclesperanto",
     "gpu",
     "memory_types",
     "DtypeConversion",
@@ -130,9 +133,21 @@ __all__ = [
     "coexist",
     "BufferPool",
     "pinned",
-    # settings, errors, frameworks of your own
-    "settings",
+    # errors
     "MemoryConversionError",
+    "ArrayNotSupportedError",
+    "CannotSplitError",
+    "CopyRequiredError",
+    "DeviceNotFoundError",
+    "DtypeNotSupportedError",
+    "FrameworkNotInstalledError",
+    "GradientError",
+    "MissingGpuWarning",
+    "SourceMismatchError",
+    "UnknownArrayError",
+    "UnknownFrameworkError",
+    # settings, frameworks of your own
+    "settings",
     "framework",
     "register",
     "Framework",
