@@ -17,7 +17,8 @@ class Unread:
     """Values that are made when somebody reads them."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
-        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
         self.nbytes = math.prod(shape) * self.dtype.itemsize
         self._read = read
 

@@ -48,7 +48,8 @@ class _UnreadVariable:
     """The values of a variable of xarray, read in parts from its file."""
 
     def __init__(self, variable: Any) -> None:
-        self.shape, self.dtype = tuple(variable.shape), np.dtype(variable.dtype)
+        self.shape = tuple(variable.shape)
+        self.dtype = np.dtype(variable.dtype)
         self.nbytes = math.prod(self.shape) * self.dtype.itemsize
         self._variable = variable
 

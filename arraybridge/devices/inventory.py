@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
@@ -78,19 +79,35 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     readings = {one.device: one for one in memory_stats().devices}
     readings |= {card.pci: readings[f"gpu:{card.index}"] for card in machine.cards()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
-    return sorted(described, key=lambda device: (device.kind, device.index))  # cpu, gpu, opencl
+    return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
 
 
 def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
     """A device by the reading of the machine, or else by what its frameworks know of it."""
-    facts = [("", "", None), *(one.card_of(device) for one in owners)]
-    name, identity, total = (next(filter(None, column), None) for column in zip(*facts, strict=True))
-    reading = readings.get(identity) or readings.get("cpu" if device.kind == "cpu" else str(device))
+    name, identity, total = _known_to_frameworks(device, owners)
+    free = None
+    key = "cpu" if device.kind == "cpu" else str(device)
+    reading = readings.get(identity or key) or readings.get(key)
     if reading is not None:
-        name, identity, total = reading.name or name, reading.uuid or identity, reading.total or total
-    free = None if reading is None else reading.free
+        name = reading.name or name
+        identity = reading.uuid or identity
+        total = reading.total or total
+        free = reading.free
     users = tuple(one.name for one in owners)
-    return FoundDevice(device.kind, device.index, name or "", users, total, free, identity or "")
+    return FoundDevice(device.kind, device.index, name, users, total, free, identity)
+
+
+def _known_to_frameworks(device: Device, owners: list[Framework]) -> tuple[str, str, int | None]:
+    """Return name, identity and memory of a device, each from the first framework that knows it."""
+    name = ""
+    identity = ""
+    total = None
+    for owner in owners:
+        name_here, identity_here, total_here = owner.card_of(device)
+        name = name or name_here
+        identity = identity or identity_here
+        total = total or total_here or None
+    return name, identity, total
 
 
 def find_device(device: Device) -> Device:
@@ -101,18 +118,28 @@ def find_device(device: Device) -> Device:
     Raises:
         DeviceNotFoundError: none has it; the message lists the devices that are there.
     """
-    of_kind = [one for one in loaded() if one.has_accelerator(device.accelerator)]
-    if device == CPU or any(device in one.visible_devices() for one in of_kind):
+    if device == CPU or any(device in one.visible_devices() for one in _loaded_for(device)):
         return device
     usable = devices("all")
-    of_kind = [one for one in loaded() if one.has_accelerator(device.accelerator)]
-    if device in usable and (not device.accelerator or any(device in one.devices() for one in of_kind)):
-        return device
+    if device in usable:
+        of_kind = _loaded_for(device)  # which now has all that are installed
+        if not device.accelerator or any(device in one.devices() for one in of_kind):
+            return device
     if device.kind != "cpu" and missing_gpu() == "host":
         warn(f"{device} is missing, so the CPU is used", MissingGpuWarning)
         return CPU
+    raise _missing(device, usable)
+
+
+def _loaded_for(device: Device) -> list[Framework]:
+    """Return the loaded frameworks that have accelerators of the kind that the device's name asks for."""
+    return [one for one in loaded() if one.has_accelerator(device.accelerator)]
+
+
+def _missing(device: Device, usable: list[FoundDevice]) -> DeviceNotFoundError:
+    """Return the error for a device that is not there."""
     asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
-    raise DeviceNotFoundError(
+    return DeviceNotFoundError(
         f"no installed framework has a device {asked} here; there are {', '.join(map(str, usable))}.",
         reason=f"there is no device {device}",
     )
@@ -146,7 +173,13 @@ def least_used_gpu() -> int | None:
     >>> gpu_id = least_used_gpu()
     """
     gpus = [device for device in devices() if device.kind == "gpu"]
-    return max(gpus, key=lambda device: device.free or 0).index if gpus else None
+    if not gpus:
+        return None
+    return max(gpus, key=_free_bytes).index
+
+
+def _free_bytes(device: FoundDevice) -> int:
+    return device.free or 0
 
 
 class DeviceInfo(dict[str, Any]):

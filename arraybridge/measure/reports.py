@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 from arraybridge.measure.timing import Timing
@@ -65,8 +64,12 @@ class SizeComparison(Table):
         if name not in self.names():
             raise KeyError(f"{name!r} was not tried; there are {', '.join(self.names())}")
         rows = sorted((size, one.speedup or 0) for function, size, one in self.rows if function == name)
-        paying = [size for size, _ in takewhile(lambda row: row[1] >= 1, reversed(rows))]
-        return paying[-1] if paying else None
+        smallest = None
+        for size, speedup in reversed(rows):
+            if speedup < 1:
+                break
+            smallest = size
+        return smallest
 
     def _table(self) -> Any:
         head = ("function", "elements", "cpu", "gpu", "speed-up")

@@ -12,6 +12,14 @@ from arraybridge.devices.namespaces import array_namespace
 __all__ = ["STANDARD"]
 
 
+def _elementwise(x: Any) -> Any:
+    return array_namespace(x).sqrt(x) * 2 + 1
+
+
+def _reduction(x: Any) -> Any:
+    return array_namespace(x).sum(x)
+
+
 def _matmul(x: Any) -> Any:
     """A square matrix of about as many elements, times itself."""
     side = max(1, int(x.shape[0] ** 0.5))
@@ -19,13 +27,22 @@ def _matmul(x: Any) -> Any:
     return square @ square
 
 
+def _fft(x: Any) -> Any:
+    return array_namespace(x).fft.fft(x)
+
+
+def _filter(x: Any) -> Any:
+    """Return the mean of each three neighbors."""
+    return (x[:-2] + x[1:-1] + x[2:]) / 3
+
+
 #: Functions of one 1-D array that run in NumPy, CuPy, PyTorch and JAX.
 STANDARD: Mapping[str, Callable[[Any], Any]] = {
-    "elementwise": lambda x: array_namespace(x).sqrt(x) * 2 + 1,
-    "reduction": lambda x: array_namespace(x).sum(x),
+    "elementwise": _elementwise,
+    "reduction": _reduction,
     "matmul": _matmul,
-    "fft": lambda x: array_namespace(x).fft.fft(x),
-    "filter": lambda x: (x[:-2] + x[1:-1] + x[2:]) / 3,  # the mean of three neighbours
+    "fft": _fft,
+    "filter": _filter,
 }
 
 

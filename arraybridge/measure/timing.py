@@ -11,8 +11,9 @@ from arraybridge.frameworks.registry import loaded
 from arraybridge.show import format_seconds
 from arraybridge.trees import arrays_of
 
-# After this many waits, of which the shortest took hardly longer than one for nothing, no more follow.
-_TRIALS, _NOTHING = 5, 1.2
+# No more waits follow after this many, if the shortest took hardly longer than one for nothing.
+_TRIALS = 5
+_NOTHING = 1.2
 
 
 class Timing(NamedTuple):
@@ -68,6 +69,15 @@ def benchmark(
         raise ValueError("warmup must be 0 or more, seconds positive, and runs 1 or more")
     for _ in range(warmup):
         fn(*args)
+    samples = _samples(fn, args, seconds, runs)
+    samples.sort()
+    quarter = len(samples) // 4
+    median = (samples[len(samples) // 2] + samples[(len(samples) - 1) // 2]) / 2
+    return Timing(median, samples[0], samples[-1 - quarter] - samples[quarter], len(samples))
+
+
+def _samples(fn: Callable[..., Any], args: tuple[Any, ...], seconds: float, runs: int | None) -> list[float]:
+    """Return the seconds that each of the calls takes, with its wait."""
     clock = time.perf_counter
     idle = sorted(_synchronize() for _ in range(9))
     samples: list[float] = []
@@ -85,10 +95,7 @@ def benchmark(
             samples[-1] += max(0.0, waits[-1] - idle[4])
             until += min(waits[-1], idle[4])  # waits for nothing take nothing from the seconds
     _synchronize()
-    samples.sort()
-    quarter = len(samples) // 4
-    median = (samples[len(samples) // 2] + samples[(len(samples) - 1) // 2]) / 2
-    return Timing(median, samples[0], samples[-1 - quarter] - samples[quarter], len(samples))
+    return samples
 
 
 def _settle(values: Any) -> None:
