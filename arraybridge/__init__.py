@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 from arraybridge.batches import fixed
-from arraybridge.carriers.carrier import Carrier, chunks, register_carrier
+from arraybridge.carriers.carrier import Carrier
+from arraybridge.carriers.registry import register_carrier
 from arraybridge.conversion.convert import (
     convert,
     convert_memory,
@@ -28,38 +29,41 @@ from arraybridge.conversion.convert import (
     to_torch,
 )
 from arraybridge.conversion.trace import trace
-from arraybridge.devices.devices import (
-    array_namespace,
-    device_info,
-    devices,
-    get_device,
-    gpu_available,
-    set_device,
-    use_device,
+from arraybridge.devices.default import get_device, set_device, use_device
+from arraybridge.devices.inventory import device_info, devices, gpu_available
+from arraybridge.devices.namespaces import array_namespace
+from arraybridge.errors import (
+    ArrayNotSupportedError,
+    CannotSplitError,
+    CopyRequiredError,
+    DeviceNotFoundError,
+    DtypeNotSupportedError,
+    FrameworkNotInstalledError,
+    GradientError,
+    MemoryConversionError,
+    MissingGpuWarning,
+    SourceMismatchError,
+    UnknownArrayError,
+    UnknownFrameworkError,
 )
-from arraybridge.errors import ArrayNotSupportedError as ArrayNotSupportedError
-from arraybridge.errors import CannotSplitError as CannotSplitError
-from arraybridge.errors import CopyRequiredError as CopyRequiredError
-from arraybridge.errors import DeviceNotFoundError as DeviceNotFoundError
-from arraybridge.errors import DtypeNotSupportedError as DtypeNotSupportedError
-from arraybridge.errors import FrameworkNotInstalledError as FrameworkNotInstalledError
-from arraybridge.errors import GradientError as GradientError
-from arraybridge.errors import MemoryConversionError
-from arraybridge.errors import MissingGpuWarning as MissingGpuWarning
-from arraybridge.errors import SourceMismatchError as SourceMismatchError
-from arraybridge.errors import UnknownArrayError as UnknownArrayError
-from arraybridge.errors import UnknownFrameworkError as UnknownFrameworkError
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.hostmemory import aligned
 from arraybridge.frameworks.pyclesperanto.opencl import use_pocl_wheel as _use_pocl_wheel
 from arraybridge.frameworks.registry import framework, register
-from arraybridge.functions.decorators import cupy, jax, memory_types, numpy, pyclesperanto, tensorflow, torch
+from arraybridge.functions.decorators import cupy as cupy
+from arraybridge.functions.decorators import jax as jax
+from arraybridge.functions.decorators import memory_types
+from arraybridge.functions.decorators import numpy as numpy
+from arraybridge.functions.decorators import pyclesperanto as pyclesperanto
+from arraybridge.functions.decorators import tensorflow as tensorflow
+from arraybridge.functions.decorators import torch as torch
 from arraybridge.options import settings
 from arraybridge.types import Device
 from arraybridge.types import MemoryType as MemoryType
 
 if _TYPE_CHECKING:
-    from arraybridge.devices.devices import least_used_gpu as least_used_gpu
+    from arraybridge.carriers.chunks import chunks
+    from arraybridge.devices.inventory import least_used_gpu as least_used_gpu
     from arraybridge.functions.dtypes import DtypeConversion
     from arraybridge.functions.slices import process_slices, stack_slices, unstack_slices
     from arraybridge.lines.device_map import device_map
@@ -73,7 +77,8 @@ if _TYPE_CHECKING:
     from arraybridge.memory.stats import memory_stats
     from arraybridge.offload.decorator import gpu
 
-# In the order in which people need them.
+# In the order in which people need them. The decorators that are named after a framework are missing, so that
+# `from arraybridge import *` does not replace the modules `numpy` and `torch`; import them by name.
 __all__ = [
     # convert
     "convert",
@@ -93,12 +98,6 @@ __all__ = [
     "explain",
     "trace",
     # run a function in its framework
-    "numpy",
-    "torch",
-    "jax",
-    "tensorflow",
-    "cupy",
-    "pyclesperanto",
     "gpu",
     "memory_types",
     "DtypeConversion",
@@ -134,9 +133,21 @@ __all__ = [
     "coexist",
     "BufferPool",
     "pinned",
-    # settings, errors, frameworks of your own
-    "settings",
+    # errors
     "MemoryConversionError",
+    "ArrayNotSupportedError",
+    "CannotSplitError",
+    "CopyRequiredError",
+    "DeviceNotFoundError",
+    "DtypeNotSupportedError",
+    "FrameworkNotInstalledError",
+    "GradientError",
+    "MissingGpuWarning",
+    "SourceMismatchError",
+    "UnknownArrayError",
+    "UnknownFrameworkError",
+    # settings, frameworks of your own
+    "settings",
     "framework",
     "register",
     "Framework",
@@ -152,10 +163,11 @@ _use_pocl_wheel()
 # Loaded when first asked for, since together they take three times as long as all above. What is not in
 # `__all__` comes out of a call, is an error, or is needed by few; it is named in its module.
 _MODULES = {
+    "carriers.chunks": "chunks",
     "conversion.convert": "to_mlx to_paddle",
     "conversion.explanation": "Route",
     "conversion.trace": "TraceLog",
-    "devices.devices": "FoundDevice least_used_gpu",
+    "devices.inventory": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",
     "functions.dtypes": "DtypeConversion",
     "functions.slices": "process_slices stack_slices unstack_slices",

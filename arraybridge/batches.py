@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import carrier_of, source_of
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, MemoryConversionError
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import (
@@ -99,7 +100,11 @@ def part(tree: Any, axis: int, count: int, start: int, stop: int, place: str = "
         return tree
     if _is_row_list(tree, axis, count):
         return tree[start:stop]
-    return map_children(tree, lambda x, at: part(x, axis, count, start, stop, place + at))
+
+    def part_of_child(child: Any, at: str) -> Any:
+        return part(child, axis, count, start, stop, place + at)
+
+    return map_children(tree, part_of_child)
 
 
 def split_places(tree: Any, axis: int, count: int) -> list[str]:
@@ -166,7 +171,10 @@ class Joined:
     def __init__(
         self, rows: int, axis: int, batch: Any, noun: str = "part", *, row_by_row: bool = True
     ) -> None:
-        self.rows, self.axis, self.batch, self.noun = rows, axis, batch, noun
+        self.rows = rows
+        self.axis = axis
+        self.batch = batch
+        self.noun = noun
         self.row_by_row = row_by_row
         #: The number of joined rows.
         self.done = 0
@@ -209,7 +217,8 @@ class Joined:
     def metadata(self, x: Any, place: str) -> tuple[Framework, Any, dict[str, Any]]:
         """Return the framework of an array, the array, and the properties that all parts have in common."""
         owner, data = source_of(x)
-        shape, axis = owner.shape(data), self.axis
+        shape = owner.shape(data)
+        axis = self.axis
         if not -len(shape) <= axis < len(shape):
             raise self.error(place, f"an array of shape {shape} does not have axis {axis}")
         across = [extent for i, extent in enumerate(shape) if i != axis % len(shape)]
@@ -264,7 +273,8 @@ class _Node:
     __slots__ = ("of", "place")
 
     def __init__(self, of: Joined, place: str) -> None:
-        self.of, self.place = of, place
+        self.of = of
+        self.place = place
 
     def put(self, x: Any, start: int, count: int) -> None:
         """Add the value of the part with rows ``start`` to ``start + count``."""
@@ -321,7 +331,8 @@ class _Column(_Node):
         if rows != count and of.row_by_row:
             raise of.error(self.place, f"an array has {rows} rows for {count} input rows")
         if rows != count and self.room is not None:  # the final number of rows is unknown
-            self.parts[0], self.room = owner.part(self.room, of.axis, 0, start), None
+            self.parts[0] = owner.part(self.room, of.axis, 0, start)
+            self.room = None
         if self.room is None:
             self.parts[start] = kept(x)
             return
@@ -343,7 +354,8 @@ class _Structure(_Node):
 
     def __init__(self, of: Joined, first: Any, count: int, place: str) -> None:
         super().__init__(of, place)
-        self.first, self.opened = first, open_container(first)
+        self.first = first
+        self.opened = open_container(first)
         #: The attributes of the container, which cannot be joined: they have to be the same in every part.
         self.beside = {
             name: _Value(of, value, f"{place}.{name}")
@@ -446,6 +458,11 @@ def _batched(values: Sequence[Any], counts: Sequence[int], axis: int, *, top: bo
         return _are_batched(values, counts, axis)
     if not top and all(map(_has_entry_per_row, values, counts)):
         return True
+    return _have_batched_children(values, counts, axis)
+
+
+def _have_batched_children(values: Sequence[Any], counts: Sequence[int], axis: int) -> bool | None:
+    """Return the answer of `_batched` for containers, from their children of the same name."""
     opened = [open_container(x) for x in values]
     sorts = list(map(_sort, values, opened))
     if any(sort != sorts[0] for sort in sorts):

@@ -104,7 +104,8 @@ def free_memory(index: int) -> int | None:
 
 def driver() -> Driver:
     """The NVIDIA driver, or why there is none."""
-    version, cuda = _ask("nvmlSystemGetDriverVersion"), _ask("nvmlSystemGetCudaDriverVersion_v2")
+    version = _ask("nvmlSystemGetDriverVersion")
+    cuda = _ask("nvmlSystemGetCudaDriverVersion_v2")
     return Driver(version or "", None if cuda is None else (cuda // 1000, cuda % 1000 // 10), _nvml()[1])
 
 
@@ -158,7 +159,8 @@ def _with_slices(index: int) -> list[Card]:
     parts = [_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, i) for i in range(count or 0)]
     group = []
     for one in (handle, *parts):
-        name, uuid = _ask("nvmlDeviceGetName", one) or "", _ask("nvmlDeviceGetUUID", one)
+        name = _ask("nvmlDeviceGetName", one) or ""
+        uuid = _ask("nvmlDeviceGetUUID", one)
         total = _ask("nvmlDeviceGetMemoryInfo", one, part="total")
         if uuid is not None:
             group.append(Card(index, name, uuid, address.lower(), total))
@@ -168,7 +170,8 @@ def _with_slices(index: int) -> list[Card]:
 def _speed(group: list[Card]) -> int:
     """Cores times clock, which is what CUDA's own order agrees with as far as is known."""
     handle = _ask("nvmlDeviceGetHandleByUUID", group[0].uuid)
-    cores, clock = _ask("nvmlDeviceGetNumGpuCores", handle), _ask("nvmlDeviceGetMaxClockInfo", handle, 1)
+    cores = _ask("nvmlDeviceGetNumGpuCores", handle)
+    clock = _ask("nvmlDeviceGetMaxClockInfo", handle, 1)
     return int(cores or 0) * int(clock or 0)
 
 

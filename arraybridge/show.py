@@ -16,7 +16,8 @@ def format_bytes(nbytes: float | None) -> str:
     """
     if nbytes is None:
         return "-"
-    amount, units = float(nbytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    amount = float(nbytes)
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while abs(amount) >= 1024 and len(units) > 1:
         amount /= 1024
         del units[0]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import arraybridge
-from arraybridge.carriers import carrier
+from arraybridge.carriers import registry as carrier_registry
 from arraybridge.frameworks import registry
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -157,11 +157,11 @@ def asked(*lines: str, env: dict[str, str] | None = None) -> str:
 @contextmanager
 def registry_kept() -> Iterator[None]:
     """Forget afterwards which frameworks and carriers were registered inside."""
-    before, carriers = registry.instances(), carrier._registered.copy()
+    before, carriers = registry.instances(), carrier_registry._registered.copy()
     try:
         yield
     finally:
-        carrier._registered[:] = carriers
+        carrier_registry._registered[:] = carriers
         for name, one in registry.instances().items():
             if name not in before:
                 registry.unregister(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import importlib.metadata
+import importlib.util
 import os
 import tomllib
 from pathlib import Path
@@ -30,13 +31,12 @@ _LATER = """
     arraybridge.machine arraybridge.memory.recovery arraybridge.memory.stats arraybridge.offload.call
 """
 
-# Not in `__all__`, but importable: errors, what comes out of calls, and what few need.
+# Importable, but not in `__all__`: decorators named after a framework, results of calls, rarely needed names.
 _BESIDE = """
-    ArrayNotSupportedError CannotSplitError CopyRequiredError DeviceNotFoundError DtypeNotSupportedError
-    FrameworkNotInstalledError GradientError MissingGpuWarning SourceMismatchError UnknownArrayError
-    UnknownFrameworkError MemoryType Route TraceLog Timing Comparison SizeComparison PipelineReport
-    StageReport FoundDevice MemoryStats MemoryCollector Coexistence SharedPoolError PoolLimitError
-    least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu mlx paddle to_mlx to_paddle
+    numpy torch jax tensorflow cupy pyclesperanto mlx paddle MemoryType Route TraceLog Timing Comparison
+    SizeComparison PipelineReport StageReport FoundDevice MemoryStats MemoryCollector Coexistence
+    SharedPoolError PoolLimitError least_used_gpu gpu_utilization share_gpu_memory memory_peak stay_on_gpu
+    to_mlx to_paddle
     cleanup_all_gpu_frameworks cleanup_cupy_gpu cleanup_jax_gpu cleanup_pyclesperanto_gpu
     cleanup_tensorflow_gpu cleanup_torch_gpu
 """
@@ -82,13 +82,27 @@ def test_what_needs_no_framework_imports_none() -> None:
 def test_the_public_names_are_few_and_every_one_is_there() -> None:
     names = arraybridge.__all__
     assert names[0] == "convert"
-    assert len(names) == len(set(names)) <= 60
+    assert len(names) == len(set(names)) <= 65
     assert not set(BESIDE) & set(names)
     assert [name for name in (*names, *BESIDE) if not hasattr(arraybridge, name)] == []
     assert {*names, *BESIDE} <= set(dir(arraybridge))
     assert arraybridge.convert is arraybridge.convert_memory
     with pytest.raises(AttributeError, match="no attribute 'pipelnie'"):
         arraybridge.pipelnie  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_star_import_brings_the_errors_and_replaces_no_framework() -> None:
+    names = [name for name in ("numpy", "torch", "jax") if importlib.util.find_spec(name)]
+    lines = (
+        f"import {', '.join(names)}, sys",
+        "from arraybridge import *",
+        f"print(all(globals()[name] is sys.modules[name] for name in {names}))",
+        "import arraybridge.errors as errors",
+        "exceptions = [x for x in vars(errors).values() if isinstance(x, type) and issubclass(x, Exception)]",
+        "own = [x.__name__ for x in exceptions if x.__module__ == errors.__name__]",
+        "print(len(own) >= 12, [name for name in own if globals().get(name) is not getattr(errors, name)])",
+    )
+    assert asked(*lines) == "True\nTrue []"
 
 
 def test_no_submodule_hides_a_decorator() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import arraybridge
 from arraybridge import benchmark, compare
-from arraybridge import measure as room
+from arraybridge.measure import timing as room
 from tests.helpers import require
 
 

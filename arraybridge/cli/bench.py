@@ -22,7 +22,7 @@ import arraybridge
 from arraybridge import compare
 from arraybridge.cli import output
 from arraybridge.errors import MemoryConversionError
-from arraybridge.measure import STANDARD
+from arraybridge.measure.standard import STANDARD
 from arraybridge.show import format_bytes, format_seconds
 
 Json = dict[str, Any]

@@ -19,7 +19,7 @@ from rich.progress import Progress
 import arraybridge
 from arraybridge.cli import output
 from arraybridge.errors import DtypeNotSupportedError, MemoryConversionError
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import dtype_names
 from arraybridge.frameworks.registry import can_find
 from arraybridge.show import Cell, format_bytes, format_seconds, html_table, page, picture
 from arraybridge.types import Device
@@ -100,7 +100,7 @@ def matrix(
 def _array(nbytes: int, name: str) -> np.ndarray:
     """An array of that size, in two axes where it is large, in memory that every framework can share."""
     try:
-        dtype = hostmemory.np_dtype(name)  # also bfloat16 and the float8 types, where ml_dtypes is installed
+        dtype = dtype_names.np_dtype(name)  # also bfloat16 and the float8 types, where ml_dtypes is installed
     except (TypeError, AttributeError, DtypeNotSupportedError):
         words = f"{name!r} is no dtype here; write it like float32 (bfloat16 needs pip install ml-dtypes)"
         raise typer.BadParameter(words, param_hint="--dtype") from None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
-from arraybridge.carriers.carrier import carrier_of, source_of
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, check_options, decide, dtype_name, is_dtype
 from arraybridge.conversion.explanation import Route

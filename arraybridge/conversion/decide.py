@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import advise_about, source_of
+from arraybridge.carriers.sources import advise_about, source_of
 from arraybridge.conversion.destination import check_gpu_id, shares_cards, target_device
 from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack
@@ -23,7 +23,7 @@ from arraybridge.errors import (
     nearest,
     told,
 )
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import dtype_names, hostmemory, readonly, registry
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.foreign import refuse_to_fetch
@@ -155,7 +155,7 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
     return source, array
 
 
-_DTYPES = hostmemory.PLAIN | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+_DTYPES = dtype_names.PLAIN | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # How the names of dtypes begin whose elements are numbers, those of one framework alone among them.
 _NUMBERS = ("bool", "int", "uint", "float", "complex", "bfloat", "qint", "quint", "bits")
 
@@ -166,7 +166,7 @@ def dtype_name(dtype: Any) -> str:
     Raises:
         DtypeNotSupportedError: no such dtype is known.
     """
-    name = hostmemory.word_of(dtype)
+    name = dtype_names.word_of(dtype)
     if name in _DTYPES or name.startswith(("float8", "int4", "uint4")):
         return name
     raise DtypeNotSupportedError(
@@ -178,7 +178,7 @@ def dtype_name(dtype: Any) -> str:
 
 def is_dtype(word: Any) -> bool:
     """Whether this is a dtype, by name or of any framework."""
-    return hostmemory.word_of(word) in _DTYPES
+    return dtype_names.word_of(word) in _DTYPES
 
 
 # -- how ---------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class _Choice:
         method: Method = "dlpack" if cell(source.name, target.name) is dlpack else "view"
         reason = "both see the same host memory"
         if (source.mutable or self.is_replica) and not target.mutable:
-            view = _then(view, hostmemory.lend)  # which remembers what is read-only
+            view = _then(view, readonly.lend)  # which remembers what is read-only
         return self._decision(method, 0, reason, lambda x: target.from_host(view(x), device))
 
     def _objection(self, memory: np.ndarray) -> str:
@@ -326,7 +326,7 @@ class _Choice:
             return self._scalar_objection()
         guarded = not memory.flags.writeable
         if not source.mutable:  # to NumPy, all that it shows is read-only
-            guarded = hostmemory.is_lent(hostmemory.address(memory))
+            guarded = readonly.is_lent(hostmemory.address(memory))
         if guarded:
             # The target cannot mark its view as read-only, and a write to a read-only page ends the process.
             return f"it is read-only, and {target.name} could write to it"

@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import Any
 
-from arraybridge.carriers.carrier import carrier_of
+from arraybridge.carriers.registry import carrier_of
 from arraybridge.conversion.decide import Decision, Request
 from arraybridge.conversion.table import FastFunction, cell
 from arraybridge.errors import MemoryConversionError

@@ -15,7 +15,7 @@ from dask.array.utils import meta_from_array
 from dask.layers import ArraySliceDep
 from dask.tokenize import normalize_token
 
-from arraybridge.carriers.carrier import is_array
+from arraybridge.carriers.sources import is_array
 from arraybridge.conversion.convert import convert_memory, detect_memory_type, device_of
 from arraybridge.dask.workers import on_this_worker
 from arraybridge.errors import (
@@ -27,7 +27,7 @@ from arraybridge.errors import (
 from arraybridge.frameworks import registry
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.device_map import decorated, placement
+from arraybridge.lines.placement import decorated, placement
 from arraybridge.trees import prefix
 from arraybridge.types import FrameworkLike, GpuId
 

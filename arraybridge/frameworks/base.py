@@ -26,7 +26,7 @@ from arraybridge.errors import (
     MissingGpuWarning,
     warn,
 )
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import capsules, dtype_names, hostmemory, protocols, readonly
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.options import missing_gpu
@@ -136,7 +136,7 @@ class Framework(ABC):
 
     def dtype_name(self, x: Any) -> str:
         """NumPy's name of the array's dtype: ``"float32"``, ``"bfloat16"``."""
-        return hostmemory.name_of(np.dtype(x.dtype))
+        return dtype_names.name_of(np.dtype(x.dtype))
 
     def shape(self, x: Any) -> tuple[int, ...]:
         return tuple(x.shape)
@@ -147,7 +147,7 @@ class Framework(ABC):
 
     def strides(self, x: Any) -> tuple[int, ...]:
         """Bytes to step along each axis, for an array on an accelerator."""
-        return c_strides(self.shape(x), hostmemory.np_dtype(self.dtype_name(x)).itemsize)
+        return c_strides(self.shape(x), dtype_names.np_dtype(self.dtype_name(x)).itemsize)
 
     def address(self, x: Any) -> int:
         """Address of the first element, for an array on an accelerator; 0 where it cannot be known."""
@@ -188,8 +188,8 @@ class Framework(ABC):
         """
         if not self.has_host or not hasattr(x, "__dlpack__"):
             raise NotImplementedError(f"{self.name} shows no host memory")
-        view = hostmemory.from_capsule(x.__dlpack__(), hostmemory.np_dtype(self.dtype_name(x)))
-        return hostmemory.writable_alias(view) if self.mutable else view
+        view = capsules.from_capsule(x.__dlpack__(), dtype_names.np_dtype(self.dtype_name(x)))
+        return readonly.writable_alias(view) if self.mutable else view
 
     def to_host(self, x: Any) -> np.ndarray:
         """The array's values in host memory that nothing else refers to, complete on return."""
@@ -207,8 +207,8 @@ class Framework(ABC):
         if device != CPU:
             on_host = self.from_host(hostmemory.fresh(view) if self.cannot_view(view) else view, CPU)
             return self.to_device(on_host, device)
-        capsule = hostmemory.capsule(view)
-        return sys.modules[self.modules[0]].from_dlpack(hostmemory.Importable(capsule))
+        capsule = capsules.capsule(view)
+        return sys.modules[self.modules[0]].from_dlpack(protocols.Importable(capsule))
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         """Why this framework cannot view memory with these strides (in bytes), or ``""``."""
@@ -308,7 +308,7 @@ class Framework(ABC):
 
     def cast(self, x: Any, dtype: str) -> Any:
         """``x`` in another dtype, cast as this framework casts."""
-        values = self.to_host(x).astype(hostmemory.np_dtype(dtype))
+        values = self.to_host(x).astype(dtype_names.np_dtype(dtype))
         return self.from_host(hostmemory.fresh(values), self.device_of(x))
 
     def supports(self, dtype: str, shape: tuple[int, ...]) -> None:
@@ -381,7 +381,7 @@ class Framework(ABC):
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: Device) -> Any:
         """An array whose values nobody has set."""
-        return self.from_host(hostmemory.packed(shape, hostmemory.np_dtype(dtype)), device)
+        return self.from_host(hostmemory.packed(shape, dtype_names.np_dtype(dtype)), device)
 
     def selected(self, device: Device) -> AbstractContextManager[Any]:
         """A context in which ``device`` is this framework's current one, for this thread."""

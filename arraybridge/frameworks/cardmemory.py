@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
-from arraybridge.frameworks.hostmemory import Exported
 from arraybridge.frameworks.parts import Streams
+from arraybridge.frameworks.protocols import Exported
 from arraybridge.types import Device
 
 __all__ = ["Kept", "settle"]

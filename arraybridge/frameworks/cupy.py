@@ -14,7 +14,7 @@ import cupy
 import numpy as np
 
 from arraybridge import machine
-from arraybridge.frameworks import cardmemory, hostmemory
+from arraybridge.frameworks import cardmemory, dtype_names, hostmemory, protocols
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import Holding, Mark, Streams
 from arraybridge.types import Device
@@ -36,7 +36,7 @@ _MANAGED = 13
 class CupyFramework(Framework):
     name = "cupy"
     has_host = False
-    dtypes = hostmemory.PLAIN
+    dtypes = dtype_names.PLAIN
 
     def __init__(self) -> None:
         self.dlpack_device = 10 if cupy.cuda.runtime.is_hip else 2
@@ -127,7 +127,7 @@ class CupyFramework(Framework):
             if handle is not None and self.streams.handle(device) is None:
                 # torch lends to no such stream (CUPY_CUDA_PER_THREAD_DEFAULT_STREAM): the order is made here.
                 self.streams.wait_for(device, handle)
-                lent = hostmemory.Importable(x.__dlpack__(stream=-1), (2, device.index))
+                lent = protocols.Importable(x.__dlpack__(stream=-1), (2, device.index))
             return _on_loan(cupy.from_dlpack(lent), source.streams, self.streams, device)
 
     def settle(self, x: cupy.ndarray) -> None:
@@ -179,7 +179,7 @@ class CupyFramework(Framework):
 
     def reshaped(self, memory: cupy.ndarray, shape: tuple[int, ...], dtype: str) -> cupy.ndarray:
         with on_card(memory.device.id):
-            return cupy.ndarray(shape, hostmemory.np_dtype(dtype), memptr=memory.data)
+            return cupy.ndarray(shape, dtype_names.np_dtype(dtype), memptr=memory.data)
 
     def native_device(self, device: Device) -> Any:
         return cupy.cuda.Device(device.index)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import ArrayNotSupportedError, CopyRequiredError, UnknownArrayError, told
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import capsules, hostmemory, readonly, registry
 from arraybridge.frameworks.advice import advice_for
 from arraybridge.frameworks.base import CPU, Framework, refusals, refuse
 from arraybridge.frameworks.numpy import NumpyFramework
@@ -114,7 +114,7 @@ def foreign_framework(x: Any) -> tuple[Framework, Any]:
         return _fetched(x, kind) if reader is None else (reader, reader.adopt(x, FOREIGN_HOST, CPU))
     try:
         of_numpy = offers(x, "__array_interface__")
-        return FOREIGN_HOST, np.asarray(x) if of_numpy else hostmemory.from_dlpack(x)
+        return FOREIGN_HOST, np.asarray(x) if of_numpy else capsules.from_dlpack(x)
     except (TypeError, ValueError, RuntimeError, BufferError, AttributeError, KeyError) as error:
         what = f"an array of type {type(x).__qualname__}"
         raise refuse(FOREIGN_HOST, what, f"its memory cannot be read: {told(error)}") from error
@@ -165,12 +165,12 @@ def _fetched(x: Any, kind: int) -> tuple[Framework, np.ndarray]:
     for wish in _WISHES if offers(x, "__dlpack__") else ():
         try:
             capsule = x.__dlpack__(**wish)
-            if hostmemory.device_type_of(capsule) not in _HOST_TYPES:
+            if capsules.device_type_of(capsule) not in _HOST_TYPES:
                 failed = failed or BufferError("it returned memory that is not on the host")
                 continue
-            is_copy = hostmemory.is_copied(capsule)
-            view = hostmemory.from_any_capsule(capsule)
-            memory = hostmemory.writable_alias(view) if is_copy else hostmemory.compact(view)
+            is_copy = capsules.is_copied(capsule)
+            view = capsules.from_any_capsule(capsule)
+            memory = readonly.writable_alias(view) if is_copy else hostmemory.compact(view)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  # third-party code may raise anything
@@ -241,7 +241,7 @@ def _open_extended(x: Any) -> np.ndarray:
 
 
 def _import_extended(x: Any) -> np.ndarray:
-    return hostmemory.from_extended(x.__dlpack__())
+    return capsules.from_extended(x.__dlpack__())
 
 
 def _open(x: Any, read: Callable[[Any], np.ndarray]) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 
-from arraybridge.frameworks import autodiff, hostmemory
+from arraybridge.frameworks import autodiff, dtype_names, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
@@ -25,7 +25,7 @@ class MlxFramework(Framework):
     # A write in place (``x[0] = 1``) gives the array other memory; what others see of the old stays as it is.
     mutable = False
     alignment = 0
-    dtypes = hostmemory.PLAIN - {"complex128"} | {"bfloat16"}
+    dtypes = dtype_names.PLAIN - {"complex128"} | {"bfloat16"}
 
     def __init__(self) -> None:
         self.autodiff = MlxAutodiff(self)

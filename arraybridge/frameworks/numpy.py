@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import dtype_names, hostmemory
 from arraybridge.frameworks.base import (
     Framework,
     is_sub_byte,
@@ -48,7 +48,7 @@ class NumpyFramework(Framework):
         if type(x) is not np.ndarray:
             self._check_mask(x)
         dtype = x.dtype
-        if dtype.kind in _NUMBERS or dtype.name in hostmemory.EXTENDED:
+        if dtype.kind in _NUMBERS or dtype.name in dtype_names.EXTENDED:
             return
         if is_sub_byte(dtype.name):
             raise refuse_sub_byte(self, dtype.name)
@@ -86,13 +86,13 @@ class NumpyFramework(Framework):
 
     def check_cast(self, source: str, dtype: str) -> None:
         try:
-            np.empty(0, hostmemory.np_dtype(source)).astype(hostmemory.np_dtype(dtype))
+            np.empty(0, dtype_names.np_dtype(source)).astype(dtype_names.np_dtype(dtype))
         except TypeError:
             instead = "Cast by way of int8: to_numpy(to_numpy(x, dtype='int8'), dtype=…)."
             raise refuse_cast(self, source, dtype, instead.replace("…", repr(dtype))) from None
 
     def cast(self, x: np.ndarray, dtype: str) -> np.ndarray:
-        return x.astype(hostmemory.np_dtype(dtype))
+        return x.astype(dtype_names.np_dtype(dtype))
 
     def _joined(self, name: str, on_host: Callable[..., np.ndarray], arrays: list[Any], axis: int) -> Any:
         """In an array of their class, whose masks NumPy's functions drop, and dtype, which they change."""
@@ -114,7 +114,7 @@ class NumpyFramework(Framework):
         return np.empty(shape, part.dtype) if type(part) is np.ndarray else None
 
     def reshaped(self, memory: np.ndarray, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        elements = hostmemory.np_dtype(dtype)
+        elements = dtype_names.np_dtype(dtype)
         nbytes = elements.itemsize * math.prod(shape)
         return memory.reshape(-1).view(np.uint8)[:nbytes].view(elements).reshape(shape)
 

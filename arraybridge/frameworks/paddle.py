@@ -14,7 +14,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import autodiff, hostmemory
+from arraybridge.frameworks import autodiff, dtype_names, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from arraybridge.functions.gradients import Operation
 
 # No uint16: Paddle takes its numbers for bfloat16.
-_DTYPES = hostmemory.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+_DTYPES = dtype_names.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 # It has these dtypes, and no more than a cast for them: no slice and no sum.
 _NO_KERNELS = ("uint32", "uint64")
 

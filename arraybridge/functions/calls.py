@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from arraybridge.batches import fixed, plain
-from arraybridge.carriers.carrier import carrier_of, source_of
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import card_meant, target_device

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks.base import Framework

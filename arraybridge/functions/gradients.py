@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import is_array
+from arraybridge.carriers.sources import is_array
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import find_source
 from arraybridge.errors import GradientError, MemoryConversionError
-from arraybridge.frameworks import autodiff, hostmemory, registry
+from arraybridge.frameworks import autodiff, readonly, registry
 from arraybridge.frameworks.autodiff import Linear, Shape, merged, overlaps, picked
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions import calls
@@ -215,7 +215,7 @@ class Operation:
     def _numbers(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         self._refuse_written()
         # Though it is read-only, it need not be copied: who writes to an argument is refused.
-        entered = self._entered([hostmemory.writable_alias(x) for x in arrays])
+        entered = self._entered([readonly.writable_alias(x) for x in arrays])
         results = self.callee.autodiff.run(self.body, entered, self.label)
         return [convert_memory(y, "numpy", grad="detach") for y in results]
 

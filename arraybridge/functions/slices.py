@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from arraybridge.batches import kept
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework

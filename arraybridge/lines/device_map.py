@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from numbers import Integral
-from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
 
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import check_gpu_id
-from arraybridge.devices.devices import devices as all_devices
-from arraybridge.devices.devices import find_device
-from arraybridge.errors import DeviceNotFoundError, FrameworkNotInstalledError, note_on
+from arraybridge.devices.inventory import devices as all_devices
+from arraybridge.devices.inventory import find_device
+from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.registry import loaded
 from arraybridge.functions.calls import named_device
 from arraybridge.functions.wrap import name_of
+from arraybridge.lines.arguments import source_of_items, whole_number
+from arraybridge.lines.current_device import working_on
+from arraybridge.lines.placement import placement
+from arraybridge.lines.progress import with_progress
 from arraybridge.lines.threads import Run, Work, Worker, noting
-from arraybridge.options import busy_workers, default_device, worker_device
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike
 
-__all__ = ["decorated", "device_map", "place_in_words", "placement", "working_on"]
+__all__ = ["device_map"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -128,23 +130,6 @@ def _own_framework(fn: Any) -> Framework | None:
 
 
 @contextmanager
-def working_on(device: Device, worker: Worker | None = None) -> Iterator[None]:
-    """Make the device the one of this thread: for decorated functions, and the current one of frameworks."""
-    with ExitStack() as stack:
-        for variable in (worker_device, default_device):
-            stack.callback(variable.reset, variable.set(device))
-        busy_workers.append(device)
-        stack.callback(busy_workers.remove, device)
-        # A framework that selects devices for the whole process, pyclesperanto, gets them by argument alone.
-        for framework in loaded() if device.kind != "opencl" else ():
-            if framework.selects_per_thread and device in framework.visible_devices():
-                if worker is not None:
-                    worker.use_stream(framework.streams, device)
-                stack.enter_context(framework.selected(device))
-        yield
-
-
-@contextmanager
 def _in_thread(fn: Any, setup: Any, device: Device, worker: Worker) -> Iterator[Work]:
     with working_on(device, worker):
         yield _prepared(fn, setup, device)
@@ -200,43 +185,6 @@ def _move(item: Any, device: Device) -> Any:
 # -- what users pass ---------------------------------------------------------------------------------
 
 
-def whole_number(name: str, value: Any, least: int | None = 1) -> None:
-    """Refuse what is no number of something."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be a whole number")
-    if least is not None and value < least:
-        raise ValueError(f"{name}={value!r} must be at least {least}")
-
-
-def source_of_items(who: str, items: Any) -> Iterator[Any]:
-    """What is read item by item."""
-    try:
-        return iter(items)
-    except TypeError:
-        raise TypeError(f"{who} takes items to iterate over, not {items!r}") from None
-
-
-def with_progress(results: Iterator[Any], name: str, items: Any) -> Iterator[Any]:
-    """The results, with a bar on the standard error stream that counts them."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    except ModuleNotFoundError as error:
-        raise FrameworkNotInstalledError(
-            'the progress bar needs rich; run pip install rich, or pip install ".[cli]" in a checkout of'
-            " arraybridge."
-        ) from error
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=len(items) if isinstance(items, Sized) else None)
-        try:
-            for result in results:
-                bar.advance(task)
-                yield result
-        finally:
-            results.close()  # type: ignore[attr-defined]  # a generator
-
-
 def _devices_of(fn: Any, devices: Any) -> list[Device]:
     """The devices to run on."""
     framework = _own_framework(fn)
@@ -269,52 +217,3 @@ def _parsed(word: Any, framework: Framework | None) -> Device:
         return Device.parse(word)
     check_gpu_id(word)
     return Device("gpu", int(word)) if framework is None else framework.accelerator(int(word))
-
-
-# -- where a function runs -----------------------------------------------------------------------------
-
-
-def placement(fn: Any) -> Any:
-    """The options of the decorator that ``fn`` has, which say where it runs; None where it has none.
-
-    ``framework`` is None for `gpu`, which decides that on each call, and ``converts`` is false where the
-    decorator only declares.
-    """
-    return getattr(decorated(fn), "_placement", None)
-
-
-def place_in_words(fn: Any) -> str:
-    """Where ``fn`` runs, as its decorator says.
-
-    >>> import functools, arraybridge
-    >>> @arraybridge.torch(device="cpu")
-    ... def scale(x, by):
-    ...     return x * by
-    >>> place_in_words(functools.partial(scale, by=2))
-    'torch on cpu'
-    """
-    placed = placement(fn)
-    if placed is None:
-        return "where its input is"
-    name = placed.framework or "the faster of cpu and gpu"
-    if placed.device is not None:
-        return f"{name} on {placed.device}"
-    if placed.gpu_id is not None:
-        return f"{name} on {'the freest gpu' if placed.gpu_id == 'auto' else f'gpu:{placed.gpu_id}'}"
-    return f"{name}, where its input is" if placed.framework else name
-
-
-def decorated(fn: Any) -> Any:
-    """The function in ``fn`` that one of the decorators made, or None.
-
-    That is ``fn`` itself, or the one behind a partial, a bound method, an object whose ``__call__`` is
-    decorated, and whatever has a ``__wrapped__``, as `functools.wraps` leaves it.
-    """
-    seen: set[int] = set()
-    while fn is not None and id(fn) not in seen:
-        seen.add(id(fn))
-        for candidate in (fn, None if isinstance(fn, type) else type(fn).__call__):
-            if isinstance(getattr(candidate, "_placement", None), SimpleNamespace):
-                return candidate
-        fn = fn.func if isinstance(fn, partial) else getattr(fn, "__wrapped__", None)
-    return None

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.batches import Joined, kept, part, plain
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.device_map import place_in_words, placement, source_of_items, whole_number
+from arraybridge.lines.arguments import source_of_items, whole_number
+from arraybridge.lines.placement import place_in_words, placement
 from arraybridge.lines.threads import Enter, ItemTime, Run, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began

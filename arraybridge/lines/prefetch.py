@@ -13,7 +13,8 @@ from arraybridge.conversion.convert import Grad, convert_tree
 from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
-from arraybridge.lines.device_map import source_of_items, whole_number, with_progress
+from arraybridge.lines.arguments import source_of_items, whole_number
+from arraybridge.lines.progress import with_progress
 from arraybridge.lines.streams import wait_for_each_other
 from arraybridge.lines.threads import END, Enter, Run, Work, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId

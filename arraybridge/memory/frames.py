@@ -22,7 +22,7 @@ from arraybridge.errors import (
     GradientError,
     MemoryConversionError,
 )
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import dtype_names, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.memory.shared import Exchange, SharedArray, keep_until_arrival
 from arraybridge.types import Device
@@ -43,8 +43,13 @@ def dumps(x: Any, exchange: Exchange) -> bytes:
         GradientError: an array would leave its graph behind.
         Exception: whatever is raised by what cannot be pickled.
     """
-    file, buffers = io.BytesIO(), []
-    _Pickler(file, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw())).dump(x)
+    file = io.BytesIO()
+    buffers: list[memoryview] = []
+
+    def collect(buffer: pickle.PickleBuffer) -> None:
+        buffers.append(buffer.raw())
+
+    _Pickler(file, 5, buffer_callback=collect).dump(x)
     return pickle.dumps(exchange.lend(buffers)) + file.getvalue()
 
 
@@ -138,9 +143,8 @@ def save(x: Any) -> tuple[dict[str, Any], list[Any]]:
 def load(header: dict[str, Any], frames: list[Any]) -> Any:
     """The array of a header and its frames, on the device that it came from where there is one such here."""
     owner = registry.framework(header["framework"])
-    dtype, shape = hostmemory.np_dtype(header["dtype"]), tuple(header["shape"])
     frame, *more = frames
-    host = np.ndarray(shape, dtype, frame)
+    host = np.ndarray(tuple(header["shape"]), dtype_names.np_dtype(header["dtype"]), frame)
     device = Device.parse(header["device"])
     device = device if device in owner.devices() else owner.default_device()
     array = convert_memory(host, owner.name, device=device)

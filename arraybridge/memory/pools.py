@@ -6,6 +6,8 @@ import math
 import threading
 import weakref
 from contextlib import suppress
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy as np
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import dtype_names, hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
@@ -107,10 +109,10 @@ class BufferPool:
         has_views = type(owner).reshaped is not Framework.reshaped
         whose = "host" if device == CPU else owner.name
         place = (whose, device) if has_views else (owner.name, device, extents, name)
-        nbytes = hostmemory.np_dtype(name).itemsize * math.prod(extents)
+        nbytes = dtype_names.np_dtype(name).itemsize * math.prod(extents)
         with self._lock:
             fitting = [b for b in self._idle if b.place == place and nbytes <= b.nbytes <= 2 * nbytes]
-            buffer = min(fitting, key=lambda b: b.nbytes, default=None)
+            buffer = min(fitting, key=attrgetter("nbytes"), default=None)
             self._idle = [b for b in self._idle if b is not buffer]
             if buffer is None:
                 self._make_room(nbytes, owner)
@@ -126,8 +128,7 @@ class BufferPool:
                 array = owner.reshaped(array, extents, name)
             else:
                 buffer = buffer._replace(memory=None)
-            identity, lent = id(array), self._lent
-            lent[identity] = weakref.ref(array, lambda _: lent.pop(identity, None)), buffer
+            self._lent[id(array)] = weakref.ref(array, partial(_forget, self._lent, id(array))), buffer
         return array
 
     def _make_room(self, nbytes: int, owner: Framework) -> None:
@@ -180,6 +181,11 @@ class BufferPool:
             f"<BufferPool: {len(self._lent)} lent, {len(self._idle)} idle, {self.nbytes} of"
             f" {self.max_bytes} bytes>"
         )
+
+
+def _forget(lent: dict[int, Any], identity: int, _: object) -> None:
+    """Remove an array that the caller dropped instead of giving it back, and with it its memory."""
+    lent.pop(identity, None)
 
 
 _pools: weakref.WeakSet[BufferPool] = weakref.WeakSet()

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 
 from arraybridge import batches
 from arraybridge.batches import Joined
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, note_on, text_of
@@ -154,7 +154,14 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
     >>> split_and_retry(np.sqrt, np.array([1.0, 4.0, 9.0]))
     array([1., 2., 3.])
     """
-    args, kwargs = ((), batch) if type(batch) is dict else (batch if type(batch) is tuple else (batch,), {})
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if type(batch) is dict:
+        kwargs = batch
+    elif type(batch) is tuple:
+        args = batch
+    else:
+        args = (batch,)
     _check_floor(min_split)
     result = recovered(_unmarking(fn), args, kwargs, 1, None, None, True, axis, min_split, named=fn)
     return batches.plain(result)
@@ -162,7 +169,11 @@ def split_and_retry(fn: Callable[..., Any], batch: Any, *, axis: int = 0, min_sp
 
 def _unmarking(fn: Callable[..., Any]) -> Callable[..., Any]:
     """The function, called without the marks of `fixed`."""
-    return lambda *args, **kwargs: fn(*batches.plain(args), **(kwargs and batches.plain(kwargs)))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*batches.plain(args), **(kwargs and batches.plain(kwargs)))
+
+    return call
 
 
 def _check_floor(rows: Any) -> None:
@@ -209,7 +220,7 @@ _waits: dict[type, Callable[[Any], object] | None] = new_cache()
 def _find_wait(result: Any) -> Callable[[Any], object] | None:
     # Not isinstance, which asks the object for its __class__: that of a proxy may raise.
     if issubclass(type(result), dict):
-        return remember(_waits, type(result), lambda results: _wait_for_all(results.values()))
+        return remember(_waits, type(result), _wait_for_values)
     if issubclass(type(result), (tuple, list)):
         return remember(_waits, type(result), _wait_for_all)
     try:
@@ -218,6 +229,10 @@ def _find_wait(result: Any) -> Callable[[Any], object] | None:
         owner = None
     wait = None if owner is None else owner.late_errors(type(result))
     return remember(_waits, type(result), wait)
+
+
+def _wait_for_values(results: dict[Any, Any]) -> None:
+    _wait_for_all(results.values())
 
 
 def _wait_for_all(results: Iterable[Any]) -> None:
@@ -306,7 +321,9 @@ class _Recovery:
 
     def _in_parts(self, rows: int) -> Any:
         """Parts of half the size, until one fits, and of that size for the rest."""
-        joined, size, least = Joined(rows, self.axis, self.batch), rows, self.least
+        joined = Joined(rows, self.axis, self.batch)
+        size = rows
+        least = self.least
         while joined.done < rows:
             if self.failure is not None and size < 2 * least:
                 self._give_up(_too_large_a_part(size, rows, least))
@@ -403,7 +420,9 @@ class _Recovery:
         span = trace.span("clean-up", "clean-up") if open_logs else None
         freed = release_caches(loaded(), gpu_id)
         if span is not None:
-            span.nbytes, span.device, span.reason = freed, device, "memory ran out"
+            span.nbytes = freed
+            span.device = device
+            span.reason = "memory ran out"
             span.end()
         message = f"{what} ran out of memory ({reason}); freed {freed} bytes of caches and {then}"
         import logging  # nothing that `import arraybridge` needs

@@ -28,7 +28,7 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import MemoryConversionError, note_on
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import dtype_names, hostmemory, registry
 from arraybridge.frameworks.hostmemory import address
 from arraybridge.frameworks.numpy import NumpyFramework
 
@@ -51,9 +51,11 @@ class Segment:
     HEAD = 64
 
     def __init__(self, key: str, memory: Any) -> None:
-        self.key, self._memory = key, memory  # an mmap or SharedMemory, which is unmapped when it goes
+        self.key = key
+        self._memory = memory  # an mmap or SharedMemory, which is unmapped when it goes
         buffer = getattr(memory, "buf", memory)
-        self.size, self.address = len(buffer), ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        self.size = len(buffer)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
         self.lent = ctypes.c_bool.from_address(self.address)
         data = {"data": (self.address, False), "shape": (self.size,), "typestr": "|u1", "version": 3}
         self.__array_interface__: dict[str, Any] = data
@@ -126,10 +128,13 @@ class Exchange:
     the other one keeps its mapping for a while, and the segment itself says whether it is in use.
     """
 
-    # Bytes from which on memory is quicker than a pipe; segments that are kept though nobody uses them; and
-    # borrowed ones that are in use at most: what comes then is copied, so that an array that is kept does not
-    # keep all that it came with.
-    LARGE, SPARE, BORROWED = 1 << 17, 3, 8
+    #: Bytes from which on memory is faster than a pipe.
+    LARGE = 1 << 17
+    #: The number of unused segments that are cached.
+    SPARE = 3
+    #: The largest number of imported segments in use. Buffers beyond it are copied, so that an array that the
+    #: caller stores does not keep the other arrays of its message alive.
+    BORROWED = 8
 
     def __init__(self) -> None:
         #: Segments made here, the one lent last at the end; and those of others.
@@ -141,7 +146,8 @@ class Exchange:
 
         Few bytes go themselves, and all where the system has no more segments.
         """
-        places, size = [], Segment.HEAD
+        places: list[slice] = []
+        size = Segment.HEAD
         for buffer in buffers:  # each aligned for every framework
             places.append(slice(size, size + len(buffer)))
             size += -(-len(buffer) // Segment.HEAD) * Segment.HEAD
@@ -245,7 +251,8 @@ def keep_until_arrival(x: SharedArray) -> None:
     segment = x.segment
     if segment is None or not x.size or multiprocessing.parent_process() is None:
         return
-    sent, segment.lent.value = _sent(os.getpid()), True
+    sent = _sent(os.getpid())
+    segment.lent.value = True
     sent[:] = [segment, *(one for one in sent if one.lent.value and one is not segment)]
 
 
@@ -294,7 +301,7 @@ def shared(x: Any, dtype: Any = None) -> np.ndarray:
     if has_values:
         source = convert_memory(x, "numpy", dtype=dtype)
     else:
-        elements = np.dtype("float64") if dtype is None else hostmemory.dtype_of(dtype)
+        elements = np.dtype("float64") if dtype is None else dtype_names.dtype_of(dtype)
         source = np.broadcast_to(np.empty((), elements), hostmemory.extents(x))
     registry.framework("numpy").check(source)
     try:

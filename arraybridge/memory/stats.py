@@ -127,7 +127,8 @@ def memory_stats() -> MemoryStats:
     by_device: dict[str, list[Holding]] = {}
     for one in holdings():
         by_device.setdefault(one.device, []).append(one)
-    (own, *_), (total, free) = by_device["cpu"], machine.host_memory()
+    own = by_device["cpu"][0]
+    total, free = machine.host_memory()
     others = Holding("cpu", "other processes", max(0, total - free - (own.used or 0)))
     devices = [DeviceMemory("cpu", "", "", total, free, (*by_device.pop("cpu"), others))]
     devices += [_read_card(card, by_device.pop(f"gpu:{card.index}", [])) for card in machine.cards()]
@@ -137,8 +138,10 @@ def memory_stats() -> MemoryStats:
 
 
 def _read_card(card: machine.Card, rows: list[Holding]) -> DeviceMemory:
-    device, now = f"gpu:{card.index}", machine.reading(card)
-    own, ours = now.holders.get(os.getpid()), _reserved(rows)
+    device = f"gpu:{card.index}"
+    now = machine.reading(card)
+    own = now.holders.get(os.getpid())
+    ours = _reserved(rows)
     if now.used is None:  # a card that shares the host's memory
         remainder = []
     elif own is None:  # the driver counts processes from outside a container, or without their sizes
@@ -359,7 +362,8 @@ class MemoryCollector:
         import csv
         import json
 
-        now, lines = round(time.time(), 3), []
+        now = round(time.time(), 3)
+        lines: list[tuple[Any, ...]] = []
         for d in (stats or memory_stats()).devices:
             of_device = (d.free, d.total, d.load, d.temperature)
             lines += [(now, d.device, h.holder, h.used, h.cached, h.peak, *of_device) for h in d.holdings]

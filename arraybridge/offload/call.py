@@ -18,18 +18,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.carriers.carrier import carrier_of, source_of
+from arraybridge.carriers.registry import carrier_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import card_meant
 from arraybridge.conversion.trace import open_logs
-from arraybridge.devices.devices import least_used_gpu
+from arraybridge.devices.inventory import least_used_gpu
 from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, told
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
 from arraybridge.functions.wrap import label_of, takes_self
-from arraybridge.lines.device_map import place_in_words, placement
+from arraybridge.lines.placement import place_in_words, placement
 from arraybridge.machine import cards, driver
 from arraybridge.memory.recovery import is_oom_error, let_go, recovered
 from arraybridge.offload.comparison import difference, widened

@@ -9,7 +9,7 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.errors import CannotSplitError
-from arraybridge.frameworks.hostmemory import np_dtype
+from arraybridge.frameworks.dtype_names import np_dtype
 from arraybridge.trees import ARRAY, kind_of, map_arrays, outline, together
 
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from arraybridge.carriers.carrier import source_of
+from arraybridge.carriers.sources import source_of
 from arraybridge.trees import ARRAY, TREE, kind_of, leaves_of
 
 #: The maximum number of values outside arrays in a signature. Each call visits all of them.

@@ -19,7 +19,7 @@ from arraybridge.conversion.convert import convert_memory, explain
 from arraybridge.conversion.explanation import Route
 from arraybridge.conversion.trace import trace
 from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import dtype_names, hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.parts import itself
 from arraybridge.memory.recovery import split_and_retry
@@ -188,7 +188,7 @@ def sample(dtype: str = "float32", layout: str = "aligned", shape: tuple[int, ..
     >>> sample("uint8", shape=(3,)).tolist()
     [0, 255, 1]
     """
-    values = np.resize(_values(hostmemory.np_dtype(dtype)), shape)
+    values = np.resize(_values(dtype_names.np_dtype(dtype)), shape)
     if not shape and layout in ("strided", "negative", "broadcast"):
         return values
     match layout:
@@ -317,7 +317,7 @@ def _promise(**each: Any) -> Callable[[Callable[..., None]], Callable[..., None]
 
 def _is_there(dtype: str) -> bool:
     try:
-        hostmemory.np_dtype(dtype)
+        dtype_names.np_dtype(dtype)
     except DtypeNotSupportedError:  # ml_dtypes is missing
         return False
     return True
@@ -513,11 +513,11 @@ def _real_dtypes(s: Subject) -> list[str]:
 def casts(s: Subject, dtype: str) -> None:
     """``dtype=`` casts, and nothing else does."""
     values = np.array([0, 1, 2, 3], "float64").reshape(s.shape(4))
-    _same(s.read(s.to(values, dtype=dtype)), values.astype(hostmemory.np_dtype(dtype)))
+    _same(s.read(s.to(values, dtype=dtype)), values.astype(dtype_names.np_dtype(dtype)))
     if dtype != s.dtype:
-        x = s.make(values.astype(hostmemory.np_dtype(s.dtype)))
+        x = s.make(values.astype(dtype_names.np_dtype(s.dtype)))
         cast = s.to(x, dtype=dtype)
-        _same(s.read(cast), values.astype(hostmemory.np_dtype(dtype)))
+        _same(s.read(cast), values.astype(dtype_names.np_dtype(dtype)))
         _hold(not s.shares(x, cast), "cast() shares memory with its argument")
 
 

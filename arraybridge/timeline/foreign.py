@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.errors import MemoryConversionError
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import capsules, hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous
 from arraybridge.timeline import events
 from arraybridge.trees import leaves_of
@@ -134,7 +134,7 @@ class _Call:
         _thread.busy = True
         try:
             # A capsule is looked at before the call takes it.
-            lent = hostmemory.lent_at(x) if type(x) is _CAPSULE else None
+            lent = capsules.lent_at(x) if type(x) is _CAPSULE else None
             seen = lent, kwargs.get("dtype", *args[1:2]) if self._takes_dtype else None
             self._wait_for(x)
             began = time.perf_counter()

@@ -15,7 +15,7 @@ import pytest
 
 import arraybridge as ab
 from arraybridge import Carrier, convert_memory, explain, register_carrier, trace
-from arraybridge.carriers.carrier import carrier_of
+from arraybridge.carriers.registry import carrier_of
 from arraybridge.errors import MemoryConversionError
 from arraybridge.testing import inject_oom
 from tests.helpers import asked, registry_kept, require
@@ -490,7 +490,7 @@ class Scans(Carrier):
 
 
 def test_a_kind_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arraybridge.carriers import carrier as room
+    from arraybridge.carriers import registry as room
     from arraybridge.types import empty_caches
 
     monkeypatch.setattr(room, "_registered", [])

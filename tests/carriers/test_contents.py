@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import arraybridge as ab
-from arraybridge.carriers.carrier import carrier_of
+from arraybridge.carriers.registry import carrier_of
 from arraybridge.testing import inject_oom
 from tests.helpers import registry_kept, require
 
@@ -249,16 +249,16 @@ def test_a_lazily_opened_variable_through_functions(opened: Any, monkeypatch: py
     result = doubled(x)
     assert isinstance(result, xarray.DataArray)
     assert result.values.tolist() == (TALL * 2).tolist()
-    from arraybridge.carriers import carrier
+    from arraybridge.carriers import labeled
 
     keys: list[Any] = []
-    read = carrier._UnreadVariable.__getitem__
+    read = labeled._UnreadVariable.__getitem__
 
     def counted(self: Any, key: Any) -> Any:
         keys.append(key)
         return read(self, key)
 
-    monkeypatch.setattr(carrier._UnreadVariable, "__getitem__", counted)
+    monkeypatch.setattr(labeled._UnreadVariable, "__getitem__", counted)
     with inject_oom("torch", above_rows=10):
         assert doubled(x).values.tolist() == (TALL * 2).tolist()
     assert [key[0] if isinstance(key, tuple) else key for key in keys][-2:] == [slice(0, 10), slice(10, 20)]

@@ -14,7 +14,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Device, array_namespace, devices, get_device, machine, set_device, use_device
-from arraybridge.devices import devices as module
+from arraybridge.devices import inventory as module
 from arraybridge.frameworks.base import Framework
 from arraybridge.machine import Card
 from tests.cards import CardFramework

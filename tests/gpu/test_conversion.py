@@ -12,7 +12,7 @@ import pytest
 
 import arraybridge
 from arraybridge import machine
-from arraybridge.frameworks.hostmemory import PLAIN
+from arraybridge.frameworks.dtype_names import PLAIN
 from tests.gpu.test_ordering import ForeignInterface
 from tests.helpers import needs_kernels_of, require
 from tests.matrix_data import random_bits

@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import Pipeline, device_map
-from arraybridge.lines.device_map import place_in_words
+from arraybridge.lines.placement import place_in_words
 from tests.helpers import require
 
 

@@ -18,7 +18,15 @@ from jax.extend import backend as jax_backend
 
 from arraybridge import machine
 from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError
-from arraybridge.frameworks import cardmemory, exhausted, hostmemory
+from arraybridge.frameworks import (
+    capsules,
+    cardmemory,
+    dtype_names,
+    exhausted,
+    hostmemory,
+    protocols,
+    readonly,
+)
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
@@ -50,7 +58,7 @@ try:
 except (ImportError, AttributeError):
     _import_capsule = None
 
-_DTYPES = hostmemory.PLAIN | hostmemory.DLPACK
+_DTYPES = dtype_names.PLAIN | dtype_names.DLPACK
 
 
 _EXHAUSTED = "RESOURCE_EXHAUSTED: "
@@ -114,7 +122,7 @@ class JaxFramework(Framework):
                 "it was donated to a jitted function, or deleted; keep a copy of it, or do not donate it"
             )
             raise refuse(self, "a deleted array", instead)
-        if hostmemory.name_of(x.dtype) not in _DTYPES:
+        if dtype_names.name_of(x.dtype) not in _DTYPES:
             raise _refuse_dtype(self, x)
         if not x.is_fully_addressable:
             raise refuse(
@@ -122,7 +130,7 @@ class JaxFramework(Framework):
             )
 
     def dtype_name(self, x: jax.Array) -> str:
-        return hostmemory.name_of(x.dtype)
+        return dtype_names.name_of(x.dtype)
 
     def nbytes(self, x: jax.Array) -> int:
         return x.size * x.dtype.itemsize  # x.nbytes halves 64-bit dtypes where x64 is off (jax 0.7)
@@ -160,23 +168,23 @@ class JaxFramework(Framework):
         except (TypeError, ValueError, RuntimeError, BufferError, NotImplementedError):
             # Its axes lie in another order in memory, where np.asarray(x) would copy, or buffers have no
             # format for its dtype.
-            return hostmemory.from_capsule(x.__dlpack__(), x.dtype)
+            return capsules.from_capsule(x.__dlpack__(), x.dtype)
 
     def to_host(self, x: jax.Array) -> np.ndarray:
         if self.device_of(x).kind == "cpu" and not self.must_copy(x):
             return super().to_host(x)
         # Not np.asarray(x): JAX keeps that copy beside the array, and nobody else may write to it.
-        return hostmemory.writable_alias(np.asarray(self.to_device(x, CPU)))
+        return readonly.writable_alias(np.asarray(self.to_device(x, CPU)))
 
     def from_host(self, view: np.ndarray, device: Device) -> jax.Array:
         if device.kind != "cpu":
             return super().from_host(view, device)
-        capsule = hostmemory.capsule(view)
+        capsule = capsules.capsule(view)
         native = self.native_device(device)
         if _import_capsule is not None:
             return _import_capsule(capsule, native, None)
         with _x64(True):
-            return jax.dlpack.from_dlpack(hostmemory.Importable(capsule), device=native)
+            return jax.dlpack.from_dlpack(protocols.Importable(capsule), device=native)
 
     def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
         if is_c_contiguous(shape, strides, itemsize):
@@ -232,7 +240,7 @@ class JaxFramework(Framework):
 
     def cast(self, x: jax.Array, dtype: str) -> jax.Array:
         with _x64(True):
-            return jax.block_until_ready(x.astype(hostmemory.np_dtype(dtype)))
+            return jax.block_until_ready(x.astype(dtype_names.np_dtype(dtype)))
 
     def is_oom(self, error: BaseException) -> bool:
         # XlaRuntimeError, its older name, is the same class in every release that is supported.
@@ -376,7 +384,7 @@ class JaxFramework(Framework):
         if alignment > 1:
             memoryview(x)  # refused where its axes lie in another order, and of what has no buffer format
         shape = x.shape
-        is_lent = bool(hostmemory.lent) and hostmemory.is_lent(x.unsafe_buffer_pointer())
+        is_lent = bool(readonly.lent) and readonly.is_lent(x.unsafe_buffer_pointer())
         return x.dtype, shape if 0 in shape else len(shape), _cpu_alone() or x.sharding, is_lent
 
     def fast_view(self, x: jax.Array) -> np.ndarray:
@@ -396,7 +404,7 @@ class JaxFramework(Framework):
 
 
 def _refuse_dtype(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
-    name = hostmemory.name_of(x.dtype)
+    name = dtype_names.name_of(x.dtype)
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return refuse_dtype(framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data(x)")
     if is_sub_byte(name):
@@ -410,7 +418,7 @@ def _loses_nans(x: jax.Array) -> bool:
     XLA computes float8 in a wider float: joins do so in JAX 0.10, slices of float8_e5m2 too in JAX 0.12.
     Joins of bfloat16 turn signaling NaNs into quiet ones in JAX 0.10.
     """
-    return hostmemory.name_of(x.dtype) in hostmemory.DLPACK
+    return dtype_names.name_of(x.dtype) in dtype_names.DLPACK
 
 
 def _bits(x: jax.Array) -> jax.Array:

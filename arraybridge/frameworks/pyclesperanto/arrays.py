@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import cardmemory, hostmemory
+from arraybridge.frameworks import cardmemory, protocols
 from arraybridge.frameworks.base import Framework, cannot_hold, is_c_contiguous
 from arraybridge.frameworks.pyclesperanto import opencl
 from arraybridge.frameworks.registry import BUILT_IN, can_find, is_imported
@@ -207,7 +207,7 @@ class ImageFramework(Framework):
     def exported(self, x: Any, device: Device) -> Any:
         self.settle(x)
         # Its own __dlpack__(stream, version) knows no max_version= (pyclesperanto 0.25).
-        return hostmemory.Importable(x.__dlpack__(), (2, device.index))
+        return protocols.Importable(x.__dlpack__(), (2, device.index))
 
     def adopt(self, x: Any, source: Framework, device: Device) -> Any:
         cardmemory.release()

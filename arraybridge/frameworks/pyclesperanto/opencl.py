@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from arraybridge.errors import FrameworkNotInstalledError
-from arraybridge.frameworks import hostmemory
+from arraybridge.frameworks import capsules
 from arraybridge.frameworks.registry import is_imported
 
 __all__ = ["use_pocl_wheel"]
@@ -129,7 +129,7 @@ def use_huge_pages(x: Any) -> None:
         return
     import pyopencl as cl
 
-    buffer = cl.Buffer.from_int_ptr(hostmemory.lent_at(x.__dlpack__()), retain=True)
+    buffer = cl.Buffer.from_int_ptr(capsules.lent_at(x.__dlpack__()), retain=True)
     queue = cl.CommandQueue(buffer.context)
     flags = cl.map_flags.WRITE_INVALIDATE_REGION
     memory, _ = cl.enqueue_map_buffer(queue, buffer, flags, 0, x.shape, x.dtype)

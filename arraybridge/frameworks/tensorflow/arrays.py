@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from arraybridge.frameworks import cardmemory, exhausted, hostmemory
+from arraybridge.frameworks import (
+    capsules,
+    cardmemory,
+    dtype_names,
+    exhausted,
+    hostmemory,
+    protocols,
+    readonly,
+)
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
@@ -30,12 +38,12 @@ from arraybridge.types import Device
 
 # Float8 has neither DLPack nor a bitcast nor the buffer protocol here, and goes through NumPy (ml_dtypes).
 _FLOAT8 = tuple(f"float8_{name}" for name in ("e4m3fn", "e4m3fnuz", "e4m3b11fnuz", "e5m2", "e5m2fnuz"))
-_DTYPES = hostmemory.PLAIN | {"bfloat16", *_FLOAT8}
+_DTYPES = dtype_names.PLAIN | {"bfloat16", *_FLOAT8}
 
 # DTypes are interned, and looking up an id is three times as fast as hashing a DType.
 # A DType that is not in here (string, resource and variant end the process in __dlpack__; quantized
 # ones call themselves int8) takes the careful path.
-_PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in hostmemory.PLAIN}
+_PLAIN_IDS = {id(tf.dtypes.as_dtype(name)): name for name in dtype_names.PLAIN}
 _DLPACK_IDS = {**_PLAIN_IDS, id(tf.bfloat16): "bfloat16"}
 del _DLPACK_IDS[id(tf.complex128)]  # torch minds its alignment
 
@@ -104,7 +112,7 @@ class TensorflowFramework(Framework):
 
     def address(self, x: Any) -> int:
         self.check(x)  # a capsule of strings ends the process
-        return hostmemory.lent_at(x.__dlpack__())
+        return capsules.lent_at(x.__dlpack__())
 
     def host_view(self, x: Any) -> np.ndarray:
         if isinstance(x, tf.Variable):
@@ -121,12 +129,12 @@ class TensorflowFramework(Framework):
         # Between the CPU's logical devices tf.identity hands on the buffer.
         if device.kind != "cpu" or device.index:
             return super().from_host(view, device)
-        if view.dtype.isbuiltin == 2 and hostmemory.name_of(view.dtype) in _FLOAT8:
+        if view.dtype.isbuiltin == 2 and dtype_names.name_of(view.dtype) in _FLOAT8:
             return tf.constant(view)
-        return tf.experimental.dlpack.from_dlpack(hostmemory.capsule(view))
+        return tf.experimental.dlpack.from_dlpack(capsules.capsule(view))
 
     def cannot_view(self, view: np.ndarray) -> str:
-        if hostmemory.name_of(view.dtype) in _FLOAT8:
+        if dtype_names.name_of(view.dtype) in _FLOAT8:
             return "TensorFlow imports float8 only by a copy"
         return super().cannot_view(view)
 
@@ -162,7 +170,7 @@ class TensorflowFramework(Framework):
 
     def exported(self, x: Any, device: Device) -> Any:
         # Its __dlpack__ knows no stream=, and waits until the memory is ready.
-        return hostmemory.Importable(x.__dlpack__(), (2, device.index))
+        return protocols.Importable(x.__dlpack__(), (2, device.index))
 
     def settle(self, x: Any) -> None:
         if isinstance(x, _EAGER) and "CPU" in x.device:
@@ -282,7 +290,7 @@ class TensorflowFramework(Framework):
         if not x.backing_device.endswith(_CPU):
             raise NotImplementedError
         memory = self.fast_view(x)
-        is_lent = bool(hostmemory.lent) and hostmemory.is_lent(hostmemory.address(memory))
+        is_lent = bool(readonly.lent) and readonly.is_lent(hostmemory.address(memory))
         return _numpy.fast_facts(memory, alignment), is_lent
 
     def fast_view(self, x: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from arraybridge.errors import GradientError
-from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks import capsules, hostmemory, registry
 from arraybridge.frameworks.base import CPU
 
 _np = tf.experimental.numpy
@@ -88,7 +88,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Any:
 def from_dlpack(x: Any, /, *, device: Any = None, copy: Any = None) -> Any:
     """A tensor of an array in the host's memory, shared where TensorFlow can."""
     framework = registry.framework("tensorflow")
-    view = hostmemory.from_dlpack(x)
+    view = capsules.from_dlpack(x)
     objection = framework.cannot_view(view)
     if objection and copy is False:
         raise BufferError(f"TensorFlow cannot share it: {objection}")

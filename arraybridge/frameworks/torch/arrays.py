@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils import dlpack as torch_dlpack
 
 from arraybridge import machine
-from arraybridge.frameworks import cardmemory, hostmemory
+from arraybridge.frameworks import capsules, cardmemory, dtype_names, hostmemory, protocols, readonly
 from arraybridge.frameworks.base import (
     CPU,
     Framework,
@@ -39,7 +39,7 @@ from arraybridge.types import Device
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
-        *hostmemory.PLAIN,
+        *dtype_names.PLAIN,
         *("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
     )
     if hasattr(torch, name)  # float8_e8m0fnu came with torch 2.7
@@ -47,15 +47,15 @@ DTYPES: dict[str, torch.dtype] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 #: Real numbers of NumPy, which need no look at the tensor's bits.
-REAL = frozenset(DTYPES[name] for name in hostmemory.PLAIN if not name.startswith("complex"))
+REAL = frozenset(DTYPES[name] for name in dtype_names.PLAIN if not name.startswith("complex"))
 #: What it views of NumPy's wherever it lies.
-VIEWED = frozenset(map(np.dtype, hostmemory.PLAIN - {"complex128"}))
+VIEWED = frozenset(map(np.dtype, dtype_names.PLAIN - {"complex128"}))
 
 #: As what the others travel: neither NumPy nor CUDA's array interface has a name for them.
 CARRIERS = {
     dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
     for name, dtype in DTYPES.items()
-    if name in hostmemory.EXTENDED
+    if name in dtype_names.EXTENDED
 }
 
 # No system places memory of a process below this address. A view into a freed storage has the offset of the
@@ -209,7 +209,7 @@ class TorchFramework(Framework):
         carrier = CARRIERS.get(x.dtype)
         if carrier is None:
             return x.numpy()
-        return x.view(carrier).numpy().view(hostmemory.np_dtype(NAMES[x.dtype]))
+        return x.view(carrier).numpy().view(dtype_names.np_dtype(NAMES[x.dtype]))
 
     def to_host(self, x: torch.Tensor) -> np.ndarray:
         if self.must_copy(x):
@@ -220,7 +220,7 @@ class TorchFramework(Framework):
         if device.kind != "cpu":
             return super().from_host(view, device)
         # from_numpy minds strides along one element, and which of two C types of one size it is.
-        return torch_dlpack.from_dlpack(hostmemory.capsule(view))
+        return torch_dlpack.from_dlpack(capsules.capsule(view))
 
     def cannot_view(self, view: np.ndarray) -> str:
         # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
@@ -320,7 +320,7 @@ class TorchFramework(Framework):
         # No view to autograd: what is done to one is nothing to the other.
         with torch.inference_mode(False):
             if isinstance(memory, np.ndarray):  # memory of the host
-                return self.from_host(np.ndarray(shape, hostmemory.np_dtype(dtype), memory), CPU)
+                return self.from_host(np.ndarray(shape, dtype_names.np_dtype(dtype), memory), CPU)
             empty = torch.empty(0, dtype=DTYPES[dtype], device=memory.device)
             return empty.set_(memory.untyped_storage(), 0, shape)
 
@@ -461,7 +461,7 @@ class TorchFramework(Framework):
 
     def fast_adopt(self, capsule: Any) -> torch.Tensor:
         tensor: torch.Tensor = torch_dlpack.from_dlpack(capsule)
-        if hostmemory.lent and hostmemory.is_lent(tensor.data_ptr()):  # read-only, which has to be copied
+        if readonly.lent and readonly.is_lent(tensor.data_ptr()):  # read-only, which has to be copied
             raise NotImplementedError
         return tensor if tensor.ndim else tensor.clone()
 
@@ -515,7 +515,7 @@ def _on_loan(lent: torch.Tensor, lender: Streams, borrower: Streams, device: Dev
         "version": 2,
     }
     owner = cardmemory.loan(lent, lender, borrower, device)
-    exported = hostmemory.Exported(owner, __cuda_array_interface__=interface)
+    exported = protocols.Exported(owner, __cuda_array_interface__=interface)
     return torch.as_tensor(exported, device=lent.device).view(lent.dtype)
 
 

@@ -1,31 +1,26 @@
-"""The devices of this machine, by one reading of it, and the one that a thread or task has chosen."""
+"""The devices of this machine, by one reading of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from arraybridge.conversion.convert import detect_memory_type
-from arraybridge.errors import ArrayNotSupportedError, DeviceNotFoundError, MissingGpuWarning, warn
+from arraybridge.errors import DeviceNotFoundError, MissingGpuWarning, warn
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.registry import loaded
-from arraybridge.options import chosen_device, default_device, missing_gpu
-from arraybridge.types import Device, DeviceLike, FrameworkLike
+from arraybridge.options import missing_gpu
+from arraybridge.types import Device, FrameworkLike
 
 __all__ = [
-    "array_namespace",
     "device_info",
     "devices",
     "find_device",
     "framework_for_numpy_code",
-    "get_device",
     "gpu_available",
     "least_used_gpu",
-    "set_device",
-    "use_device",
 ]
 
 
@@ -84,19 +79,35 @@ def devices(framework: FrameworkLike | Sequence[FrameworkLike] | None = None) ->
     readings = {one.device: one for one in memory_stats().devices}
     readings |= {card.pci: readings[f"gpu:{card.index}"] for card in machine.cards()}  # OpenCL knows no more
     described = (_described(device, owners[device], readings) for device in owners)
-    return sorted(described, key=lambda device: (device.kind, device.index))  # cpu, gpu, opencl
+    return sorted(described, key=attrgetter("kind", "index"))  # cpu, gpu, opencl
 
 
 def _described(device: Device, owners: list[Framework], readings: dict[Any, Any]) -> FoundDevice:
     """A device by the reading of the machine, or else by what its frameworks know of it."""
-    facts = [("", "", None), *(one.card_of(device) for one in owners)]
-    name, identity, total = (next(filter(None, column), None) for column in zip(*facts, strict=True))
-    reading = readings.get(identity) or readings.get("cpu" if device.kind == "cpu" else str(device))
+    name, identity, total = _known_to_frameworks(device, owners)
+    free = None
+    key = "cpu" if device.kind == "cpu" else str(device)
+    reading = readings.get(identity or key) or readings.get(key)
     if reading is not None:
-        name, identity, total = reading.name or name, reading.uuid or identity, reading.total or total
-    free = None if reading is None else reading.free
+        name = reading.name or name
+        identity = reading.uuid or identity
+        total = reading.total or total
+        free = reading.free
     users = tuple(one.name for one in owners)
-    return FoundDevice(device.kind, device.index, name or "", users, total, free, identity or "")
+    return FoundDevice(device.kind, device.index, name, users, total, free, identity)
+
+
+def _known_to_frameworks(device: Device, owners: list[Framework]) -> tuple[str, str, int | None]:
+    """Return name, identity and memory of a device, each from the first framework that knows it."""
+    name = ""
+    identity = ""
+    total = None
+    for owner in owners:
+        name_here, identity_here, total_here = owner.card_of(device)
+        name = name or name_here
+        identity = identity or identity_here
+        total = total or total_here or None
+    return name, identity, total
 
 
 def find_device(device: Device) -> Device:
@@ -107,18 +118,28 @@ def find_device(device: Device) -> Device:
     Raises:
         DeviceNotFoundError: none has it; the message lists the devices that are there.
     """
-    of_kind = [one for one in loaded() if one.has_accelerator(device.accelerator)]
-    if device == CPU or any(device in one.visible_devices() for one in of_kind):
+    if device == CPU or any(device in one.visible_devices() for one in _loaded_for(device)):
         return device
     usable = devices("all")
-    of_kind = [one for one in loaded() if one.has_accelerator(device.accelerator)]
-    if device in usable and (not device.accelerator or any(device in one.devices() for one in of_kind)):
-        return device
+    if device in usable:
+        of_kind = _loaded_for(device)  # which now has all that are installed
+        if not device.accelerator or any(device in one.devices() for one in of_kind):
+            return device
     if device.kind != "cpu" and missing_gpu() == "host":
         warn(f"{device} is missing, so the CPU is used", MissingGpuWarning)
         return CPU
+    raise _missing(device, usable)
+
+
+def _loaded_for(device: Device) -> list[Framework]:
+    """Return the loaded frameworks that have accelerators of the kind that the device's name asks for."""
+    return [one for one in loaded() if one.has_accelerator(device.accelerator)]
+
+
+def _missing(device: Device, usable: list[FoundDevice]) -> DeviceNotFoundError:
+    """Return the error for a device that is not there."""
     asked = f"{device} of kind {device.accelerator!r}" if device.accelerator else str(device)
-    raise DeviceNotFoundError(
+    return DeviceNotFoundError(
         f"no installed framework has a device {asked} here; there are {', '.join(map(str, usable))}.",
         reason=f"there is no device {device}",
     )
@@ -152,7 +173,13 @@ def least_used_gpu() -> int | None:
     >>> gpu_id = least_used_gpu()
     """
     gpus = [device for device in devices() if device.kind == "gpu"]
-    return max(gpus, key=lambda device: device.free or 0).index if gpus else None
+    if not gpus:
+        return None
+    return max(gpus, key=_free_bytes).index
+
+
+def _free_bytes(device: FoundDevice) -> int:
+    return device.free or 0
 
 
 class DeviceInfo(dict[str, Any]):
@@ -184,119 +211,4 @@ def device_info() -> DeviceInfo:
         names=[device.name for device in gpus],
         memory=[(device.total, device.free) for device in gpus],
         versions={name: words for name in registry.framework_names() if (words := registry.version_of(name))},
-    )
-
-
-# -- the one that is chosen ----------------------------------------------------------------------------
-
-
-def set_device(device: DeviceLike | None) -> None:
-    """Choose the default device of this thread or task: for `to_gpu`, ``@gpu`` and `array_namespace`.
-
-    Args:
-        device: ``"cpu"``, ``"gpu"``, ``"gpu:1"`` (or ``"cuda"``, ``"cuda:1"``), ``"cpu:2"``, a `Device`; None
-            forgets the choice.
-
-    Raises:
-        ValueError: these words are no device.
-        DeviceNotFoundError: no framework has that device here; the message lists those that are there.
-
-    >>> set_device("cpu")
-    >>> print(get_device())
-    cpu
-    >>> set_device(None)
-    """
-    default_device.set(_usable(device))
-
-
-def get_device() -> Device:
-    """The default device of this thread or task.
-
-    It is what `set_device` or `use_device` chose; inside a worker of `device_map` that worker's device; else
-    what the environment variable ``ARRAYBRIDGE_DEVICE`` says for the whole process, all its threads; else
-    ``gpu:0`` where there is a GPU, else ``cpu``.
-
-    Raises:
-        ValueError, DeviceNotFoundError: ``ARRAYBRIDGE_DEVICE`` names no device, or one that is not there.
-    """
-    chosen = default_device.get() or _usable(chosen_device())
-    return chosen or (Device("gpu", 0) if gpu_available() else CPU)
-
-
-@contextmanager
-def use_device(device: DeviceLike | None) -> Iterator[Device]:
-    """`set_device` for a ``with`` block; what was chosen before comes back, also after an exception.
-
-    Yields:
-        the device that holds inside.
-
-    >>> with use_device("cpu") as device:
-    ...     print(device)
-    cpu
-    """
-    token = default_device.set(_usable(device))
-    try:
-        yield get_device()
-    finally:
-        default_device.reset(token)
-
-
-def _usable(device: DeviceLike | None) -> Device | None:
-    return None if device is None else find_device(Device.parse(device))
-
-
-def array_namespace(*xs: Any) -> Any:
-    """The array API namespace of these arrays, or of the default device's framework where there are none.
-
-    For numpy, cupy, torch and jax it comes through array-api-compat. For tensorflow it is
-    ``tf.experimental.numpy``, which has much of the array API and not all of it. pyclesperanto has none.
-
-    Args:
-        xs: arrays of one framework; Python scalars and None beside them are passed over.
-
-    Returns:
-        a module: NumPy's for the CPU, that of cupy, torch or jax (the first that is installed and has the
-        device) for a GPU.
-
-    Raises:
-        TypeError: the arrays are of several frameworks.
-        ArrayNotSupportedError: their framework has no such namespace (pyclesperanto).
-        UnknownArrayError: one is no array.
-        DeviceNotFoundError: no framework with a namespace has the default device.
-
-    >>> import numpy as np
-    >>> xp = array_namespace(np.zeros(3))
-    >>> xp.concat([np.zeros(1), np.ones(1)])
-    array([0., 1.])
-    """
-    names = {detect_memory_type(x) for x in xs if not isinstance(x, (bool, int, float, complex, type(None)))}
-    if len(names) > 1:
-        raise TypeError(
-            f"the arrays are of {' and '.join(sorted(names))}, which have no namespace in common; convert"
-            " them to one framework first, with convert_memory()"
-        )
-    name = names.pop() if names else _framework_for(get_device())
-    namespace = registry.framework(name).array_namespace()
-    if namespace is None:
-        raise ArrayNotSupportedError(
-            f"{name} arrays have no array API namespace; convert them first, as in"
-            ' convert_memory(x, "cupy") or convert_memory(x, "numpy")',
-            source_type=name,
-            reason=f"{name} has no array API",
-        )
-    return namespace
-
-
-def _framework_for(device: Device) -> str:
-    if device.kind == "opencl":
-        return "pyclesperanto"  # whose error says what to do
-    name = "numpy" if device == CPU else framework_for_numpy_code(device)
-    if name is not None:
-        return name
-    if chosen_device() is None:
-        return "numpy"  # there is a card, but nobody asked for it, and no framework here computes on it
-    raise DeviceNotFoundError(
-        f"none of {', '.join(registry.for_numpy_code())} is installed with a device {device}, and others have"
-        " no namespace; install one of them for this device, or use_device('cpu')",
-        reason=f"no array namespace for {device}",
     )

@@ -1,0 +1,24 @@
+"""Carriers of arrays in files: zarr and h5py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from arraybridge.carriers.carrier import Carrier, is_of, refused
+
+
+class Files(Carrier):
+    """Arrays of zarr and h5py."""
+
+    expression = "x[...]"
+
+    def carries(self, x: Any) -> bool:
+        return is_of(x, "zarr", "Array") or is_of(x, "h5py", "Dataset")
+
+    def array(self, x: Any) -> Any:
+        package = type(x).__module__.partition(".")[0]
+        if package == "h5py" and not x:
+            raise refused("a dataset of h5py whose file is closed", "open the file again")
+        if x.shape is None:
+            raise refused("an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, x.dtype)")
+        return x, f"it is read from {'a zarr array' if package == 'zarr' else 'an h5py dataset'}"

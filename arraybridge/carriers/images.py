@@ -1,0 +1,125 @@
+"""Carriers of images: SimpleITK and Pillow."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from arraybridge.carriers.carrier import Carrier, is_of, refused
+from arraybridge.errors import ArrayNotSupportedError
+
+
+class Unread:
+    """Values that are made when somebody reads them."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any, read: Callable[[], np.ndarray]) -> None:
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.nbytes = math.prod(shape) * self.dtype.itemsize
+        self._read = read
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._read()[key]
+
+
+class SimpleItk(Carrier):
+    """Images with a place in space."""
+
+    expression = "SimpleITK.GetArrayFromImage(x)"
+
+    def carries(self, x: Any) -> bool:
+        return is_of(x, "SimpleITK", "Image")
+
+    def array(self, x: Any) -> Any:
+        sitk = sys.modules["SimpleITK"]
+        if "label" in x.GetPixelIDTypeAsString():  # SimpleITK ends the process where these are read
+            instead = "it has no pixels; pass {}"
+            raise refused("a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel(x)")
+        ones = sitk.Image([1] * x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
+        pixel = sitk.GetArrayFromImage(ones)
+        shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]
+
+        def pixels() -> np.ndarray:
+            # A look at pixels that two images share drops the metadata of one: so it is at a second image.
+            values: np.ndarray = sitk.GetArrayFromImage(sitk.Image(x))
+            return values
+
+        unread = Unread(shape, pixel.dtype, pixels)
+        return unread, "SimpleITK lends no memory that outlives its image"
+
+    def rebuild(self, x: Any, array: Any) -> Any:
+        sitk = sys.modules["SimpleITK"]
+        vector = "vector" in x.GetPixelIDTypeAsString()
+        values = array[..., None] if vector and array.ndim == x.GetDimension() else array
+        try:
+            like = sitk.GetImageFromArray(values, isVector=vector)
+        except (KeyError, TypeError, RuntimeError):  # no pixels of this dtype
+            return array
+        like.CopyInformation(x)
+        for key in x.GetMetaDataKeys():
+            like.SetMetaData(key, x.GetMetaData(key))
+        return like
+
+
+class Pillow(Carrier):
+    """Pictures, whose mode says what their numbers mean."""
+
+    expression = "np.asarray(x)"
+
+    def carries(self, x: Any) -> bool:
+        return is_of(x, "PIL.Image", "Image")
+
+    def array(self, x: Any) -> Any:
+        if x.mode in ("P", "PA"):
+            instead = "its numbers stand for colors; pass {}, its colors, or {}, its numbers (such as labels)"
+            raise refused(f"an image of mode {x.mode}", instead, 'x.convert("RGB")', "np.asarray(x)")
+        if _is_closed(x):
+            raise _closed_image()
+        pixel = np.asarray(sys.modules["PIL.Image"].new(x.mode, (1, 1)))
+
+        def pixels() -> np.ndarray:
+            try:
+                values = np.array(x)  # whose True is 255 in mode "1"
+            except (ValueError, AttributeError) as error:  # its file was closed before it was read
+                raise _closed_image() from error
+            return values.view(np.uint8) != 0 if values.dtype == bool else values
+
+        unread = Unread((*x.size[::-1], *pixel.shape[2:]), pixel.dtype, pixels)
+        return unread, "Pillow hands out a copy of its pixels"
+
+    def rebuild(self, x: Any, array: Any) -> Any:
+        pillow = sys.modules["PIL.Image"]
+        pixel = np.asarray(pillow.new(x.mode, (1, 1)))
+        if array.dtype.newbyteorder("=") != pixel.dtype.newbyteorder("="):  # mode I;16B is big-endian
+            try:
+                like = pillow.fromarray(array)
+            except (TypeError, ValueError):  # no mode of this dtype
+                return array
+            if self.array(like)[0].dtype != array.dtype:  # Pillow has made float32 of float64
+                return array
+        elif x.mode == "1":
+            like = pillow.fromarray(array)
+        else:  # by the mode of the picture: CMYK looks like RGBA
+            like = pillow.frombytes(x.mode, x.size, array.astype(pixel.dtype, copy=False).tobytes())
+        like.info = x.info.copy()
+        return like
+
+
+def _is_closed(x: Any) -> bool:
+    """Return whether an image of Pillow has been closed, before or after it was read.
+
+    ``_im`` is private, since ``x.im`` raises of a closed image (Pillow 13).
+    """
+    is_unread = bool(getattr(x, "tile", None))
+    if is_unread and getattr(x, "fp", x) is None:
+        return True
+    return type(getattr(x, "_im", None)).__name__ == "DeferredError"
+
+
+def _closed_image() -> ArrayNotSupportedError:
+    instead = "open the file again, and convert the image before you close it"
+    return refused("an image of Pillow that is closed", instead)

@@ -1,0 +1,58 @@
+"""Carriers of labeled arrays: xarray."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from arraybridge.carriers.carrier import Carrier, is_of, refused
+from arraybridge.frameworks import hostmemory
+
+
+class Xarray(Carrier):
+    """Arrays with names for their axes. Datasets carry several arrays, and are none."""
+
+    expression = "x.data"
+
+    def carries(self, x: Any) -> bool:
+        return is_of(x, "xarray", "DataArray", "Variable")
+
+    def array(self, x: Any) -> Any:
+        if x.chunks is not None:
+            instead = "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x.data)"
+            raise refused("an xarray object over Dask, which is lazy,", instead, "x.compute()")
+        variable = getattr(x, "variable", x)
+        if _is_unread(variable):
+            return _UnreadVariable(variable), "it is read from a file, which xarray has opened lazily"
+        return x.data  # of any framework, which says what it has against sparse ones
+
+    def rebuild(self, x: Any, array: Any) -> Any:
+        like = x.copy(deep=False, data=array)
+        like.encoding = {}  # says how the old values lie in a file; xarray's own arithmetic drops it, too
+        return like
+
+
+def _is_unread(variable: Any) -> bool:
+    """Return whether a variable of xarray reads its values only when somebody asks for them.
+
+    Its ``data`` would read the file, and no public attribute reports this (xarray 2026.9).
+    """
+    contents = getattr(variable, "_data", None)
+    is_of_xarray = type(contents).__module__.partition(".")[0] == "xarray"
+    return is_of_xarray and not getattr(variable, "_in_memory", True)
+
+
+class _UnreadVariable:
+    """The values of a variable of xarray, read in parts from its file."""
+
+    def __init__(self, variable: Any) -> None:
+        self.shape = tuple(variable.shape)
+        self.dtype = np.dtype(variable.dtype)
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+        self._variable = variable
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        values = np.asarray(self._variable[key].values)
+        return values if values.flags.owndata else hostmemory.fresh(values)

@@ -1,0 +1,171 @@
+"""The registry of carriers: find the one that an object belongs to.
+
+Carriers are asked only of what no framework owns. None of their packages is imported here: one whose object
+comes is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from arraybridge.carriers.carrier import Carrier
+from arraybridge.errors import MemoryConversionError, told, warn
+from arraybridge.frameworks import registry
+from arraybridge.frameworks.foreign import is_foreign_array
+from arraybridge.types import empty_caches, new_cache, remember
+
+__all__ = ["carrier_of", "register_carrier"]
+
+#: Entry-point group of other packages: ``root module of the objects' classes = "package.module:Class"``.
+GROUP = "arraybridge.carriers"
+
+_registered: list[Carrier] = []
+# Type → the carriers to ask of its objects.
+_by_type: dict[type, tuple[Carrier, ...]] = new_cache()
+
+
+def register_carrier(carrier: Carrier) -> Carrier:
+    """Make a kind of objects known, and return it; the last one that is registered is asked first.
+
+    Raises:
+        TypeError: it is no instance of a subclass of `Carrier`.
+    """
+    if not isinstance(carrier, Carrier):
+        raise TypeError(f"register_carrier() takes an instance of a Carrier subclass, not {carrier!r}")
+    _registered.insert(0, carrier)
+    empty_caches()
+    return carrier
+
+
+def carrier_of(x: Any) -> Carrier | None:
+    """What ``x`` is as an object that carries an array; None if it is none, or an array of a framework."""
+    cls = type(x)
+    candidates = _by_type.get(cls)
+    if candidates is None:
+        try:
+            candidates = tuple(_candidates(x, cls))
+        except (RecursionError, MemoryError, MemoryConversionError):  # the last: its framework is broken
+            raise
+        except Exception:  # noqa: BLE001  # of the object's own attributes, such as its __class__
+            return None
+        remember(_by_type, cls, candidates)
+    for carrier in candidates:
+        if _carries(carrier, x):
+            return carrier
+    return None
+
+
+def _carries(carrier: Carrier, x: Any) -> bool:
+    """Return whether ``x`` is of that kind; False for an object that cannot answer, which is left alone."""
+    try:
+        return carrier.carries(x)
+    except (RecursionError, MemoryError):
+        raise
+    except Exception:  # noqa: BLE001  # of the object's own attributes, or of a carrier of others
+        return False
+
+
+def _candidates(x: Any, cls: type) -> Iterator[Carrier]:
+    if isinstance(x, (type, np.generic)) or registry.find_owner(x) is not None:
+        return
+    yield from _registered
+    for root in dict.fromkeys(str(base.__module__).partition(".")[0] for base in cls.__mro__):
+        own = _own_carrier(root)
+        if own is not None:
+            yield own
+        elif root != "builtins" and root in _entry_points():
+            offered = _load_entry_point(root)
+            if offered is not None:
+                yield offered
+    if not is_foreign_array(x) and _is_buffer(x):
+        yield _buffers()
+
+
+@cache
+def _load_entry_point(root: str) -> Carrier | None:
+    """Return the carrier that another package offers; None, with a warning, if it fails to load."""
+    point = _entry_points()[root]
+    try:
+        carrier: Carrier = point.load()()
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the code of others may raise anything
+        warn(
+            f"The entry point {root} = {point.value} in the group {GROUP} fails to load: {told(error)}.",
+            RuntimeWarning,
+        )
+        return None
+    return carrier
+
+
+def why_not_recognized(x: Any) -> Exception | None:
+    """Return the error that kept ``x`` from being recognized as a carrier."""
+    for carrier in _by_type.get(type(x), ()):
+        try:
+            carrier.carries(x)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it becomes the cause of another error
+            return error
+    return None
+
+
+def _is_buffer(x: Any) -> bool:
+    """Whether objects of the class of ``x`` have the buffer protocol: found out once, since it takes 1 µs."""
+    try:
+        memoryview(x).release()
+    except TypeError:
+        return False
+    except (ValueError, BufferError):
+        pass  # one that is closed: others of its class are not
+    return True
+
+
+@cache
+def _entry_points() -> dict[str, Any]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+@cache
+def _own_carrier(root: str) -> Carrier | None:
+    """Return the library's carrier of the objects of a package; imports its module, which few need."""
+    match root:
+        case "xarray":
+            from arraybridge.carriers.labeled import Xarray
+
+            return Xarray()
+        case "SimpleITK":
+            from arraybridge.carriers.images import SimpleItk
+
+            return SimpleItk()
+        case "PIL":
+            from arraybridge.carriers.images import Pillow
+
+            return Pillow()
+        case "zarr" | "h5py":
+            from arraybridge.carriers.files import Files
+
+            return Files()
+        case "pandas":
+            from arraybridge.carriers.tables import Pandas
+
+            return Pandas()
+        case "polars":
+            from arraybridge.carriers.tables import Polars
+
+            return Polars()
+        case "keras" | "flax":
+            from arraybridge.carriers.variables import Variables
+
+            return Variables()
+    return None
+
+
+@cache
+def _buffers() -> Carrier:
+    """Return the carrier of objects that have the buffer protocol."""
+    from arraybridge.carriers.buffers import Buffers
+
+    return Buffers()

@@ -1,0 +1,75 @@
+"""Open the source of a conversion: the framework and the array of any object that is read as an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from arraybridge.carriers.carrier import Carrier, refused
+from arraybridge.carriers.registry import carrier_of, why_not_recognized
+from arraybridge.errors import MemoryConversionError, told
+from arraybridge.frameworks import hostmemory, registry
+from arraybridge.frameworks.base import Framework
+from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, unknown_array
+from arraybridge.frameworks.numpy import NumpyFramework
+
+__all__ = ["advise_about", "is_array", "source_of"]
+
+
+class _ToRead(NumpyFramework):
+    """Values that are read when they are needed, and then are nobody else's."""
+
+    def to_host(self, x: Any) -> np.ndarray:
+        values = np.asarray(x[...])
+        return hostmemory.fresh(values) if isinstance(x, np.ndarray) or not values.flags.writeable else values
+
+    host_view = copy = to_host
+
+
+def is_array(x: Any) -> bool:
+    """Whether ``x`` is an array that can be a source."""
+    return registry.find_owner(x) is not None or carrier_of(x) is not None or is_foreign_array(x)
+
+
+def source_of(x: Any) -> tuple[Framework, Any]:
+    """The framework of an array, and the array to read: that which a carrier carries, a foreign one opened.
+
+    Raises:
+        UnknownArrayError: it is no array.
+    """
+    owner = registry.find_owner(x)
+    if owner is not None:
+        return owner, x
+    carrier = carrier_of(x)
+    if carrier is not None:
+        return _opened(carrier, x)
+    if not is_foreign_array(x):
+        raise unknown_array(x) from why_not_recognized(x)
+    return foreign_framework(x)
+
+
+def advise_about(error: MemoryConversionError, x: Any) -> None:
+    """Make the advice of an error about a carried array one about ``x``, the object that the user has."""
+    carrier = carrier_of(x)
+    if carrier is not None:
+        error.advise(error.about(carrier.expression))
+
+
+def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
+    try:
+        array = carrier.array(x)
+    except (MemoryConversionError, MemoryError):
+        raise
+    except Exception as error:  # the code of others may raise anything
+        instead = f"it cannot be read ({told(error)})"
+        raise refused(f"an object of type {type(x).__qualname__}", instead) from error
+    if type(array) is tuple:
+        return _ToRead(array[1]), array[0]
+    if array is x:
+        raise TypeError(f"{type(carrier).__name__}.array() gave back the object itself")
+    try:
+        return source_of(array)
+    except MemoryConversionError as error:
+        advise_about(error, x)
+        raise
