@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import GradientError
-from tests.helpers import require
+from tests.helpers import require, run_python
 
 torch = require("torch")
 jax = require("jax")
@@ -172,3 +172,31 @@ def test_an_array_as_an_option_is_refused_by_name(value: Any) -> None:
         arraybridge.convert_memory(np.ones(3), "torch", grad=value)
     with pytest.raises((TypeError, ValueError), match=r"framework|output_type"):
         arraybridge.torch(output_type=value)(lambda x: x)
+
+
+PEAK = """
+import resource
+import tensorflow as tf, torch
+import arraybridge
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+@arraybridge.tensorflow(grad="flow")
+def f(x):
+    for _ in range(10):
+        x = tf.tanh(x) * 1.5
+    return x
+
+x = torch.ones(1 << 22, requires_grad=True)  # 16 MiB
+y = f(x)
+before = peak()
+torch.autograd.grad(y, x, torch.ones(1 << 22))
+print(peak() - before)
+"""
+
+
+def test_a_backward_pass_of_tensorflow_does_not_keep_its_intermediate_arrays() -> None:
+    done = run_python("-c", PEAK)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 8 * 16  # of 20 operations
