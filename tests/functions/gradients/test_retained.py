@@ -19,6 +19,7 @@ tf = require("tensorflow")
 jnp = jax.numpy
 
 CONSTANT = jnp.full(4096, 2.0)
+TORCH_CONSTANT = torch.full((64, 64), 2.0)
 
 
 def jax_double(backward: Callable[..., Any]) -> Any:
@@ -79,13 +80,21 @@ def test_a_write_to_the_first_gradient_does_not_change_the_second(callee: str) -
     np.testing.assert_array_equal(second.numpy(), np.full(4096, 2, np.float32))
 
 
-@pytest.mark.parametrize("reshaped", [False, True])
-def test_gradients_of_a_torch_function_are_separate(reshaped: bool) -> None:
-    def body(x: Any) -> Any:
-        return TorchDouble.apply(x.reshape(64, 64)).reshape(-1) if reshaped else TorchDouble.apply(x)
+def reshaped(x: Any) -> Any:
+    return TorchDouble.apply(x.reshape(64, 64)).reshape(-1)
 
-    _, pull = jax.vjp(arraybridge.torch(grad="flow")(body), jnp.ones(4096))
+
+def hooked(x: Any) -> Any:
+    y = x.reshape(64, 64)
+    y.register_hook(lambda _: TORCH_CONSTANT)
+    return y.reshape(-1) * 3
+
+
+@pytest.mark.parametrize("body", [TorchDouble.apply, reshaped, hooked])
+def test_gradients_of_a_torch_function_are_separate(body: Callable[..., Any]) -> None:
+    _, pull = jax.vjp(arraybridge.torch(grad="flow")(lambda x: body(x)), jnp.ones(4096))
     first, second = (np.asarray(pull(jnp.ones(4096))[0]) for _ in range(2))
+    np.testing.assert_array_equal(first, np.full(4096, 2, np.float32))
     assert not np.shares_memory(first, second)
 
 
