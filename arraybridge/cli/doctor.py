@@ -215,7 +215,9 @@ def import_order(facts: Findings) -> Iterator[Json]:
         message = f"After {before} the process is ended when {last} {when}: {crash}."
         fix = [f"# import {last} before {before}" if at else f"# use {last} and {before} in two processes"]
         if last in COMPANIONS:
-            message += " (torch.compile, torch.profiler and FakeTensorMode import it.)"
+            message += (
+                " PyTorch imports it late: in torch.compile, optimizers, torch.func, checkpoints and profilers."
+            )
         if last == "pyclesperanto":
             fix.append(
                 '# or use the PoCL of pip install "pyopencl[pocl]", with OCL_ICD_VENDORS an empty folder'
