@@ -33,9 +33,10 @@ for _name, _value in ENVIRONMENT.items():
 if importlib.util.find_spec("triton") is not None and importlib.util.find_spec("tensorflow") is not None:
     importlib.import_module("triton")
 
-# What ARRAYBRIDGE_REQUIRE may name. "gpu" stands for an NVIDIA card.
+# What ARRAYBRIDGE_REQUIRE may name. "gpu" stands for an NVIDIA card, "triton" for the
+# package that PyTorch's CUDA build installs.
 REQUIRABLE = frozenset(
-    {"numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle", "gpu"}
+    {"numpy", "cupy", "torch", "jax", "tensorflow", "pyclesperanto", "mlx", "paddle", "triton", "gpu"}
 )
 
 

@@ -8,6 +8,7 @@ says whether to add, average or list them.
 
 from __future__ import annotations
 
+import copy
 import numbers
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.errors import CannotSplitError, MemoryConversionError
+from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.trees import (
     ARRAY,
@@ -499,8 +501,16 @@ def _named(x: Any) -> str:
 
 
 def _kept_entry(x: Any) -> Any:
-    """Return an array of a row list as `kept`, and a carrier (such as an image) as it is."""
-    return kept(x) if source_of(x)[1] is x else x
+    """Return an entry of a row list that stays the same if a function writes to its buffers again."""
+    _, data = source_of(x)
+    if carrier_of(x) is None:
+        return kept(x) if data is x else x
+    if registry.find_owner(data) is None:  # an image or a file, whose values are read later
+        return x
+    try:
+        return copy.deepcopy(x)
+    except Exception:  # noqa: BLE001  # of its class; a memoryview, for one, cannot be copied
+        return x
 
 
 def kept(x: Any) -> Any:

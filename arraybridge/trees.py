@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import mmap
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property
@@ -47,6 +47,8 @@ _CONTAINERS = (*_HOLDERS, UserDict, SimpleNamespace)
 # Mappings of these packages hold files or labeled arrays: reading one may read a file, and a dict has no
 # metadata.
 _FILE_MAPPINGS = ("h5py", "xarray", "zarr", "shelve", "dbm")
+# Classes that declare themselves as collections of other objects.
+_COLLECTIONS = (Mapping, Sequence, Set, ValuesView)
 _MODEL_PACKAGES = ("torch", "equinox", "flax")
 # Classes may be registered with optree for arraybridge alone.
 _OPTREE: dict[str, Any] = {"none_is_leaf": True, "namespace": "arraybridge"}
@@ -360,6 +362,22 @@ def arrays_of(tree: Any, *, also: type | tuple[type, ...] = ()) -> list[Any]:
 
     map_arrays(tree, collect, also=also)
     return arrays
+
+
+def has_array_inside(x: Any) -> bool:
+    """Return whether a collection that is not a container here, such as a set, has arrays as items.
+
+    Attributes of objects and iterators are not inspected.
+    """
+    is_collection = isinstance(x, _COLLECTIONS) and type(x) not in _PLAIN
+    if not is_collection or kind_of(x) == ARRAY or callable(x):  # callable objects are models
+        return False
+    try:
+        items = list(x.values() if isinstance(x, Mapping) else x)
+        leaves = [leaf for item in items for leaf in leaves_of(item)]
+        return any(kind_of(leaf) == ARRAY or has_array_inside(leaf) for leaf in leaves)
+    except Exception:  # noqa: BLE001  # of the collection's own methods, or of one that contains itself
+        return False
 
 
 def flattened(tree: Any) -> tuple[list[Any], Any]:

@@ -267,6 +267,33 @@ def test_arrays_in_row_lists_survive_a_reused_buffer(run: Callable[..., Any]) ->
     assert [entry["row"].tolist() for entry in run(fn, x)] == [[first] * 5 for first in x[:, 0]]
 
 
+@ways
+def test_labeled_arrays_in_row_lists_survive_a_reused_buffer(run: Callable[..., Any]) -> None:
+    xarray = require("xarray")
+    buffer = np.empty((2, 5))
+
+    def fn(part: Any) -> Any:
+        out = buffer if len(part) == 2 else np.empty((len(part), 5))
+        out[...] = part[:, :1]
+        entries = [{"row": xarray.DataArray(row, dims="x", name="a", attrs={"unit": "m"})} for row in out]
+        for entry in entries:
+            entry["row"].encoding["dtype"] = "int16"
+        return entries
+
+    x = numbered(8)
+    for entry, first in zip(run(fn, x), x[:, 0], strict=True):
+        row = entry["row"]
+        assert row.values.tolist() == [first] * 5
+        assert (row.name, row.attrs, row.encoding) == ("a", {"unit": "m"}, {"dtype": "int16"})
+
+
+@ways
+def test_files_in_row_lists_stay_files(run: Callable[..., Any]) -> None:
+    zarr = require("zarr")
+    file = zarr.array(np.arange(6.0), chunks=(2,))
+    assert all(entry["file"] is file for entry in run(lambda part: [{"file": file} for _ in part], numbered(8)))
+
+
 @pytest.mark.parametrize("kind", [list, Batch, tuple])
 def test_lists_of_other_lengths_are_joined_entry_by_entry(kind: Any) -> None:
     def fn(part: Any) -> Any:

@@ -117,3 +117,19 @@ def test_symbolic_tensors_of_tensorflow_are_refused(target: str) -> None:
         return x
 
     traced(tf.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("order", "is_safe"),
+    [
+        (("tensorflow", "torch"), False),
+        (("torch", "tensorflow"), False),
+        (("triton", "tensorflow", "torch"), True),
+        (("torch", "ours"), True),
+    ],
+    ids=str,
+)
+def test_triton_and_tensorflow_in_any_order(order: tuple[str, ...], is_safe: bool) -> None:
+    for name in ("triton", "torch", "jax", "tensorflow"):
+        require(name)
+    assert run("triton_order.py", *order) == (f"right, {is_safe}\n", "")

@@ -217,3 +217,41 @@ def test_paddle_a_backward_within_a_backward_is_refused(callee: str) -> None:
     a, b = (torch.ones(3, requires_grad=True) for _ in "ab")
     (g,) = torch.autograd.grad(inner(a, b).sum(), [a])
     assert g.tolist() == [2, 2, 2]
+
+
+def mlx_double() -> Callable[..., Any]:
+    """A function whose derivative returns an array that it keeps."""
+    mx = needed("mlx")
+    kept = mx.full((4096,), 2.0)
+    double = mx.custom_function(lambda x: x * 2)
+    double.vjp(lambda *_: kept)
+    return double  # type: ignore[no-any-return]
+
+
+def paddle_double() -> Callable[..., Any]:
+    paddle = needed("paddle")
+    kept = paddle.full([4096], 2.0)
+
+    class Double(paddle.autograd.PyLayer):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(_: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def backward(*_: Any) -> Any:
+            return kept
+
+    return Double.apply
+
+
+@pytest.mark.parametrize("callee", ["mlx", "paddle"])
+def test_a_write_to_the_first_gradient_does_not_change_the_second(callee: str) -> None:
+    double = {"mlx": mlx_double, "paddle": paddle_double}[callee]()
+    f = flowing(callee, lambda x: double(x))
+    (x,) = tensors("torch", np.ones(4096, np.float32))
+    y = f(x)
+    grad = require("torch").autograd.grad
+    (first,) = grad(y, x, y.detach(), retain_graph=True)
+    first.mul_(0)
+    (second,) = grad(y, x, y.detach())
+    np.testing.assert_array_equal(second.numpy(), np.full(4096, 2, np.float32))

@@ -184,7 +184,9 @@ class MlxAutodiff(autodiff.Autodiff):
                 return outputs[:1] + [y * 1 for y in outputs[1:]]
 
             with self.replayed(state):
-                return list(mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1])
+                gradients = mx.vjp(smooth, inputs, [c for c in cotangents if c is not None])[1]
+            # The vjp of an mx.custom_function may return an array that it keeps; a product is new memory.
+            return [g * 1 for g in gradients]
 
         return results, autodiff.Linear(pull, captured, arrays)
 

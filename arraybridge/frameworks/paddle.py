@@ -271,7 +271,8 @@ def _pull(outputs: list[Any], inputs: list[Any], inner: bool, cotangents: list[A
     gradients = paddle.grad(
         outputs, inputs, cotangents, retain_graph=True, create_graph=create_graph, allow_unused=True
     )
-    return [paddle.zeros_like(x) if g is None else g for x, g in zip(inputs, gradients, strict=True)]
+    # The backward of a PyLayer may return a tensor that it keeps.
+    return [paddle.zeros_like(x) if g is None else g.clone() for x, g in zip(inputs, gradients, strict=True)]
 
 
 def _captured(outputs: list[Any], inputs: list[Any]) -> str:

@@ -36,7 +36,17 @@ from arraybridge.functions.wrap import label_of, name_of, takes_self
 from arraybridge.memory.recovery import recovered
 from arraybridge.options import busy_workers, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, LEAF, TREE, kind_of, kinds, leaves_of, map_arrays, prefix
+from arraybridge.trees import (
+    ARRAY,
+    LEAF,
+    TREE,
+    has_array_inside,
+    kind_of,
+    kinds,
+    leaves_of,
+    map_arrays,
+    prefix,
+)
 from arraybridge.types import Device
 
 __all__ = ["named_device"]
@@ -157,6 +167,8 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
             arrays = arrays or first_array(values[skip:]) is not None
             if strict or not arrays:
                 _refuse_tables(fn, args, kwargs, skip)
+            if strict:
+                _refuse_unconverted(fn, args, kwargs, values, skip, name)
         named = {word: values.pop(len(args)) for word in kwargs} if kwargs else kwargs
         if arrays:
             if queued is None:
@@ -245,6 +257,24 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
                 error = unknown_array(leaf)
                 prefix(error, _argument(fn, args, kwargs, place))
                 raise error
+
+
+def _refuse_unconverted(
+    fn: Callable[..., Any], args: Args, kwargs: Kwargs, values: list[Any], skip: int, framework: str
+) -> None:
+    """Raise if a converted argument has an array in a container that is not traversed or rebuilt."""
+    for place, value in enumerate(values[skip:], skip):
+        for leaf in leaves_of(value):
+            remains = kind_of(leaf) == ARRAY and not registry.framework(framework).owns(leaf)
+            if not remains and not has_array_inside(leaf):
+                continue
+            name = type(value if remains else leaf).__qualname__
+            raise ArrayNotSupportedError(
+                f"{_argument(fn, args, kwargs, place)}: cannot convert arrays inside a {name}. Containers of"
+                " this class are not traversed. Pass its arrays in a tuple or dict, or register the class with"
+                " optree.register_pytree_node(..., namespace='arraybridge').",
+                reason=f"{name} is not traversed",
+            )
 
 
 def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,100 @@ def test_a_table_is_refused_without_an_array_and_by_strict_always(name: str, cal
     assert arraybridge.numpy(identity)(IMAGE, *args, **kwargs) is IMAGE
     with pytest.raises(UnknownArrayError, match="is no array"):
         arraybridge.numpy(input_type="numpy", strict=True)(identity)(IMAGE, *args, **kwargs)
+
+
+class SimpleObject:
+    def __init__(self, weight: Any) -> None:
+        self.weight = weight
+
+
+class Named(Mapping[str, Any]):
+    """A mapping that cannot be rebuilt from a dict."""
+
+    def __init__(self, name: str, items: dict[str, Any]) -> None:
+        self.name, self.items_by_name = name, items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_by_name[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_by_name)
+
+    def __len__(self) -> int:
+        return len(self.items_by_name)
+
+
+class Callee(Named):
+    def __call__(self) -> None:
+        return None
+
+
+class Broken(Named):
+    def __getitem__(self, key: str) -> Any:
+        raise LookupError(key)
+
+
+class Rows(Sequence[Any]):
+    def __init__(self, name: str, *rows: Any) -> None:
+        self.rows = rows
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.rows[index]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Sealed(list[Any]):
+    """A list that cannot be rebuilt."""
+
+    def __copy__(self) -> Any:
+        raise TypeError("sealed")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("Named", lambda x: Named("a", {"x": x})),
+        ("Named", lambda x: {"a": [Named("a", {"x": (1, {"y": x})})]}),
+        ("Rows", lambda x: Rows("a", 1, x)),
+        ("Named", lambda x: Named("a", {"x": Rows("b", [x])})),
+        ("dict_values", lambda x: {"x": x}.values()),
+        ("Sealed", lambda x: Sealed([x])),
+    ],
+)
+def test_strict_refuses_arrays_in_collections_that_are_not_traversed(
+    name: str, make: Callable[[Any], Any]
+) -> None:
+    require("torch")
+    options = {"input_type": "numpy", "output_type": "numpy"}
+    value = make(np.ones(2))
+    assert arraybridge.torch(**options)(lambda value, _: None)(value, IMAGE) is None
+    f = arraybridge.torch(strict=True, **options)(lambda x, value: None)
+    message = rf"argument 'value': cannot convert arrays inside a {name}\."
+    with pytest.raises(ArrayNotSupportedError, match=message):
+        f(IMAGE, value)
+    with pytest.raises(ArrayNotSupportedError, match=message):
+        f(x=IMAGE, value=value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Named("a", {"x": 1, "y": "text"}),
+        Callee("model", {"weight": np.ones(2)}),
+        Broken("a", {"x": np.ones(2)}),
+        SimpleObject(np.ones(2)),
+        {1, 2},
+        frozenset("ab"),
+        range(3),
+        iter([np.ones(2)]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_strict_passes_objects_without_arrays_as_items(value: Any) -> None:
+    f = arraybridge.numpy(input_type="numpy", strict=True)(lambda value, _: value)
+    assert f(value, IMAGE) is value
 
 
 @pytest.mark.parametrize("source", HOST)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -114,31 +113,21 @@ _jitted_pull = jax.jit(_pull, static_argnums=0)
 def _eager_pull(
     kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]
 ) -> list[Any]:
-    return _released(_pull(kinds, vjp, cotangents))
+    """Pull back outside of a program, and copy the gradients.
+
+    The ``bwd`` of a ``custom_vjp`` may return an array that it keeps. Nothing public tells such an array
+    from a new one, short of tracing the pullback again, which takes longer than the copy. A program always
+    returns new arrays.
+    """
+    gradients = _pull(kinds, vjp, cotangents)
+    if _are_traced(gradients):
+        return gradients
+    # One at a time, so that no more than one of them is in memory twice.
+    return [_compiled_copy(gradients.pop(0)) for _ in range(len(gradients))]
 
 
-def _compiled_pull(
-    kinds: tuple[tuple[Any, Any], ...], vjp: Callable[..., Any], cotangents: list[Any]
-) -> list[Any]:
-    return _released(_jitted_pull(kinds, vjp, cotangents))
-
-
-def _released(gradients: list[Any]) -> list[Any]:
-    """Copy the gradients that somebody else holds, such as a constant that a ``custom_vjp`` returns."""
-    return [_released_one(gradients.pop(0)) for _ in range(len(gradients))]
-
-
-def _released_one(gradient: Any) -> Any:
-    # JAX computes into new buffers: memory is held elsewhere only as the same object. So a second object
-    # for this memory stays, and the first one has to disappear.
-    if isinstance(gradient, jax.core.Tracer) or len(gradient.devices()) > 1:
-        return gradient
-    alias = gradient.addressable_data(0)
-    if alias is gradient:
-        return jnp.copy(gradient)
-    watch = weakref.ref(gradient)
-    del gradient
-    return alias if watch() is None else jnp.copy(alias)
+#: A quarter of what ``jnp.copy`` takes outside of a program: 4 µs.
+_compiled_copy = jax.jit(jnp.copy)
 
 
 def _linear(
@@ -210,7 +199,7 @@ def _run_program(
         _remember(programs, key, program)
     results, vjp, refill = program(arrays, autodiff.picked(call.leaves, passed))
     call.refill = refill.value
-    return results, _linear(_compiled_pull, results, vjp)
+    return results, _linear(_jitted_pull, results, vjp)
 
 
 def _constant_numbers(

@@ -70,19 +70,16 @@ class TensorflowAutodiff(autodiff.Autodiff):
 
         def pull(cotangents: list[Any]) -> list[Any]:
             pairs = [(y, c) for y, c in zip(results, cotangents, strict=True) if c is not None]
-            given = [c for _, c in pairs]
-            # New gradients depend on a cotangent. One that does not may be what the function keeps, such as
-            # a constant that a tf.custom_gradient returns; so it is copied.
-            with tf.GradientTape() as from_cotangents:
-                from_cotangents.watch(given)
-                gradients = tape.gradient(
-                    [y for y, _ in pairs],
-                    inputs,
-                    output_gradients=given,
-                    unconnected_gradients="zero",
-                )
-                gradients = list(map(_tensor, gradients))
-                return [g if _follows([g]) else _copied(g) for g in gradients]
+            gradients = tape.gradient(
+                [y for y, _ in pairs],
+                inputs,
+                output_gradients=[c for _, c in pairs],
+                unconnected_gradients="zero",
+            )
+            # A tf.custom_gradient may return a tensor that it keeps, so gradients are copied. A second tape
+            # would show which ones depend on a cotangent, but it keeps all that the first one computes: 2 to
+            # 3 times the memory. One at a time, so that no more than one gradient is in memory twice.
+            return [_copied(_tensor(gradients.pop(0))) for _ in range(len(gradients))]
 
         return results, autodiff.Linear(pull, captured)
 
@@ -138,8 +135,9 @@ def _tensor(x: Any) -> tf.Tensor:
 
 
 def _copied(x: tf.Tensor) -> tf.Tensor:
-    """Return a tensor in new memory; ``tf.identity`` shares it."""
-    return tf.raw_ops.DeepCopy(x=x) if tf.executing_eagerly() else tf.identity(x)
+    """Return a tensor in new memory, or the same one if it is differentiated itself."""
+    # tf.identity shares memory, and DeepCopy has no derivative.
+    return x if _follows([x]) else tf.raw_ops.DeepCopy(x=x)
 
 
 def _shaped(x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

@@ -162,27 +162,8 @@ def _pull(
         materialize_grads=True,
     )
     gradients = [g if g.layout is torch.strided else g.to_dense() for g in gradients]
-    if _has_custom_function([y for y, _ in pairs]):
-        return [g if g.requires_grad or _is_transformed(g) else g.clone() for g in gradients]
-    return gradients
-
-
-def _has_custom_function(outputs: list[torch.Tensor]) -> bool:
-    """Return whether a graph has a ``torch.autograd.Function``.
-
-    Its backward may return memory that it keeps. PyTorch's own operations compute gradients in new memory, or
-    return views of the cotangent.
-    """
-    nodes = [y.grad_fn for y in outputs if y.grad_fn is not None]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
-        following = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= following
-        nodes += following
-    return False
+    # A torch.autograd.Function and a hook may return a tensor that they keep.
+    return [g if g.requires_grad or _is_transformed(g) else g.clone() for g in gradients]
 
 
 def _captured(outputs: list[torch.Tensor], arguments: list[torch.Tensor]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 import arraybridge
 from arraybridge import GradientError
-from tests.helpers import require
+from tests.helpers import require, run_python
 
 torch = require("torch")
 jax = require("jax")
@@ -19,6 +19,7 @@ tf = require("tensorflow")
 jnp = jax.numpy
 
 CONSTANT = jnp.full(4096, 2.0)
+TORCH_CONSTANT = torch.full((64, 64), 2.0)
 
 
 def jax_double(backward: Callable[..., Any]) -> Any:
@@ -79,13 +80,21 @@ def test_a_write_to_the_first_gradient_does_not_change_the_second(callee: str) -
     np.testing.assert_array_equal(second.numpy(), np.full(4096, 2, np.float32))
 
 
-@pytest.mark.parametrize("reshaped", [False, True])
-def test_gradients_of_a_torch_function_are_separate(reshaped: bool) -> None:
-    def body(x: Any) -> Any:
-        return TorchDouble.apply(x.reshape(64, 64)).reshape(-1) if reshaped else TorchDouble.apply(x)
+def reshaped(x: Any) -> Any:
+    return TorchDouble.apply(x.reshape(64, 64)).reshape(-1)
 
-    _, pull = jax.vjp(arraybridge.torch(grad="flow")(body), jnp.ones(4096))
+
+def hooked(x: Any) -> Any:
+    y = x.reshape(64, 64)
+    y.register_hook(lambda _: TORCH_CONSTANT)
+    return y.reshape(-1) * 3
+
+
+@pytest.mark.parametrize("body", [TorchDouble.apply, reshaped, hooked])
+def test_gradients_of_a_torch_function_are_separate(body: Callable[..., Any]) -> None:
+    _, pull = jax.vjp(arraybridge.torch(grad="flow")(lambda x: body(x)), jnp.ones(4096))
     first, second = (np.asarray(pull(jnp.ones(4096))[0]) for _ in range(2))
+    np.testing.assert_array_equal(first, np.full(4096, 2, np.float32))
     assert not np.shares_memory(first, second)
 
 
@@ -172,3 +181,31 @@ def test_an_array_as_an_option_is_refused_by_name(value: Any) -> None:
         arraybridge.convert_memory(np.ones(3), "torch", grad=value)
     with pytest.raises((TypeError, ValueError), match=r"framework|output_type"):
         arraybridge.torch(output_type=value)(lambda x: x)
+
+
+PEAK = """
+import resource
+import tensorflow as tf, torch
+import arraybridge
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+@arraybridge.tensorflow(grad="flow")
+def f(x):
+    for _ in range(10):
+        x = tf.tanh(x) * 1.5
+    return x
+
+x = torch.ones(1 << 22, requires_grad=True)  # 16 MiB
+y = f(x)
+before = peak()
+torch.autograd.grad(y, x, torch.ones(1 << 22))
+print(peak() - before)
+"""
+
+
+def test_a_backward_pass_of_tensorflow_does_not_keep_its_intermediate_arrays() -> None:
+    done = run_python("-c", PEAK)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 8 * 16  # of 20 operations

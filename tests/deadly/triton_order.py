@@ -1,0 +1,79 @@
+"""Import packages in the order of the arguments, then use what could import Triton late.
+
+Triton, which PyTorch's CUDA build installs, crashes the process if it is imported after TensorFlow.
+"ours" stands for a conversion to TensorFlow, which imports it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy as np
+
+import arraybridge as ab
+
+for name in sys.argv[1:]:
+    if name == "ours":
+        ab.to_tensorflow(np.ones(3))
+    else:
+        importlib.import_module(name)
+
+# Nothing here adds a framework to the order above, except JAX.
+is_safe = "triton" in sys.modules
+
+import jax
+import tensorflow as tf
+import torch
+
+X = np.linspace(0.1, 1.3, 12, dtype=np.float32).reshape(4, 3)
+SLOPE = np.sin(X) + X * np.cos(X)
+
+
+def check(found: Any, expected: np.ndarray[Any, Any]) -> None:
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5)
+
+
+# grad="flow", in both directions.
+in_torch = ab.torch(grad="flow")(lambda x: torch.sin(x) * x)
+source = tf.constant(X)
+with tf.GradientTape() as tape:
+    tape.watch(source)
+    y = in_torch(source)
+check(tape.gradient(y, source), SLOPE)
+check(jax.grad(lambda x: in_torch(x).sum())(jax.numpy.asarray(X)), SLOPE)
+in_tensorflow = ab.tensorflow(grad="flow")(lambda x: tf.sin(x) * x)
+leaf = torch.tensor(X, requires_grad=True)
+in_tensorflow(leaf).sum().backward()
+check(leaf.grad, SLOPE)
+
+# Inside jax.jit, PyTorch predicts shapes in FakeTensorMode, which imports Triton.
+try:
+    check(jax.jit(in_torch)(X), np.sin(X) * X)
+    predicted = True
+except ab.GradientError as error:
+    assert "import triton" in str(error)
+    predicted = False
+assert predicted == is_safe
+
+
+@ab.gpu
+def total(x: Any) -> Any:
+    return np.sin(x).sum()
+
+
+with ab.settings(annotate="torch"), ab.trace(foreign=True) as log:
+    check(total(X), np.sin(X).sum())
+    check(torch.tensor(X).numpy(), X)
+    check(ab.torch(oom_recovery="split")(lambda x: x * 2)(X), X * 2)
+    (doubled,) = ab.device_map(ab.torch(lambda x: x * 2), [X], ["cpu"])
+    check(doubled, X * 2)
+    check(ab.Pipeline(ab.torch(lambda x: x * 2), ab.tensorflow(lambda x: x + 1))(X), X * 2 + 1)
+assert log.hotspots()
+total.explain(X)
+ab.free_memory()
+ab.memory_stats()
+ab.benchmark(total, X)
+assert ("triton" in sys.modules) == is_safe
+print(f"right, {is_safe}")
