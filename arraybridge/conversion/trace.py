@@ -19,7 +19,7 @@ from arraybridge.frameworks import registry
 from arraybridge.show import Contents, Table, format_bytes, format_seconds
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
-from arraybridge.types import above
+from arraybridge.types import hooks
 
 if TYPE_CHECKING:
     from arraybridge.timeline.hotspots import HotSpots
@@ -361,7 +361,7 @@ def _annotating(profiler: str) -> Iterator[None]:
         yield
 
 
-above["annotate"] = _annotating
+hooks.annotate = _annotating
 
 
 def listeners() -> Listeners | None:

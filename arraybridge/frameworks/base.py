@@ -30,7 +30,7 @@ from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.options import missing_gpu
-from arraybridge.types import Device, above
+from arraybridge.types import Device, hooks
 
 if TYPE_CHECKING:
     from arraybridge.frameworks.registry import Facts
@@ -532,7 +532,7 @@ class Framework(ABC):
     @property
     def decorator(self) -> Any:
         """The decorator for functions that are written in this framework, as ``arraybridge.torch`` is."""
-        return above["decorator"](self.name)
+        return hooks.decorator_of(self.name)
 
 
 # float6_e2m3fn and int1, say; in NumPy they take a whole byte each, elsewhere several share one.

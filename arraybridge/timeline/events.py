@@ -20,7 +20,7 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
 from arraybridge.trees import leaves_of
-from arraybridge.types import above, new_cache, remember
+from arraybridge.types import hooks, new_cache, remember
 
 if TYPE_CHECKING:
     from arraybridge.conversion.explanation import Route
@@ -208,7 +208,7 @@ def _place() -> tuple[str, int]:
     return _cells.get(here[0], here[0]), line_of(here)
 
 
-above["place"] = _place
+hooks.user_line = _place
 
 
 def as_own(folder: str) -> None:
