@@ -153,7 +153,7 @@ _use_pocl_wheel()
 # `__all__` comes out of a call, is an error, or is needed by few; it is named in its module.
 _MODULES = {
     "conversion.convert": "to_mlx to_paddle",
-    "conversion.explanation": "Route",
+    "timeline.route": "Route",
     "conversion.trace": "TraceLog",
     "devices.devices": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",

@@ -13,12 +13,12 @@ from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 from arraybridge.conversion.decide import Decision
-from arraybridge.conversion.explanation import Route
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.show import Contents, Table, format_bytes, format_seconds
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
+from arraybridge.timeline.route import Route
 from arraybridge.types import hooks
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from arraybridge.trees import leaves_of
 from arraybridge.types import hooks, new_cache, remember
 
 if TYPE_CHECKING:
-    from arraybridge.conversion.explanation import Route
+    from arraybridge.timeline.route import Route
 
 __all__ = [
     "Event",

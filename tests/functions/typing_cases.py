@@ -14,6 +14,8 @@ import numpy as np
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
 from arraybridge.measure import Comparison, SizeComparison
+from arraybridge.offload.call import OffloadDecision
+from arraybridge.offload.timings import History
 
 
 class Tensor:
@@ -54,7 +56,16 @@ def declared(image: Tensor) -> Tensor:
     return image
 
 
+@arraybridge.gpu(split_axis=0)
+def offloaded(image: Tensor) -> Tensor:
+    return image
+
+
 class Model:
+    @arraybridge.gpu
+    def offloaded(self, image: Tensor) -> Tensor:
+        return image
+
     @arraybridge.jax
     def bare(self, image: Tensor) -> Tensor:
         return image
@@ -83,6 +94,10 @@ assert_type(Model().called(Foreign()), Any)
 assert_type(Model().static(Foreign()), Tensor)
 assert_type(bare.execution_memory_type, str)
 assert_type(Model().bare.input_memory_type, str)
+assert_type(offloaded(Tensor()), Tensor)
+assert_type(offloaded.explain(Tensor()), OffloadDecision)
+assert_type(Model().offloaded.history, History)
+bare.explain  # type: ignore[attr-defined]  # noqa: B018
 
 # Options that do not exist, or are of the wrong type.
 arraybridge.torch(gpuid=0)  # type: ignore[call-overload]
