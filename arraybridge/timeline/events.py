@@ -11,7 +11,7 @@ from inspect import currentframe
 from itertools import count
 from os.path import dirname, sep
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -155,6 +155,10 @@ _cells: dict[str, str] = {}
 _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-input", "<doctest")
 
 
+@overload
+def site(frame: FrameType | None = None, *, foreign: Literal[False] = False) -> Site: ...
+@overload
+def site(frame: FrameType | None = None, *, foreign: bool) -> Site | None: ...
 def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | None:
     """The line of the user's own code in which this thread is: the innermost one that is no library's.
 
@@ -204,7 +208,7 @@ def _site_in_library(frame: FrameType | None) -> Site:
 
 def _place() -> tuple[str, int]:
     """File and line of the user's code, where a warning points."""
-    here = cast("Site", site())  # None comes for frames of others alone
+    here = site()
     return _cells.get(here[0], here[0]), line_of(here)
 
 
@@ -294,7 +298,11 @@ def wait_for(source: Framework, x: Any) -> None:
             source.settle(x)
 
 
-def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+#: Shape, strides and the step to the next element, all in one unit.
+Steps = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def steps(source: Framework, x: Any) -> Steps | None:
     """Shape, strides and the step to the next element, in one unit, from which `layout` tells how it lies.
 
     None where the framework does not tell: a trace must not fail what it records.

@@ -16,6 +16,7 @@ from arraybridge import DtypeConversion, MemoryType, memory_types
 from arraybridge.measure import Comparison, SizeComparison
 from arraybridge.offload.call import OffloadDecision
 from arraybridge.offload.timings import History
+from arraybridge.timeline.events import Event
 
 
 class Tensor:
@@ -128,6 +129,13 @@ assert_type(arraybridge.to_numpy(data, copy=True), np.ndarray[Any, Any])
 assert_type(arraybridge.convert_tree([Foreign()], "torch"), Any)
 arraybridge.convert_memory(data, "torch", copi=True)  # type: ignore[call-overload]
 arraybridge.to_torch(data, gpu_id=0, device="cuda:1")
+
+# Events of a trace.
+with arraybridge.trace() as log:
+    pass
+assert_type(log.events[0].seconds, float)
+log.events[0].reson  # type: ignore[attr-defined]  # noqa: B018
+Event("call", "f", 0.0, 0.0, "main", "", "", 0, devise="cpu")  # type: ignore[call-arg]
 
 # Devices and what runs on them.
 assert_type(arraybridge.get_device(), arraybridge.Device)
