@@ -165,7 +165,7 @@ _use_pocl_wheel()
 _MODULES = {
     "carriers.chunks": "chunks",
     "conversion.convert": "to_mlx to_paddle",
-    "conversion.explanation": "Route",
+    "timeline.route": "Route",
     "conversion.trace": "TraceLog",
     "devices.inventory": "FoundDevice least_used_gpu",
     "functions.decorators": "mlx paddle",

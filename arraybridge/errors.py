@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from arraybridge.types import above
+from arraybridge.types import hooks
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
@@ -50,7 +50,7 @@ _shown: dict[str, dict[Any, int]] = {}
 
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line of the user's code that called this package, however deep inside it we stand."""
-    file, line = above["place"]()
+    file, line = hooks.user_line()
     warnings.warn_explicit(message, category, file, line, registry=_shown.setdefault(file, {}))
 
 

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import NoneType
 from typing import Any, Literal
 
-from arraybridge.types import Device, above
+from arraybridge.types import Device, hooks
 
 MissingGpu = Literal["error", "host"]
 Profiler = Literal["torch", "jax", "nvtx"]
@@ -54,7 +54,7 @@ def settings(*, missing_gpu: MissingGpu | None = None, annotate: Profiler | None
     _checked(annotate, "annotate", None, "torch", "jax", "nvtx")
     token = _missing_gpu.set(missing_gpu or _missing_gpu.get())
     try:
-        with nullcontext() if annotate is None else above["annotate"](annotate):
+        with nullcontext() if annotate is None else hooks.annotate(annotate):
             yield
     finally:
         with suppress(ValueError):  # it is closed in another thread or task, whose own setting stays

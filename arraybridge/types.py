@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -18,10 +19,32 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 V = TypeVar("V")
 
-#: What higher layers answer for lower ones, since imports run one way. Each entry is set where it is defined:
-#: ``"native device"`` and ``"read device"`` in frameworks/registry.py, ``"decorator"`` in functions/,
-#: ``"annotate"`` in conversion/trace.py, and ``"place"``, the line of the user's code, in timeline/events.py.
-above: dict[str, Callable[..., Any]] = {}
+
+class Hooks:
+    """Functions of higher layers that lower layers call, since imports go down only.
+
+    The module that defines a function sets the attribute when it is imported.
+
+    Attributes:
+        native_device: Returns the object of a framework for a device. Set in frameworks/registry.py.
+        read_device: Returns the device of an object of a framework; None for other objects. Set in
+            frameworks/registry.py.
+        user_line: Returns the file and line of the user's code. Set in timeline/events.py.
+        annotate: Opens a context in which a profiler shows the names of operations. Set in
+            conversion/trace.py.
+        decorator_of: Returns the decorator of a framework. Set in functions/decorators.py.
+    """
+
+    __slots__ = ("annotate", "decorator_of", "native_device", "read_device", "user_line")
+
+    native_device: Callable[[Device, FrameworkLike], Any]
+    read_device: Callable[[Any], Device | None]
+    user_line: Callable[[], tuple[str, int]]
+    annotate: Callable[[str], AbstractContextManager[None]]
+    decorator_of: Callable[[str], Any]
+
+
+hooks = Hooks()
 
 
 class MemoryType(StrEnum):
@@ -89,7 +112,7 @@ class Device:
                     return cls(kind, int(index or 0))
                 return cls("gpu", int(index or 0), accelerator="rocm" if kind == "hip" else kind)
         else:
-            device: Device | None = above["read device"](words)
+            device = hooks.read_device(words)
             if device is not None:
                 return device
         raise ValueError(
@@ -115,7 +138,7 @@ class Device:
         >>> Device("cpu").native("torch")
         device(type='cpu')
         """
-        return above["native device"](self, framework)
+        return hooks.native_device(self, framework)
 
     def __str__(self) -> str:
         return "cpu" if self.kind == "cpu" and self.index == 0 else f"{self.kind}:{self.index}"

@@ -25,9 +25,9 @@ from rich.table import Table
 from rich.text import Text
 
 import arraybridge
-from arraybridge.conversion.explanation import Route
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
+from arraybridge.timeline.route import Route
 
 #: Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON alone.")]

@@ -8,12 +8,12 @@ from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.decide import Request, check_options, decide, dtype_name, is_dtype
-from arraybridge.conversion.explanation import Route
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
 from arraybridge.errors import DeviceNotFoundError
 from arraybridge.frameworks import foreign, registry
 from arraybridge.options import chosen_device
+from arraybridge.timeline.route import Route
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId, MemoryType
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from arraybridge.carriers.sources import advise_about, source_of
 from arraybridge.conversion.destination import check_gpu_id, shares_cards, target_device
-from arraybridge.conversion.explanation import Method, Route
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
     CopyRequiredError,
@@ -28,6 +27,7 @@ from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.foreign import refuse_to_fetch
 from arraybridge.frameworks.parts import itself
+from arraybridge.timeline.route import Method, Route
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["dtype_name", "find_source"]

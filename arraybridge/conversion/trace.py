@@ -13,13 +13,14 @@ from threading import RLock, current_thread, get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 from arraybridge.conversion.decide import Decision
-from arraybridge.conversion.explanation import Route
 from arraybridge.errors import FrameworkNotInstalledError
 from arraybridge.frameworks import registry
 from arraybridge.show import Contents, Table, format_bytes, format_seconds
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
-from arraybridge.types import above
+from arraybridge.timeline.records import ConversionRecord, Record, SpanRecord
+from arraybridge.timeline.route import Route
+from arraybridge.types import hooks
 
 if TYPE_CHECKING:
     from arraybridge.timeline.hotspots import HotSpots
@@ -30,11 +31,6 @@ _COLUMNS = ("source", "target", "method", "device", "shares memory", "copies", "
 
 #: Conversions at each end of a log that its table shows.
 _SHOWN = 20
-
-# What is recorded of an event: the route of a conversion or None, start, seconds, name and number of the
-# thread, and the line; then, of a conversion, `events.steps` and `events.same_array`, and of all else kind,
-# name, device, bytes, reason, item and flow. `TraceLog.events` makes an `Event` of it.
-_ROUTE = 0
 
 # One for all logs. Reentrant: the collector may run a finaliser that converts.
 _adding = RLock()
@@ -75,8 +71,7 @@ class TraceLog(Table):
         #: Whether it hears of the frameworks' own calls too.
         self.foreign = foreign
         self._limit = limit
-        #: What was recorded of each, with its start as `time.perf_counter` had it.
-        self._events: deque[tuple[Any, ...]] = deque(maxlen=limit)
+        self._records: deque[Record] = deque(maxlen=limit)
         #: Bytes copied, each copy of an array counted; also by conversions that went because of ``limit``.
         self.total_bytes_copied = 0
         #: Seconds of all conversions, also of those that went because of ``limit``.
@@ -87,16 +82,16 @@ class TraceLog(Table):
     def records(self) -> list[Route]:
         """One `Route` a conversion, in order, each with its ``seconds``."""
         with _adding:
-            return [event[_ROUTE] for event in self._events if event[_ROUTE] is not None]
+            return [record.route for record in self._records if isinstance(record, ConversionRecord)]
 
     @property
     def events(self) -> list[Event]:
         """All that happened, in the order in which it began."""
         with _adding:
-            recorded = list(self._events)
-        # Made here, where somebody wants them, and not while the time runs that is measured.
+            records = list(self._records)
+        # Events are made here and not when they are recorded, since that would be part of the measured time.
         lines: dict[tuple[int, int], int] = {}
-        return sorted((self._made(one, lines) for one in recorded), key=events.began)
+        return sorted((self._event(record, lines) for record in records), key=events.began)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -104,48 +99,26 @@ class TraceLog(Table):
     def __iter__(self) -> Iterator[Route]:
         return iter(self.records)
 
-    def _made(self, one: tuple[Any, ...], lines: dict[tuple[int, int], int]) -> Event:
-        """The event; ``lines`` remembers the number of the line for each instruction."""
-        route, began, seconds, thread, number, at, *facts = one
-        steps = array = item = None
-        flow = source = target = ""
-        if route is not None:
-            steps, array = facts
-            source, target, nbytes, reason = (
-                route.source,
-                route.target,
-                route.nbytes * route.copies,
-                route.reason,
-            )
-            kind, name, device = "conversion", f"{source} → {target}", str(route.device)
-        elif len(facts) == 1:
-            call = _foreign().Conversion(*facts[0])
-            source, target, nbytes, reason = call.source, call.target, call.nbytes, call.reason()
-            nbytes = 0 if call.shares else nbytes
-            kind, name, device, steps, array = "foreign", call.call, str(call.device), call.steps, call.array
-        else:
-            kind, name, device, nbytes, reason, item, flow = facts
-        file, code, instruction, library = at
+    def _event(self, record: Record, lines: dict[tuple[int, int], int]) -> Event:
+        """Return the event; ``lines`` caches the line number of each instruction."""
+        _, code, instruction, _ = record.site
         line = lines.get((id(code), instruction))
         if line is None:
-            line = lines[id(code), instruction] = events.line_of(at)
-        order = events.layout(*steps) if steps else ""
-        return Event(
-            kind, name, began - self._opened, seconds, thread, device, file, line, nbytes, reason, library,
-            item, flow, number, route, order, array, source, target,
-        )  # fmt: skip
+            line = events.line_of(record.site)
+            lines[id(code), instruction] = line
+        return record.event(self._opened, line)
 
     # -- recording --------------------------------------------------------------------------------
 
-    def _add(self, event: tuple[Any, ...]) -> None:
-        route = event[_ROUTE]
+    def _add(self, record: Record) -> None:
         with _adding:
-            if len(self._events) == self._limit:
+            if len(self._records) == self._limit:
                 self.dropped += 1
-            self._events.append(event)
-            if route is not None:
+            self._records.append(record)
+            if isinstance(record, ConversionRecord):
+                route = record.route
                 self.total_bytes_copied += route.nbytes * route.copies
-                self.total_seconds += route.seconds or 0.0
+                self.total_seconds += record.seconds
 
     # -- telling ----------------------------------------------------------------------------------
 
@@ -361,18 +334,26 @@ def _annotating(profiler: str) -> Iterator[None]:
         yield
 
 
-above["annotate"] = _annotating
+hooks.annotate = _annotating
 
 
 def listeners() -> Listeners | None:
     """Who listens in this thread or task; None where nobody does."""
     opened = _opened.get()
-    ours = _listening(opened) if opened else []
-    if not ours and not _everywhere:
+    if not opened and not _everywhere:
         return None
-    logs = [one for one in ours if isinstance(one, TraceLog)]
-    annotations = [one for one in ours if not isinstance(one, TraceLog)]
-    return (*logs, *_everywhere), annotations[-1] if annotations else nullcontext
+    logs: list[TraceLog] = []
+    annotation: Annotation | None = None
+    for one in opened:
+        if id(one) not in open_logs:
+            continue
+        if isinstance(one, TraceLog):
+            logs.append(one)
+        else:
+            annotation = one  # the innermost one counts
+    if not logs and annotation is None and not _everywhere:
+        return None
+    return (*logs, *_everywhere), annotation or nullcontext
 
 
 # -- what is told ------------------------------------------------------------------------------------
@@ -391,27 +372,38 @@ def recorded(decision: Decision, listeners: Listeners) -> Any:
         return result
     seconds = time.perf_counter() - began
     object.__setattr__(route, "seconds", seconds)
-    steps, array = None, None
+    steps = None
+    array = None
     if route.copies:
-        steps, array = events.steps(decision.source, decision.data), events.same_array(decision.data)
-    event = (
-        route, began, seconds, current_thread().name, get_ident(), events.site(), steps, array,
-    )  # fmt: skip
+        steps = events.steps(decision.source, decision.data)
+        array = events.same_array(decision.data)
+    record = ConversionRecord(
+        began, seconds, current_thread().name, get_ident(), events.site(), route, steps, array
+    )
     for log in logs:
-        log._add(event)
+        log._add(record)
     return result
 
 
 class Span:
     """A piece of work that goes on; `end`, or the end of a ``with`` block, records it."""
 
+    __slots__ = (
+        *("kind", "name", "device", "nbytes", "reason", "item", "flow"),
+        *("_annotation", "_at", "_began", "_logs"),
+    )
+
     def __init__(
         self, kind: str, name: str, logs: tuple[TraceLog, ...], annotation: Annotation = nullcontext
     ) -> None:
-        self.kind, self.name, self._logs = kind, name, logs
-        self.device = self.reason = self.flow = ""
-        self.item: int | None = None
+        self.kind = kind
+        self.name = name
+        self.device = ""
         self.nbytes = 0
+        self.reason = ""
+        self.item: int | None = None
+        self.flow = ""
+        self._logs = logs
         self._at = events.site() if logs else None
         self._annotation = annotation(name)
         self._annotation.__enter__()
@@ -435,14 +427,25 @@ class Span:
         if error is not None:
             self.reason = f"raised {type(error).__name__}"
         logs, self._logs = self._logs, ()
-        if not logs:
+        at = self._at
+        if not logs or at is None:
             return
-        event = (
-            None, self._began, seconds, current_thread().name, get_ident(), self._at,
-            self.kind, self.name, self.device, self.nbytes, self.reason, self.item, self.flow,
-        )  # fmt: skip
+        record = SpanRecord(
+            self._began,
+            seconds,
+            current_thread().name,
+            get_ident(),
+            at,
+            self.kind,
+            self.name,
+            self.device,
+            self.nbytes,
+            self.reason,
+            self.item,
+            self.flow,
+        )
         for log in logs:
-            log._add(event)
+            log._add(record)
 
 
 def span(kind: str, name: str, *, annotate: bool = True) -> Span | None:

@@ -9,17 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from arraybridge.errors import GradientError
-
-if TYPE_CHECKING:
-    from arraybridge.functions.gradients import Flow, Operation
-
 
 __all__ = [
     "Autodiff",
@@ -30,6 +27,8 @@ __all__ = [
     "NO_STATE",
     "Shape",
     "Extent",
+    "Function",
+    "Operation",
     "merged",
     "overlaps",
     "picked",
@@ -61,6 +60,79 @@ class Linear:
     pull: Callable[[list[Any]], list[Any]]
     captured: str = ""
     residuals: Sequence[Any] | None = None
+
+
+class Operation(ABC):
+    """A pure function of the callee on arrays of the caller, or the pullback of such a function.
+
+    Attributes:
+        active: For each argument, whether it is differentiated.
+        label: The name of the function, for messages.
+        differentiated: Whether the caller differentiates the results. A caller that traces sees that late.
+        draws: Whether the function draws random numbers without a seed; None if that was not predicted.
+        enter: Converts an array to the callee, on the device on which the function runs.
+    """
+
+    active: tuple[bool, ...]
+    label: str
+    differentiated: bool = True
+    draws: bool | None = None
+    enter: Callable[[Any], Any]
+
+    @abstractmethod
+    def linearise(self, arrays: Sequence[Any]) -> tuple[list[Any], Linear | None]:
+        """Run it, and return the results and what their pullback may use.
+
+        Without the second one, the pullback runs the function again.
+        """
+
+    @abstractmethod
+    def gradients(self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None) -> list[Any]:
+        """Return the gradients of the arguments, as the caller differentiates them.
+
+        Args:
+            arrays: The arguments.
+            cotangents: One for each result; None if there is none.
+            linear: What `linearise` returned.
+
+        Returns:
+            One gradient for each argument; None for arguments that are not active.
+        """
+
+    @abstractmethod
+    def read_again(self, results: list[Any], linear: Linear | None) -> list[Any]:
+        """Return the results whose memory the pullback reads, so that they may not be written to."""
+
+    @abstractmethod
+    def pullback(
+        self, arrays: Sequence[Any], cotangents: Sequence[Any], linear: Linear | None
+    ) -> tuple[Operation, list[Any]]:
+        """Return the operation that computes the gradients of the active arguments, and its arguments.
+
+        ``cotangents`` has one for each result; None if there is none.
+        """
+
+    # -- for callers that trace --------------------------------------------------------------------
+
+    @abstractmethod
+    def foretell(self, shapes: list[Shape]) -> list[Shape]:
+        """Return the shapes and dtypes of the results for arguments of these shapes and dtypes."""
+
+    @abstractmethod
+    def on_host(self, arrays: Sequence[np.ndarray], states: Sequence[Any]) -> list[np.ndarray]:
+        """Return the results as NumPy arrays, while a program of the caller occupies its thread.
+
+        ``states`` has the random state before the first run. It is empty for the first run, and for functions
+        that draw no random numbers.
+        """
+
+    @abstractmethod
+    def replaying(self, state: Any) -> Operation:
+        """Return the same operation with this random state before its first run."""
+
+    @abstractmethod
+    def random_state(self) -> np.ndarray:
+        """Return the callee's random state as it is now."""
 
 
 class Autodiff:
@@ -165,11 +237,37 @@ def _is_smooth(dtype: Any) -> bool:
 NOT_DIFFERENTIABLE = Autodiff()
 
 
+class Function(ABC):
+    """A decorated function of one framework, which callers of other frameworks differentiate.
+
+    Attributes:
+        fn: The user's function.
+        name: The framework in which it is written, the callee.
+        label: Its name, for messages.
+        programs: What the callee compiled of it, by call signature and constants.
+        constants: By call signature, the arguments that are constants of the program.
+    """
+
+    fn: Callable[..., Any]
+    name: str
+    label: str
+    programs: dict[Any, Any]
+    constants: dict[Any, list[bool]]
+
+    @abstractmethod
+    def run(self, call: Call, leaves: list[Any]) -> list[Any]:
+        """Call the function with these leaves, and return the arrays of its result."""
+
+    @abstractmethod
+    def key(self, call: Call) -> Any:
+        """Return a key for the structure of a call. It has a hash if its parts have one."""
+
+
 @dataclasses.dataclass(eq=False)
 class Call:
     """One call of the user's function, as a function of the caller's arrays alone."""
 
-    flow: Flow
+    function: Function
     #: ``self``, where it is a method.
     own: tuple[Any, ...]
     #: Of the other arguments, and of those that were named.
@@ -182,7 +280,7 @@ class Call:
     refill: Callable[[Iterator[Any]], Any] = list
 
     def __call__(self, arrays: list[Any]) -> list[Any]:
-        return self.flow.run(self, merged(self.leaves, self.slots, arrays))
+        return self.function.run(self, merged(self.leaves, self.slots, arrays))
 
 
 # -- lists ---------------------------------------------------------------------------------------------

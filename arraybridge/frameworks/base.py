@@ -30,7 +30,7 @@ from arraybridge.frameworks import capsules, dtype_names, hostmemory, protocols,
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.options import missing_gpu
-from arraybridge.types import Device, above
+from arraybridge.types import Device, hooks
 
 if TYPE_CHECKING:
     from arraybridge.frameworks.registry import Facts
@@ -523,7 +523,7 @@ class Framework(ABC):
     @property
     def decorator(self) -> Any:
         """The decorator for functions that are written in this framework, as ``arraybridge.torch`` is."""
-        return above["decorator"](self.name)
+        return hooks.decorator_of(self.name)
 
 
 def _no_such_device(framework: Framework, device: Device) -> DeviceNotFoundError:

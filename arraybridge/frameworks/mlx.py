@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -14,9 +14,6 @@ from arraybridge.frameworks import autodiff, dtype_names, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
-
-if TYPE_CHECKING:
-    from arraybridge.functions.gradients import Operation
 
 
 class MlxFramework(Framework):
@@ -142,7 +139,7 @@ class MlxAutodiff(autodiff.Autodiff):
     def span(self, x: Any) -> autodiff.Extent:
         return np.lib.array_utils.byte_bounds(self._framework.host_view(x))
 
-    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+    def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearise(arrays)
         if not any(operation.active) or not any(map(self.is_smooth, results)):
             return results  # a custom function without results ends the process

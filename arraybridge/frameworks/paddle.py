@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import paddle
@@ -18,9 +18,6 @@ from arraybridge.frameworks import autodiff, dtype_names, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.parts import Holding
 from arraybridge.types import Device
-
-if TYPE_CHECKING:
-    from arraybridge.functions.gradients import Operation
 
 # No uint16: Paddle takes its numbers for bfloat16.
 _DTYPES = dtype_names.PLAIN - {"uint16"} | {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
@@ -153,7 +150,7 @@ class PaddleAutodiff(autodiff.Autodiff):
     def version(self, x: Any) -> int:
         return int(x.inplace_version)
 
-    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+    def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         results, linear = operation.linearise(arrays)
         # Paddle looks whether a tensor was written to for its own operations alone.
         read_again = set(map(id, operation.read_again(results, linear)))

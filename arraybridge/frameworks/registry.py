@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from arraybridge.errors import FrameworkNotInstalledError, UnknownFrameworkError, nearest, told, warn
 from arraybridge.frameworks.base import Framework, find_or_host
-from arraybridge.types import Device, FrameworkLike, above, empty_caches, new_cache, remember
+from arraybridge.types import Device, FrameworkLike, empty_caches, hooks, new_cache, remember
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -522,5 +522,5 @@ def _read_device(x: Any) -> Device | None:
     return next((device for device in readings if device is not None), None)
 
 
-above["native device"] = _native_device
-above["read device"] = _read_device
+hooks.native_device = _native_device
+hooks.read_device = _read_device

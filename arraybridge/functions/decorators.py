@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, overload
 
 from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
-from arraybridge.types import FrameworkLike, above
+from arraybridge.types import FrameworkLike, hooks
 
 if TYPE_CHECKING:
     from arraybridge.functions.options import DecoratorKeywords
@@ -188,4 +188,4 @@ pyclesperanto = decorator_of("pyclesperanto")
 mlx = decorator_of("mlx")
 paddle = decorator_of("paddle")
 
-above["decorator"] = decorator_of
+hooks.decorator_of = decorator_of

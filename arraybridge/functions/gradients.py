@@ -11,7 +11,7 @@ import contextvars
 import copy
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,7 +35,7 @@ from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_
 _HOLE = object()
 
 
-class Flow:
+class Flow(autodiff.Function):
     """Runs a function of one framework for callers of others. It holds no framework's objects."""
 
     def __init__(self, fn: Callable[..., Any], options: SimpleNamespace) -> None:
@@ -81,7 +81,7 @@ class Flow:
             find_source(arrays[0], self.options.declared, self.name)
             beside = [None if slot else self._beside(x, enter) for x, slot in zip(leaves, slots, strict=True)]
             call = autodiff.Call(self, args[: self.skip], structure, beside, slots)
-            results = caller.autodiff.apply(Operation(call, caller, enter, active), arrays)
+            results = caller.autodiff.apply(CallOperation(call, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not str(error).startswith(f"{self.label}()"):
                 prefix(error, f"{self.label}()")
@@ -163,7 +163,7 @@ _ALLOWED: dict[str, tuple[tuple[Any, ...], str]] = {
 # -- an operation --------------------------------------------------------------------------------------
 
 
-class Operation:
+class CallOperation(autodiff.Operation):
     """A pure function of the callee, on arrays of the caller.
 
     Args:
@@ -175,17 +175,16 @@ class Operation:
 
     #: Of the callee's random numbers before it ran first.
     state: Any = autodiff.NO_STATE
-    #: Whether somebody differentiates it; where the caller traces, that is seen at the last moment.
-    differentiated = True
-    #: Whether it draws random numbers that it is not passed; None where that was not foretold.
-    draws: bool | None = None
 
     def __init__(
         self, call: autodiff.Call, caller: Framework, enter: calls.Change, active: list[bool]
     ) -> None:
         self.body: autodiff.Body = call
-        self.caller, self.enter, self.active, self.label = caller, enter, tuple(active), call.flow.label
-        self.callee = callee = registry.framework(call.flow.name)
+        self.caller = caller
+        self.enter = enter
+        self.active = tuple(active)
+        self.label = call.function.label
+        self.callee = callee = registry.framework(call.function.name)
         self.versions = [(x, callee.autodiff.version(x)) for x in arrays_of(call.leaves)]
         self.context = contextvars.copy_context()
         self.settings = callee.thread_settings()
@@ -228,11 +227,14 @@ class Operation:
         with callee.replayed(self.state):
             return callee.linearise(self.body, arrays, self.active, self.label)
 
-    def replaying(self, state: Any) -> Operation:
+    def replaying(self, state: Any) -> Self:
         """The same, of which the first run began with this random state."""
         operation = copy.copy(self)
         operation.state = state
         return operation
+
+    def random_state(self) -> np.ndarray:
+        return self.callee.autodiff.random_state()
 
     def foretell(self, shapes: list[Shape]) -> list[Shape]:
         for shape, dtype in shapes:
@@ -318,7 +320,7 @@ class Operation:
             )
 
 
-class Pullback(Operation):
+class Pullback(CallOperation):
     """The gradients of the active arguments, as an operation on the arguments and the cotangents.
 
     Args:
@@ -329,14 +331,21 @@ class Pullback(Operation):
     """
 
     def __init__(
-        self, forward: Operation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
+        self, forward: CallOperation, present: Sequence[bool], arrays: Sequence[Any], linear: Linear | None
     ) -> None:
-        self.forward, self.present, self.linear = forward, present, linear
+        self.forward = forward
+        self.present = present
+        self.linear = linear
         caller = forward.caller.autodiff
-        active = [caller.is_smooth(x) and caller.follows(x) for x in arrays]
-        self.active, self.versions, self.state = tuple(active), [], forward.state
-        self.callee, self.caller, self.enter = forward.callee, forward.caller, forward.enter
-        self.context, self.settings, self.label = forward.context, forward.settings, forward.label
+        self.active = tuple(caller.is_smooth(x) and caller.follows(x) for x in arrays)
+        self.versions = []
+        self.state = forward.state
+        self.callee = forward.callee
+        self.caller = forward.caller
+        self.enter = forward.enter
+        self.context = forward.context
+        self.settings = forward.settings
+        self.label = forward.label
 
     def body(self, arrays: list[Any]) -> list[Any]:
         count = len(self.forward.active)

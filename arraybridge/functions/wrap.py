@@ -12,8 +12,6 @@ from arraybridge.types import Device, GpuId
 
 if TYPE_CHECKING:
     from arraybridge.functions.dtypes import DtypeConversion
-    from arraybridge.offload.call import OffloadDecision
-    from arraybridge.offload.timings import History
 
 __all__ = ["Decorated", "P", "R", "decorate", "kind_of_function", "label_of", "name_of", "takes_self", "wrap"]
 
@@ -37,9 +35,6 @@ class Decorated(Protocol[P, R_co]):
     execution_memory_type: str
     device: Device | None
     dtype_conversion: DtypeConversion
-    # Of `gpu`.
-    explain: Callable[..., OffloadDecision]
-    history: History
 
     @property
     def __name__(self) -> str: ...

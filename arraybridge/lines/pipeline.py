@@ -325,10 +325,10 @@ class PipelineReport(Table):
     def _table(self) -> Contents:
         head = ("stage", "device", "items", "busy", "starved", "blocked", "busy %")
         rows = []
-        for name, device, items, busy, *waits, _ in self.stages:
-            share = min(100.0, 100 * busy / (self.seconds or 1.0))
-            times = map(format_seconds, (busy, *waits))
-            rows.append((name, device, str(items), *times, f"{share:.0f} %"))
+        for stage in self.stages:
+            share = min(100.0, 100 * stage.busy / (self.seconds or 1.0))
+            times = map(format_seconds, (stage.busy, stage.starved, stage.blocked))
+            rows.append((stage.name, stage.device, str(stage.items), *times, f"{share:.0f} %"))
         items = self.stages[-1].items if self.stages else 0
         done = f"{items} item{'' if items == 1 else 's'} in {format_seconds(self.seconds)}"
         return head, rows, head[2:], f"{done}; bottleneck: {self.bottleneck}"
@@ -337,12 +337,19 @@ class PipelineReport(Table):
         """The run as `trace` would have recorded it."""
         events = [
             Event(
-                *("stage", name, start, end - start, f"stage {i}: {name}", device, "", 0),
-                item=item,
-                flow=str(item),
+                kind="stage",
+                name=stage.name,
+                start=span.start,
+                seconds=span.end - span.start,
+                thread=f"stage {i}: {stage.name}",
+                device=stage.device,
+                file="",
+                line=0,
+                item=span.item,
+                flow=str(span.item),
             )
-            for i, (name, device, *_, spans) in enumerate(self.stages)
-            for item, start, end in spans
+            for i, stage in enumerate(self.stages)
+            for span in stage.spans
         ]
         return sorted(events, key=began)
 

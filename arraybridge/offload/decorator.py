@@ -6,22 +6,44 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.types import FrameworkLike, GpuId
 
-__all__ = ["gpu", "stay_on_gpu"]
+if TYPE_CHECKING:
+    from arraybridge.offload.call import OffloadDecision
+    from arraybridge.offload.timings import History
+
+__all__ = ["Offloaded", "gpu", "stay_on_gpu"]
+
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Offloaded(Decorated[P, R_co], Protocol[P, R_co]):
+    """A function that `gpu` decorates, for type checkers."""
+
+    explain: Callable[..., OffloadDecision]
+    history: History
+
+    # A method: self is given by the attribute access.
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Offloaded[P, R_co]: ...
+    @overload
+    def __get__(
+        self: Offloaded[Concatenate[Any, Q], R_co], instance: object, owner: type | None = None
+    ) -> Offloaded[Q, R_co]: ...
 
 
 @overload
-def gpu(fn: Callable[P, R], /) -> Decorated[P, R]: ...
+def gpu(fn: Callable[P, R], /) -> Offloaded[P, R]: ...
 @overload
 def gpu(
     *, gpu_id: GpuId = None, backend: FrameworkLike | None = None, split_axis: int | None = None
-) -> Callable[[Callable[P, R]], Decorated[P, R]]: ...
+) -> Callable[[Callable[P, R]], Offloaded[P, R]]: ...
 def gpu(
     fn: Any = None,
     /,

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from arraybridge.conversion.convert import convert_memory, explain
-from arraybridge.conversion.explanation import Route
 from arraybridge.conversion.trace import trace
 from arraybridge.errors import CopyRequiredError, DtypeNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import dtype_names, hostmemory, registry
@@ -25,6 +24,7 @@ from arraybridge.frameworks.parts import itself
 from arraybridge.memory.recovery import split_and_retry
 from arraybridge.show import Contents, Table
 from arraybridge.testing.oom import inject_oom
+from arraybridge.timeline.route import Route
 from arraybridge.types import Device, FrameworkLike
 
 

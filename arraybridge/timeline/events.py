@@ -11,7 +11,7 @@ from inspect import currentframe
 from itertools import count
 from os.path import dirname, sep
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -20,10 +20,10 @@ from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, is_c_contiguous
 from arraybridge.trees import leaves_of
-from arraybridge.types import above, new_cache, remember
+from arraybridge.types import hooks, new_cache, remember
 
 if TYPE_CHECKING:
-    from arraybridge.conversion.explanation import Route
+    from arraybridge.timeline.route import Route
 
 __all__ = [
     "Event",
@@ -155,6 +155,10 @@ _cells: dict[str, str] = {}
 _TYPED_IN = ("<stdin>", "<string>", "<console>", "<ipython-input", "<python-input", "<doctest")
 
 
+@overload
+def site(frame: FrameType | None = None, *, foreign: Literal[False] = False) -> Site: ...
+@overload
+def site(frame: FrameType | None = None, *, foreign: bool) -> Site | None: ...
 def site(frame: FrameType | None = None, *, foreign: bool = False) -> Site | None:
     """The line of the user's own code in which this thread is: the innermost one that is no library's.
 
@@ -204,11 +208,11 @@ def _site_in_library(frame: FrameType | None) -> Site:
 
 def _place() -> tuple[str, int]:
     """File and line of the user's code, where a warning points."""
-    here = cast("Site", site())  # None comes for frames of others alone
+    here = site()
     return _cells.get(here[0], here[0]), line_of(here)
 
 
-above["place"] = _place
+hooks.user_line = _place
 
 
 def as_own(folder: str) -> None:
@@ -291,7 +295,11 @@ def wait_for(source: Framework, x: Any) -> None:
         source.settle(x)
 
 
-def steps(source: Framework, x: Any) -> tuple[tuple[int, ...], tuple[int, ...], int] | None:
+#: Shape, strides and the step to the next element, all in one unit.
+Steps = tuple[tuple[int, ...], tuple[int, ...], int]
+
+
+def steps(source: Framework, x: Any) -> Steps | None:
     """Shape, strides and the step to the next element, in one unit, from which `layout` tells how it lies.
 
     None where the framework does not tell: a trace must not fail what it records.

@@ -14,6 +14,9 @@ import numpy as np
 import arraybridge
 from arraybridge import DtypeConversion, MemoryType, memory_types
 from arraybridge.measure import Comparison, SizeComparison
+from arraybridge.offload.call import OffloadDecision
+from arraybridge.offload.timings import History
+from arraybridge.timeline.events import Event
 
 
 class Tensor:
@@ -54,7 +57,16 @@ def declared(image: Tensor) -> Tensor:
     return image
 
 
+@arraybridge.gpu(split_axis=0)
+def offloaded(image: Tensor) -> Tensor:
+    return image
+
+
 class Model:
+    @arraybridge.gpu
+    def offloaded(self, image: Tensor) -> Tensor:
+        return image
+
     @arraybridge.jax
     def bare(self, image: Tensor) -> Tensor:
         return image
@@ -83,6 +95,10 @@ assert_type(Model().called(Foreign()), Any)
 assert_type(Model().static(Foreign()), Tensor)
 assert_type(bare.execution_memory_type, str)
 assert_type(Model().bare.input_memory_type, str)
+assert_type(offloaded(Tensor()), Tensor)
+assert_type(offloaded.explain(Tensor()), OffloadDecision)
+assert_type(Model().offloaded.history, History)
+bare.explain  # type: ignore[attr-defined]  # noqa: B018
 
 # Options that do not exist, or are of the wrong type.
 arraybridge.torch(gpuid=0)  # type: ignore[call-overload]
@@ -113,6 +129,13 @@ assert_type(arraybridge.to_numpy(data, copy=True), np.ndarray[Any, Any])
 assert_type(arraybridge.convert_tree([Foreign()], "torch"), Any)
 arraybridge.convert_memory(data, "torch", copi=True)  # type: ignore[call-overload]
 arraybridge.to_torch(data, gpu_id=0, device="cuda:1")
+
+# Events of a trace.
+with arraybridge.trace() as log:
+    pass
+assert_type(log.events[0].seconds, float)
+log.events[0].reson  # type: ignore[attr-defined]  # noqa: B018
+Event("call", "f", 0.0, 0.0, "main", "", "", 0, devise="cpu")  # type: ignore[call-arg]
 
 # Devices and what runs on them.
 assert_type(arraybridge.get_device(), arraybridge.Device)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,6 @@ import numpy as np
 from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff
 from arraybridge.types import exact_key
-
-if TYPE_CHECKING:
-    from arraybridge.functions.gradients import Operation
 
 _Jitted = type(jax.jit(lambda: None))
 _FLOAT0 = jax.dtypes.float0
@@ -35,7 +32,7 @@ class JaxAutodiff(autodiff.Autodiff):
             return 0, 0
         return start, start + x.size * x.dtype.itemsize
 
-    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+    def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         operation.differentiated = False  # until its forward rule is asked for
         try:
             results, _ = _applied(operation, False, [], *arrays)
@@ -50,7 +47,7 @@ class JaxAutodiff(autodiff.Autodiff):
         self, body: autodiff.Body, arrays: list[Any], active: Sequence[bool], label: str
     ) -> tuple[list[Any], autodiff.Linear]:
         traced = _are_traced(arrays)
-        if isinstance(body, autodiff.Call) and isinstance(body.flow.fn, _Jitted) and not traced:
+        if isinstance(body, autodiff.Call) and isinstance(body.function.fn, _Jitted) and not traced:
             compiled = _compiled(body, arrays, active)
             if compiled is not None:
                 return compiled
@@ -146,12 +143,12 @@ def _compiled(
     Arrays and numbers are arguments of the programs. Numbers that the function reads while JAX traces it
     (``static_argnames``, a shape), and all other values, are constants of a program.
     """
-    flow = call.flow
+    function = call.function
     passed = [isinstance(x, jax.Array) or _is_number(x) for x in call.leaves]
     others = tuple(type(x) if p else exact_key(x) for x, p in zip(call.leaves, passed, strict=True))
     try:
-        form = (flow.key(call), tuple(active), others)
-        constants = flow.constants.get(form)
+        form = (function.key(call), tuple(active), others)
+        constants = function.constants.get(form)
     except TypeError:  # something in it cannot be hashed
         return None
     if constants is None:
@@ -163,8 +160,8 @@ def _compiled(
         compiled = _run_program(call, arrays, active, passed, form)
     except _NOT_COMPILED:  # the eager call raises its error
         return None
-    if form not in flow.constants:
-        _remember(flow.constants, form, constants)
+    if form not in function.constants:
+        _remember(function.constants, form, constants)
     return compiled
 
 
@@ -192,7 +189,7 @@ def _run_program(
 ) -> tuple[list[Any], autodiff.Linear]:
     numbers = [None if p else exact_key(x) for x, p in zip(call.leaves, passed, strict=True)]
     key = form, tuple(numbers)
-    programs = call.flow.programs
+    programs = call.function.programs
     program = programs.get(key)
     if program is None:
         program = _program(call, active, passed)
@@ -237,7 +234,7 @@ def _program(call: autodiff.Call, active: Sequence[bool], passed: list[bool]) ->
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _applied(
-    operation: Operation, asked: bool, states: list[Any], *arrays: Any
+    operation: autodiff.Operation, asked: bool, states: list[Any], *arrays: Any
 ) -> tuple[list[Any], list[Any]]:
     """The results of an operation, and the callee's random state before its first run.
 
@@ -251,7 +248,9 @@ def _applied(
     return operation.linearise(list(map(_array, arrays)))[0], states
 
 
-def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: Any) -> tuple[Any, Any]:
+def _forward(
+    operation: autodiff.Operation, asked: bool, primals: list[Any], *operands: Any
+) -> tuple[Any, Any]:
     operation.differentiated = True
     # A number of Python stays one here before JAX 0.8.
     states, arrays = [x.value for x in primals], [_array(x.value) for x in operands]
@@ -262,7 +261,9 @@ def _forward(operation: Operation, asked: bool, primals: list[Any], *operands: A
     return (results, states), (arrays, states, _Static(linear))
 
 
-def _backward(operation: Operation, _asked: bool, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+def _backward(
+    operation: autodiff.Operation, _asked: bool, residuals: Any, cotangents: Any
+) -> tuple[Any, ...]:
     arrays, states, linear = residuals
     smooth = [None if _is_zero(c) else _conj(_array(c)) for c in cotangents[0]]
     pullback, operands = operation.pullback(arrays, smooth, linear.value)
@@ -291,7 +292,7 @@ def _array(x: Any) -> Any:
 
 
 def _called_back(
-    operation: Operation, asked: bool, states: list[Any], arrays: Sequence[Any]
+    operation: autodiff.Operation, asked: bool, states: list[Any], arrays: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """The operation in a program: its shapes are foretold, and its values come by a callback."""
     shapes = operation.foretell([(tuple(x.shape), x.dtype.name) for x in arrays])
@@ -304,12 +305,11 @@ def _called_back(
     asked = asked and bool(operation.draws)
     if asked:  # the random numbers of a card count once it is in use
         operation.enter(np.zeros(1, np.float32))
-    random_state = operation.callee.autodiff.random_state
-    first = [jax.ShapeDtypeStruct(random_state().shape, np.uint8)] if asked else []
+    first = [jax.ShapeDtypeStruct(operation.random_state().shape, np.uint8)] if asked else []
 
     # Functions of JAX itself could wait in here for the thread that this occupies.
     def on_host(states: list[Any], *values: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        before = [random_state()] if asked else []
+        before = [operation.random_state()] if asked else []
         return operation.on_host([np.asarray(x) for x in values], list(map(np.array, states))), before
 
     results, before = jax.pure_callback(on_host, (expected, first), states, *arrays, vmap_method="sequential")

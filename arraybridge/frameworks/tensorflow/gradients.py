@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -13,9 +13,6 @@ from tensorflow.python import pywrap_tfe
 
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
-
-if TYPE_CHECKING:
-    from arraybridge.functions.gradients import Operation
 
 # A private name: nothing public tells whether a tape follows a tensor. 0 says that none does.
 _tapes_following = pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes
@@ -42,7 +39,7 @@ class TensorflowAutodiff(autodiff.Autodiff):
             return 0, 0  # on a card, or of a dtype that NumPy does not have
         return start, start + view.nbytes
 
-    def apply(self, operation: Operation, arrays: list[Any]) -> list[Any]:
+    def apply(self, operation: autodiff.Operation, arrays: list[Any]) -> list[Any]:
         if not tf.executing_eagerly():
             raise GradientError(
                 f"{operation.label}(): a function of another framework cannot become part of a tf.function,"
@@ -168,7 +165,7 @@ _SIGNATURE = inspect.signature(lambda *cotangents, variables=(): None)  # noqa: 
 
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]  # tf is Any here
-def _applied(*arrays: Any, operation: Operation) -> Any:
+def _applied(*arrays: Any, operation: autodiff.Operation) -> Any:
     results, linear = operation.linearise(arrays)
     shapes = [y.shape if AUTODIFF.is_smooth(y) else None for y in results]
 

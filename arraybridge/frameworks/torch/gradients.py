@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,6 @@ from torch.autograd import forward_ad
 
 from arraybridge.errors import GradientError, MemoryConversionError
 from arraybridge.frameworks import autodiff
-
-if TYPE_CHECKING:
-    from arraybridge.functions.gradients import Operation
 
 # Two private names. Nothing public tells that a transform of torch.func follows a tensor, nor runs a function
 # on tensors without values that says what it did (torch.device("meta") does not hold for constants).
@@ -46,7 +43,7 @@ class TorchAutodiff(autodiff.Autodiff):
     def version(self, x: torch.Tensor) -> int:
         return 0 if x.is_inference() else int(x._version)
 
-    def apply(self, operation: Operation, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+    def apply(self, operation: autodiff.Operation, arrays: list[torch.Tensor]) -> list[torch.Tensor]:
         saved: list[torch.Tensor] = []
         try:
             return list(_Applied.apply(operation, saved, *arrays))
@@ -200,7 +197,7 @@ def _batched(label: str) -> GradientError:
 class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any here
     @staticmethod
     def forward(
-        operation: Operation, saved: list[torch.Tensor], *arrays: torch.Tensor
+        operation: autodiff.Operation, saved: list[torch.Tensor], *arrays: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         with torch.enable_grad():  # in which torch itself refuses to give captured parameters away
             results, linear = operation.linearise(arrays)
@@ -242,7 +239,7 @@ class _Applied(torch.autograd.Function):  # type: ignore[misc]  # torch is Any h
         )
 
     @staticmethod
-    def vmap(_info: Any, _in_dims: Any, operation: Operation, *_: Any) -> Any:
+    def vmap(_info: Any, _in_dims: Any, operation: autodiff.Operation, *_: Any) -> Any:
         raise _batched(operation.label)
 
 

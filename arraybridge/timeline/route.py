@@ -1,4 +1,4 @@
-"""What a conversion does, in a sentence: the `Route` that `explain` returns and `trace` records."""
+"""The `Route` of a conversion, which `explain` returns and `trace` records."""
 
 from __future__ import annotations
 
