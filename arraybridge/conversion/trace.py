@@ -20,6 +20,7 @@ from arraybridge.show import Contents, Table, format_bytes, format_seconds
 from arraybridge.timeline import events
 from arraybridge.timeline.events import Event
 from arraybridge.types import above
+from arraybridge.validation import whole_number
 
 if TYPE_CHECKING:
     from arraybridge.timeline.hotspots import HotSpots
@@ -67,10 +68,8 @@ class TraceLog(Table):
     """
 
     def __init__(self, limit: int | None = None, foreign: bool = False) -> None:
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise TypeError(f"limit={limit!r} must be a whole number of events, or None")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit={limit!r} must be at least 1 event")
+        if limit is not None:
+            whole_number("limit", limit, least=1)
         self.dropped = 0
         #: Whether it hears of the frameworks' own calls too.
         self.foreign = foreign

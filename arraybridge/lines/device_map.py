@@ -24,6 +24,7 @@ from arraybridge.lines.threads import Run, Work, Worker, noting
 from arraybridge.options import busy_workers, default_device, worker_device
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike
+from arraybridge.validation import whole_number
 
 __all__ = ["decorated", "device_map", "place_in_words", "placement", "working_on"]
 
@@ -90,7 +91,7 @@ def device_map(
         raise TypeError(f"device_map takes a function of one item, not {fn!r}")
     if setup is not None and not callable(setup):
         raise TypeError(f"setup={setup!r} must be a function without arguments")
-    whole_number("per_device", per_device)
+    whole_number("per_device", per_device, least=1)
     source = source_of_items("device_map", items)
     workers = [
         _worker(fn, setup, device, processes)
@@ -198,14 +199,6 @@ def _move(item: Any, device: Device) -> Any:
 
 
 # -- what users pass ---------------------------------------------------------------------------------
-
-
-def whole_number(name: str, value: Any, least: int | None = 1) -> None:
-    """Refuse what is no number of something."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r} must be a whole number")
-    if least is not None and value < least:
-        raise ValueError(f"{name}={value!r} must be at least {least}")
 
 
 def source_of_items(who: str, items: Any) -> Iterator[Any]:

@@ -16,11 +16,12 @@ from arraybridge.batches import Joined, kept, part, plain
 from arraybridge.carriers.carrier import source_of
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.device_map import place_in_words, placement, source_of_items, whole_number
+from arraybridge.lines.device_map import place_in_words, placement, source_of_items
 from arraybridge.lines.threads import Enter, ItemTime, Run, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
+from arraybridge.validation import whole_number
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
@@ -89,9 +90,9 @@ class Pipeline:
                 )
             if not callable(stage):
                 raise TypeError(f"stage {i} is {stage!r}, which is no function; a stage takes one argument")
-        whole_number("microbatches", microbatches)
-        whole_number("queue_size", queue_size)
-        whole_number("axis", axis, least=None)
+        whole_number("microbatches", microbatches, least=1)
+        whole_number("queue_size", queue_size, least=1)
+        whole_number("axis", axis)
         self.stages, self.microbatches, self.queue_size, self.axis = stages, microbatches, queue_size, axis
         self.processes = processes
         self._last: Run | None = None

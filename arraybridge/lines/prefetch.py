@@ -13,10 +13,11 @@ from arraybridge.conversion.convert import Grad, convert_tree
 from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework, find_or_host
-from arraybridge.lines.device_map import source_of_items, whole_number, with_progress
+from arraybridge.lines.device_map import source_of_items, with_progress
 from arraybridge.lines.streams import wait_for_each_other
 from arraybridge.lines.threads import END, Enter, Run, Work, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+from arraybridge.validation import whole_number
 
 __all__ = ["prefetch"]
 
@@ -79,7 +80,7 @@ def prefetch(
     a tensor(2., dtype=torch.float64)
     b tensor(0., dtype=torch.float64)
     """
-    whole_number("depth", depth)
+    whole_number("depth", depth, least=1)
     if gpu_id is not None and device is not None:
         raise ValueError(f"pass gpu_id={gpu_id!r} or device={device!r}, not both")
     name = registry.framework_name(framework)

@@ -17,6 +17,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
+from arraybridge.validation import whole_number
 
 __all__ = ["BufferPool", "PoolLimitError", "pinned"]
 
@@ -69,9 +70,7 @@ class BufferPool:
     """
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
-            raise ValueError(f"max_bytes={max_bytes!r} is no bound; pass a positive number of bytes")
-        self.max_bytes = max_bytes
+        self.max_bytes = whole_number("max_bytes", max_bytes, least=1, type_error=ValueError)
         # Reentrant: the collector may run a finaliser that gives a buffer back in the midst of any method.
         self._lock = threading.RLock()
         self._idle: list[_Buffer] = []

@@ -12,6 +12,7 @@ from arraybridge.conversion.destination import check_gpu_id
 from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.types import FrameworkLike, GpuId
+from arraybridge.validation import whole_number
 
 __all__ = ["gpu", "stay_on_gpu"]
 
@@ -94,8 +95,8 @@ def gpu(
             f"backend={name!r} does not run NumPy-style functions on a card;"
             f" pass one of {', '.join(registry.for_numpy_code())}"
         )
-    if split_axis is not None and (isinstance(split_axis, bool) or not isinstance(split_axis, int)):
-        raise TypeError(f"split_axis={split_axis!r} must be a whole number, or None")
+    if split_axis is not None:
+        whole_number("split_axis", split_axis)
     decorator = partial(decorate, what="@gpu", make=partial(_offloaded, name, gpu_id, split_axis))
     return decorator if fn is None else decorator(fn)
 
