@@ -273,7 +273,7 @@ def _checked(result: Any, label: str) -> Any:
 def _device(stage: Any) -> str:
     """The device that a stage names for itself, in words, and unseen; ``""`` where it names none."""
     placed = placement(stage)
-    if placed is None or (placed.device is None and not isinstance(placed.gpu_id, int)):
+    if placed is None or not placed.is_fixed:
         return ""
     kind = "opencl" if placed.framework == "pyclesperanto" else "gpu"
     return f"{kind}:{placed.gpu_id}" if placed.device is None else str(placed.device)

@@ -10,9 +10,9 @@ from typing import Any
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad, convert_tree
-from arraybridge.conversion.destination import check_gpu_id
+from arraybridge.conversion.destination import check_placement, resolve_device
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, find_or_host
+from arraybridge.frameworks.base import Framework
 from arraybridge.lines.device_map import source_of_items, with_progress
 from arraybridge.lines.streams import wait_for_each_other
 from arraybridge.lines.threads import END, Enter, Run, Work, Worker
@@ -81,11 +81,11 @@ def prefetch(
     b tensor(0., dtype=torch.float64)
     """
     whole_number("depth", depth, least=1)
-    if gpu_id is not None and device is not None:
-        raise ValueError(f"pass gpu_id={gpu_id!r} or device={device!r}, not both")
+    number, named = check_placement(gpu_id, device)
     name = registry.framework_name(framework)
     target = registry.framework(name)
-    place = _place(target, gpu_id, device)
+    # "auto" is resolved for each item, since free memory changes.
+    place = None if number == "auto" else resolve_device(target, number, named)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
     enter, note = _reading(source_of_items("prefetch", items), target, place, options)
     # The item that is used is one of them, from when it is asked for.
@@ -97,16 +97,6 @@ def prefetch(
     )
     results = run.results(repeat(None))
     return with_progress(results, f"to {name}", items) if progress else results
-
-
-def _place(target: Framework, gpu_id: GpuId, device: DeviceLike | None) -> Device | None:
-    """The device that is asked for, where it is known beforehand."""
-    index = check_gpu_id(gpu_id)
-    if device is not None:
-        return find_or_host(target, Device.parse(device))
-    if isinstance(index, int) and target.name != "numpy":
-        return find_or_host(target, target.accelerator(index))
-    return None
 
 
 def _reading(

@@ -12,9 +12,10 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
+from arraybridge.conversion.destination import resolve_device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework, find_or_host
+from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
 from arraybridge.validation import whole_number
@@ -207,11 +208,9 @@ def _checked(
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
     owner.supports(name, extents)
-    index = cleanup.card_number("take", gpu_id)
-    if index is None or owner.name == "numpy":
+    device = resolve_device(owner, cleanup.card_number("take", gpu_id))
+    if device is None:
         device = owner.find_device(owner.default_device())
-    else:
-        device = find_or_host(owner, owner.accelerator(index))
     return owner, extents, name, device
 
 

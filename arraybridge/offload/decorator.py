@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, overload
 
-from arraybridge.conversion.destination import check_gpu_id
+from arraybridge.conversion.destination import Placement, check_placement
 from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.types import FrameworkLike, GpuId
@@ -88,7 +87,7 @@ def gpu(
             f"@gpu has no option {next(iter(unknown))!r}. Its options are gpu_id, backend and split_axis."
             " Choose the card by its number, as in gpu_id=0."
         )
-    check_gpu_id(gpu_id)
+    number, _ = check_placement(gpu_id, None)
     name = None if backend is None else registry.framework_name(backend)
     if name is not None and registry.facts(name).runs_numpy_code is False:
         raise ValueError(
@@ -97,7 +96,7 @@ def gpu(
         )
     if split_axis is not None:
         whole_number("split_axis", split_axis)
-    decorator = partial(decorate, what="@gpu", make=partial(_offloaded, name, gpu_id, split_axis))
+    decorator = partial(decorate, what="@gpu", make=partial(_offloaded, name, number, split_axis))
     return decorator if fn is None else decorator(fn)
 
 
@@ -112,8 +111,10 @@ def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: A
         )
     run = Offload(fn, backend=backend, gpu_id=gpu_id, split_axis=split_axis)
     wrapper = wrap(fn, run)
-    wrapper.explain, wrapper.history, wrapper.gpu_id = run.explain, run.history, gpu_id
-    wrapper._placement = SimpleNamespace(framework=None, gpu_id=gpu_id, device=None, converts=True)
+    wrapper.explain = run.explain
+    wrapper.history = run.history
+    wrapper.gpu_id = gpu_id
+    wrapper._placement = Placement(None, gpu_id=gpu_id)
     return wrapper
 
 
