@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from arraybridge.carriers.sources import advise_about, source_of
-from arraybridge.conversion.destination import check_gpu_id, shares_cards, target_device
+from arraybridge.conversion.destination import check_placement, shares_cards, target_device
 from arraybridge.conversion.table import cell, dlpack
 from arraybridge.errors import (
     CopyRequiredError,
@@ -129,9 +129,7 @@ def check_options(request: Request) -> Request:
         )
     if copy is not None and not isinstance(copy, (bool, np.bool_)):
         raise ValueError(f"copy={copy!r} must be None, True or False")
-    if request.device is not None:
-        Device.parse(request.device)
-    check_gpu_id(request.gpu_id)
+    check_placement(request.gpu_id, request.device)
     return replace(request, copy=bool(copy)) if isinstance(copy, np.bool_) else request
 
 

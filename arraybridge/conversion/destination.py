@@ -1,40 +1,109 @@
-"""Where the result of a conversion lives: the device that a call names, or else where the array is."""
+"""Where arrays are placed: the device that a caller names, otherwise the one where the array already is."""
 
 from __future__ import annotations
 
 import operator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.types import Device, DeviceLike, GpuId
 
-__all__ = ["card_meant", "check_gpu_id", "target_device"]
+__all__ = [
+    "Placement",
+    "card_meant",
+    "check_gpu_id",
+    "check_placement",
+    "freest_device",
+    "resolve_device",
+    "shares_cards",
+    "target_device",
+]
 
 #: The number of the one card of this process, for which decorators then take every number: a worker of a Dask
 #: cluster has one, and a function says ``gpu_id=1`` of the machine on which it was written.
 only_card: int | None = None
 
 
-def target_device(
-    source: Framework, target: Framework, source_device: Device, gpu_id: GpuId, device: DeviceLike | None
-) -> Device:
-    """The device that a call names, or else the one where the array stays.
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the decorator of a function lets it run: a framework, and at most one device of it.
+
+    Attributes:
+        framework: the framework's name; None for `gpu`, which chooses one on each call.
+        device: the device that the decorator names, or None.
+        gpu_id: the number of the framework's accelerator, ``"auto"``, or None.
+        converts: whether the arguments are converted; false for decorators that only declare types.
+    """
+
+    framework: str | None
+    device: Device | None = None
+    gpu_id: GpuId = None
+    converts: bool = True
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the decorator names a device, ``gpu_id="auto"`` included."""
+        return self.device is not None or self.gpu_id is not None
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every call runs on the same device, which ``gpu_id="auto"`` does not promise."""
+        return self.device is not None or isinstance(self.gpu_id, int)
+
+    def resolve(self, framework: Framework) -> Device | None:
+        """Return the device in this process; None if none is named."""
+        return resolve_device(framework, card_meant(self.gpu_id), self.device)
+
+    def __str__(self) -> str:
+        name = self.framework or "the faster of cpu and gpu"
+        if self.device is not None:
+            return f"{name} on {self.device}"
+        if self.gpu_id is not None:
+            return f"{name} on {_text_of_gpu(self.gpu_id)}"
+        return f"{name}, where its input is" if self.framework else name
+
+
+def _text_of_gpu(gpu_id: int | str) -> str:
+    return "the freest gpu" if gpu_id == "auto" else f"gpu:{gpu_id}"
+
+
+def resolve_device(
+    framework: Framework, gpu_id: GpuId = None, device: DeviceLike | None = None
+) -> Device | None:
+    """Return the framework's device that ``gpu_id`` or ``device`` names; None if neither does.
+
+    ``gpu_id`` has no effect for NumPy, whose arrays are always on the host.
 
     Raises:
-        DeviceNotFoundError: the target has no such device.
-        ValueError: ``gpu_id`` is no number of a GPU, or stands beside ``device``.
+        DeviceNotFoundError: the framework does not have the device.
+        ValueError: ``gpu_id`` or ``device`` is invalid, or both are given.
+    """
+    number, named = check_placement(gpu_id, device)
+    if named is not None:
+        return find_or_host(framework, named)
+    if number is None or framework.has_only_host:
+        return None
+    if isinstance(number, str):  # "auto"
+        return freest_device(framework) or find_or_host(framework, framework.accelerator(0))
+    return find_or_host(framework, framework.accelerator(number))
+
+
+def check_placement(gpu_id: Any, device: DeviceLike | None) -> tuple[GpuId, Device | None]:
+    """Return the accelerator's number and the device, of which at most one is not None.
+
+    Raises:
+        ValueError: one of them is invalid, or both are given.
     """
     number = check_gpu_id(gpu_id)
-    if device is not None:
-        if number is not None:
-            raise ValueError(f"pass gpu_id={gpu_id!r} or device={device!r}, not both")
-        return find_or_host(target, Device.parse(device))
-    if number is None or target.has_only_host:
-        return _nearest(source, target, source_device)
-    if number == "auto":
-        return freest_device(target) or find_or_host(target, target.accelerator(0))
-    return find_or_host(target, target.accelerator(number))
+    if device is None:
+        return number, None
+    if number is not None:
+        raise ValueError(
+            f"gpu_id={gpu_id!r} and device={device!r} both name a device. Pass gpu_id or device, not both."
+        )
+    return None, Device.parse(device)
 
 
 def check_gpu_id(gpu_id: Any) -> GpuId:
@@ -59,6 +128,19 @@ def check_gpu_id(gpu_id: Any) -> GpuId:
 def card_meant(gpu_id: GpuId) -> GpuId:
     """The card that the ``gpu_id`` of a decorator means in this process."""
     return gpu_id if gpu_id is None or only_card is None else only_card
+
+
+def target_device(
+    source: Framework, target: Framework, source_device: Device, gpu_id: GpuId, device: DeviceLike | None
+) -> Device:
+    """Return the device that a conversion names, or else the one where the array stays.
+
+    Raises:
+        DeviceNotFoundError: the target has no such device.
+        ValueError: ``gpu_id`` or ``device`` is invalid, or both are given.
+    """
+    named = resolve_device(target, gpu_id, device)
+    return _nearest(source, target, source_device) if named is None else named
 
 
 def _nearest(source: Framework, target: Framework, source_device: Device) -> Device:

@@ -21,6 +21,7 @@ from arraybridge.timeline.events import Event
 from arraybridge.timeline.records import ConversionRecord, Record, SpanRecord
 from arraybridge.timeline.route import Route
 from arraybridge.types import hooks
+from arraybridge.validation import whole_number
 
 if TYPE_CHECKING:
     from arraybridge.timeline.hotspots import HotSpots
@@ -63,10 +64,8 @@ class TraceLog(Table):
     """
 
     def __init__(self, limit: int | None = None, foreign: bool = False) -> None:
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-            raise TypeError(f"limit={limit!r} must be a whole number of events, or None")
-        if limit is not None and limit < 1:
-            raise ValueError(f"limit={limit!r} must be at least 1 event")
+        if limit is not None:
+            whole_number("limit", limit, least=1)
         self.dropped = 0
         #: Whether it hears of the frameworks' own calls too.
         self.foreign = foreign

@@ -1,7 +1,4 @@
-"""What a call of a decorated function does: bring the arguments, run the function, give its results back.
-
-The options decide, where the decorator is applied, which functions these three are; a call runs them.
-"""
+"""Calls of decorated functions: convert the arguments, call the function, restore its result."""
 
 from __future__ import annotations
 
@@ -10,27 +7,26 @@ import re
 import sys
 from collections.abc import Callable, Container, Iterable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from arraybridge.batches import fixed, plain
-from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import plans, trace
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.destination import card_meant, target_device
+from arraybridge.conversion.destination import card_meant
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
+from arraybridge.errors import ArrayNotSupportedError, MemoryConversionError
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import CPU, Framework
+from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import unknown_array
-from arraybridge.frameworks.parts import itself
-from arraybridge.functions.dtypes import DtypeConversion, convert_dtype
-from arraybridge.functions.options import changed
+from arraybridge.functions.dtypes import DtypeConversion
+from arraybridge.functions.options import DecoratorOptions
+from arraybridge.functions.results import Restoration, ResultConversion
 from arraybridge.functions.slices import call_by_planes
 from arraybridge.functions.wrap import label_of, name_of, takes_self
 from arraybridge.memory.recovery import recovered
@@ -49,36 +45,48 @@ from arraybridge.trees import (
 )
 from arraybridge.types import Device
 
-__all__ = ["named_device"]
-
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-#: What changes one array.
+#: A function that converts one array.
 Change = Callable[[Any], Any]
-#: What takes the arguments as they came, and returns a result.
-Run = Callable[[Args, Kwargs], Any]
-#: What returns the result for the caller, given the arguments as they came.
-GiveBack = Callable[[Any, Args, Kwargs], Any]
-Compose = Callable[[Callable[..., Any], SimpleNamespace], tuple[Run, GiveBack]]
-#: A decorated call as torch.compile leaves it alone, once that was needed.
+#: `DecoratedCall.__call__` as torch.compile leaves it alone, once that was needed.
 _untraced: list[Callable[..., Any]] = []
 
 
 class DecoratedCall:
-    """Calls a function in parts; it is pickled as what these are composed of, and by which function."""
+    """Calls a function. This class converts nothing; its subclasses convert arguments and results.
 
-    def __init__(self, compose: Compose, fn: Callable[..., Any], options: SimpleNamespace) -> None:
-        self.__setstate__((compose, fn, options))
+    Only the function and the options are pickled.
+
+    Attributes:
+        fn: the function.
+        options: those of its decorator.
+        label: the function's name in traces and errors.
+        skip: the number of arguments that are never converted: 1 for ``self`` or ``cls``, otherwise 0.
+    """
+
+    __slots__ = ("fn", "label", "native_results", "options", "skip")
+
+    #: Types of results that are returned as they are, without a call of `restore_result`.
+    native_results: Container[type]
+
+    def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
+        self.__setstate__((fn, options))
 
     def __getstate__(self) -> Any:
-        return self.compose, self.fn, self.options
+        return self.fn, self.options
 
     def __setstate__(self, state: Any) -> None:
-        self.compose, self.fn, self.options = compose, fn, options = state
-        self.label = label_of(fn)
-        self.run, self.give_back = compose(fn, options)
-        if options.contract is not None:
-            self.give_back = partial(_checked, options.contract, self.label, self.give_back)
+        self.fn, self.options = state
+        self.label = label_of(self.fn)
+        self.skip = 0
+        self.native_results = ()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Derive from the function and the options what every call needs."""
+
+    # -- a call ------------------------------------------------------------------------------------
 
     def __call__(self, args: Args, kwargs: Kwargs) -> Any:
         if "torch._dynamo" in sys.modules and sys.modules["torch"].compiler.is_dynamo_compiling():
@@ -87,149 +95,351 @@ class DecoratedCall:
                 torch: Any = registry.framework("torch")
                 _untraced.append(torch.untraced(DecoratedCall.__call__))
             return _untraced[0](self, args, kwargs)
-        if not open_logs:
-            return self.give_back(self.run(args, kwargs), args, kwargs)
+        if open_logs:
+            return self._recorded(args, kwargs)
+        result = self.run(args, kwargs)
+        if type(result) in self.native_results:
+            return result
+        return self.restore_result(result, args, kwargs)
+
+    async def awaited(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call a coroutine function."""
+        with trace.span("call", self.label, annotate=False) or nullcontext():
+            return self.restore_result(await self.run(args, kwargs), args, kwargs)
+
+    def _recorded(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the function while a trace is open."""
         with trace.span("call", self.label) or nullcontext() as span:
             result = self.run(args, kwargs)
             if span is not None:
                 span.device = device_words(result)
-            return self.give_back(result, args, kwargs)
+            return self.restore_result(result, args, kwargs)
 
-    async def awaited(self, args: Args, kwargs: Kwargs) -> Any:
-        """The same for a coroutine function."""
-        with trace.span("call", self.label, annotate=False) or nullcontext():
-            return self.give_back(await self.run(args, kwargs), args, kwargs)
+    # -- its parts ---------------------------------------------------------------------------------
+
+    def run(self, args: Args, kwargs: Kwargs) -> Any:
+        """Return the function's result; with recovery, call it again if memory runs out."""
+        return self._recovered(args, kwargs) if self.options.oom_recovery else self.attempt(args, kwargs)
+
+    def attempt(self, args: Args, kwargs: Kwargs) -> Any:
+        """Convert the arguments and call the function once."""
+        converted, named = self.convert_arguments(args, kwargs)
+        return self.call(converted, named)
+
+    def convert_arguments(self, args: Args, kwargs: Kwargs) -> tuple[Iterable[Any], Kwargs]:
+        """Return the positional and keyword arguments for the function."""
+        return args, kwargs
+
+    def call(self, args: Iterable[Any], kwargs: Kwargs) -> Any:
+        """Call the function with converted arguments."""
+        return self.fn(*args, **kwargs)
+
+    def restore_result(self, result: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Return the result for the caller, given the arguments that the caller passed.
+
+        Raises:
+            ValueError: the result breaks the contract.
+        """
+        restored = self.convert_result(result, args, kwargs)
+        contract = self.options.contract
+        if contract is not None:
+            verdict = contract(restored)
+            # A contract that raises by itself need not return anything.
+            if verdict is not None and not verdict:
+                raise ValueError(f"{self.label}(): the result breaks its contract {name_of(contract)}")
+        return restored
+
+    def convert_result(self, result: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Return the result with its arrays converted for the caller."""
+        return result
+
+    # -- recovery ----------------------------------------------------------------------------------
+
+    def _recovered(self, args: Args, kwargs: Kwargs) -> Any:
+        """Attempt again, or in parts, if memory runs out; also in the conversion of arguments."""
+        options = self.options
+        splits = options.oom_recovery == "split"
+        card: Any = card_meant(options.gpu_id) if isinstance(options.gpu_id, int) else None
+        if self.skip and splits:
+            args = (*map(fixed, args[: self.skip]), *args[self.skip :])  # self is never split
+        # By position: keywords cost 0.4 us per call here.
+        result = recovered(
+            self.attempt,
+            (args, kwargs),
+            {},
+            options.max_retries,
+            card,
+            None,
+            splits,
+            options.split_axis,
+            options.min_split,
+            self.fn,
+            True,
+        )
+        return plain(result) if splits and kinds.get(type(result)) != ARRAY else result
 
 
-def composed(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[Run, GiveBack]:
-    """What brings the arguments and runs the function, and what gives its result back."""
-    if not options.converts:
-        return lambda args, kwargs: fn(*args, **kwargs), lambda result, *_: result
-    skip, own = int(takes_self(fn)), set[type]()
-    run = recovering(fn, _running(fn, skip, options, own), skip, options)
-    return run, _giving_back(fn, skip, options, own)
+class ConvertingCall(DecoratedCall):
+    """Calls a function of one framework with the arrays of any.
 
-
-def _checked(contract: Callable[[Any], Any], label: str, give_back: GiveBack, *call: Any) -> Any:
-    """What the caller gets, if it keeps the contract; a `ValueError` if not."""
-    result = give_back(*call)
-    verdict = contract(result)
-    # A contract that raises by itself need not return anything.
-    if verdict is not None and not verdict:
-        raise ValueError(f"{label}(): the result breaks its contract {name_of(contract)}")
-    return result
-
-
-# -- bring and run -----------------------------------------------------------------------------------
-
-
-def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> Run:
-    """What converts the arguments but the first ``skip``, self, and calls the function where they are.
-
-    ``own``: the classes of its framework's arrays, once that is imported: not before there is an array.
+    Attributes:
+        body: the function, or what calls it plane by plane.
+        arguments: converts one array argument.
+        results: converts the results if the first argument does not decide about them.
+        native_arguments: types of arguments that need no conversion.
+        uses_own_stream: whether the function runs on a stream of this thread; None before the first array,
+            since the framework is not imported before.
+        is_direct: whether ``body`` can be called without selecting a device or a stream.
     """
-    name, strict, on_card = options.framework, options.strict, options.on_card
-    convert = converting(name, options)
-    unmark = plain if options.oom_recovery == "split" else itself  # of what is `fixed`
-    body = partial(call_by_planes, fn, skip) if options.slice_by_slice else fn
-    placed = options.device is not None or options.gpu_id is not None
-    may_stay = not placed and options.dtype is None and options.declared in (None, name)
-    unchanged: Container[type] = own if may_stay else ()
-    queued: bool | None = None
 
-    def run(args: Args, kwargs: Kwargs) -> Any:
-        nonlocal queued
-        enter, staying = convert, unchanged
-        if on_card or busy_workers or open_logs:
-            enter, staying = arriving(options, convert), ()
-        values = [*map(unmark, args[:skip])] if skip else []
-        arrays = others = False
+    __slots__ = (
+        "arguments",
+        "body",
+        "is_direct",
+        "native_arguments",
+        "restores_dtype",
+        "restores_input",
+        "results",
+        "uses_own_stream",
+    )
+
+    def prepare(self) -> None:
+        fn = self.fn
+        options = self.options
+        self.skip = int(takes_self(fn))
+        self.body = partial(call_by_planes, fn, self.skip) if options.slice_by_slice else fn
+        self.uses_own_stream: bool | None = None
+        self.is_direct = False
+        self.arguments = ArrayConverter(options.framework, options)
+        self.native_arguments: Container[type] = ()
+        self.restores_input = options.output_type == "input"
+        self.restores_dtype = options.dtype_conversion is DtypeConversion.PRESERVE_INPUT
+        target = "numpy" if self.restores_input else options.output_type
+        for_results = replace(options, strict=False, dtype=None, device=None, gpu_id=None)
+        converter = ArrayConverter(target, for_results)
+        self.results = ResultConversion(converter.convert, _dtype_of_results(options))
+
+    def _learn(self, framework: Framework) -> None:
+        """Note, at the first array, which types the framework has and whether it has streams."""
+        options = self.options
+        types = frozenset(framework.fast_types() or framework.array_classes())
+        self.uses_own_stream = options.stream and framework.streams.has_queues
+        self.is_direct = not self.uses_own_stream and not options.placement.is_named
+        if self.arguments.may_stay and not options.placement.is_named:
+            self.native_arguments = types
+        to_other = options.output_type != options.framework
+        if not (to_other or self.restores_dtype or self.results.dtype is not None):
+            self.results = ResultConversion(self.results.deliver, None, types)
+            if options.contract is None:
+                self.native_results = types
+
+    # -- the arguments -----------------------------------------------------------------------------
+
+    def convert_arguments(self, args: Args, kwargs: Kwargs) -> tuple[list[Any], Kwargs]:
+        """Return the arguments with their arrays converted; ``self`` and `fixed` values are passed on.
+
+        Raises:
+            MemoryConversionError: an array cannot be converted; the message names the argument.
+        """
+        skip = self.skip
+        splits = self.options.oom_recovery == "split"
+        convert: Change = self.arguments.convert
+        native = self.native_arguments
+        if self.arguments.uses_accelerator or busy_workers or open_logs:
+            convert = self.arguments.current()
+            native = ()
+        values: list[Any] = [plain(x) if splits else x for x in args[:skip]] if skip else []
+        has_array = has_other = False
         try:
             for value in (*args[skip:], *kwargs.values()) if skip or kwargs else args:
                 cls = type(value)
-                if cls in staying:
-                    arrays = True
+                if cls in native:
+                    has_array = True
                     values.append(value)
                 elif (kind := kinds.get(cls)) == ARRAY:
-                    arrays = True
-                    values.append(enter(value))
+                    has_array = True
+                    values.append(convert(value))
                 elif kind == LEAF:
                     values.append(value)
                 else:
-                    others, unmarked = True, unmark(value)
-                    values.append(map_arrays(unmarked, enter))
-                    arrays = arrays or values[-1] is not unmarked
+                    has_other = True
+                    values.append(map_arrays(plain(value) if splits else value, convert))
         except MemoryConversionError as error:
-            cast = rf'Pass dtype= to the decorator to ask for a cast: @{name}(dtype="\1")\2'
-            _say(error, _argument(fn, args, kwargs, len(values)), cast)
+            cast = rf'Pass dtype= to the decorator to ask for a cast: @{self.options.framework}(dtype="\1")\2'
+            _say(error, _argument(self.fn, args, kwargs, len(values)), cast)
             raise
-        if others:
-            arrays = arrays or first_array(values[skip:]) is not None
-            if strict or not arrays:
-                _refuse_tables(fn, args, kwargs, skip)
-            if strict:
-                _refuse_unconverted(fn, args, kwargs, values, skip, name)
-        named = {word: values.pop(len(args)) for word in kwargs} if kwargs else kwargs
-        if arrays:
-            if queued is None:
-                framework = registry.framework(name)
-                queued = options.stream and framework.streams.has_queues
-                own.update(framework.fast_types() or framework.array_classes())
-            if queued:
-                first = first_array((*values[skip:], *named.values()))
-                return on_own_stream(registry.framework(name), first, body, values, named)
-        elif placed:  # no array brings the device along: it is selected for what the function makes
-            framework = registry.framework(name)
-            with framework.selected(named_device(framework, options)):
-                return body(*values, **named)
-        return body(*values, **named) if named else body(*values)
+        if has_other:
+            self._check_others(args, kwargs, values, has_array)
+        named = {name: values.pop(len(args)) for name in kwargs} if kwargs else kwargs
+        return values, named
 
-    return run
+    def _check_others(self, args: Args, kwargs: Kwargs, values: list[Any], has_array: bool) -> None:
+        """Refuse objects that offer ``__array__`` if they are all there is, or with ``strict``."""
+        if self.options.strict or not (has_array or first_array(values[self.skip :]) is not None):
+            _refuse_tables(self.fn, args, kwargs, self.skip)
+        if self.options.strict:
+            _refuse_unconverted(self.fn, args, kwargs, values, self.skip, self.options.framework)
+
+    # -- the function ------------------------------------------------------------------------------
+
+    def call(self, args: Any, kwargs: Kwargs) -> Any:
+        """Call the function where its arguments are; without arrays, on the device of the decorator."""
+        if self.is_direct:
+            return self.body(*args, **kwargs) if kwargs else self.body(*args)
+        first = first_array((*args[self.skip :], *kwargs.values()))
+        if first is None:
+            return self._call_without_arrays(args, kwargs)
+        if self.uses_own_stream is None:
+            self._learn(registry.framework(self.options.framework))
+        if self.uses_own_stream:
+            framework = registry.framework(self.options.framework)
+            return on_own_stream(framework, first, self.body, args, kwargs)
+        return self.body(*args, **kwargs)
+
+    def _call_without_arrays(self, args: Any, kwargs: Kwargs) -> Any:
+        """Call the function with its device selected, on which it creates arrays."""
+        placement = self.options.placement
+        if placement.is_named:
+            framework = registry.framework(self.options.framework)
+            device = placement.resolve(framework)
+            if device is not None:
+                with framework.selected(device):
+                    return self.body(*args, **kwargs)
+        return self.body(*args, **kwargs)
+
+    # -- the result --------------------------------------------------------------------------------
+
+    def convert_result(self, result: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Return the result with its arrays converted, as the options and the first argument say.
+
+        Raises:
+            MemoryConversionError: an array cannot be converted; the message names its place in the result.
+        """
+        conversion = self.results
+        try:
+            if self.restores_input or self.restores_dtype:
+                skip = self.skip
+                first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
+                conversion = self._conversion_for(first)
+            elif open_logs:  # which record arrays that stay as they are, too
+                conversion = ResultConversion(conversion.deliver, conversion.dtype)
+            return conversion.tree(result)
+        except MemoryConversionError as error:
+            _say(error, f"{self.label}(), result", r'Cast it to "\1"\2 in the function')
+            raise
+
+    def _conversion_for(self, first: Any) -> ResultConversion:
+        """Return the conversion of results of a call with this first array; None if it has none."""
+        deliver = self.results.deliver
+        dtype = self.results.dtype
+        if self.restores_input and type(first) is not np.ndarray:
+            deliver = _unchanged if first is None else Restoration(first, self.options.grad).array
+        if self.restores_dtype and first is not None:
+            framework, array = source_of(first)
+            dtype = framework.dtype_name(array)
+        return ResultConversion(deliver, dtype)
 
 
-def arriving(options: SimpleNamespace, convert: Change) -> Change:
-    """What brings an array of this call to where the function runs: ``convert``, unless that is a device."""
-    name, device = options.framework, None
-    if options.on_card:
-        device = named_device(registry.framework(name), options)
-    elif busy_workers and options.device is None and name != "numpy":
-        device = worker_device.get()
-    if device is None:
-        return convert
-    framework, declared, dtype = registry.framework(name), options.declared, options.dtype
-    may_stay = dtype is None and declared in (None, name) and not open_logs
-
-    def enter(x: Any) -> Any:
-        is_there = may_stay and framework.owns(x) and framework.device_of(x) == device
-        if is_there and not framework.is_scattered(x):
-            return x
-        return convert_memory(x, declared, name, grad=options.grad, device=device, dtype=dtype)
-
-    return enter
+def _dtype_of_results(options: DecoratorOptions) -> str | None:
+    conversion = options.dtype_conversion
+    return None if conversion.numpy_dtype is None else str(conversion.value)
 
 
-def converting(target: str, options: SimpleNamespace) -> Change:
-    """What converts one array as `convert_memory` does with the options, and sooner where that is planned."""
-    declared, words = options.declared, options.device and str(options.device)
-    keywords = {"grad": options.grad, "dtype": options.dtype, "device": words}
-    form = plans.form_of(declared, target, **keywords)
-    if form == plans.form_of(None, target):
-        form = target
+def _unchanged(x: Any) -> Any:
+    return x
 
-    def convert(x: Any) -> Any:
+
+class ArrayConverter:
+    """Converts single arrays as `convert_memory` does with a decorator's options, faster if that is planned.
+
+    Attributes:
+        target: the framework to convert to.
+        source: the framework that arrays must be of; None for any.
+        dtype, grad, device: as for `convert_memory`.
+        placement: where the function runs.
+        uses_accelerator: whether the options name an accelerator.
+        may_stay: whether arrays of the target need no conversion, apart from their device.
+    """
+
+    __slots__ = (
+        "device",
+        "dtype",
+        "form",
+        "grad",
+        "may_stay",
+        "placement",
+        "source",
+        "target",
+        "uses_accelerator",
+    )
+
+    def __init__(self, target: str, options: DecoratorOptions) -> None:
+        self.target = target
+        self.placement = options.placement
+        self.dtype = options.dtype
+        #: Never "flow": `Flow` replaces it.
+        self.grad: Any = options.grad
+        self.source = options.required_source
+        self.uses_accelerator = options.uses_accelerator
+        self.may_stay = options.dtype is None and self.source in (None, target)
+        self.device = None if options.device is None else str(options.device)
+        form = plans.form_of(self.source, target, dtype=options.dtype, grad=options.grad, device=self.device)
+        self.form = target if form == plans.form_of(None, target) else form
+
+    def convert(self, x: Any) -> Any:
+        """Return an array converted: to the device of the options if that is a CPU, otherwise to any."""
         if not open_logs:
             try:
-                return by_form[form][type(x)](x)
+                return by_form[self.form][type(x)](x)
             except plans.declined:
                 pass
-        return convert_memory(x, declared, target, **keywords)
+        return convert_memory(
+            x, self.source, self.target, dtype=self.dtype, grad=self.grad, device=self.device
+        )
 
-    return convert
+    def current(self) -> Change:
+        """Return the conversion for one call, to the accelerator or the worker on whose device it runs."""
+        device = self._current_device()
+        if device is None:
+            return self.convert
+        return _DeviceConverter(self, registry.framework(self.target), device).convert
+
+    def _current_device(self) -> Device | None:
+        if self.uses_accelerator:
+            return self.placement.resolve(registry.framework(self.target))
+        if busy_workers and self.device is None and self.target != "numpy":
+            return worker_device.get()
+        return None
 
 
-def named_device(framework: Framework, options: SimpleNamespace) -> Device:
-    """The device that a decorator names, as its framework has it."""
-    return target_device(framework, framework, CPU, card_meant(options.gpu_id), options.device)
+class _DeviceConverter:
+    """Converts single arrays to one device of a framework."""
+
+    __slots__ = ("converter", "device", "framework", "may_stay")
+
+    def __init__(self, converter: ArrayConverter, framework: Framework, device: Device) -> None:
+        self.converter = converter
+        self.framework = framework
+        self.device = device
+        self.may_stay = converter.may_stay and not open_logs
+
+    def convert(self, x: Any) -> Any:
+        framework = self.framework
+        is_there = self.may_stay and framework.owns(x) and framework.device_of(x) == self.device
+        if is_there and not framework.is_scattered(x):
+            return x
+        converter = self.converter
+        return convert_memory(
+            x,
+            converter.source,
+            converter.target,
+            grad=converter.grad,
+            device=self.device,
+            dtype=converter.dtype,
+        )
+
+
+# -- helpers -------------------------------------------------------------------------------------------
 
 
 def first_array(values: Iterable[Any]) -> Any:
@@ -303,93 +513,3 @@ def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args
     with framework.streams.stream(framework.device_of(array)):
         result = fn(*args, **kwargs)
     return map_arrays(result, lambda x: framework.streams.take_over(x) if framework.owns(x) else x)
-
-
-def recovering(fn: Callable[..., Any], run: Run, skip: int, options: SimpleNamespace) -> Run:
-    """If asked, what runs again, or in parts, where memory runs out: for a conversion of arguments, too."""
-    if not options.oom_recovery:
-        return run
-    gpu_id, retries, splits = options.gpu_id, options.max_retries, options.oom_recovery == "split"
-    axis, least = options.split_axis, options.min_split
-
-    def recover(args: Args, kwargs: Kwargs) -> Any:
-        card: Any = card_meant(gpu_id) if isinstance(gpu_id, int) else None
-        if skip and splits:
-            args = (*map(fixed, args[:skip]), *args[skip:])  # self is never cut
-        # By position: keywords cost 0.4 us per call here.
-        result = recovered(run, (args, kwargs), {}, retries, card, None, splits, axis, least, fn, True)
-        return plain(result) if splits and kinds.get(type(result)) != ARRAY else result
-
-    return recover
-
-
-# -- give back ---------------------------------------------------------------------------------------
-
-
-def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: set[type]) -> GiveBack:
-    """What converts the arrays of a result as the options say."""
-    label, by_input, conversion = label_of(fn), options.output_type == "input", options.dtype_conversion
-    preserves = conversion is DtypeConversion.PRESERVE_INPUT
-    named = None if conversion.numpy_dtype is None else str(conversion.value)
-    target = "numpy" if by_input else options.output_type
-    convert = converting(target, changed(options, declared=None, dtype=None, device=None))
-    if by_input or preserves or named or target != options.framework:
-        own = set()  # else most results are of these, and stay as they are
-
-    def give_back(result: Any, args: Args, kwargs: Kwargs) -> Any:
-        if type(result) in own and not open_logs:
-            return result
-        deliver, dtype = convert, named
-        try:
-            if by_input or preserves:
-                first = first_array((*args[skip:], *kwargs.values()) if skip or kwargs else args)
-                if by_input and type(first) is not np.ndarray:
-                    deliver = homeward(first, options.grad)
-                if preserves and first is not None:
-                    framework, array = source_of(first)
-                    dtype = framework.dtype_name(array)
-            if dtype is None and kinds.get(type(result)) == ARRAY:
-                return deliver(result)
-            leave = partial(_leave, () if open_logs else own, deliver, dtype)
-            return map_arrays(result, leave, also=np.generic)
-        except MemoryConversionError as error:
-            _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
-            raise
-
-    return give_back
-
-
-def homeward(first: Any, grad: Any) -> Change:
-    """What takes an array to the framework, the device and the carrier of what the caller brought."""
-    if first is None:
-        return itself
-    framework, origin = source_of(first)
-    device = framework.device_of(origin)
-    carrier = None if kinds.get(type(first)) else carrier_of(first)
-
-    def deliver(x: Any) -> Any:
-        is_home = x is first or (framework.owns(x) and framework.device_of(x) == device)
-        if not is_home or open_logs:
-            x = convert_memory(x, framework.name, grad=grad, device=device)
-        return x if carrier is None or x.shape != framework.shape(origin) else carrier.rebuild(first, x)
-
-    return deliver
-
-
-def _leave(staying: Container[type], deliver: Change, dtype: str | None, x: Any) -> Any:
-    """``deliver`` an array, with that dtype; and NumPy's scalars, where these become arrays elsewhere."""
-    kind = kinds.get(type(x))
-    if type(x) in staying or (not kind and carrier_of(x) is not None):
-        return x  # a carrier that the function made stays one
-    if kind != ARRAY and isinstance(x, np.generic):
-        try:
-            array = deliver(np.asarray(x))
-        except (ArrayNotSupportedError, DtypeNotSupportedError):
-            return x
-        return x if isinstance(array, np.ndarray) else array
-    if dtype is None:
-        return deliver(x)
-    dtypes = source_of(x)[0].dtypes
-    if dtypes is None or dtype in dtypes:
-        return deliver(convert_dtype(x, dtype))
-    return convert_dtype(deliver(x), dtype)  # its own framework has no such dtype

@@ -15,7 +15,8 @@ from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_functi
 from arraybridge.types import FrameworkLike, hooks
 
 if TYPE_CHECKING:
-    from arraybridge.functions.options import DecoratorKeywords
+    from arraybridge.functions.calls import DecoratedCall
+    from arraybridge.functions.options import DecoratorKeywords, DecoratorOptions
 
 __all__ = ["cupy", "jax", "memory_types", "mlx", "numpy", "paddle", "pyclesperanto", "tensorflow", "torch"]
 
@@ -106,21 +107,16 @@ def _decorator(
     what: str, framework: str, keywords: dict[str, Any], *, converts: bool = True
 ) -> Callable[[Any], Any]:
     # What a decorated function needs takes a fifth of the time of `import arraybridge`.
-    from arraybridge.functions.calls import DecoratedCall, composed
     from arraybridge.functions.options import checked_options
 
-    options = checked_options(framework, keywords)
-    options.converts = converts
+    options = checked_options(framework, keywords, converts=converts)
+    call_class = _class_of_calls(options)
 
     def make(fn: Any) -> Any:
         for option in ("oom_recovery", "slice_by_slice"):
             if getattr(options, option) and kind_of_function(fn) == "coroutine":
                 raise ValueError(f"{what}({option}=…) repeats calls, and {label_of(fn)} is a coroutine")
-        compose = composed
-        if options.grad == "flow":
-            # Only here: it takes a tenth of the time of `import arraybridge`.
-            from arraybridge.functions.gradients import flowing as compose
-        wrapper = wrap(fn, DecoratedCall(compose, fn, options))
+        wrapper = wrap(fn, call_class(fn, options))
         vars(wrapper).update(
             input_memory_type=options.input_type or options.framework,
             output_memory_type=options.output_type,
@@ -128,11 +124,24 @@ def _decorator(
             gpu_id=options.gpu_id,
             device=options.device,
             dtype_conversion=options.dtype_conversion,
-            _placement=options,
+            _placement=options.placement,
         )
         return wrapper
 
     return partial(decorate, what=what, make=make)
+
+
+def _class_of_calls(options: DecoratorOptions) -> type[DecoratedCall]:
+    from arraybridge.functions.calls import ConvertingCall, DecoratedCall
+
+    if not options.converts:
+        return DecoratedCall
+    if options.grad == "flow":
+        # Only here: it takes a tenth of the time of `import arraybridge`.
+        from arraybridge.functions.gradients import FlowingCall
+
+        return FlowingCall
+    return ConvertingCall
 
 
 def memory_types(

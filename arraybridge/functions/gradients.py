@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import copy
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -25,7 +25,8 @@ from arraybridge.frameworks.autodiff import Linear, Shape, merged, overlaps, pic
 from arraybridge.frameworks.base import Framework
 from arraybridge.functions import calls
 from arraybridge.functions.dtypes import DtypeConversion
-from arraybridge.functions.options import changed
+from arraybridge.functions.options import DecoratorOptions
+from arraybridge.functions.results import Restoration
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
 from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_of, prefix
 
@@ -38,17 +39,20 @@ _HOLE = object()
 class Flow(autodiff.Function):
     """Runs a function of one framework for callers of others. It holds no framework's objects."""
 
-    def __init__(self, fn: Callable[..., Any], options: SimpleNamespace) -> None:
+    def __init__(self, fn: Callable[..., Any], options: DecoratorOptions) -> None:
         _check(fn, options)
-        self.fn, self.options, self.name, self.label = fn, options, options.framework, label_of(fn)
+        self.fn = fn
+        self.options = options
+        self.name = options.framework
+        self.label = label_of(fn)
         self.skip = int(takes_self(fn))
-        bare = changed(options, oom_recovery=False, grad="detach")
-        #: Where nobody differentiates, and where its own framework does.
-        self.ordinary = calls.composed(fn, bare)
-        self.inside = calls.composed(fn, changed(bare, grad="error", output_type=self.name))
-        #: What arrays of whatever framework enter by.
-        self.arrival = changed(bare, declared=None)
-        self.convert = calls.converting(self.name, self.arrival)
+        bare = replace(options, oom_recovery=False, contract=None, grad="detach")
+        #: The call if no array is differentiated.
+        self.ordinary = calls.ConvertingCall(fn, bare)
+        #: The call if only arrays of its own framework are differentiated.
+        self.inside = calls.ConvertingCall(fn, replace(bare, grad="error", output_type=self.name))
+        #: Converts arrays of every framework to the callee.
+        self.arguments = calls.ArrayConverter(self.name, replace(bare, strict=False))
         #: What the callee has compiled of it.
         self.programs: dict[Any, Any] = {}
         #: By call: which arguments are constants of the program, where not all numbers can be passed to it.
@@ -60,8 +64,8 @@ class Flow(autodiff.Function):
         tracked = [bool(owner and owner.autodiff.follows(x)) for x, owner in zip(leaves, owners, strict=True)]
         followed = {owner.name for owner in picked(owners, tracked)}
         if followed <= {self.name}:
-            run, give_back = self.inside if followed else self.ordinary
-            return give_back(run(args, kwargs), args, kwargs)
+            call = self.inside if followed else self.ordinary
+            return call.restore_result(call.run(args, kwargs), args, kwargs)
         if len(followed) > 1:
             names = " and ".join(sorted(followed))
             raise GradientError(
@@ -71,22 +75,22 @@ class Flow(autodiff.Function):
                 reason=f"differentiated arrays of {names}",
             )
         caller = registry.framework(followed.pop())
-        enter = calls.arriving(self.arrival, self.convert)
+        enter = self.arguments.current()
         # The caller's arrays are arguments, integers too; those of others are constants.
         slots = [owner is caller for owner in owners]
         arrays = picked(leaves, slots)
         pairs = zip(arrays, picked(tracked, slots), strict=True)
         active = [is_tracked and caller.autodiff.is_smooth(x) for x, is_tracked in pairs]
         try:
-            find_source(arrays[0], self.options.declared, self.name)
+            find_source(arrays[0], self.options.required_source, self.name)
             beside = [None if slot else self._beside(x, enter) for x, slot in zip(leaves, slots, strict=True)]
-            call = autodiff.Call(self, args[: self.skip], structure, beside, slots)
-            results = caller.autodiff.apply(CallOperation(call, caller, enter, active), arrays)
+            differentiated = autodiff.Call(self, args[: self.skip], structure, beside, slots)
+            results = caller.autodiff.apply(CallOperation(differentiated, caller, enter, active), arrays)
         except MemoryConversionError as error:
             if not str(error).startswith(f"{self.label}()"):
                 prefix(error, f"{self.label}()")
             raise
-        return call.refill(iter(results))
+        return differentiated.refill(iter(results))
 
     def run(self, call: autodiff.Call, leaves: list[Any]) -> list[Any]:
         """Call the function; its arrays, as ones of its framework. The call is told what they lay in."""
@@ -117,7 +121,7 @@ class Flow(autodiff.Function):
         callee = registry.framework(self.name).autodiff
         if kind_of(x) != ARRAY:
             return callee.beside(x)
-        owner, data = find_source(x, self.options.declared, self.name)
+        owner, data = find_source(x, self.options.required_source, self.name)
         if owner.mutable and owner.name != self.name:
             x = owner.copy(owner.detach(data) if owner.requires_grad(data) else data)
         x = callee.prepare(enter(x))
@@ -125,15 +129,23 @@ class Flow(autodiff.Function):
         return x
 
 
-def flowing(fn: Callable[..., Any], options: SimpleNamespace) -> tuple[calls.Run, calls.GiveBack]:
-    """What runs a function of one framework with the gradients of others; its result is what they take."""
-    return calls.recovering(fn, Flow(fn, options).called, 0, options), lambda result, *_: result
+class FlowingCall(calls.DecoratedCall):
+    """Calls a function of one framework with the gradients of others; the results are the caller's arrays."""
+
+    __slots__ = ("flow",)
+
+    def prepare(self) -> None:
+        self.flow = Flow(self.fn, self.options)
+
+    def call(self, args: Any, kwargs: calls.Kwargs) -> Any:
+        """Call the function as an operation of the framework that differentiates the arguments."""
+        return self.flow.called(args, kwargs)
 
 
 # -- what is refused -------------------------------------------------------------------------------------
 
 
-def _check(fn: Callable[..., Any], options: SimpleNamespace) -> None:
+def _check(fn: Callable[..., Any], options: DecoratorOptions) -> None:
     name, kind = options.framework, kind_of_function(fn)
     what = f'@{name}(grad="flow")'
     knows = name in registry.BUILT_IN  # those that come with arraybridge are not imported for this
@@ -292,7 +304,7 @@ class CallOperation(autodiff.Operation):
 
     def _left(self, results: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
         """The results as arrays of the caller, each on the device of its like."""
-        arrays = [calls.homeward(like, "detach")(x) for x, like in zip(results, likes, strict=True)]
+        arrays = [Restoration(like, "detach").array(x) for x, like in zip(results, likes, strict=True)]
         for x in arrays:
             self.caller.autodiff.admit(x, self.label)
         return arrays

@@ -10,22 +10,22 @@ from typing import Any, Literal, TypeVar
 
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion.convert import convert_memory
-from arraybridge.conversion.destination import check_gpu_id
+from arraybridge.conversion.destination import Placement, check_gpu_id
 from arraybridge.devices.inventory import devices as all_devices
 from arraybridge.devices.inventory import find_device
 from arraybridge.errors import DeviceNotFoundError, note_on
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework, find_or_host
 from arraybridge.frameworks.registry import loaded
-from arraybridge.functions.calls import named_device
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.arguments import source_of_items, whole_number
+from arraybridge.lines.arguments import source_of_items
 from arraybridge.lines.current_device import working_on
 from arraybridge.lines.placement import placement
 from arraybridge.lines.progress import with_progress
 from arraybridge.lines.threads import Run, Work, Worker, noting
 from arraybridge.trees import map_arrays
 from arraybridge.types import Device, DeviceLike
+from arraybridge.validation import whole_number
 
 __all__ = ["device_map"]
 
@@ -92,7 +92,7 @@ def device_map(
         raise TypeError(f"device_map takes a function of one item, not {fn!r}")
     if setup is not None and not callable(setup):
         raise TypeError(f"setup={setup!r} must be a function without arguments")
-    whole_number("per_device", per_device)
+    whole_number("per_device", per_device, least=1)
     source = source_of_items("device_map", items)
     workers = [
         _worker(fn, setup, device, processes)
@@ -186,34 +186,45 @@ def _move(item: Any, device: Device) -> Any:
 
 
 def _devices_of(fn: Any, devices: Any) -> list[Device]:
-    """The devices to run on."""
+    """Return the devices to run on."""
     framework = _own_framework(fn)
     if devices is None or (isinstance(devices, str) and devices == "all"):
-        if framework is None:
-            usable: Sequence[Device] = all_devices([one.name for one in loaded()])
-            usable = [device for device in usable if device.kind != "opencl"]
-        else:
-            placed, usable = placement(fn), framework.devices()
-            if placed is not None and (placed.device is not None or isinstance(placed.gpu_id, int)):
-                usable = [named_device(framework, placed)]
-        return [device for device in usable if device.kind != "cpu"] or list(usable) or [CPU]
+        usable = _usable_devices(framework, placement(fn))
+        return [device for device in usable if device.kind != "cpu"] or usable or [CPU]
+    return _chosen_devices(devices, framework)
+
+
+def _usable_devices(framework: Framework | None, placed: Placement | None) -> list[Device]:
+    """Return the devices of a decorated function's framework, or of every loaded one."""
+    if framework is None:
+        found = all_devices([one.name for one in loaded()])
+        return [device for device in found if device.kind != "opencl"]
+    fixed = placed.resolve(framework) if placed is not None and placed.is_fixed else None
+    return list(framework.devices()) if fixed is None else [fixed]
+
+
+def _chosen_devices(devices: Any, framework: Framework | None) -> list[Device]:
+    """Return the devices that the caller lists, each once."""
     if isinstance(devices, Integral):
         raise TypeError(f"devices={devices!r} must be 'all', or a list of devices as ['gpu:0', 'gpu:1']")
-    words = devices if isinstance(devices, Sequence) and not isinstance(devices, str) else [devices]
-    if not words:
+    is_list = isinstance(devices, Sequence) and not isinstance(devices, str)
+    items = devices if is_list else [devices]
+    if not items:
         raise ValueError("devices=[] leaves none to run on; pass 'all', or leave it out")
-    asked = [_parsed(word, framework) for word in words]
+    asked = [_parsed(item, framework) for item in items]
     for i, device in enumerate(asked):
         if device in asked[:i]:
             raise ValueError(f"{device} is given twice; per_device=2 runs two threads on each device")
-    # Those that are missing are the host, once.
-    return list(
-        dict.fromkeys(find_device(d) if framework is None else find_or_host(framework, d) for d in asked)
-    )
+    # Several that are missing become the host once.
+    return list(dict.fromkeys(_found(device, framework) for device in asked))
 
 
-def _parsed(word: Any, framework: Framework | None) -> Device:
-    if not isinstance(word, Integral):
-        return Device.parse(word)
-    check_gpu_id(word)
-    return Device("gpu", int(word)) if framework is None else framework.accelerator(int(word))
+def _parsed(item: Any, framework: Framework | None) -> Device:
+    if not isinstance(item, Integral):
+        return Device.parse(item)
+    check_gpu_id(item)
+    return Device("gpu", int(item)) if framework is None else framework.accelerator(int(item))
+
+
+def _found(device: Device, framework: Framework | None) -> Device:
+    return find_device(device) if framework is None else find_or_host(framework, device)

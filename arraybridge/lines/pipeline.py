@@ -17,12 +17,13 @@ from arraybridge.carriers.sources import source_of
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.parts import itself
 from arraybridge.functions.wrap import name_of
-from arraybridge.lines.arguments import source_of_items, whole_number
+from arraybridge.lines.arguments import source_of_items
 from arraybridge.lines.placement import place_in_words, placement
 from arraybridge.lines.threads import Enter, ItemTime, Run, Work, Worker, nothing
 from arraybridge.show import Contents, Table, format_seconds
 from arraybridge.timeline.events import Event, began
 from arraybridge.trees import arrays_of, map_arrays
+from arraybridge.validation import whole_number
 
 __all__ = ["Pipeline", "PipelineReport", "StageReport"]
 
@@ -91,9 +92,9 @@ class Pipeline:
                 )
             if not callable(stage):
                 raise TypeError(f"stage {i} is {stage!r}, which is no function; a stage takes one argument")
-        whole_number("microbatches", microbatches)
-        whole_number("queue_size", queue_size)
-        whole_number("axis", axis, least=None)
+        whole_number("microbatches", microbatches, least=1)
+        whole_number("queue_size", queue_size, least=1)
+        whole_number("axis", axis)
         self.stages, self.microbatches, self.queue_size, self.axis = stages, microbatches, queue_size, axis
         self.processes = processes
         self._last: Run | None = None
@@ -274,7 +275,7 @@ def _checked(result: Any, label: str) -> Any:
 def _device(stage: Any) -> str:
     """The device that a stage names for itself, in words, and unseen; ``""`` where it names none."""
     placed = placement(stage)
-    if placed is None or (placed.device is None and not isinstance(placed.gpu_id, int)):
+    if placed is None or not placed.is_fixed:
         return ""
     kind = registry.facts(placed.framework).accelerator_kind if placed.framework else "gpu"
     return f"{kind}:{placed.gpu_id}" if placed.device is None else str(placed.device)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
+
+from arraybridge.conversion.destination import Placement
 
 __all__ = ["decorated", "place_in_words", "placement"]
 
 
-def placement(fn: Any) -> Any:
-    """The options of the decorator that ``fn`` has, which say where it runs; None where it has none.
-
-    ``framework`` is None for `gpu`, which decides that on each call, and ``converts`` is false where the
-    decorator only declares.
-    """
+def placement(fn: Any) -> Placement | None:
+    """Return where the decorator of ``fn`` lets it run; None if it has no decorator."""
     return getattr(decorated(fn), "_placement", None)
 
 
@@ -29,14 +26,7 @@ def place_in_words(fn: Any) -> str:
     'torch on cpu'
     """
     placed = placement(fn)
-    if placed is None:
-        return "where its input is"
-    name = placed.framework or "the faster of cpu and gpu"
-    if placed.device is not None:
-        return f"{name} on {placed.device}"
-    if placed.gpu_id is not None:
-        return f"{name} on {'the freest gpu' if placed.gpu_id == 'auto' else f'gpu:{placed.gpu_id}'}"
-    return f"{name}, where its input is" if placed.framework else name
+    return "where its input is" if placed is None else str(placed)
 
 
 def decorated(fn: Any) -> Any:
@@ -49,7 +39,7 @@ def decorated(fn: Any) -> Any:
     while fn is not None and id(fn) not in seen:
         seen.add(id(fn))
         for candidate in (fn, None if isinstance(fn, type) else type(fn).__call__):
-            if isinstance(getattr(candidate, "_placement", None), SimpleNamespace):
+            if isinstance(getattr(candidate, "_placement", None), Placement):
                 return candidate
         fn = fn.func if isinstance(fn, partial) else getattr(fn, "__wrapped__", None)
     return None

@@ -10,14 +10,15 @@ from typing import Any
 
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import Grad, convert_tree
-from arraybridge.conversion.destination import check_gpu_id
+from arraybridge.conversion.destination import check_placement, resolve_device
 from arraybridge.frameworks import registry
-from arraybridge.frameworks.base import Framework, find_or_host
-from arraybridge.lines.arguments import source_of_items, whole_number
+from arraybridge.frameworks.base import Framework
+from arraybridge.lines.arguments import source_of_items
 from arraybridge.lines.progress import with_progress
 from arraybridge.lines.streams import wait_for_each_other
 from arraybridge.lines.threads import END, Enter, Run, Work, Worker
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
+from arraybridge.validation import whole_number
 
 __all__ = ["prefetch"]
 
@@ -80,12 +81,12 @@ def prefetch(
     a tensor(2., dtype=torch.float64)
     b tensor(0., dtype=torch.float64)
     """
-    whole_number("depth", depth)
-    if gpu_id is not None and device is not None:
-        raise ValueError(f"pass gpu_id={gpu_id!r} or device={device!r}, not both")
+    whole_number("depth", depth, least=1)
+    number, named = check_placement(gpu_id, device)
     name = registry.framework_name(framework)
     target = registry.framework(name)
-    place = _place(target, gpu_id, device)
+    # "auto" is resolved for each item, since free memory changes.
+    place = None if number == "auto" else resolve_device(target, number, named)
     options = {"dtype": dtype, "copy": copy, "grad": grad, "gpu_id": gpu_id if place is None else None}
     enter, note = _reading(source_of_items("prefetch", items), target, place, options)
     # The item that is used is one of them, from when it is asked for.
@@ -97,16 +98,6 @@ def prefetch(
     )
     results = run.results(repeat(None))
     return with_progress(results, f"to {name}", items) if progress else results
-
-
-def _place(target: Framework, gpu_id: GpuId, device: DeviceLike | None) -> Device | None:
-    """The device that is asked for, where it is known beforehand."""
-    index = check_gpu_id(gpu_id)
-    if device is not None:
-        return find_or_host(target, Device.parse(device))
-    if isinstance(index, int) and not target.has_only_host:
-        return find_or_host(target, target.accelerator(index))
-    return None
 
 
 def _reading(

@@ -10,6 +10,7 @@ from arraybridge.frameworks import registry
 from arraybridge.frameworks.registry import loaded
 from arraybridge.show import format_seconds
 from arraybridge.trees import arrays_of
+from arraybridge.validation import whole_number
 
 # No more waits follow after this many, if the shortest took hardly longer than one for nothing.
 _TRIALS = 5
@@ -54,7 +55,7 @@ def benchmark(
         runs: exactly so many calls instead.
 
     Raises:
-        TypeError: ``fn`` is no function.
+        TypeError: ``fn`` is not a function, or ``warmup`` or ``runs`` is not an int.
         ValueError: a number is too small.
         Exception: what ``fn`` raises.
 
@@ -65,8 +66,11 @@ def benchmark(
     """
     if not callable(fn):
         raise TypeError(f"benchmark takes a function and its arguments, not {fn!r}")
-    if warmup < 0 or seconds <= 0 or (runs is not None and runs < 1):
-        raise ValueError("warmup must be 0 or more, seconds positive, and runs 1 or more")
+    whole_number("warmup", warmup, least=0)
+    if runs is not None:
+        whole_number("runs", runs, least=1)
+    if seconds <= 0:
+        raise ValueError(f"seconds={seconds!r} must be greater than 0.")
     for _ in range(warmup):
         fn(*args)
     samples = _samples(fn, args, seconds, runs)

@@ -14,11 +14,13 @@ import numpy as np
 
 from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.decide import dtype_name
+from arraybridge.conversion.destination import resolve_device
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import dtype_names, hostmemory, registry
-from arraybridge.frameworks.base import CPU, Framework, find_or_host
+from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.memory import cleanup
 from arraybridge.types import Device, FrameworkLike
+from arraybridge.validation import whole_number
 
 __all__ = ["BufferPool", "PoolLimitError", "pinned"]
 
@@ -71,9 +73,7 @@ class BufferPool:
     """
 
     def __init__(self, max_bytes: int = 1 << 30) -> None:
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes <= 0:
-            raise ValueError(f"max_bytes={max_bytes!r} is no bound; pass a positive number of bytes")
-        self.max_bytes = max_bytes
+        self.max_bytes = whole_number("max_bytes", max_bytes, least=1, type_error=ValueError)
         # Reentrant: the collector may run a finaliser that gives a buffer back in the midst of any method.
         self._lock = threading.RLock()
         self._idle: list[_Buffer] = []
@@ -214,11 +214,9 @@ def _checked(
         dtype = np.dtype(dtype)
     name = dtype_name(dtype)
     owner.supports(name, extents)
-    index = cleanup.card_number("take", gpu_id)
-    if index is None or owner.has_only_host:
+    device = resolve_device(owner, cleanup.card_number("take", gpu_id))
+    if device is None:
         device = owner.find_device(owner.default_device())
-    else:
-        device = find_or_host(owner, owner.accelerator(index))
     return owner, extents, name, device
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from arraybridge.carriers.registry import carrier_of
 from arraybridge.carriers.sources import source_of
 from arraybridge.conversion import trace
 from arraybridge.conversion.convert import convert_memory
@@ -29,6 +28,7 @@ from arraybridge.errors import CannotSplitError, FrameworkNotInstalledError, tol
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.registry import BUILT_IN, is_imported
+from arraybridge.functions.results import Restoration, ResultConversion
 from arraybridge.functions.wrap import label_of, takes_self
 from arraybridge.lines.placement import place_in_words, placement
 from arraybridge.machine import cards, driver
@@ -226,7 +226,7 @@ class Arguments:
 
     def home(self, result: Any) -> Any:
         """A result of NumPy as the first array came."""
-        return result if self.in_numpy else _home(result, self.arrays[0], [])
+        return result if self.in_numpy else _restored(result, self.arrays[0], [])
 
 
 def _kind_of_leaf(x: Any) -> Any:
@@ -356,12 +356,16 @@ class Offload:
         chosen = (worker_device.get() if self.gpu_id is None else None) or chosen_device()
         if chosen is not None and chosen.kind == "cpu":
             return "the default device is the CPU"
-        index = card_meant(self.gpu_id)
-        if isinstance(index, str):  # "auto"
-            index = self.gpu_id = least_used_gpu() or 0
-        if index is None:
-            index = 0 if chosen is None else chosen.index
-        return find_card(self.backend, index)
+        return find_card(self.backend, self._index(chosen))
+
+    def _index(self, chosen: Device | None) -> int:
+        """Return the number of the GPU: of ``gpu_id``, else of the default device, else 0."""
+        number = card_meant(self.gpu_id)
+        if isinstance(number, str):  # "auto", resolved once
+            number = self.gpu_id = least_used_gpu() or 0
+        if number is not None:
+            return number
+        return 0 if chosen is None else chosen.index
 
     def explain(self, *args: Any, **kwargs: Any) -> OffloadDecision:
         """Where the call would run, and why; the function is not called."""
@@ -422,7 +426,7 @@ class Offload:
         def attempt(*batch: Any, **named: Any) -> Any:
             on_card = Arguments(call.own, batch, named).mapped(card.put)
             result = card.run(lambda: _inside(on_card, self.fn))
-            return result if stays else _home(result, call.arrays[0], proof.scalars)
+            return result if stays else _restored(result, call.arrays[0], proof.scalars)
 
         started = clock()
         index, axis = card.device.index, self.split_axis
@@ -489,22 +493,19 @@ def _inside(call: Arguments, fn: Callable[..., Any]) -> Any:
         _decided.reset(token)
 
 
-def _home(result: Any, first: Any, scalars: list[bool]) -> Any:
-    """The result as the first argument came; ``scalars`` says of each 0-d array if NumPy gives a scalar."""
-    owner, data = source_of(first)
-    device, is_scalar = owner.device_of(data), iter(scalars)
+def _restored(result: Any, first: Any, scalars: list[bool]) -> Any:
+    """Return the result in the framework, on the device and in the carrier of the first array argument.
 
-    def bring(x: Any) -> Any:
+    ``scalars`` states for each array of the result if NumPy returns a scalar there, which NumPy callers get.
+    """
+    restoration = Restoration(first, writable=True)
+    restored = ResultConversion(restoration.array).tree(result)
+    if restoration.framework.name != "numpy" or not any(scalars):
+        return restored
+    is_scalar = iter(scalars)
+
+    def as_scalar(x: Any) -> Any:
         scalar = next(is_scalar, True)
-        x = np.asarray(x) if isinstance(x, np.generic) else x
-        if owner.name != "numpy":
-            return convert_memory(x, owner.name, device=device)
-        host = convert_memory(x, "numpy")
-        if not host.ndim and scalar:
-            return host[()]
-        host = host if host.flags.writeable else host.copy()  # as NumPy's results are
-        fits = carrier is not None and host.shape == owner.shape(data)
-        return carrier.rebuild(first, host) if carrier is not None and fits else host
+        return x[()] if scalar and type(x) is np.ndarray and not x.ndim else x
 
-    carrier = carrier_of(first)
-    return map_arrays(result, bring, also=np.generic)
+    return map_arrays(restored, as_scalar, also=np.generic)

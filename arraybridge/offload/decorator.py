@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
-from arraybridge.conversion.destination import check_gpu_id
+from arraybridge.conversion.destination import Placement, check_placement
 from arraybridge.frameworks import registry
 from arraybridge.functions.wrap import Decorated, P, R, decorate, kind_of_function, label_of, wrap
 from arraybridge.types import FrameworkLike, GpuId
+from arraybridge.validation import whole_number
 
 if TYPE_CHECKING:
     from arraybridge.offload.call import OffloadDecision
@@ -109,16 +109,16 @@ def gpu(
             f"@gpu has no option {next(iter(unknown))!r}. Its options are gpu_id, backend and split_axis."
             " Choose the card by its number, as in gpu_id=0."
         )
-    check_gpu_id(gpu_id)
+    number, _ = check_placement(gpu_id, None)
     name = None if backend is None else registry.framework_name(backend)
     if name is not None and registry.facts(name).runs_numpy_code is False:
         raise ValueError(
             f"backend={name!r} does not run NumPy-style functions on a card;"
             f" pass one of {', '.join(registry.for_numpy_code())}"
         )
-    if split_axis is not None and (isinstance(split_axis, bool) or not isinstance(split_axis, int)):
-        raise TypeError(f"split_axis={split_axis!r} must be a whole number, or None")
-    decorator = partial(decorate, what="@gpu", make=partial(_offloaded, name, gpu_id, split_axis))
+    if split_axis is not None:
+        whole_number("split_axis", split_axis)
+    decorator = partial(decorate, what="@gpu", make=partial(_offloaded, name, number, split_axis))
     return decorator if fn is None else decorator(fn)
 
 
@@ -136,7 +136,7 @@ def _offloaded(backend: str | None, gpu_id: GpuId, split_axis: int | None, fn: A
     wrapper.explain = run.explain
     wrapper.history = run.history
     wrapper.gpu_id = gpu_id
-    wrapper._placement = SimpleNamespace(framework=None, gpu_id=gpu_id, device=None, converts=True)
+    wrapper._placement = Placement(None, gpu_id=gpu_id)
     return wrapper
 
 

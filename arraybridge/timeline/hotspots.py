@@ -13,6 +13,7 @@ from typing import Any
 from arraybridge.frameworks import registry
 from arraybridge.show import Contents, Table, format_bytes, format_seconds
 from arraybridge.timeline.events import CONVERSIONS, Event, source_line
+from arraybridge.validation import whole_number
 
 __all__ = ["HotSpots", "hotspots"]
 
@@ -127,8 +128,8 @@ class HotSpots(Table, Sequence[HotSpot]):
 
 def hotspots(events: Sequence[Event], dropped: int = 0, top: int | None = None) -> HotSpots:
     """The events by line, the hottest first; see `TraceLog.hotspots`."""
-    if top is not None and (isinstance(top, bool) or not isinstance(top, int) or top < 1):
-        raise ValueError(f"top={top!r} must be a positive whole number of lines, or None")
+    if top is not None:
+        whole_number("top", top, least=1, type_error=ValueError)
     counted = [event for event in events if event.kind in (*CONVERSIONS, *_STEPS)]
     lines = _grouped(counted, lambda event: (event.file, event.line))
     every = [_spot(line) for line in lines]

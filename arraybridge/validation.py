@@ -1,0 +1,35 @@
+"""Checks of numbers that callers pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def whole_number(
+    option: str, value: Any, *, least: int | None = None, type_error: type[Exception] = TypeError
+) -> int:
+    """Return the value of an option that must be an int and not a bool.
+
+    Args:
+        option: its name, for messages.
+        value: the value that the caller passed.
+        least: the smallest valid value. Defaults to None, which allows every int.
+        type_error: the exception for values that are not ints. Functions that document `ValueError` for every
+            invalid value pass it.
+
+    Raises:
+        TypeError: the value is not an int.
+        ValueError: it is less than ``least``.
+
+    >>> whole_number("depth", 2, least=1)
+    2
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise type_error(f"{option}={value!r} must be a whole number{_bound(least)}.")
+    if least is not None and value < least:
+        raise ValueError(f"{option}={value!r} must be at least {least}.")
+    return value
+
+
+def _bound(least: int | None) -> str:
+    return "" if least is None else f", at least {least}"
