@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from arraybridge.carriers.carrier import carrier_of
-from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError, text_of
+from arraybridge.errors import ArrayNotSupportedError, CannotSplitError, MemoryConversionError
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import Pytree
 from arraybridge.frameworks.foreign import is_foreign_array, offers_alone
@@ -387,12 +387,6 @@ def key_of(structure: Any) -> Any:
     return type(structure), names, opened.extra, factory, beside or None, tuple(map(key_of, opened.children))
 
 
-def prefix(error: Exception, place: str) -> None:
-    """Say in the message of an error of ours what it is about; its class and its attributes stay."""
-    if isinstance(error, MemoryConversionError):
-        error.args = (f"{place}: {text_of(error) or type(error).__name__}",)
-
-
 def map_arrays(
     tree: Any, change: Callable[[Any], Any], *, also: type | tuple[type, ...] = (), anew: bool = False
 ) -> Any:
@@ -424,7 +418,7 @@ def map_arrays(
         ) from None
     except MemoryConversionError as error:
         if places:
-            prefix(error, f"at {''.join(reversed(places))}")
+            error.add_path("".join(reversed(places)))
         raise
 
 

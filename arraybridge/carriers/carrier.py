@@ -52,7 +52,7 @@ class Carrier:
     'Ada'
     """
 
-    #: Python code that gives the carried array of ``x``, for the advice in error messages.
+    #: Python code that gives the carried array of an object ``{x}``, for the advice in error messages.
     expression: ClassVar[str] = ""
 
     def carries(self, x: Any) -> bool:
@@ -220,7 +220,7 @@ def advise_about(error: MemoryConversionError, x: Any) -> None:
     """Make the advice of an error about a carried array one about ``x``, the object that the user has."""
     carrier = carrier_of(x)
     if carrier is not None:
-        error.advise(error.about(carrier.expression))
+        error.advise_about(carrier.expression)
 
 
 def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
@@ -275,7 +275,7 @@ def refused(what: str, instead: str, *expressions: str) -> ArrayNotSupportedErro
 class Buffers(Carrier):
     """Whatever has the buffer protocol: memoryview, array.array, mmap, bytes."""
 
-    expression = "np.asarray(x)"
+    expression = "np.asarray({x})"
 
     _NUMBERS = frozenset("?bBhHiIlLqQnNefdg")
 
@@ -293,7 +293,7 @@ class Buffers(Carrier):
 class Xarray(Carrier):
     """Arrays with names for their axes. Datasets carry several arrays, and are none."""
 
-    expression = "x.data"
+    expression = "{x}.data"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "xarray", "DataArray", "Variable")
@@ -301,7 +301,7 @@ class Xarray(Carrier):
     def array(self, x: Any) -> Any:
         if x.chunks is not None:
             instead = "pass {}, or work on its blocks with arraybridge.dask.map_blocks(fn, x.data)"
-            raise refused("an xarray object over Dask, which is lazy,", instead, "x.compute()")
+            raise refused("an xarray object over Dask, which is lazy,", instead, "{x}.compute()")
         variable = getattr(x, "variable", x)
         if _is_unread(variable):
             return _UnreadVariable(variable), "it is read from a file, which xarray has opened lazily"
@@ -339,7 +339,7 @@ class _UnreadVariable:
 class Pandas(Carrier):
     """Series, indices, and tables of one numeric dtype."""
 
-    expression = "x.to_numpy()"
+    expression = "{x}.to_numpy()"
 
     def carries(self, x: Any) -> bool:
         if is_of(x, "pandas", "DataFrame"):
@@ -356,7 +356,9 @@ class Pandas(Carrier):
             return (values, "the columns of the table lie apart") if apart and values.size else values
         if np.any(x.isna()):
             what = f"values of pandas with nulls ({dtype})"
-            raise refused(what, "pass {}, with a value of your choice, or {}", "x.fillna(0)", "x.dropna()")
+            raise refused(
+                what, "pass {}, with a value of your choice, or {}", "{x}.fillna(0)", "{x}.dropna()"
+            )
         return x.to_numpy(dtype=dtype.numpy_dtype), f"pandas keeps {dtype} with a mask"
 
     def rebuild(self, x: Any, array: Any) -> Any:
@@ -414,7 +416,7 @@ def _is_number(dtype: Any) -> bool:
 class Polars(Carrier):
     """Series of numbers."""
 
-    expression = "x.to_numpy()"
+    expression = "{x}.to_numpy()"
 
     def carries(self, x: Any) -> bool:
         if not is_of(x, "polars", "Series"):
@@ -424,7 +426,7 @@ class Polars(Carrier):
     def array(self, x: Any) -> Any:
         if x.null_count():
             instead = "pass {}, with a value of your choice, or {}"
-            raise refused("a series of polars with nulls", instead, "x.fill_null(0)", "x.drop_nulls()")
+            raise refused("a series of polars with nulls", instead, "{x}.fill_null(0)", "{x}.drop_nulls()")
         try:
             return x.to_numpy(allow_copy=False)
         except RuntimeError:
@@ -439,7 +441,7 @@ class Polars(Carrier):
 class SimpleItk(Carrier):
     """Images with a place in space."""
 
-    expression = "SimpleITK.GetArrayFromImage(x)"
+    expression = "SimpleITK.GetArrayFromImage({x})"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "SimpleITK", "Image")
@@ -448,7 +450,7 @@ class SimpleItk(Carrier):
         sitk = sys.modules["SimpleITK"]
         if "label" in x.GetPixelIDTypeAsString():  # SimpleITK ends the process where these are read
             instead = "it has no pixels; pass {}"
-            raise refused("a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel(x)")
+            raise refused("a label map of SimpleITK", instead, "SimpleITK.LabelMapToLabel({x})")
         ones = sitk.Image([1] * x.GetDimension(), x.GetPixelID(), x.GetNumberOfComponentsPerPixel())
         pixel = sitk.GetArrayFromImage(ones)
         shape = x.GetSize()[::-1] + pixel.shape[x.GetDimension() :]
@@ -478,7 +480,7 @@ class SimpleItk(Carrier):
 class Pillow(Carrier):
     """Pictures, whose mode says what their numbers mean."""
 
-    expression = "np.asarray(x)"
+    expression = "np.asarray({x})"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "PIL.Image", "Image")
@@ -486,7 +488,7 @@ class Pillow(Carrier):
     def array(self, x: Any) -> Any:
         if x.mode in ("P", "PA"):
             instead = "its numbers stand for colors; pass {}, its colors, or {}, its numbers (such as labels)"
-            raise refused(f"an image of mode {x.mode}", instead, 'x.convert("RGB")', "np.asarray(x)")
+            raise refused(f"an image of mode {x.mode}", instead, '{x}.convert("RGB")', "np.asarray({x})")
         if _is_closed(x):
             raise _closed_image()
         pixel = np.asarray(sys.modules["PIL.Image"].new(x.mode, (1, 1)))
@@ -538,7 +540,7 @@ def _closed_image() -> ArrayNotSupportedError:
 class Variables(Carrier):
     """Variables of Keras and of Flax (``nnx.Param`` among them), which hold an array of some framework."""
 
-    expression = "x.value"
+    expression = "{x}.value"
 
     def carries(self, x: Any) -> bool:
         if is_of(x, "keras", "Variable"):
@@ -553,7 +555,7 @@ class Variables(Carrier):
 class Files(Carrier):
     """Arrays of zarr and h5py."""
 
-    expression = "x[...]"
+    expression = "{x}[...]"
 
     def carries(self, x: Any) -> bool:
         return is_of(x, "zarr", "Array") or is_of(x, "h5py", "Dataset")
@@ -563,7 +565,7 @@ class Files(Carrier):
         if package == "h5py" and not x:
             raise refused("a dataset of h5py whose file is closed", "open the file again")
         if x.shape is None:
-            raise refused("an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, x.dtype)")
+            raise refused("an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, {x}.dtype)")
         return x, f"it is read from {'a zarr array' if package == 'zarr' else 'an h5py dataset'}"
 
 

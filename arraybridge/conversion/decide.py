@@ -28,6 +28,7 @@ from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE
 from arraybridge.frameworks.base import Framework, refusals
 from arraybridge.frameworks.foreign import refuse_to_fetch
 from arraybridge.frameworks.parts import itself
+from arraybridge.reasons import Reason
 from arraybridge.types import Device, DeviceLike, FrameworkLike, GpuId
 
 __all__ = ["dtype_name", "find_source"]
@@ -147,10 +148,12 @@ def find_source(data: Any, declared: FrameworkLike | None = None, target: str = 
         declared = registry.framework_name(declared)
         raise SourceMismatchError(
             f"the source was declared as {declared}, but the array is of {source.name}"
-            f" ({type(data).__qualname__}); leave the source out to have it detected",
+            f" ({type(data).__qualname__}).",
             source_type=source.name,
             target_type=target,
             reason=f"declared {declared}, found {source.name}",
+            code=Reason.OTHER_SOURCE,
+            advice="Leave the source out to have it detected.",
         )
     return source, array
 

@@ -21,6 +21,7 @@ import numpy as np
 from arraybridge.errors import (
     Advice,
     ArrayNotSupportedError,
+    Cast,
     DeviceNotFoundError,
     DtypeNotSupportedError,
     MissingGpuWarning,
@@ -550,31 +551,36 @@ def _no_dtype(framework: Framework, dtype: str, dtypes: Iterable[str]) -> DtypeN
     """Return the error for a dtype that arrays of ``framework`` cannot have."""
     if is_sub_byte(dtype):
         reason = f"{framework.name} takes no {dtype} from others, since each library packs it in another way"
-        problem, lost = f"{reason}.", ", which keeps every value"
+        problem = f"{reason}."
     else:
         reason = f"{framework.name} has no dtype {dtype}"
-        problem, lost = f"{reason}; nothing was converted, since any other dtype could lose values.", ""
+        problem = f"{reason}; nothing was converted, since any other dtype could lose values."
+    cast = _possible_cast(dtype, dtypes)
+    if cast is None:
+        advice = Advice(f"It has no {_kind_of_dtype(dtype)} dtype: convert x.real and x.imag separately.")
+    else:
+        advice = cast.by_option()
     return DtypeNotSupportedError(
         problem,
         target_type=framework.name,
         reason=reason,
-        advice=_cast_advice(dtype, dtypes, lost),
+        advice=advice,
+        cast=cast,
     )
 
 
-def _cast_advice(dtype: str, dtypes: Iterable[str], lost: str) -> str:
-    """Which casts to ask for: to dtypes of the same kind, since no others keep what the values mean."""
+def _possible_cast(dtype: str, dtypes: Iterable[str]) -> Cast | None:
+    """Return the cast to ask for: to dtypes of the same kind, since no others keep what the values mean."""
     kind = _kind_of_dtype(dtype)
     same = [other for other in dtypes if _kind_of_dtype(other) == kind]
     if not same:
-        return f"It has no {kind} dtype: convert x.real and x.imag separately."
+        return None
     exact = wider(dtype) if is_sub_byte(dtype) else _NEAREST.get(dtype)
-    if exact in same:
-        return f'Pass dtype="{exact}" to ask for a cast{lost}.'
+    if exact is not None and exact in same:
+        return Cast(exact, keeps_values=is_sub_byte(dtype))
     usual = ("float32", "complex64", "uint8" if dtype == "bool" else "int32")
     first, *others = sorted(same, key=lambda name: (name not in usual, name))
-    more = f" (or one of {', '.join(others)})" if others else ""
-    return f'Pass dtype="{first}"{more} to ask for a cast.'
+    return Cast(first, tuple(others))
 
 
 def _kind_of_dtype(dtype: str) -> str:
@@ -664,7 +670,7 @@ def refuse_sub_byte(framework: Framework, dtype: str) -> DtypeNotSupportedError:
         " of less than a byte in another way",
         source_type=framework.name,
         reason=f"each library packs {dtype} in another way",
-        advice=Advice("pass {}, which holds every value", (f'x.astype("{wider(dtype)}")',)),
+        advice=Advice("pass {}, which holds every value", (f'{{x}}.astype("{wider(dtype)}")',)),
     )
 
 

@@ -44,7 +44,7 @@ class PaddleFramework(Framework):
 
     def check(self, x: Any) -> None:
         if not x.is_dense():
-            raise refuse(self, "a sparse tensor", "pass x.to_dense()")
+            raise refuse(self, "a sparse tensor", "pass {}", "{x}.to_dense()")
 
     def dtype_name(self, x: Any) -> str:
         return str(x.dtype).removeprefix("paddle.")
@@ -174,11 +174,13 @@ class PaddleAutodiff(autodiff.Autodiff):
             # which would end the process.
             if alive() is None:
                 raise GradientError(
-                    f"{label}(): Paddle can run backward() once through a PyLayer, which this is, also"
-                    " with retain_graph=True; use paddle.grad(..., retain_graph=True) until the last one, or"
-                    " call the function again",
+                    "Paddle can run backward() once through a PyLayer, which this is, also with"
+                    " retain_graph=True.",
                     target_type="paddle",
                     reason="a second backward()",
+                    advice="Use paddle.grad(..., retain_graph=True) until the last one, or call the function"
+                    " again.",
+                    place=f"{label}()",
                 )
 
         alive, label = weakref.ref(pull_back), operation.label

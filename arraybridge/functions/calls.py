@@ -6,7 +6,6 @@ The options decide, where the decorator is applied, which functions these three 
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Callable, Container, Iterable
 from contextlib import nullcontext, suppress
@@ -23,7 +22,13 @@ from arraybridge.conversion.convert import convert_memory
 from arraybridge.conversion.destination import card_meant, target_device
 from arraybridge.conversion.plans import by_form
 from arraybridge.conversion.trace import open_logs
-from arraybridge.errors import ArrayNotSupportedError, DtypeNotSupportedError, MemoryConversionError
+from arraybridge.errors import (
+    Advice,
+    ArrayNotSupportedError,
+    DtypeNotSupportedError,
+    MemoryConversionError,
+    SourceMismatchError,
+)
 from arraybridge.frameworks import registry
 from arraybridge.frameworks.base import CPU, Framework
 from arraybridge.frameworks.foreign import unknown_array
@@ -35,7 +40,7 @@ from arraybridge.functions.wrap import label_of, name_of, takes_self
 from arraybridge.memory.recovery import recovered
 from arraybridge.options import busy_workers, worker_device
 from arraybridge.timeline.events import device_words
-from arraybridge.trees import ARRAY, LEAF, TREE, kind_of, kinds, leaves_of, map_arrays, prefix
+from arraybridge.trees import ARRAY, LEAF, TREE, kind_of, kinds, leaves_of, map_arrays
 from arraybridge.types import Device
 
 __all__ = ["named_device"]
@@ -149,8 +154,8 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
                     values.append(map_arrays(unmarked, enter))
                     arrays = arrays or values[-1] is not unmarked
         except MemoryConversionError as error:
-            cast = rf'Pass dtype= to the decorator to ask for a cast: @{name}(dtype="\1")\2'
-            _say(error, _argument(fn, args, kwargs, len(values)), cast)
+            error.add_call(_argument(fn, args, kwargs, len(values)))
+            _advise_by_options(error, name)
             raise
         if others:
             arrays = arrays or first_array(values[skip:]) is not None
@@ -242,7 +247,7 @@ def _refuse_tables(fn: Callable[..., Any], args: Args, kwargs: Kwargs, skip: int
             offers_one = hasattr(type(leaf), "__array__") and not isinstance(leaf, np.generic)
             if offers_one and kind_of(leaf) != ARRAY:
                 error = unknown_array(leaf)
-                prefix(error, _argument(fn, args, kwargs, place))
+                error.add_call(_argument(fn, args, kwargs, place))
                 raise error
 
 
@@ -257,11 +262,12 @@ def _argument(fn: Callable[..., Any], args: Args, kwargs: Kwargs, place: int) ->
     return f"{label_of(fn)}(), argument {[*names[: len(args)], *map(repr, kwargs)][place]}"
 
 
-def _say(error: MemoryConversionError, place: str, cast: str) -> None:
-    """Say in an error of a conversion where it was, and which options of a decorator would help."""
-    prefix(error, place)
-    words = str(error).replace("leave the source out", "leave strict=True out")
-    error.args = (re.sub(r'Pass dtype="(\w+)"(.*) to ask for a cast', cast, words),)
+def _advise_by_options(error: MemoryConversionError, name: str) -> None:
+    """Advise which option of the decorator ``name`` lets it convert the argument."""
+    if error.cast is not None:
+        error.advise(error.cast.by_decorator(name))
+    elif isinstance(error, SourceMismatchError):
+        error.advise(Advice("Leave strict=True out to have it detected."))
 
 
 def on_own_stream(framework: Framework, array: Any, fn: Callable[..., Any], args: Any, kwargs: Kwargs) -> Any:
@@ -322,7 +328,9 @@ def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace, ow
             leave = partial(_leave, () if open_logs else own, deliver, dtype)
             return map_arrays(result, leave, also=np.generic)
         except MemoryConversionError as error:
-            _say(error, f"{label}(), result", r'Cast it to "\1"\2 in the function')
+            error.add_call(f"{label}(), result")
+            if error.cast is not None:
+                error.advise(error.cast.in_function())
             raise
 
     return give_back

@@ -27,7 +27,7 @@ from arraybridge.functions import calls
 from arraybridge.functions.dtypes import DtypeConversion
 from arraybridge.functions.options import changed
 from arraybridge.functions.wrap import kind_of_function, label_of, takes_self
-from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_of, prefix
+from arraybridge.trees import ARRAY, arrays_of, filled, flattened, key_of, kind_of
 
 # -- a call --------------------------------------------------------------------------------------------
 
@@ -65,10 +65,12 @@ class Flow:
         if len(followed) > 1:
             names = " and ".join(sorted(followed))
             raise GradientError(
-                f"{self.label}(): arrays of {names} are being differentiated in one call; pass those of one"
-                " without their graph: x.detach(), tf.stop_gradient(x), a value from outside of jax.grad",
+                f"arrays of {names} are being differentiated in one call.",
                 target_type=self.name,
                 reason=f"differentiated arrays of {names}",
+                advice="Pass those of one without their graph: x.detach(), tf.stop_gradient(x), a value from"
+                " outside of jax.grad.",
+                place=f"{self.label}()",
             )
         caller = registry.framework(followed.pop())
         enter = calls.arriving(self.arrival, self.convert)
@@ -83,8 +85,8 @@ class Flow:
             call = autodiff.Call(self, args[: self.skip], structure, beside, slots)
             results = caller.autodiff.apply(Operation(call, caller, enter, active), arrays)
         except MemoryConversionError as error:
-            if not str(error).startswith(f"{self.label}()"):
-                prefix(error, f"{self.label}()")
+            if not error.is_in(f"{self.label}()"):
+                error.add_call(f"{self.label}()")
             raise
         return call.refill(iter(results))
 
@@ -312,9 +314,11 @@ class Operation:
     def _refuse_captured(self, what: str) -> None:
         if what:
             raise GradientError(
-                f"{self.label}(): it depends on {what}, and which would get no gradient; pass it (as"
-                " torch.func.functional_call does with the parameters of a module), or its values alone",
+                f"it depends on {what}, and which would get no gradient.",
                 reason="captured",
+                advice="Pass it (as torch.func.functional_call does with the parameters of a module), or its"
+                " values alone.",
+                place=f"{self.label}()",
             )
 
 

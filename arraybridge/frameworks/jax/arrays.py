@@ -371,10 +371,10 @@ class JaxFramework(Framework):
 def _refuse_dtype(framework: Framework, x: jax.Array) -> DtypeNotSupportedError:
     name = hostmemory.name_of(x.dtype)
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return refuse_dtype(framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data(x)")
+        return refuse_dtype(framework, x.dtype, "pass the numbers of the key, {}", "jax.random.key_data({x})")
     if is_sub_byte(name):
         return refuse_sub_byte(framework, name)
-    return refuse_dtype(framework, x.dtype, "pass {}, which may round its values", 'x.astype("float32")')
+    return refuse_dtype(framework, x.dtype, "pass {}, which may round its values", '{x}.astype("float32")')
 
 
 def _loses_nans(x: jax.Array) -> bool:

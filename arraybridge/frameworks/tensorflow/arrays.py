@@ -79,11 +79,11 @@ class TensorflowFramework(Framework):
             return
         if isinstance(x, tf.RaggedTensor):
             instead = "pass {}, which pads with zeros, or {} without the row lengths"
-            raise refuse(self, "a ragged tensor", instead, "x.to_tensor()", "x.flat_values")
+            raise refuse(self, "a ragged tensor", instead, "{x}.to_tensor()", "{x}.flat_values")
         if isinstance(x, tf.SparseTensor):
-            raise refuse(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense(x)")
+            raise refuse(self, "a sparse tensor", "pass {}", "tf.sparse.to_dense({x})")
         if isinstance(x, tf.IndexedSlices):
-            raise refuse(self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor(x)")
+            raise refuse(self, "an IndexedSlices gradient", "pass {}", "tf.convert_to_tensor({x})")
         if not isinstance(x, (_EAGER, tf.Variable)):
             raise refuse(self, "a symbolic tensor", "it has no values yet; convert outside tf.function")
         if x.dtype.name not in _DTYPES:
@@ -302,13 +302,13 @@ def _instead_of(x: Any) -> tuple[str, ...]:
         try:
             tf.strings.to_number(x)
         except tf.errors.OpError:
-            return "its strings are not numbers; number them, {}", "tf.unique(tf.reshape(x, [-1])).idx"
-        return "its strings stand for numbers: pass {}", "tf.strings.to_number(x, tf.float64)"
+            return "its strings are not numbers; number them, {}", "tf.unique(tf.reshape({x}, [-1])).idx"
+        return "its strings stand for numbers: pass {}", "tf.strings.to_number({x}, tf.float64)"
     if dtype.is_quantized:
-        return "pass its integers without the scale, {}", f'tf.bitcast(x, "{dtype.name[1:]}")'
+        return "pass its integers without the scale, {}", f'tf.bitcast({{x}}, "{dtype.name[1:]}")'
     if dtype in (tf.resource, tf.variant):
         return ("it holds a handle, not numbers; pass the tensors that it refers to",)
-    return "pass {}, which holds every value", f'tf.cast(x, "{wider(dtype.name)}")'
+    return "pass {}, which holds every value", f'tf.cast({{x}}, "{wider(dtype.name)}")'
 
 
 def _lend_to_tensorflow(x: Any, lent: Any, device: str) -> None:

@@ -90,16 +90,16 @@ def _autocast(kind: str) -> tuple[Callable[[], Any], Callable[[Any], AbstractCon
 def _instead_of(dtype: torch.dtype) -> tuple[str, ...]:
     """Return the advice for a dtype that other frameworks lack, and its expressions."""
     if dtype is torch.complex32:
-        return "pass {}, which holds every value", "x.to(torch.complex64)"
+        return "pass {}, which holds every value", "{x}.to(torch.complex64)"
     # PyTorch casts none of its integers of less than a byte, its bits and its packed float4.
-    return "PyTorch does not cast it either; pass its bytes, packed as they are, {}", "x.view(torch.uint8)"
+    return "PyTorch does not cast it either; pass its bytes, packed as they are, {}", "{x}.view(torch.uint8)"
 
 
 def _refuse_wrapper(framework: Framework, x: torch.Tensor) -> None:
     """Refuse a subclass that wraps another tensor, with the expression that unwraps it."""
     methods = {
-        "MaskedTensor": ("its mask would be lost; pass {}, with a value of your choice", "x.to_tensor(0)"),
-        "AsyncCollectiveTensor": ("its values are on their way; wait for them with {}", "x.wait()"),
+        "MaskedTensor": ("its mask would be lost; pass {}, with a value of your choice", "{x}.to_tensor(0)"),
+        "AsyncCollectiveTensor": ("its values are on their way; wait for them with {}", "{x}.wait()"),
     }
     for cls in type(x).__mro__:
         if cls.__name__ in methods and cls.__module__.startswith("torch."):
@@ -125,18 +125,18 @@ class TorchFramework(Framework):
     def check(self, x: torch.Tensor) -> None:
         if x.is_nested:
             instead = "pass {}, which pads with a value of your choice, or its parts, {}"
-            raise refuse(self, "a nested tensor", instead, "x.to_padded_tensor(0)", "x.unbind()[0]")
+            raise refuse(self, "a nested tensor", instead, "{x}.to_padded_tensor(0)", "{x}.unbind()[0]")
         if x.layout is not torch.strided:
-            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "x.to_dense()")
+            raise refuse(self, f"a {str(x.layout)[6:]} tensor", "pass {}", "{x}.to_dense()")
         if x.is_quantized:
             instead = "pass {}, or its integers {} with its scale"
-            raise refuse_dtype(self, x.dtype, instead, "x.dequantize()", "x.int_repr()")
+            raise refuse_dtype(self, x.dtype, instead, "{x}.dequantize()", "{x}.int_repr()")
         if x.device.type == "meta":
             raise refuse(self, "a meta tensor", "it has no values; pass one made on a device")
         if hasattr(type(x), "full_tensor"):
             instead = "pass {}, the part of this process, or {}"
             what = "a tensor that is spread over processes (DTensor)"
-            raise refuse(self, what, instead, "x.to_local()", "x.full_tensor()")
+            raise refuse(self, what, instead, "{x}.to_local()", "{x}.full_tensor()")
         if x.dtype not in NAMES:
             raise refuse_dtype(self, x.dtype, *_instead_of(x.dtype))
         if _storage_is_too_small(x):
