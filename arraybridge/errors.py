@@ -245,6 +245,9 @@ def _sentences(problem: str, advice: str) -> str:
 class FrameworkNotInstalledError(MemoryConversionError, ImportError):
     """The framework asked for is not installed, or its import failed."""
 
+    def add_path(self, path: str) -> None:
+        """Do nothing, since the framework is missing for every array."""
+
 
 class DeviceNotFoundError(MemoryConversionError, ValueError):
     """The device asked for is not there; the message lists those that are."""

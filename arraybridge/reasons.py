@@ -64,6 +64,7 @@ class Reason(StrEnum):
     CHUNKED_STORAGE = auto()
     CARRIER_COPIES = auto()
     LIBRARY_COPIES = auto()
+    NUMPY_SCALAR = auto()
 
     # -- calls of the frameworks themselves
     NATIVE_COPY = auto()
@@ -174,6 +175,7 @@ TEXTS: dict[Reason, str | Callable[[Cause], str]] = {
     Reason.CHUNKED_STORAGE: "{0.source} keeps it in pieces or bits",
     Reason.CARRIER_COPIES: "{0.source} hands out a copy of its pixels",
     Reason.LIBRARY_COPIES: "its library copies it to the host from {0.source_device}",
+    Reason.NUMPY_SCALAR: "a scalar of NumPy is a value, with no memory to share",
     Reason.NATIVE_COPY: "{0.call} copies what could be shared",
     Reason.NATIVE_CAST: "it is a cast to {0.dtype}",
     Reason.NARROWED: "it is narrowed from {0.source_dtype} to {0.dtype}, since JAX's x64 is off",

@@ -19,6 +19,7 @@ from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import Framework
 from arraybridge.frameworks.foreign import foreign_framework, is_foreign_array, unknown_array
 from arraybridge.frameworks.numpy import NumpyFramework
+from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.types import empty_caches, new_cache, remember
 
 __all__ = ["Carrier", "carrier_of", "chunks", "is_array", "register_carrier", "source_of"]
@@ -232,7 +233,7 @@ def _opened(carrier: Carrier, x: Any) -> tuple[Framework, Any]:
         instead = f"it cannot be read ({told(error)})"
         raise refused(f"an object of type {type(x).__qualname__}", instead) from error
     if type(array) is tuple:
-        return _ToRead(array[1]), array[0]
+        return _ToRead(as_cause(array[1])), array[0]
     if array is x:
         raise TypeError(f"{type(carrier).__name__}.array() gave back the object itself")
     try:
@@ -304,7 +305,8 @@ class Xarray(Carrier):
             raise refused("an xarray object over Dask, which is lazy,", instead, "{x}.compute()")
         variable = getattr(x, "variable", x)
         if _is_unread(variable):
-            return _UnreadVariable(variable), "it is read from a file, which xarray has opened lazily"
+            source = "a file, which xarray has opened lazily"
+            return _UnreadVariable(variable), Cause(Reason.FILE, source=source)
         return x.data  # of any framework, which says what it has against sparse ones
 
     def rebuild(self, x: Any, array: Any) -> Any:
@@ -353,13 +355,14 @@ class Pandas(Carrier):
         if isinstance(dtype, np.dtype):
             values = x.to_numpy()
             apart = is_table and not np.shares_memory(values, x.iloc[:, 0].to_numpy())
-            return (values, "the columns of the table lie apart") if apart and values.size else values
+            return (values, Cause(Reason.SEPARATE_COLUMNS)) if apart and values.size else values
         if np.any(x.isna()):
             what = f"values of pandas with nulls ({dtype})"
             raise refused(
                 what, "pass {}, with a value of your choice, or {}", "{x}.fillna(0)", "{x}.dropna()"
             )
-        return x.to_numpy(dtype=dtype.numpy_dtype), f"pandas keeps {dtype} with a mask"
+        cause = Cause(Reason.MASKED_STORAGE, source="pandas", source_dtype=str(dtype))
+        return x.to_numpy(dtype=dtype.numpy_dtype), cause
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pandas = sys.modules["pandas"]
@@ -430,7 +433,7 @@ class Polars(Carrier):
         try:
             return x.to_numpy(allow_copy=False)
         except RuntimeError:
-            return x.to_numpy(), "polars keeps it in pieces or bits"
+            return x.to_numpy(), Cause(Reason.CHUNKED_STORAGE, source="polars")
 
     def rebuild(self, x: Any, array: Any) -> Any:
         polars = sys.modules["polars"]
@@ -461,7 +464,7 @@ class SimpleItk(Carrier):
             return values
 
         unread = Unread(shape, pixel.dtype, pixels)
-        return unread, "SimpleITK lends no memory that outlives its image"
+        return unread, Cause(Reason.CARRIER_COPIES, source="SimpleITK")
 
     def rebuild(self, x: Any, array: Any) -> Any:
         sitk = sys.modules["SimpleITK"]
@@ -501,7 +504,7 @@ class Pillow(Carrier):
             return values.view(np.uint8) != 0 if values.dtype == bool else values
 
         unread = Unread((*x.size[::-1], *pixel.shape[2:]), pixel.dtype, pixels)
-        return unread, "Pillow hands out a copy of its pixels"
+        return unread, Cause(Reason.CARRIER_COPIES, source="Pillow")
 
     def rebuild(self, x: Any, array: Any) -> Any:
         pillow = sys.modules["PIL.Image"]
@@ -566,7 +569,7 @@ class Files(Carrier):
             raise refused("a dataset of h5py whose file is closed", "open the file again")
         if x.shape is None:
             raise refused("an empty dataset of h5py", "it has no shape; pass {}", "np.empty(0, {x}.dtype)")
-        return x, f"it is read from {'a zarr array' if package == 'zarr' else 'an h5py dataset'}"
+        return x, Cause(Reason.FILE, source="a zarr array" if package == "zarr" else "an h5py dataset")
 
 
 BUFFERS, FILES, VARIABLES = Buffers(), Files(), Variables()

@@ -107,7 +107,7 @@ class TraceLog(Table):
     def _made(self, one: tuple[Any, ...], lines: dict[tuple[int, int], int]) -> Event:
         """The event; ``lines`` remembers the number of the line for each instruction."""
         route, began, seconds, thread, number, at, *facts = one
-        steps = array = item = None
+        steps = array = item = reason_code = None
         flow = source = target = ""
         if route is not None:
             steps, array = facts
@@ -117,10 +117,14 @@ class TraceLog(Table):
                 route.nbytes * route.copies,
                 route.reason,
             )
+            reason_code = route.code
             kind, name, device = "conversion", f"{source} → {target}", str(route.device)
         elif len(facts) == 1:
             call = _foreign().Conversion(*facts[0])
-            source, target, nbytes, reason = call.source, call.target, call.nbytes, call.reason()
+            cause = call.cause()
+            reason_code = cause.code
+            reason = cause.text
+            source, target, nbytes = call.source, call.target, call.nbytes
             nbytes = 0 if call.shares else nbytes
             kind, name, device, steps, array = "foreign", call.call, str(call.device), call.steps, call.array
         else:
@@ -132,7 +136,7 @@ class TraceLog(Table):
         order = events.layout(*steps) if steps else ""
         return Event(
             kind, name, began - self._opened, seconds, thread, device, file, line, nbytes, reason, library,
-            item, flow, number, route, order, array, source, target,
+            item, flow, number, route, order, array, source, target, reason_code,
         )  # fmt: skip
 
     # -- recording --------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from arraybridge.frameworks import hostmemory
 from arraybridge.frameworks.autodiff import NOT_DIFFERENTIABLE, Autodiff
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.options import missing_gpu
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device, above
 
 if TYPE_CHECKING:
@@ -154,9 +155,12 @@ class Framework(ABC):
         """Where the array lives."""
         return CPU
 
-    def must_copy(self, x: Any) -> str:
-        """Why the values cannot be looked at where they lie, or ``""``; `to_host` and `copy` copy them."""
-        return ""
+    def must_copy(self, x: Any) -> Cause | str | None:
+        """Return why the values cannot be read where they are, or None; `to_host` and `copy` copy them.
+
+        A framework from another package may return its own text, which follows "because".
+        """
+        return None
 
     def replica(self, x: Any, device: Device) -> Any | None:
         """Return one of the equal arrays that make up ``x``, if possible the one on ``device``.
@@ -207,22 +211,32 @@ class Framework(ABC):
         capsule = hostmemory.capsule(view)
         return sys.modules[self.modules[0]].from_dlpack(hostmemory.Importable(capsule))
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-        """Why this framework cannot view memory with these strides (in bytes), or ``""``."""
-        return ""
+    def cannot_stride(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+    ) -> Cause | str | None:
+        """Return why this framework cannot view memory with these strides (in bytes), or None.
 
-    def cannot_view(self, view: np.ndarray) -> str:
-        """Why this framework cannot share the host memory of ``view``, or ``""``."""
+        A framework from another package may return its own text, which follows "because".
+        """
+        return None
+
+    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
+        """Return why this framework cannot share the host memory of ``view``, or None.
+
+        A framework from another package may return its own text, which follows "because".
+        """
         if not self.alignment:
-            return f"{self.name} takes memory of the host by a copy alone"
+            return Cause(Reason.COPIES_ONLY, framework=self.name)
         if not view.dtype.isnative:
-            return "its bytes are in the other order"
-        objection = self.cannot_stride(view.shape, view.strides, view.dtype.itemsize) if view.size else ""
+            return Cause(Reason.BYTE_ORDER)
+        if not view.size:
+            return None
+        objection = self.cannot_stride(view.shape, view.strides, view.dtype.itemsize)
         if objection:
             return objection
-        if self.alignment > 1 and view.size and hostmemory.address(view) % self.alignment:
-            return f"its memory is not aligned to {self.alignment} bytes"
-        return ""
+        if self.alignment > 1 and hostmemory.address(view) % self.alignment:
+            return Cause(Reason.MISALIGNED, framework=self.name, alignment=self.alignment)
+        return None
 
     # -- devices ----------------------------------------------------------------------------------
 

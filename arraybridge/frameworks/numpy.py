@@ -20,6 +20,7 @@ from arraybridge.frameworks.base import (
     refuse_dtype,
     refuse_sub_byte,
 )
+from arraybridge.reasons import Cause
 from arraybridge.types import Device
 
 _NUMBERS = frozenset("biufc")
@@ -34,8 +35,8 @@ class NumpyFramework(Framework):
     classes: ClassVar[list[type]] = [np.ndarray, np.memmap]
     honours_readonly = True
 
-    def __init__(self, copied: str = "") -> None:
-        """``copied`` says why the memory that another library handed out is a copy, or is ``""``."""
+    def __init__(self, copied: Cause | None = None) -> None:
+        """``copied`` is the reason if the memory that another library handed out is a copy."""
         self._copied = copied
 
     def owns(self, x: Any) -> bool:
@@ -66,7 +67,7 @@ class NumpyFramework(Framework):
             instead = "its mask would be lost; pass {}, all of its values, and its mask separately"
             raise refuse(self, what, instead, "{x}.view(np.ndarray)")
 
-    def must_copy(self, x: np.ndarray) -> str:
+    def must_copy(self, x: np.ndarray) -> Cause | None:
         return self._copied
 
     def host_view(self, x: np.ndarray) -> np.ndarray:
@@ -75,8 +76,8 @@ class NumpyFramework(Framework):
     def from_host(self, view: np.ndarray, device: Device) -> np.ndarray:
         return view.view(np.ndarray) if type(view) is not np.ndarray else view
 
-    def cannot_view(self, view: np.ndarray) -> str:
-        return ""  # NumPy views any strides, byte order and alignment, and can say read-only
+    def cannot_view(self, view: np.ndarray) -> Cause | None:
+        return None  # NumPy views any strides, byte order and alignment, and can say read-only
 
     def copy(self, x: np.ndarray) -> np.ndarray:
         if type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in _NUMBERS:

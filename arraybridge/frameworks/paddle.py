@@ -17,6 +17,7 @@ from arraybridge.errors import GradientError
 from arraybridge.frameworks import autodiff, hostmemory
 from arraybridge.frameworks.base import CPU, Framework, refuse
 from arraybridge.frameworks.parts import Holding
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 if TYPE_CHECKING:
@@ -67,11 +68,11 @@ class PaddleFramework(Framework):
     def to_host(self, x: Any) -> np.ndarray:
         return hostmemory.fresh(self.host_view(x if x.place.is_cpu_place() else x.cpu()))
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         steps = [step for step, extent in zip(strides, shape, strict=True) if extent > 1]
         if any(step < 0 for step in steps):
-            return "Paddle has no negative strides"
-        return "its strides are no whole numbers of elements" if any(s % itemsize for s in steps) else ""
+            return Cause(Reason.NEGATIVE_STRIDES, framework="Paddle")
+        return Cause(Reason.STRIDE_MULTIPLES) if any(step % itemsize for step in steps) else None
 
     def device_of(self, x: Any) -> Device:
         place = x.place

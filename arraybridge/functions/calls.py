@@ -26,6 +26,7 @@ from arraybridge.errors import (
     Advice,
     ArrayNotSupportedError,
     DtypeNotSupportedError,
+    FrameworkNotInstalledError,
     MemoryConversionError,
     SourceMismatchError,
 )
@@ -153,6 +154,8 @@ def _running(fn: Callable[..., Any], skip: int, options: SimpleNamespace, own: s
                     others, unmarked = True, unmark(value)
                     values.append(map_arrays(unmarked, enter))
                     arrays = arrays or values[-1] is not unmarked
+        except FrameworkNotInstalledError:
+            raise  # it is missing for every argument
         except MemoryConversionError as error:
             error.add_call(_argument(fn, args, kwargs, len(values)))
             _advise_by_options(error, name)
@@ -327,6 +330,8 @@ def _giving_back(fn: Callable[..., Any], skip: int, options: SimpleNamespace, ow
                 return deliver(result)
             leave = partial(_leave, () if open_logs else own, deliver, dtype)
             return map_arrays(result, leave, also=np.generic)
+        except FrameworkNotInstalledError:
+            raise
         except MemoryConversionError as error:
             error.add_call(f"{label}(), result")
             if error.cast is not None:

@@ -20,6 +20,7 @@ import numpy as np
 from arraybridge.errors import MemoryConversionError
 from arraybridge.frameworks import hostmemory, registry
 from arraybridge.frameworks.base import CPU, Framework, is_c_contiguous
+from arraybridge.reasons import Cause, Reason, as_cause
 from arraybridge.timeline import events
 from arraybridge.trees import leaves_of
 from arraybridge.types import Device
@@ -53,6 +54,8 @@ _SHORT = {
 _COMPILER = "torch._dynamo"
 # Arguments of these types are no arrays, and cost this one look.
 _PLAIN = frozenset((list, tuple, int, float, complex, bool, str, bytes, range, type(None)))
+_RESHARDED = Cause(Reason.RESHARDED)
+_READ_ONLY = Cause(Reason.READ_ONLY)
 _CAPSULE: type = type(np.empty(0).__dlpack__())
 
 
@@ -70,25 +73,25 @@ class Conversion(NamedTuple):
     shares: bool
     steps: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
     array: int | None = None
-    obstacle: str = ""  # what no call could have shared, in words
+    obstacle: Cause | None = None  # why no call could have shared it
     wanted: str = ""  # the dtype that the program asked JAX for
 
-    def reason(self) -> str:
-        """Why it copied, in the words that `advice` knows; or that it shared."""
+    def cause(self) -> Cause:
+        """Return why it copied, or that it shared."""
         if self.shares:
-            return "both see the same memory"
+            return Cause(Reason.SHARED_MEMORY)
         if self.source_device != self.device:
-            return f"{self.device} is another device than {self.source_device}"
+            return Cause(Reason.OTHER_DEVICE, device=str(self.device), source_device=str(self.source_device))
         # Of NumPy's dtypes and others that have one the name; torch's have none.
         dtypes = self.source_dtype, self.target_dtype
         was, now = (str(getattr(dtype, "name", dtype)).removeprefix("torch.") for dtype in dtypes)
         if was != now:
             if self.target == "jax" and self.wanted in ("", was) and was in _WIDE and now not in _WIDE:
-                return f"it is narrowed from {was} to {now}, since JAX's x64 is off"
-            return f"it is a cast to {now}"
+                return Cause(Reason.NARROWED, source_dtype=was, dtype=now)
+            return Cause(Reason.NATIVE_CAST, dtype=now)
         if self.steps is not None and self.target not in _STRIDED and not is_c_contiguous(*self.steps):
-            return "its memory is not C-contiguous"
-        return self.obstacle or f"{self.call} copies what could be shared"
+            return Cause(Reason.NOT_C_CONTIGUOUS)
+        return self.obstacle or Cause(Reason.NATIVE_COPY, call=self.call)
 
 
 class _Thread(local):
@@ -231,6 +234,7 @@ def _teller(source: Framework | None, target: Framework | None) -> Callable[...,
     if names[0] != "numpy":  # NumPy reads the arrays of others for the user, too
         own_callers.discard("numpy")
     read_source, read = (_READ.get(name, _of_others) for name in names)
+    misaligned = Cause(Reason.MISALIGNED, framework=target.name, alignment=target.alignment)
 
     def facts(caller: str, lent: int | None, wanted: Any, x: Any, y: Any) -> tuple[Any, ...] | None:
         if y is x or caller in own_callers or (source is None and lent is None):
@@ -251,11 +255,11 @@ def _teller(source: Framework | None, target: Framework | None) -> Callable[...,
             told = *names, was, now, before, after, nbytes
             if (at and at == result_at) or (together and not nbytes):
                 return *told, True
-            obstacle = "it is laid out anew over devices" if spread else source.must_copy(x)
-            if together and (at or 0) % (target.alignment or 1):
-                obstacle = obstacle or f"its memory is not aligned to {target.alignment} bytes"
-            if names == ("numpy", "torch") and not x.flags.writeable:
-                obstacle = obstacle or "it is read-only"
+            obstacle = _RESHARDED if spread else as_cause(source.must_copy(x))
+            if obstacle is None and together and (at or 0) % (target.alignment or 1):
+                obstacle = misaligned
+            if obstacle is None and names == ("numpy", "torch") and not x.flags.writeable:
+                obstacle = _READ_ONLY
             steps = events.steps(source, x) if names[0] in _STRIDED else None
         except (MemoryConversionError, RuntimeError, TypeError, ValueError, AttributeError):
             return None  # traced, or an array of another kind: a trace must not fail what it sees

@@ -26,6 +26,7 @@ from arraybridge.frameworks.base import (
 from arraybridge.frameworks.numpy import NumpyFramework
 from arraybridge.frameworks.parts import Holding
 from arraybridge.frameworks.tensorflow import gradients as tensorflow_autodiff
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 # Float8 has neither DLPack nor a bitcast nor the buffer protocol here, and goes through NumPy (ml_dtypes).
@@ -125,13 +126,13 @@ class TensorflowFramework(Framework):
             return tf.constant(view)
         return tf.experimental.dlpack.from_dlpack(hostmemory.capsule(view))
 
-    def cannot_view(self, view: np.ndarray) -> str:
+    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
         if hostmemory.name_of(view.dtype) in _FLOAT8:
-            return "TensorFlow imports float8 only by a copy"
+            return Cause(Reason.FLOAT8)
         return super().cannot_view(view)
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
-        return "" if is_c_contiguous(shape, strides, itemsize) else "it is not C-contiguous"
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
+        return None if is_c_contiguous(shape, strides, itemsize) else Cause(Reason.NOT_C_CONTIGUOUS)
 
     def devices(self) -> tuple[Device, ...]:
         return _devices()

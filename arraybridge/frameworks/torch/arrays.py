@@ -33,6 +33,7 @@ from arraybridge.frameworks.base import (
 from arraybridge.frameworks.parts import Holding, Streams
 from arraybridge.frameworks.torch import gradients as torch_autodiff
 from arraybridge.frameworks.torch.streams import TorchStreams
+from arraybridge.reasons import Cause, Reason
 from arraybridge.types import Device
 
 #: PyTorch's dtypes by the names that NumPy has for them.
@@ -167,9 +168,9 @@ class TorchFramework(Framework):
             return CPU
         return Device("gpu", x.device.index or 0)
 
-    def must_copy(self, x: torch.Tensor) -> str:
+    def must_copy(self, x: torch.Tensor) -> Cause | None:
         # Conjugation and negation are put off as bits of the tensor.
-        return "its conj or neg bit is set" if x.is_conj() or x.is_neg() else ""
+        return Cause(Reason.LAZY_VALUES) if x.is_conj() or x.is_neg() else None
 
     def open_pytree(self, x: Any) -> Pytree | None:
         if pytree.tree_is_leaf(x):
@@ -209,21 +210,22 @@ class TorchFramework(Framework):
         # from_numpy minds strides along one element, and which of two C types of one size it is.
         return torch_dlpack.from_dlpack(hostmemory.capsule(view))
 
-    def cannot_view(self, view: np.ndarray) -> str:
+    def cannot_view(self, view: np.ndarray) -> Cause | str | None:
         # torch loads complex128, and no other dtype, with instructions that end the process elsewhere (2.13).
         if view.dtype.itemsize == 16 and view.size and hostmemory.address(view) % 16:
-            return "torch needs complex128 aligned to 16 bytes"
+            return Cause(Reason.MISALIGNED_ELEMENTS, framework=self.name, dtype=view.dtype.name, alignment=16)
         return super().cannot_view(view)
 
-    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> str:
+    def cannot_stride(self, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> Cause | None:
         for extent, stride in zip(shape, strides, strict=True):
             if extent == 1:
                 continue
             if stride < 0:
-                return "torch has no negative strides"  # torch.from_dlpack ends the process
+                # torch.from_dlpack ends the process.
+                return Cause(Reason.NEGATIVE_STRIDES, framework=self.name)
             if stride % itemsize:
-                return "its strides are no multiples of the element size"
-        return ""
+                return Cause(Reason.STRIDE_MULTIPLES)
+        return None
 
     def devices(self) -> tuple[Device, ...]:
         if not torch.accelerator.is_available():
